@@ -1,0 +1,1 @@
+"""Networks only: nothing here knows about the harness or about Hydra."""

@@ -1,0 +1,1 @@
+"""Profiling harness for real-time generative models."""

@@ -1,0 +1,1 @@
+"""Looking inside a cell: spans, profiler traces, compile logs."""

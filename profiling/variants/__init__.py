@@ -1,0 +1,1 @@
+"""Ways to execute a component, one file each."""
