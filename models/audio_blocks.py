@@ -1,0 +1,122 @@
+"""Building blocks of the audio VAE: its norm, its activation, its residual block, and runs of three of them."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.precision import at_least_fp32
+
+CHANNELS_PER_GROUP = 16
+DILATIONS = (1, 3, 9)
+KERNEL = 7
+
+
+class TimeRMSNorm(nn.Module):
+    """Divides each channel by its root mean square over time."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [b, c, l]: one reading pass that accumulates in fp32, then one multiplication."""
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        # A norm with a wider result casts inside the reduction; squaring first would write an fp32 copy in eager mode.
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).square() / x.shape[-1]
+        scale = (1 + at_least_fp32(self.gain)).unsqueeze(-1) * torch.rsqrt(mean_square + 1e-6)  # [b, c, 1]
+        return x * scale.to(x.dtype)
+
+
+class Snake(nn.Module):
+    """`x + sin²(x·(1+alpha)) / (1e-6 + exp(beta))`, alpha and beta a channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, c, l] to the same shape."""
+        sine = torch.addcmul(x, x, self.alpha.unsqueeze(-1)).sin()
+        return torch.addcdiv(x, sine.square(), (self.beta.exp() + 1e-6).unsqueeze(-1))
+
+
+class ResBlock(nn.Module):
+    """1×1 conv to twice the width, dilated grouped conv, 1×1 conv back, added to the input."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        inner = 2 * channels
+        self.conv1 = nn.Conv1d(channels, inner, 1)
+        self.norm1 = TimeRMSNorm(inner)
+        self.conv2 = nn.Conv1d(
+            inner,
+            inner,
+            KERNEL,
+            padding=dilation * (KERNEL // 2),
+            dilation=dilation,
+            groups=inner // CHANNELS_PER_GROUP,
+        )
+        self.norm2 = TimeRMSNorm(inner)
+        self.conv3 = nn.Conv1d(inner, channels, 1, bias=False)
+        self.act1 = Snake(inner)
+        self.act2 = Snake(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, c, l] to the same shape."""
+        h = self.act1(self.norm1(self.conv1(x)))  # [b, 2c, l]
+        h = self.act2(self.norm2(self.conv2(h)))
+        return x + self.conv3(h)
+
+
+class Stage(nn.Module):
+    """Three residual blocks of growing dilation around which a stage is built; holds its activation and `proj`."""
+
+    def __init__(self, channels: int, act_channels: int, proj: nn.Conv1d) -> None:
+        super().__init__()
+        self.block1, self.block2, self.block3 = (ResBlock(channels, dilation) for dilation in DILATIONS)
+        self.act = Snake(act_channels)
+        self.proj = proj
+
+    def residual(self, x: Tensor) -> Tensor:
+        """Run the three blocks over [b, c, l]."""
+        return self.block3(self.block2(self.block1(x)))
+
+
+class SameStage(Stage):
+    """Blocks, activation and a 1×1 convolution at one rate: the decoder's start, the encoder's end."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, nn.Conv1d(channels, channels, 1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, c, l] to the same shape."""
+        return self.proj(self.act(self.residual(x)))
+
+
+class UpStage(Stage):
+    """Repeats every sample `stride` times, smooths with a convolution, then runs the blocks."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        proj = nn.Conv1d(channels_in, channels_out, 2 * stride, bias=False)
+        super().__init__(channels_out, channels_out, proj)
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, channels_in, l] to [b, channels_out, l·stride]."""
+        x = x.unsqueeze(-1).expand(-1, -1, -1, self.stride).flatten(2)
+        x = self.proj(F.pad(x, (self.stride - 1, self.stride)))
+        return self.residual(self.act(x))
+
+
+class DownStage(Stage):
+    """Runs the blocks, then a strided convolution."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        kernel, padding = 2 * stride, (stride + 1) // 2
+        proj = nn.Conv1d(channels_in, channels_out, kernel, stride=stride, padding=padding, bias=False)
+        super().__init__(channels_in, channels_in, proj)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, channels_in, l] to [b, channels_out, l/stride]."""
+        return self.proj(self.act(self.residual(x)))

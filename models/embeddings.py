@@ -1,0 +1,72 @@
+"""Small embeddings: sinusoids, the two-layer MLP, the noise level and the learned positions."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.precision import ConstantBuffers
+
+
+class MLP(nn.Module):
+    """Linear, SiLU, linear, both with bias."""
+
+    def __init__(self, dim_in: int, dim_hidden: int, dim_out: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim_in, dim_hidden)
+        self.fc2 = nn.Linear(dim_hidden, dim_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., dim_in] to [..., dim_out]."""
+        return self.fc2(F.silu(self.fc1(x)))
+
+
+class SinusoidalEmbedding(ConstantBuffers):
+    """`[sin(1000·x·w), cos(1000·x·w)]` with `w_i = 300^(-i / (size/2 - 1))`, in fp32 whatever the model's dtype."""
+
+    frequencies: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.register_constants()
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return `1000·w`, [size/2]."""
+        half = self.size // 2
+        steps = torch.arange(half, dtype=torch.float64, device="cpu")
+        return {"frequencies": (1000 * torch.exp(-steps * math.log(300) / (half - 1))).float()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [...] to fp32 [..., size]."""
+        angles = x.float().unsqueeze(-1) * self.frequencies
+        return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+class TimestepEmbedding(nn.Module):
+    """The noise level of each frame as a vector."""
+
+    SINUSOIDS = 512
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.sinusoids = SinusoidalEmbedding(self.SINUSOIDS)
+        self.mlp = MLP(self.SINUSOIDS, 4 * d_model, d_model)
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Map noise levels [b, n] of any floating dtype to [b, n, d] in the weights' dtype."""
+        return self.mlp(self.sinusoids(t).to(self.mlp.fc1.weight.dtype))
+
+
+class LearnedPositions(nn.Module):
+    """A learned vector for each token of the longest window; a shorter one takes the last rows."""
+
+    def __init__(self, rows: int, d_model: int) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.empty(rows, d_model))
+        nn.init.normal_(self.p, std=d_model**-0.5)
+
+    def forward(self, frames: int, tokens_per_frame: int) -> Tensor:
+        """Return the rows of the newest `frames` frames, [frames, tokens, d]."""
+        return self.p[-frames * tokens_per_frame :].unflatten(0, (frames, tokens_per_frame))

@@ -1,0 +1,48 @@
+"""Keeps what must stay in fp32 in fp32, whatever dtype the rest of a model is cast to.
+
+`module.to(torch.bfloat16)` rounds every floating-point buffer. Rotary frequencies, rotation tables and the frequencies
+of sinusoidal embeddings are multiplied by large numbers before a sine is taken, so 8 bits of mantissa would make other
+networks of them.
+"""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Return `x` in fp32, or unchanged where it is wider already."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+class ConstantBuffers(nn.Module):
+    """A module that owns fp32 constants, which follow its device and never its dtype.
+
+    A subclass says in `constants` what they are and calls `register_constants` at the end of its `__init__`. A module
+    that leaves the meta device (`to_empty`) gets their values again, since empty memory would not hold them.
+    """
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return name → value, computed on the CPU whatever the default device is."""
+        raise NotImplementedError
+
+    def register_constants(self, *, persistent: bool = False) -> None:
+        """Register every constant as a buffer on the default device; `persistent` ones are in the state dict."""
+        constants = self.constants()
+        self._constant_names = tuple(constants)
+        for name, value in constants.items():
+            self.register_buffer(name, value.to(torch.get_default_device()), persistent=persistent)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before: dict[str, Any] = {name: self._buffers[name] for name in self._constant_names}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            assert new is not None
+            if old.is_meta and not new.is_meta:
+                self._buffers[name] = self.constants()[name].to(new.device)
+            elif new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
+        return self

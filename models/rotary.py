@@ -1,0 +1,104 @@
+"""Axial rotary embedding over (frame, token in frame), from tables that are computed once.
+
+A table holds the cosine and the signed sine of every angle, each written out for both dims of its pair, so that
+rotating is `x·cos + swap(x)·sin`: three kernels for queries and keys together, and no complex numbers, which
+`torch.compile` would not fuse.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from models.precision import ConstantBuffers
+
+
+def axial_frequencies(head_dim: int) -> Tensor:
+    """Return the fp32 frequencies of one axis, [head_dim/8]."""
+    return torch.linspace(1, 128, head_dim // 8, dtype=torch.float64, device="cpu").mul(math.pi).float()
+
+
+def rotation_table(positions: Tensor, freqs: Tensor) -> Tensor:
+    """Return cosine and signed sine of position × frequency, fp32 [2, positions, 2·freqs], angles taken in fp64."""
+    angles = torch.outer(positions.double(), freqs.double()).repeat_interleave(2, dim=-1)
+    sine = angles.sin()
+    sine[:, 0::2].neg_()  # (a, b) -> (a·cos - b·sin, b·cos + a·sin)
+    return torch.stack((angles.cos(), sine)).float()
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate neighbouring dims of `x` [..., head_dim] by `rotation` [2, ..., head_dim], which broadcasts against it."""
+    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.addcmul(x * rotation[0], swapped, rotation[1])
+
+
+class AxialFrequencies(ConstantBuffers):
+    """The published name of a layer's rotary frequencies: in the state dict, not trained."""
+
+    freqs: Tensor
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.register_constants(persistent=True)
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return the frequencies."""
+        return {"freqs": axial_frequencies(self.head_dim)}
+
+
+class RotaryFrequencies(nn.Module):
+    """Holds `pos_emb.freqs` where the checkpoints have it."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.pos_emb = AxialFrequencies(head_dim)
+
+
+class RotaryTables(ConstantBuffers):
+    """The rotation of every window of 1 … n_frames frames, shared by all layers.
+
+    A short window is stretched over the whole range of positions, so each length has rows of its own; they lie one
+    after the other in `frame_table` (length n starts at row n·(n-1)/2).
+    """
+
+    frame_table: Tensor
+    token_table: Tensor
+
+    def __init__(self, head_dim: int, n_frames: int, tokens_per_frame: int) -> None:
+        super().__init__()
+        self.head_dim, self.n_frames, self.tokens_per_frame = head_dim, n_frames, tokens_per_frame
+        self.host_freqs = axial_frequencies(head_dim)
+        self.register_constants()
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return `frame_table` [2, n_frames·(n_frames+1)/2, r] and `token_table` [2, tokens, head_dim - r]."""
+        span = {"dtype": torch.float64, "device": "cpu"}
+        windows = torch.cat([torch.linspace(-1, 1, n, **span) for n in range(1, self.n_frames + 1)])
+        tokens = rotation_table(torch.linspace(-1, 1, self.tokens_per_frame, **span), self.host_freqs)
+        # The dims that belong to neither axis are turned by an angle of zero: one table covers the whole head.
+        unturned = rotation_table(
+            torch.zeros(self.tokens_per_frame, **span), torch.zeros(self.head_dim // 4, device="cpu")
+        )
+        return {
+            "frame_table": rotation_table(windows, self.host_freqs),
+            "token_table": torch.cat((tokens, unturned), dim=-1),
+        }
+
+    @torch.no_grad()
+    def rebuild(self, freqs: Tensor) -> None:
+        """Compute the tables again from loaded frequencies, in place where they already lie on their device."""
+        self.host_freqs = freqs.detach().cpu().clone()
+        for name, value in self.constants().items():
+            current = getattr(self, name)
+            if current.device == freqs.device:
+                current.copy_(value)
+            else:
+                setattr(self, name, value.to(freqs.device))
+
+    def forward(self, frames: int) -> Tensor:
+        """Return the rotation of a window of that many frames, fp32 [2, frames·tokens, head_dim]."""
+        start = frames * (frames - 1) // 2
+        along_frames = self.frame_table[:, start : start + frames, None].expand(-1, -1, self.tokens_per_frame, -1)
+        along_tokens = self.token_table[:, None].expand(-1, frames, -1, -1)
+        return torch.cat((along_frames, along_tokens), dim=-1).flatten(1, 2)

@@ -1,0 +1,158 @@
+"""The OWL world model: a rectified-flow transformer over video and audio latents, in its window form."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.conditioning import ControlEmbedding
+from models.embeddings import LearnedPositions, TimestepEmbedding
+from models.params import Params, require, require_positive
+from models.transformer import OutputHead, Transformer
+
+
+@dataclass(frozen=True)
+class WorldModelParams(Params):
+    """Sizes of a world model, named as in the published configs."""
+
+    sample_size: int
+    channels: int
+    audio_channels: int
+    n_layers: int
+    n_heads: int
+    d_model: int
+    tokens_per_frame: int
+    n_buttons: int
+    n_frames: int
+    n_mouse_axes: int = 2
+
+    def __post_init__(self) -> None:
+        require_positive(self, *self.__dataclass_fields__)
+        require(
+            self.tokens_per_frame == self.sample_size**2 + 1,
+            f"tokens_per_frame must be sample_size² + 1 = {self.sample_size**2 + 1} (a token a latent pixel and one of "
+            f"audio), not {self.tokens_per_frame}",
+        )
+        require(
+            self.d_model % self.n_heads == 0,
+            f"d_model must be a multiple of n_heads; {self.d_model} is no multiple of {self.n_heads}",
+        )
+        require(
+            self.head_dim % 8 == 0,
+            f"d_model / n_heads must be a multiple of 8 (two rotary axes of head_dim/8 pairs), not {self.head_dim}",
+        )
+        require(self.n_mouse_axes == 2, f"n_mouse_axes must be 2 (an angle needs two), not {self.n_mouse_axes}")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.n_heads
+
+    @classmethod
+    def full(cls) -> Self:
+        """Return the published 1B model."""
+        return cls(4, 128, 64, n_layers=25, n_heads=24, d_model=1536, tokens_per_frame=17, n_buttons=11, n_frames=60)
+
+    @classmethod
+    def full_200m(cls) -> Self:
+        """Return the published 200M-class model."""
+        return cls(4, 128, 64, n_layers=13, n_heads=16, d_model=1024, tokens_per_frame=17, n_buttons=11, n_frames=30)
+
+    @classmethod
+    def tiny(cls) -> Self:
+        """Return a model that a laptop's processor runs in milliseconds."""
+        return cls(2, 8, 6, n_layers=2, n_heads=4, d_model=64, tokens_per_frame=5, n_buttons=11, n_frames=6)
+
+
+class WorldModel(nn.Module):
+    """Predicts the velocity of video and audio latents at their noise levels, given the controls of each frame."""
+
+    def __init__(self, params: WorldModelParams) -> None:
+        super().__init__()
+        self.params = params
+        d = params.d_model
+        self.transformer = Transformer(d, params.n_heads, params.n_layers, params.n_frames, params.tokens_per_frame)
+        self.control_embed = ControlEmbedding(params.n_buttons, d)
+        self.t_embed = TimestepEmbedding(d)
+        self.proj_in = nn.Linear(params.channels, d, bias=False)
+        self.proj_out = OutputHead(d, params.channels)
+        self.audio_proj_in = nn.Linear(params.audio_channels, d, bias=False)
+        self.audio_proj_out = OutputHead(d, params.audio_channels)
+        self.pos_enc = LearnedPositions(params.tokens_per_frame * params.n_frames, d)
+
+    def condition(self, t: Tensor, mouse: Tensor, btn: Tensor) -> Tensor:
+        """Return SiLU of each frame's condition, [b, n, 1, d]: all that the network makes of it is a linear of that."""
+        return F.silu(self.t_embed(t) + self.control_embed(mouse, btn)).unsqueeze(2)
+
+    def embed(self, x: Tensor, audio: Tensor) -> Tensor:
+        """Return the tokens [b, n, m, d]: latent pixels, rows first, then the frame's audio latent."""
+        video = self.proj_in(x.flatten(3).transpose(2, 3))  # [b, n, h·w, d]
+        return torch.cat((video, self.audio_proj_in(audio).unsqueeze(2)), dim=2)
+
+    def heads(self, tokens: Tensor, activated: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the velocity of video [b, n, c, h, w] and audio [b, n, ca] from the last block's tokens."""
+        size = self.params.sample_size
+        video = self.proj_out(tokens[:, :, :-1], activated).transpose(2, 3).unflatten(3, (size, size))
+        return video, self.audio_proj_out(tokens[:, :, -1:], activated).squeeze(2)
+
+    def forward(self, x: Tensor, audio: Tensor, t: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
+        """Denoise a window of n ≤ n_frames frames.
+
+        Args:
+            x: video latents [b, n, c, h, w].
+            audio: audio latents [b, n, ca].
+            t: noise levels in [0, 1], [b, n]; fp32 is best kept, whatever the model's dtype.
+            mouse: mouse movement [b, n, 2].
+            btn: buttons held, 0 or 1, [b, n, n_buttons].
+
+        Raises:
+            ValueError: the window is longer than the model's, or the latents are of another size.
+        """
+        frames, size = x.shape[1], self.params.sample_size
+        if not 1 <= frames <= self.params.n_frames or x.shape[3:] != (size, size):
+            raise ValueError(
+                f"x must be [b, n, {self.params.channels}, {size}, {size}] with 1 to {self.params.n_frames} frames, "
+                f"not {tuple(x.shape)}"
+            )
+        activated = self.condition(t, mouse, btn)
+        tokens = self.embed(x, audio) + self.pos_enc(frames, self.params.tokens_per_frame)
+        return self.heads(self.transformer(tokens, activated), activated)
+
+
+def example_inputs(
+    params: WorldModelParams,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Return seeded inputs by the names of `forward`'s arguments; `t` stays fp32, all else is in `dtype`."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(batch, frames, *shape, generator=generator, device=generator.device).to(device, dtype)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(batch, frames, *shape, generator=generator, device=generator.device).to(device)
+
+    size = params.sample_size
+    return {
+        "x": normal(params.channels, size, size),
+        "audio": normal(params.audio_channels),
+        "t": uniform(),
+        "mouse": 3 * normal(params.n_mouse_axes),
+        "btn": uniform(params.n_buttons).round().to(dtype),
+    }
+
+
+def build_world_model(**config: Any) -> WorldModel:
+    """Build a world model from the keys of a published config."""
+    return WorldModel(WorldModelParams.from_config(config))
+
+
+def world_model_inputs(module: WorldModel, **options: Any) -> dict[str, Tensor]:
+    """Return `example_inputs` for a built model; the options are those of `example_inputs`."""
+    return example_inputs(module.params, **options)

@@ -1,0 +1,115 @@
+"""What every target shares: Hydra around it, errors of one line, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from profiling.core.folder import new_folder
+from profiling.errors import InputError, did_you_mean
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+INTERRUPTED = 130
+
+Target = Callable[[DictConfig, Path], int]
+
+
+def launch(target: str, run: Target) -> int:
+    """Compose the config of `target` from the command line, call `run(config, run folder)`, return the exit code.
+
+    With --multirun that is the worst code of all runs.
+    """
+    _register_resolvers()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its exceptions on, and we say them in one line
+    codes: list[int] = []
+
+    def task(cfg: DictConfig) -> None:
+        codes.append(run(cfg, Path(HydraConfig.get().runtime.output_dir)))
+
+    try:
+        hydra.main(version_base=None, config_path=str(CONF), config_name=target)(task)()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except InputError as error:
+        return _complain(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        return _complain(explain(error))
+    except OSError as error:
+        return _complain(explain_os_error(error))
+    return max(codes, default=0)
+
+
+def _complain(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return InputError.exit_code
+
+
+def explain(error: Exception) -> str:
+    """Turn an exception of Hydra or OmegaConf into one line with the near matches."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        options = list(error.options or [])
+        return f"there is no {group} {name!r}.{did_you_mean(name, options)} There are: {', '.join(options)}"
+    text = " ".join(str(error).split())
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return f"there is no key {match[1]!r} in the config.{_near_key(match[1])} --help shows what there is."
+    detail = " ".join(str(cause).split())
+    return f"{detail or text} --help shows what there is."
+
+
+def _near_key(key: str) -> str:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    with contextlib.suppress(Exception), initialize_config_dir(str(CONF), version_base=None):
+        keys: list[str] = []
+        _flatten(OmegaConf.to_container(compose("generic_forward"), resolve=False), "", keys)
+        return did_you_mean(key, keys)
+    return ""
+
+
+def _flatten(node: object, path: str, keys: list[str]) -> None:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            full = f"{path}.{name}" if path else str(name)
+            keys.append(full)
+            _flatten(value, full, keys)
+
+
+def explain_os_error(error: OSError) -> str:
+    """Return one line for a disk that is full, a folder that cannot be written, and the like."""
+    where = f" {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left on the disk{where}. The records until here are whole: free space, then add resume=RUN."
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return f"cannot write{where}: {error.strerror}. Choose another folder: hydra.run.dir=FOLDER"
+    return f"{error.strerror or error}{where}. Choose another folder: hydra.run.dir=FOLDER"
+
+
+def _register_resolvers() -> None:
+    @cache
+    def run_folder(target: str, resume: str | None) -> str:
+        if resume:
+            return resume
+        return str(new_folder(Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")))
+
+    OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
+    OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)

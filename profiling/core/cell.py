@@ -1,0 +1,172 @@
+"""One cell from its first byte to its record: load, reference, prepare, measure, trace.
+
+Runs in the cell's own process (or in the caller's, with isolation=none). What has been measured when something breaks
+stays in the record.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiling.core.building import Blueprint, build
+from profiling.core.components import Component
+from profiling.core.config import instantiate
+from profiling.core.job import Job
+from profiling.core.records import Record, Status
+from profiling.core.reference import CHECK_SEED, Reference, first_call, outputs_of, strict_float32
+from profiling.errors import InputError
+from profiling.metrics.metric import Metric, Subject
+from profiling.tracing.counters import snapshot
+from profiling.tracing.profiler import trace_step
+from profiling.tracing.spans import span
+from profiling.variants.variant import Step, Variant
+
+Emit = Callable[[Mapping[str, Any]], None]
+
+_SECTIONS = {item.name for item in fields(Record)}
+
+
+@dataclass
+class Cell:
+    """A cell in progress. What it finds goes out through `emit` at once, so that a crash later costs nothing."""
+
+    job: Job
+    emit: Emit
+    metric_sections: dict[str, Any] = field(default_factory=dict)
+    problems: list[tuple[Status, str]] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Run the cell and emit how it ended, whatever happens short of the process dying."""
+        try:
+            with span(self.job.component.name), span(self.job.variant):
+                self._run()
+        except Exception as error:
+            traceback.print_exc()
+            self._end("failed", reason_of(error), bad_input=isinstance(error, InputError))
+            return
+        # A wrong result is worse news than a disturbed measurement, so it is the one that is told.
+        status, reason = min(self.problems, key=lambda problem: problem[0]) if self.problems else ("ok", None)
+        self._end(status, reason)
+
+    def add(self, **sections: Any) -> None:
+        """Send sections of the record."""
+        self.emit({"event": "sections", "sections": sections})
+
+    def _end(self, status: Status, reason: str | None, *, bad_input: bool = False) -> None:
+        self.emit({"event": "end", "status": status, "reason": reason, "bad_input": bad_input})
+
+    def _phase(self, phase: str) -> None:
+        self.emit({"event": "phase", "phase": phase})
+
+    def _run(self) -> None:
+        job, settings = self.job, self.job.settings
+        variant: Variant = instantiate(job.variant_options, f"variant.{job.variant}")
+        metrics = metrics_of(job)
+        run_dtype = getattr(torch, settings.dtype)
+        with_reference = any(metric.needs_reference for metric in metrics.values())
+
+        device = torch.device(settings.device)
+
+        def reached(phase: str) -> None:
+            for metric in metrics.values():
+                metric.on_phase(phase, device)
+
+        self._phase("load")
+        reached("start")
+        started = time.perf_counter()
+        blueprint = build(job.component, settings, torch.float32 if with_reference else run_dtype)
+        synchronize(device)
+        load = {"seconds": time.perf_counter() - started}
+        self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
+        with torch.inference_mode():
+            reference = self._reference(blueprint) if with_reference else None
+            blueprint.cast(run_dtype)
+            reached("loaded")
+            component = blueprint.component(run_dtype, settings.seed)
+            self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
+            reached("inputs")
+            step = self._prepare(variant, component)
+            try:
+                reached("prepared")
+                subject = Subject(component, step, reference, variant.tolerance, settings.seed)
+                for name, metric in metrics.items():
+                    self._measure(name, metric, subject)
+                if settings.trace:
+                    self._trace(component, step)
+            finally:
+                step.close()
+
+    def _reference(self, blueprint: Blueprint) -> Reference:
+        self._phase("reference")
+        settings = self.job.settings
+        seed = settings.seed + CHECK_SEED
+        with strict_float32():
+            outputs = first_call(blueprint.component(torch.float32, settings.seed), seed)
+        blueprint.cast(blueprint.run_dtype)
+        eager = outputs_of(blueprint.component(blueprint.run_dtype, settings.seed), seed)
+        return Reference(outputs=outputs, eager=eager)
+
+    def _prepare(self, variant: Variant, component: Component) -> Step:
+        self._phase("prepare")
+        before, started = snapshot(), time.perf_counter()
+        step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
+        synchronize(component.device)
+        seconds = time.perf_counter() - started
+        step.run()
+        synchronize(component.device)
+        first_output = time.perf_counter() - started
+        compiled = snapshot().since(before)
+        self.add(prepare={"seconds": seconds, "first_call_s": first_output, **asdict(compiled), **step.facts})
+        return step
+
+    def _measure(self, name: str, metric: Metric, subject: Subject) -> None:
+        self._phase(name)
+        with span(name):
+            measured = metric.measure(subject)
+        if measured.problem is not None:
+            self.problems.append(measured.problem)
+        sections = {key: value for key, value in measured.sections.items() if key in _SECTIONS}
+        self.metric_sections |= {key: value for key, value in measured.sections.items() if key not in _SECTIONS}
+        self.add(**sections, metrics=self.metric_sections)
+
+    def _trace(self, component: Component, step: Step) -> None:
+        self._phase("trace")
+        run = Path(self.job.run)
+        try:
+            result = trace_step(
+                step.run,
+                component=component.name,
+                variant=self.job.variant,
+                folder=run / "traces",
+                device=component.device,
+                stacks=self.job.settings.stacks,
+            )
+            self.add(trace=asdict(result))
+        except Exception as error:  # the numbers stand: losing the trace must not lose them
+            traceback.print_exc()
+            self.add(notes=(f"the profiler trace failed: {reason_of(error)}",))
+
+
+def metrics_of(job: Job) -> dict[str, Metric]:
+    """Return the job's metrics by name, parity before time: those that need the reference come first."""
+    made: dict[str, Metric] = {name: instantiate(node, f"metric.{name}") for name, node in job.metrics.items()}
+    return dict(sorted(made.items(), key=lambda item: not item[1].needs_reference))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given; nothing to wait for on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reason_of(error: Exception) -> str:
+    """Return one line that says what happened; an InputError says it itself."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
+    return lines[0] if isinstance(error, InputError) else f"{type(error).__name__}: {lines[0]}"

@@ -1,0 +1,135 @@
+"""The one file besides the targets that knows Hydra: from its config to plain data, from `_target_` to objects."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate as hydra_instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from profiling.core.job import ComponentSpec, Job, Settings
+from profiling.errors import InputError, did_you_mean
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run as the user asked for it: components × variants, in that order, and how to run the cells."""
+
+    components: tuple[ComponentSpec, ...]
+    variants: Mapping[str, Mapping[str, Any]]
+    metrics: Mapping[str, Mapping[str, Any]]
+    settings: Settings
+    isolation: Literal["process", "none"]
+    cell_timeout: float
+    resume: str | None
+    source: Mapping[str, Any]  # the composed config, for config.yaml
+
+    def __post_init__(self) -> None:
+        """Check what concerns the run as a whole."""
+        for group, members in (("component", self.components), ("variant", self.variants)):
+            if not members:
+                raise InputError(f"{group}=[] leaves nothing to run. Name at least one {group}.")
+        if self.isolation not in ("process", "none"):
+            raise InputError(f"isolation={self.isolation} is none of process, none.")
+        if self.cell_timeout <= 0:
+            raise InputError(f"cell_timeout={self.cell_timeout}: seconds, more than 0.")
+
+    def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
+        """Return a job a cell, under the resolved `settings`."""
+        return tuple(
+            Job(target, component.at(settings.scale), name, options, self.metrics, settings, run)
+            for component in self.components
+            for name, options in self.variants.items()
+        )
+
+
+def read_config(cfg: DictConfig) -> RunConfig:
+    """Turn the composed Hydra config into a `RunConfig`.
+
+    Raises:
+        InputError: a key or a value that no run can have.
+
+    """
+    try:
+        source = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise InputError(f"config: {str(error).splitlines()[0]}") from error
+    assert isinstance(source, dict)
+    plain: dict[str, Any] = {str(key): value for key, value in source.items()}
+    components = tuple(_component(name, node) for name, node in (plain["component"] or {}).items())
+    for group in ("variant", "metric"):
+        for name, node in (plain[group] or {}).items():
+            if not isinstance(node, Mapping) or "_target_" not in node:
+                raise InputError(f"{group}.{name} names no _target_. Add _target_: package.module.Class to its YAML.")
+    return RunConfig(
+        components=components,
+        variants=plain["variant"] or {},
+        metrics=plain["metric"] or {},
+        settings=_typed(Settings, {item.name: plain[item.name] for item in fields(Settings)}),
+        isolation=plain["isolation"],
+        cell_timeout=_number("cell_timeout", plain["cell_timeout"]),
+        resume=plain["resume"],
+        source=plain,
+    )
+
+
+def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
+    """Call the node's `_target_` with its keys and `arguments`.
+
+    Raises:
+        InputError: the target does not exist, refuses the arguments, or raises; `where` names the node.
+
+    """
+    try:
+        return hydra_instantiate(dict(node), **arguments, _convert_="all")
+    except InstantiationException as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, InputError):
+            raise InputError(f"{where}: {cause}") from error
+        lines = str(cause).splitlines() or [type(cause).__name__]
+        raise InputError(f"{where}: {node.get('_target_')}: {type(cause).__name__}: {lines[0]}") from error
+
+
+def partial_of(node: Mapping[str, Any], where: str) -> functools.partial[Any]:
+    """Return the node's `_target_` with its keys bound, to be called later and often.
+
+    Raises:
+        InputError: the target does not exist.
+
+    """
+    return instantiate({**node, "_partial_": True}, where)
+
+
+def _component(name: str, node: Any) -> ComponentSpec:
+    if not isinstance(node, Mapping):
+        raise InputError(f"component.{name} is no mapping. Its YAML starts with `{name}:` and holds module and inputs.")
+    known = [item.name for item in fields(ComponentSpec) if item.name != "name"]
+    for key in node:
+        if key not in known:
+            raise InputError(f"component.{name}.{key} is unknown.{did_you_mean(str(key), known)}")
+    for key in ("module", "inputs"):
+        if not isinstance(node.get(key), Mapping):
+            raise InputError(f"component.{name}.{key} is missing. The README shows a component's YAML in ten lines.")
+    return ComponentSpec(name=name, **node)
+
+
+def _typed(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
+    for name, type_ in (("seed", int), ("tf32", bool), ("trace", bool), ("stacks", bool)):
+        if not isinstance(values[name], type_):
+            raise InputError(f"{name}={values[name]!r} is no {type_.__name__}.")
+    if values["threads"] is not None and not isinstance(values["threads"], int):
+        raise InputError(f"threads={values['threads']!r} is no whole number.")
+    return kind(**{key: str(value) if key in ("device", "dtype") else value for key, value in values.items()})
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{name}={value!r} is no number.")
+    return float(value)

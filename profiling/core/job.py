@@ -1,0 +1,133 @@
+"""What a cell's process is told: plain data that survives a trip through JSON, checked where it enters.
+
+Free of torch: the parent process, which never imports it, makes these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from profiling.errors import InputError, did_you_mean
+
+Scale = Literal["auto", "full", "tiny"]
+Weights = Literal["auto", "required", "random"]
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ComponentSpec:
+    """A component's YAML.
+
+    `module` names a `_target_` (class or factory) and its arguments; `inputs` names one that makes inputs, or holds a
+    spec for each argument of `forward`. `tiny` holds what changes in both at scale tiny. `part` is the half of an
+    autoencoder to take from a checkpoint.
+    """
+
+    name: str
+    module: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+    initialise: Mapping[str, Any] | None = None
+    checkpoint: str | None = None
+    part: str | None = None
+    frames_per_call: int = 1
+    kind: Literal["image", "audio"] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what every later step relies on."""
+        where = f"component.{self.name}"
+        if "_target_" not in self.module:
+            raise InputError(f"{where}.module names no _target_. Add one: _target_: package.module.ClassOrFactory")
+        if not self.inputs:
+            raise InputError(f"{where}.inputs is empty. Give each argument of forward a shape, or a _target_.")
+        if unknown := set(self.tiny) - {"module", "inputs", "frames_per_call"}:
+            raise InputError(f"{where}.tiny.{min(unknown)} is unknown: tiny holds module, inputs, frames_per_call.")
+        if self.frames_per_call < 1:
+            raise InputError(f"{where}.frames_per_call={self.frames_per_call}: a call makes at least 1 frame.")
+        if self.kind not in (None, "image", "audio"):
+            raise InputError(f"{where}.kind={self.kind!r}: one of image, audio, null.")
+
+    def at(self, scale: str) -> ComponentSpec:
+        """Return the spec with the changes of `scale` folded in."""
+        if scale != "tiny" or not self.tiny:
+            return self
+        return ComponentSpec(
+            **{
+                **asdict(self),
+                "module": {**self.module, **self.tiny.get("module", {})},
+                "inputs": _merged(self.inputs, self.tiny.get("inputs", {})),
+                "frames_per_call": self.tiny.get("frames_per_call", self.frames_per_call),
+                "tiny": {},
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds for every cell of a run, as the user gave it (auto) or as it was resolved."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    scale: Scale = "auto"
+    checkpoint: Weights = "auto"
+    seed: int = 0
+    threads: int | None = None
+    tf32: bool = False
+    trace: bool = False
+    stacks: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values that need no device to be checked."""
+        _one_of("dtype", self.dtype, ("auto", *DTYPES))
+        _one_of("scale", self.scale, get_args(Scale))
+        _one_of("checkpoint", self.checkpoint, get_args(Weights))
+        if self.threads is not None and self.threads < 1:
+            raise InputError(f"threads={self.threads}: at least 1, or null for one a core.")
+        if self.seed < 0:
+            raise InputError(f"seed={self.seed}: 0 or more.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell: a component, a variant, the metrics, and where the cell's own files go (a folder of the run)."""
+
+    target: str
+    component: ComponentSpec
+    variant: str
+    variant_options: Mapping[str, Any]  # with the _target_
+    metrics: Mapping[str, Mapping[str, Any]]  # name → options with the _target_
+    settings: Settings
+    run: str
+
+    @property
+    def name(self) -> str:
+        """`<component>.<variant>`, the stem of every file of the cell."""
+        return f"{self.component.name}.{self.variant}"
+
+    def to_json(self) -> str:
+        """Return the job as one JSON document."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Job:
+        """Read a job back."""
+        content = json.loads(text)
+        content["component"] = ComponentSpec(**content["component"])
+        content["settings"] = Settings(**content["settings"])
+        return Job(**content)
+
+
+def _one_of(name: str, value: str, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise InputError(f"{name}={value} is none of {', '.join(options)}.{did_you_mean(value, options)}")
+
+
+def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        old = merged.get(key)
+        merged[key] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -1,0 +1,115 @@
+"""What a run shows while it works: a live line on a terminal, plain lines anywhere else. Always on standard error."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from rich.console import Console
+from rich.status import Status
+
+from profiling.core.records import Record
+
+PHASES = {
+    "probe": "looking at the device",
+    "load": "loading",
+    "reference": "computing the float32 reference",
+    "prepare": "preparing (compile, warm-up, capture)",
+    "parity": "checking parity",
+    "latency": "timing",
+    "memory": "measuring memory",
+    "trace": "tracing",
+    "parse": "parsing the compile log",
+}
+
+
+class Progress(Protocol):
+    """What the runner tells as it goes."""
+
+    def begin(self, cell: str, number: int, total: int) -> None:
+        """A cell begins."""
+
+    def phase(self, phase: str) -> None:
+        """The cell has reached a phase."""
+
+    def end(self, record: Record) -> None:
+        """The cell has its record."""
+
+    def say(self, line: str) -> None:
+        """Something worth a line of its own."""
+
+    def close(self) -> None:
+        """The run is over, however it ended."""
+
+
+class PlainProgress:
+    """A line when a cell begins, at each phase, and when it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._cell, self._started = "", time.monotonic()
+
+    def begin(self, cell: str, number: int, total: int) -> None:
+        """Say which cell, and how many there are."""
+        self._cell, self._started = f"[{number}/{total}] {cell}", time.monotonic()
+
+    def phase(self, phase: str) -> None:
+        """Say the phase and the seconds since the cell began."""
+        self.say(f"{self._cell}: {PHASES.get(phase, phase)} ({time.monotonic() - self._started:.1f} s)")
+
+    def end(self, record: Record) -> None:
+        """Say how the cell ended."""
+        self.say(f"{self._cell}: {ending(record)} ({time.monotonic() - self._started:.1f} s)")
+
+    def say(self, line: str) -> None:
+        """Print a line as it is."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class LiveProgress(PlainProgress):
+    """One line that is rewritten while a cell runs, and stays as a plain line when it ends."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._status: Status | None = None
+        self._phase = ""
+
+    def begin(self, cell: str, number: int, total: int) -> None:
+        """Start the line."""
+        super().begin(cell, number, total)
+        self._status = self._console.status(self._cell)
+        self._status.start()
+
+    def phase(self, phase: str) -> None:
+        """Rewrite the line."""
+        if self._status is not None:
+            elapsed = time.monotonic() - self._started
+            self._status.update(f"{self._cell.replace('[', chr(92) + '[')}: {PHASES.get(phase, phase)} ({elapsed:.0f} s)")
+
+    def end(self, record: Record) -> None:
+        """Replace the line by how the cell ended."""
+        self.close()
+        super().end(record)
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def make_progress() -> Progress:
+    """Return what suits standard error: live on a terminal, plain lines elsewhere."""
+    console = Console(stderr=True)
+    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+def ending(record: Record) -> str:
+    """Return 'ok, 2.50 ms' or 'failed: reason'."""
+    if record.status != "ok":
+        return f"{record.status}: {record.reason}"
+    wall = record.metrics.get("wall_ms")
+    return f"ok, wall p50 {wall['p50']:.4g} ms" if wall else "ok"

@@ -1,0 +1,144 @@
+"""The record: what one cell (component × variant) measured, as one line of `results.jsonl`.
+
+Absent means not measured. Fields are added, never renamed; `SCHEMA` counts the breaks. Free of torch: reporting reads
+records on machines that have none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from profiling.errors import InputError
+
+SCHEMA = 1
+RESULTS_FILE = "results.jsonl"
+
+Status = Literal["ok", "failed", "skipped", "invalid"]
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The result of one cell. Latencies in milliseconds, memory in bytes, prepare times in seconds."""
+
+    target: str
+    component: str
+    variant: str
+    status: Status
+    reason: str | None = None  # one line wherever the status is not ok
+    device: str | None = None
+    dtype: str | None = None
+    scale: str | None = None
+    parameters: int | None = None
+    weights: str | None = None  # "random" or the checkpoint's path
+    weights_hint: str | None = None  # the command that would fetch them, where the weights are random
+    frames_per_call: int | None = None
+    load: Section | None = None  # seconds to build the module and load or randomise its weights
+    metrics: Section = field(default_factory=dict)
+    memory: Section | None = None
+    parity: Section | None = None
+    prepare: Section | None = None
+    speedup: Section | None = None
+    compile: Section | None = None  # from TORCH_TRACE: seconds, breaks and recompiles with reasons and lines
+    trace: Section | None = None  # where the profiler trace and its tables are
+    kernels: tuple[Section, ...] | None = None  # inductor's kernel files, if they were kept
+    notes: tuple[str, ...] = ()
+    bad_input: bool = False  # the failure is the user's input, not the measured program (exit code 2)
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        """Hold the two rules every reader relies on: a known status, and a reason wherever it is not ok."""
+        if self.status not in get_args(Status):
+            raise ValueError(f"status must be one of {', '.join(get_args(Status))}, not {self.status!r}")
+        if (self.status == "ok") != (self.reason is None):
+            raise ValueError(f"status {self.status!r} with reason {self.reason!r}: a reason stands exactly where not ok")
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        """(component, variant): what identifies a cell inside a run."""
+        return self.component, self.variant
+
+    def with_status(self, status: Status, reason: str) -> Record:
+        """Return this record demoted to `status`, everything measured so far kept."""
+        return replace(self, status=status, reason=" ".join(reason.split()))
+
+    def to_json(self) -> str:
+        """Return the record's line, without a newline."""
+        content: dict[str, Any] = {"schema": self.schema}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "reason" or not (value is None or value == () or value is False):
+                content[item.name] = value
+        return json.dumps(content, allow_nan=False)
+
+    @staticmethod
+    def from_json(line: str) -> Record:
+        """Read a record back; fields of a later version of the same schema are passed over.
+
+        Raises:
+            ValueError: not a record, or one of another schema.
+
+        """
+        content = json.loads(line)
+        if not isinstance(content, dict) or "schema" not in content:
+            raise ValueError("not a record: no `schema` field")
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"record of schema {content['schema']}; this version reads schema {SCHEMA}")
+        known = {item.name for item in fields(Record)}
+        chosen = {key: value for key, value in content.items() if key in known}
+        for name in ("notes", "kernels"):
+            if name in chosen:
+                chosen[name] = tuple(chosen[name])
+        try:
+            return Record(**chosen)
+        except TypeError as error:
+            raise ValueError(f"not a record: {error}") from None
+
+
+def append_record(run: Path, record: Record) -> None:
+    """Write `record` as the last line of the run's results, on the disk before this returns.
+
+    A line cut off by an earlier crash is closed first, so that it cannot swallow this one.
+    """
+    path = run / RESULTS_FILE
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END) > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(record.to_json().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_records(run: Path) -> tuple[Record, ...]:
+    """Read a run's records, the newest of each cell, in the order in which the cells first ended.
+
+    Lines that are not records (the tail of a line that a full disk cut off) are passed over.
+
+    Raises:
+        InputError: the folder holds no results, or results of another schema.
+
+    """
+    path = run / RESULTS_FILE
+    if not path.is_file():
+        raise InputError(f"{run} is no run: it has no {RESULTS_FILE}. Name a folder that a run printed at its end.")
+    newest: dict[tuple[str, str], Record] = {}
+    for record in _records(path):
+        newest[record.cell] = record
+    return tuple(newest.values())
+
+
+def _records(path: Path) -> Iterator[Record]:
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            yield Record.from_json(line)
+        except json.JSONDecodeError:
+            continue
+        except ValueError as error:
+            raise InputError(f"{path}: {error}. Render it with the version that wrote it, or run again.") from None

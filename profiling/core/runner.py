@@ -1,0 +1,164 @@
+"""A run: the cells in order, each with a record on the disk the moment it ends."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from profiling.core.config import RunConfig
+from profiling.core.execution import Executor, InProcess, Isolated
+from profiling.core.folder import ENVIRONMENT_FILE, prepare_folder, write_json
+from profiling.core.git import git_facts
+from profiling.core.job import Job, Settings
+from profiling.core.progress import Progress
+from profiling.core.records import Record, append_record
+from profiling.core.stats import ratio_interval
+from profiling.errors import InputError
+from profiling.tracing.compile_log import CompileLogError, parse_compile_log
+from profiling.tracing.kernels import list_kernels
+
+BASELINE = "baseline"
+
+
+@dataclass
+class Run:
+    """A run in progress."""
+
+    target: str
+    config: RunConfig
+    folder: Path
+    progress: Progress
+    records: dict[tuple[str, str], Record] = field(default_factory=dict)
+
+    def execute(self) -> int:
+        """Run every cell that has no record yet; return the exit code: 0, 1 (failed, invalid) or 2 (bad input).
+
+        Raises:
+            InputError: something is wrong that no cell could survive; no cell has run.
+            KeyboardInterrupt: the user stopped it; what had ended is on the disk.
+
+        """
+        config, settings = self.config, self.config.settings
+        done = prepare_folder(self.folder, config.source, config.resume)
+        self.records = {record.cell: record for record in done}
+        executor: Executor = (
+            Isolated(self.folder, trace=settings.trace, timeout=config.cell_timeout)
+            if config.isolation == "process"
+            else InProcess(self.folder, trace=settings.trace)
+        )
+        found = self._probe(executor)
+        settings = Settings(**found["settings"])
+        self._keep_environment(found["environment"])
+        jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
+        left = [job for job in jobs if (job.component.name, job.variant) not in self.records]
+        if len(left) < len(jobs):
+            self.progress.say(f"resuming {self.folder}: {len(jobs) - len(left)} cells are done, {len(left)} are left")
+        for number, job in enumerate(left, 1):
+            self.progress.begin(job.name.replace(".", " · "), number, len(left))
+            self._keep(self._cell(job, executor, found["skip"].get(job.variant)))
+        return exit_code(tuple(self.records.values()))
+
+    def _probe(self, executor: Executor) -> Mapping[str, Any]:
+        self.progress.begin("run", 0, 0)
+        jobs = self.config.jobs(self.target, self.config.settings, str(self.folder.absolute()))
+        answers: list[Mapping[str, Any]] = []
+        killed = executor.perform({"probe": [job.to_json() for job in jobs]}, "probe", answers.append)
+        if not answers:
+            raise InputError(f"the device could not be looked at: {killed}. Run with isolation=none to see why.")
+        if answers[-1]["event"] == "bad_input":
+            raise InputError(answers[-1]["message"])
+        return answers[-1]
+
+    def _keep_environment(self, found: Mapping[str, Any]) -> None:
+        path = self.folder / ENVIRONMENT_FILE
+        if path.exists():
+            return  # a resumed run keeps the one of its start
+        command = shlex.join(["python", "-m", f"profiling.{self.target}", *sys.argv[1:]])
+        captured = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(path, {"captured_at": captured, "command": command, "git": git_facts(), **found})
+
+    def _cell(self, job: Job, executor: Executor, skip: str | None) -> Record:
+        settings = job.settings
+        base = Record(
+            target=self.target,
+            component=job.component.name,
+            variant=job.variant,
+            status="skipped",
+            reason=skip or "not run",
+            device=settings.device,
+            dtype=settings.dtype,
+            scale=settings.scale,
+        )
+        if skip is not None:
+            return base
+        sections: dict[str, Any] = {}
+        endings: list[Mapping[str, Any]] = []
+
+        def on_event(event: Mapping[str, Any]) -> None:
+            if event["event"] == "phase":
+                self.progress.phase(event["phase"])
+            elif event["event"] == "sections":
+                sections.update({key: tuple(v) if key == "notes" else v for key, v in event["sections"].items()})
+            elif event["event"] == "end":
+                endings.append(event)
+
+        killed = executor.perform({"cell": job.to_json()}, job.name, on_event)
+        record = replace(base, **sections)
+        if endings:
+            end = {key: endings[-1][key] for key in ("status", "reason", "bad_input")}
+            record = replace(record, **end)
+            if killed is not None:
+                record = replace(record, notes=(*record.notes, f"after its result the process {killed}"))
+        else:
+            record = record.with_status("failed", f"the process {killed}")
+        return self._with_files(self._with_speedup(record), job)
+
+    def _with_speedup(self, record: Record) -> Record:
+        """Add the ratio of median wall times where both sides are right; a wrong answer has no speed."""
+        baseline = self.records.get((record.component, BASELINE))
+        if record.variant == BASELINE or baseline is None or baseline.status != "ok" or record.status != "ok":
+            return record
+        if "wall_ms" not in record.metrics or "wall_ms" not in baseline.metrics:
+            return record
+        ratio, low, high = ratio_interval(
+            baseline.metrics["wall_ms"]["samples"], record.metrics["wall_ms"]["samples"], seed=self.config.settings.seed
+        )
+        return replace(record, speedup={"vs": BASELINE, "wall": ratio, "ci95": [low, high]})
+
+    def _with_files(self, record: Record, job: Job) -> Record:
+        """Add what the cell's process left in the run folder: compile log, kernels."""
+        kernels = list_kernels(self.folder / "kernels" / job.name)
+        if kernels:
+            listed = tuple({**asdict(k), "file": f"kernels/{job.name}/{k.file}"} for k in kernels)
+            record = replace(record, kernels=listed)
+        if not job.settings.trace or self.config.isolation == "none":
+            return record
+        self.progress.phase("parse")
+        try:
+            summary = parse_compile_log(self.folder / "torch_trace" / job.name, self.folder / "tl_out" / job.name)
+        except CompileLogError as error:
+            return replace(record, notes=(*record.notes, str(error)))
+        return record if summary is None else replace(record, compile=asdict(summary))
+
+    def _keep(self, record: Record) -> None:
+        append_record(self.folder, record)
+        self.records[record.cell] = record
+        self.progress.end(record)
+
+
+def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Return the jobs with each component's baseline before its other variants, which are compared with it."""
+    order = {name: place for place, name in enumerate(dict.fromkeys(job.component.name for job in jobs))}
+    return tuple(sorted(jobs, key=lambda job: (order[job.component.name], job.variant != BASELINE)))
+
+
+def exit_code(records: tuple[Record, ...]) -> int:
+    """Return 2 where the user's input broke a cell, 1 where a cell failed or is invalid, else 0."""
+    if any(record.bad_input for record in records):
+        return InputError.exit_code
+    return int(any(record.status in ("failed", "invalid") for record in records))

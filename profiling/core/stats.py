@@ -1,0 +1,111 @@
+"""Summaries of raw samples: no sample is ever dropped, and every median carries its uncertainty.
+
+Numpy only, so that reporting can use it on a machine without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Samples = Sequence[float] | NDArray[np.float64]
+
+#: A sample is counted as an outlier beyond this many median absolute deviations from the median.
+OUTLIER_MADS = 5.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one clock said over all samples; times in milliseconds."""
+
+    n: int
+    mean: float
+    std: float | None  # ddof 1; absent for a single sample
+    min: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+    ci95: tuple[float, float] | None  # bootstrap interval of the median; absent for a single sample
+    outliers: int  # counted, never removed
+    samples: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the mapping that stands in a record; what is absent was not measured."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def summarize(samples: Samples, *, seed: int = 0) -> Summary:
+    """Summarize `samples` (milliseconds, at least one, all finite).
+
+    Raises:
+        ValueError: no samples, or one that is not finite.
+
+    """
+    values = np.asarray(samples, dtype=np.float64)
+    if values.size == 0:
+        raise ValueError("no samples to summarize")
+    if not np.isfinite(values).all():
+        raise ValueError("a sample is not finite")
+    p50, p90, p95, p99 = (float(q) for q in np.percentile(values, [50, 90, 95, 99]))
+    several = values.size > 1
+    return Summary(
+        n=int(values.size),
+        mean=float(values.mean()),
+        std=float(values.std(ddof=1)) if several else None,
+        min=float(values.min()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=float(values.max()),
+        ci95=median_interval(values, seed=seed) if several else None,
+        outliers=count_outliers(values),
+        samples=tuple(float(v) for v in values),
+    )
+
+
+def median_interval(
+    samples: Samples, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Return the percentile-bootstrap interval of the median, in the samples' unit."""
+    low, high = np.quantile(_bootstrap_medians(samples, resamples, seed), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def ratio_interval(
+    numerator: Samples, denominator: Samples, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return (ratio of medians, low, high), each side resampled on its own: the two were measured apart."""
+    ratio = float(np.median(numerator) / np.median(denominator))
+    above = _bootstrap_medians(numerator, resamples, seed)
+    below = _bootstrap_medians(denominator, resamples, seed + 1)
+    low, high = np.quantile(above / below, [(1 - level) / 2, (1 + level) / 2])
+    return ratio, float(low), float(high)
+
+
+def relative_half_width(samples: Samples, *, resamples: int = 500) -> float:
+    """Return half the width of the median's 95% interval over the median (no unit); infinite below two samples."""
+    if len(samples) < 2:
+        return float("inf")
+    low, high = median_interval(samples, resamples=resamples)
+    return (high - low) / 2 / float(np.median(samples))
+
+
+def count_outliers(samples: Samples) -> int:
+    """Count the samples further than `OUTLIER_MADS` median absolute deviations from the median."""
+    values = np.asarray(samples, dtype=np.float64)
+    distance = np.abs(values - np.median(values))
+    return int((distance > OUTLIER_MADS * np.median(distance)).sum())
+
+
+def _bootstrap_medians(samples: Samples, resamples: int, seed: int) -> NDArray[np.float64]:
+    values = np.asarray(samples, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(0, values.size, size=(resamples, values.size), dtype=np.int32)
+    return np.median(values[picks], axis=1)

@@ -1,0 +1,109 @@
+"""Parity: is the step's output still right? Asked before any clock starts, on inputs it was not prepared with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from profiling.core.reference import CHECK_SEED, Outputs, to_host
+from profiling.errors import InputError
+from profiling.metrics.metric import Measured, Metric, Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity(Metric):
+    """Compare with the fp32 eager reference.
+
+    A variant may be `factor` times as far from it as eager in the run's dtype is. `floor` is allowed whatever eager's
+    distance: in float32 eager is the reference itself and its distance is 0, while another order of the same sums is
+    not an error.
+
+    Raises:
+        InputError: a factor below 1 or a negative floor, which eager itself would fail.
+
+    """
+
+    factor: float = 2.0
+    floor: float = 1e-4
+    needs_reference: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what nothing could pass."""
+        if self.factor < 1 or self.floor < 0:
+            raise InputError(f"factor={self.factor}, floor={self.floor}: a factor of at least 1 and a floor from 0.")
+
+    def measure(self, subject: Subject) -> Measured:
+        """Run the step on the check inputs, then put the run's own inputs back."""
+        component, reference = subject.component, subject.reference
+        assert reference is not None, "the cell computes a reference where a metric needs one"
+        component.reset()
+        component.refill(subject.seed + CHECK_SEED)
+        outputs = to_host(subject.step.run())
+        component.refill(subject.seed)
+        component.reset()
+        eager = relative_l2(reference.eager, reference.outputs)
+        tolerance = subject.tolerance if subject.tolerance is not None else max(self.factor * eager, self.floor)
+        if outputs.keys() != reference.outputs.keys():
+            reason = f"parity: outputs {sorted(outputs)} where the reference has {sorted(reference.outputs)}"
+            return Measured({"parity": {"reference": "fp32 eager", "passed": False}}, ("failed", reason))
+        error = relative_l2(outputs, reference.outputs)
+        passed = error <= tolerance  # False for NaN
+        section: dict[str, Any] = {
+            "reference": "fp32 eager",
+            "rel_l2": error,
+            "eager_rel_l2": eager,
+            "tolerance": tolerance,
+            "max_abs": max_abs(outputs, reference.outputs),
+            **decibels(component.kind, outputs, reference.outputs),
+            "passed": passed,
+        }
+        finite = {key: value for key, value in section.items() if not isinstance(value, float) or math.isfinite(value)}
+        if passed:
+            return Measured({"parity": finite})
+        found = f"{error:.2g}" if math.isfinite(error) else "not finite"
+        reason = f"parity: relative L2 error {found} against the fp32 eager reference, allowed {tolerance:.2g}"
+        return Measured({"parity": finite}, ("failed", reason))
+
+
+def relative_l2(outputs: Outputs, reference: Outputs) -> float:
+    """Return ‖out − ref‖ / ‖ref‖ of the worst output tensor, computed in float64; inf where shapes differ."""
+    return max(_relative_l2(outputs[path], expected) for path, expected in reference.items())
+
+
+def _relative_l2(output: torch.Tensor, expected: torch.Tensor) -> float:
+    if output.shape != expected.shape:
+        return math.inf
+    wide = expected.double()
+    difference = (output.double() - wide).norm()
+    norm = wide.norm()
+    ratio = float(difference / norm) if norm > 0 else (0.0 if difference == 0 else math.inf)
+    return math.inf if math.isnan(ratio) else ratio
+
+
+def max_abs(outputs: Outputs, reference: Outputs) -> float:
+    """Return the largest absolute difference over all outputs, in the outputs' unit; inf where shapes differ."""
+    return max(
+        float((outputs[path].double() - expected.double()).abs().max())
+        if outputs[path].shape == expected.shape
+        else math.inf
+        for path, expected in reference.items()
+    )
+
+
+def decibels(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[str, float]:
+    """Return PSNR for pictures (peak: the reference's range) and SNR for sound, of the worst output, in dB."""
+    if kind is None:
+        return {}
+    values = []
+    for path, expected in reference.items():
+        wide, output = expected.double(), outputs[path].double()
+        if output.shape != wide.shape:
+            return {}
+        noise = float((output - wide).square().mean())
+        signal = float((wide.max() - wide.min()).square()) if kind == "image" else float(wide.square().mean())
+        if noise > 0 and signal > 0:
+            values.append(10 * math.log10(signal / noise))
+    return {"psnr_db" if kind == "image" else "snr_db": min(values)} if values else {}

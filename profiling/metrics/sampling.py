@@ -1,0 +1,119 @@
+"""When to start believing the samples and when to stop taking them. Knows no clock and no device: tests bring fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from profiling.core.stats import relative_half_width
+from profiling.errors import InputError
+
+StoppedBy = Literal["interval", "iterations", "time"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of the step, in milliseconds; host and device exist only where the device works asynchronously."""
+
+    wall: float
+    host: float | None = None
+    device: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When the timed loop stops: the interval is tight enough, or there were enough iterations, or enough seconds.
+
+    Raises:
+        InputError: limits that no loop can keep.
+
+    """
+
+    interval: float = 0.01  # relative half width of the median's 95% interval
+    min_iterations: int = 30
+    max_iterations: int = 2000
+    max_seconds: float = 10.0
+    warmup_min_iterations: int = 10
+    warmup_max_iterations: int = 1000
+    warmup_max_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse at once what would otherwise end in an empty record."""
+        for name in ("min_iterations", "max_iterations", "warmup_min_iterations", "warmup_max_iterations"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name}={value}: a whole number, at least 1.")
+        for name in ("interval", "max_seconds", "warmup_max_seconds"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise InputError(f"{name}={value}: more than 0.")
+        for low, high in (
+            ("min_iterations", "max_iterations"),
+            ("warmup_min_iterations", "warmup_max_iterations"),
+        ):
+            if getattr(self, low) > getattr(self, high):
+                raise InputError(f"{low}={getattr(self, low)} is more than {high}={getattr(self, high)}. Raise {high}.")
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """How the warm-up ended; one that did not settle is told, not hidden."""
+
+    iterations: int
+    seconds: float
+    settled: bool
+
+
+#: Times have settled when the medians of two neighbouring windows differ by less than this.
+SETTLED = 0.05
+#: A window of the warm-up: at least this many samples and this many seconds, so that clocks have time to ramp up.
+WINDOW_ITERATIONS, WINDOW_SECONDS = 5, 0.1
+
+
+def warm_up(
+    take: Callable[[], Sample], activity: Callable[[], object], limits: Limits, now: Callable[[], float]
+) -> Warmup:
+    """Call `take` until times settle and `activity` (anything that compiling changes) stands still.
+
+    `now` is in seconds.
+    """
+    start, count, before = now(), 0, None
+    while True:
+        opened, seen, window = now(), activity(), []
+        while len(window) < WINDOW_ITERATIONS or now() - opened < WINDOW_SECONDS:
+            window.append(take().wall)
+            count += 1
+            if count >= limits.warmup_max_iterations or now() - start >= limits.warmup_max_seconds:
+                return Warmup(count, now() - start, settled=False)
+        quiet = activity() == seen
+        current = median(window)
+        if quiet and before is not None and abs(current - before) <= SETTLED * before:
+            if count >= limits.warmup_min_iterations:
+                return Warmup(count, now() - start, settled=True)
+        before = current if quiet else None
+
+
+def collect(
+    take: Callable[[], Sample], limits: Limits, now: Callable[[], float], on_check: Callable[[], None]
+) -> tuple[Sequence[Sample], StoppedBy]:
+    """Take samples until a limit is met; returns all of them and which limit it was.
+
+    The interval is looked at ever more rarely (a fifth more samples each time), so that looking stays cheap;
+    `on_check` is called at each look, outside every sample.
+    """
+    samples: list[Sample] = []
+    start, next_look = now(), limits.min_iterations
+    while True:
+        samples.append(take())
+        count = len(samples)
+        if count >= next_look or count >= limits.max_iterations:
+            on_check()
+            if count >= limits.min_iterations and relative_half_width([s.wall for s in samples]) <= limits.interval:
+                return samples, "interval"
+            next_look = count + max(1, count // 5)
+        if count >= limits.max_iterations:
+            return samples, "iterations"
+        if now() - start >= limits.max_seconds:
+            return samples, "time"

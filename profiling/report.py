@@ -1,0 +1,48 @@
+"""Render a run again from its records: `python -m profiling.report <run>`. Needs no torch, measures nothing."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from profiling.core.records import read_records
+from profiling.errors import InputError
+from profiling.reporting.classic import render_classic
+from profiling.reporting.heading import read_environment
+from profiling.reporting.render import render_console, render_markdown, write_report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a run's report and rewrite its files; return 0, or 2 where the folder is no run."""
+    parser = argparse.ArgumentParser(prog="python -m profiling.report", description="Render a run's report again.")
+    parser.add_argument("run", type=Path, help="the run's folder (a run prints it at its end)")
+    parser.add_argument(
+        "--format", choices=("table", "markdown", "classic"), help="print this one only, and write no file"
+    )
+    chosen = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ? and not a traceback
+    try:
+        print(_text(chosen.run, chosen.format))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _text(run: Path, form: str | None) -> str:
+    if form is None:
+        return write_report(run)
+    records, environment = read_records(run), read_environment(run)
+    if form == "classic":
+        return render_classic(records)
+    if form == "markdown":
+        return render_markdown(records, environment, run).rstrip()
+    return render_console(records, environment, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""A run's records as the console text, `report.md` and `classic.txt`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from profiling.core.records import Record, read_records
+from profiling.reporting.classic import render_classic
+from profiling.reporting.detail_tables import detail_tables
+from profiling.reporting.details import artefacts, causes, legend, networks, notes
+from profiling.reporting.format import escaped, one_line
+from profiling.reporting.heading import command_line, environment_lines, read_environment
+from profiling.reporting.table import render_table
+from profiling.reporting.verdict import verdicts
+
+REPORT_FILE = "report.md"
+CLASSIC_FILE = "classic.txt"
+
+#: Lines a kind and cell of what the compiler reported; the rest stands in `report.md`.
+CONSOLE_LINES = 8
+
+
+def write_report(run: Path) -> str:
+    """Write the run's `report.md` and `classic.txt`, each whole or not at all, and return the console text.
+
+    A folder that can't be written to costs a line of the text and nothing else.
+
+    Raises:
+        InputError: the folder holds no results, or results of another schema.
+
+    """
+    records = read_records(run)
+    environment = read_environment(run)
+    text = render_console(records, environment, run)
+    try:
+        _write(run / REPORT_FILE, render_markdown(records, environment, run))
+        _write(run / CLASSIC_FILE, render_classic(records) + "\n")
+    except OSError as error:
+        cause = error.strerror or type(error).__name__
+        return f"{text}\n{REPORT_FILE} and {CLASSIC_FILE} could not be rewritten: {cause}."
+    return text
+
+
+def render_console(records: Sequence[Record], environment: Mapping[str, Any], run: Path) -> str:
+    """Return what a terminal shows: the table, what went wrong, the verdicts, and where to look further."""
+    blocks = [
+        list(environment_lines(environment)),
+        [render_table(records)],
+        list(legend(records)) if records else [],
+        [*causes(records, run), *notes(records)],
+        list(verdicts(records)),
+        list(networks(records)),
+        list(artefacts(records, most=CONSOLE_LINES)),
+        [f"run: {run}"],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], run: Path) -> str:
+    """Return `report.md`: what the console shows, and the tables it has no room for. No path outside the run."""
+    targets = ", ".join(dict.fromkeys(record.target for record in records)) or "profile"
+    sections = [
+        f"## {escaped(targets)}: {escaped(run.resolve().name)}",
+        _bullets(environment_lines(environment)),
+        render_table(records, markdown=True),
+        # The legend shows what is struck out by striking it out, so it is not escaped.
+        "\n".join(f"{line}  " for line in legend(records)) if records else "",
+        _titled("Verdict", _bullets(verdicts(records))),
+        _titled("Not ok", _bullets(causes(records, run))),
+        _titled("Notes", _bullets(notes(records))),
+        _titled("Networks", _bullets(networks(records))),
+        *(_titled(title, table) for title, table in detail_tables(records)),
+        _titled("To look into (paths are relative to the run)", _bullets(artefacts(records))),
+        _titled("Command", _fenced(command_line(environment))),
+    ]
+    return "\n\n".join(section.rstrip() for section in sections if section) + "\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {escaped(line)}" for line in lines)
+
+
+def _titled(title: str, body: str) -> str:
+    return f"### {title}\n\n{body}" if body else ""
+
+
+def _fenced(command: str | None) -> str:
+    if command is None:
+        return ""
+    fence = "```"
+    while fence in command:
+        fence += "`"
+    return f"{fence}bash\n{one_line(command)}\n{fence}"
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace the file at once: a reader, or a crash, never sees half of it."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)

@@ -1,0 +1,113 @@
+"""One line a component: the fastest variant that is right, how much faster, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from profiling.core.records import Record
+from profiling.reporting.facts import (
+    baseline_name,
+    by_component,
+    claimed_speedup,
+    interval_at,
+    is_right,
+    number_at,
+    overlap,
+    peak_memory,
+    right_baseline,
+    wall_p50,
+)
+from profiling.reporting.format import MIB, MINUS, mebibytes, one_line, significant, times_faster
+
+
+def verdicts(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return one line of plain text for each component."""
+    return tuple(f"{one_line(name)}: {verdict(group)}." for name, group in by_component(records).items())
+
+
+def verdict(group: Sequence[Record]) -> str:
+    """Judge the records of one component: only right ones count, by the median of the wall clock."""
+    ranked = sorted(
+        ((time, record) for record in group if is_right(record) and (time := wall_p50(record)) is not None),
+        key=lambda pair: pair[0],
+    )
+    if not ranked:
+        return _nothing(group)
+    time, fastest = ranked[0]
+    runners_up = [record for _, record in ranked[1:]]
+    parts = [f"{_lead(fastest, group, alone=not runners_up)}, {significant(time)} ms (wall p50)"]
+    parts += [_gain(fastest, group, alone=not runners_up), _cost(fastest, group), _tie(fastest, runners_up)]
+    if fastest.parity is None:
+        parts.append("its output was not checked (no parity)")
+    parts.append(_left_out(group))
+    return "; ".join(one_line(part) for part in parts if part)
+
+
+def _nothing(group: Sequence[Record]) -> str:
+    if any(is_right(record) for record in group):
+        return "; ".join(part for part in ("no latency was measured", _left_out(group)) if part)
+    if all(record.status == "skipped" for record in group):
+        return f"nothing ran: {', '.join(record.variant for record in group)} skipped"
+    return f"no variant is right, so none is fastest: {', '.join(_with_status(record) for record in group)}"
+
+
+def _lead(fastest: Record, group: Sequence[Record], *, alone: bool) -> str:
+    if len(group) == 1:
+        return f"only {fastest.variant} ran"
+    return f"only {fastest.variant} is right" if alone else f"{fastest.variant} is fastest"
+
+
+def _gain(fastest: Record, group: Sequence[Record], *, alone: bool) -> str:
+    name, baseline = baseline_name(group), right_baseline(group)
+    if baseline is None:
+        state = next((_with_status(record) for record in group if record.variant == name), f"{name} did not run")
+        return f"no speedup is claimed without a right baseline: {state}"
+    if baseline is fastest:
+        return "no other variant to compare it with" if alone else "nothing beats the baseline"
+    speedup = claimed_speedup(fastest, group)
+    if speedup is None:
+        return "its speedup was not measured"
+    return f"{times_faster(speedup, interval_at(fastest.speedup, 'ci95'))} as fast as {name}"
+
+
+def _cost(fastest: Record, group: Sequence[Record]) -> str:
+    costs = []
+    seconds = number_at(fastest.prepare, "seconds")
+    if seconds is not None:
+        costs.append(f"{significant(seconds, 3)} s to prepare")
+    peak, baseline = peak_memory(fastest), right_baseline(group)
+    before = peak_memory(baseline) if baseline else None
+    if peak and baseline and before and baseline is not fastest and before[0] == peak[0]:
+        costs.append(f"{_difference(peak[1] - before[1])} MiB {peak[0]} vs {baseline.variant}")
+    elif peak:
+        costs.append(f"{mebibytes(peak[1])} MiB {peak[0]}")
+    return f"costs {' and '.join(costs)}" if costs else ""
+
+
+def _difference(count: float) -> str:
+    if abs(count) < MIB / 20:
+        return "±0"
+    return ("+" if count > 0 else MINUS) + mebibytes(abs(count))
+
+
+def _tie(fastest: Record, runners_up: Sequence[Record]) -> str:
+    """Name the variants whose medians may as well be the fastest one's."""
+    ties = [record.variant for record in runners_up if overlap(fastest, record) is True]
+    if ties:
+        return f"{_listed([fastest.variant, *ties])} can't be told apart (their 95% intervals overlap)"
+    if runners_up and overlap(fastest, runners_up[0]) is None:
+        return f"{_listed([fastest.variant, runners_up[0].variant])} can't be told apart (too few samples)"
+    return ""
+
+
+def _left_out(group: Sequence[Record]) -> str:
+    wrong = [_with_status(record) for record in group if not is_right(record)]
+    return f"left out: {', '.join(wrong)}" if wrong else ""
+
+
+def _with_status(record: Record) -> str:
+    return f"{record.variant} ({'parity failed' if record.status == 'ok' else record.status})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,19 @@
+"""Eager PyTorch, as the model's author wrote it: what everything else is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiling.core.components import Component
+from profiling.variants.variant import Step, Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(Variant):
+    """Call the module."""
+
+    def __call__(self, component: Component, folder: Path) -> Step:
+        """Return a step that calls the module on the component's inputs."""
+        component.call()
+        return Step(run=component.call)

@@ -1,0 +1,96 @@
+"""torch.compile, with every option from YAML.
+
+The default mode holds no CUDA graphs, so that its row differs from `baseline` by the compiler alone and from
+`compile_cuda_graph` by the capture alone; `reduce-overhead` and `max-autotune` bring CUDA graphs of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiling.core.components import Component
+from profiling.errors import InputError, did_you_mean
+from profiling.tracing.kernels import kept_kernels
+from profiling.variants.toolchain import missing_toolchain
+from profiling.variants.variant import Step, Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compile(Variant):
+    """Compile the module with `torch.compile`; the fields are its arguments, `options` goes to inductor as it is.
+
+    Raises:
+        InputError: a mode that torch does not know, or `options` together with a `mode`, which torch refuses.
+
+    """
+
+    mode: str | None = None
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    keep_kernels: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse at once what torch.compile would refuse minutes later."""
+        modes = torch._inductor.list_mode_options()
+        if self.mode is not None and self.mode not in modes:
+            raise InputError(
+                f"mode={self.mode!r} is no mode of torch.compile ({', '.join(modes)}).{did_you_mean(self.mode, modes)}"
+            )
+        if self.mode not in (None, "default") and self.options:
+            raise InputError(f"torch.compile takes a mode or options, not both: drop mode={self.mode} or the options.")
+        known = torch._inductor.list_options()
+        for name in self.options:
+            if name not in known:
+                raise InputError(f"options.{name} is no option of inductor.{did_you_mean(name, known)}")
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return what inductor's C++ back end lacks on a CPU."""
+        return missing_toolchain() if device.type == "cpu" else None
+
+    def has_cuda_graphs(self) -> bool:
+        """Say whether the mode or the options bring CUDA graphs of inductor's own."""
+        options = torch._inductor.list_mode_options(self.mode) if self.mode else self.options
+        return bool(options.get("triton.cudagraphs", False))
+
+    def flags(self, folder: Path) -> ExitStack:
+        """Set the global flags that the options ask for; closing the stack puts them back."""
+        with ExitStack() as stack:
+            if self.keep_kernels:
+                stack.enter_context(kept_kernels(folder))
+            return stack.pop_all()
+
+    def compiled(self, module: nn.Module) -> Callable[..., Any]:
+        """Return the module under torch.compile; it compiles at its first call."""
+        torch._dynamo.reset()
+        return torch.compile(
+            module,
+            mode=None if self.options else self.mode,
+            fullgraph=self.fullgraph,
+            dynamic=self.dynamic,
+            options=dict(self.options) or None,
+        )
+
+    def __call__(self, component: Component, folder: Path) -> Step:
+        """Compile by calling; where a mode brings CUDA graphs, call until those are recorded too."""
+        with self.flags(folder) as flags:
+            module, inputs = self.compiled(component.module), component.inputs
+            run = partial(_marked, module, inputs) if self.has_cuda_graphs() else partial(module, **inputs)
+            for _ in range(3 if self.has_cuda_graphs() else 1):  # graph trees warm up, then record, then replay
+                run()
+            # The flags stay until the step is closed: a recompile must meet the same ones.
+            return Step(run=run, close=flags.pop_all().close)
+
+
+def _marked(module: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> Any:
+    # Without the mark, inductor's graph trees take this call for a continuation of the last one and keep its outputs.
+    torch.compiler.cudagraph_mark_step_begin()
+    return module(**inputs)

@@ -1,0 +1,52 @@
+"""What a way of executing is: a frozen set of options that turns a component into a step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiling.core.components import Component
+
+
+def _nothing() -> None:
+    """Undo nothing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A prepared step: `run` takes no arguments, reads the component's inputs and returns the output.
+
+    `close` puts back the global flags that the variant set. `facts` says what the preparation made (bytes of graph
+    pool, say) and goes into the record's `prepare` section.
+    """
+
+    run: Callable[[], Any]
+    close: Callable[[], None] = _nothing
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant(ABC):
+    """A way to execute a component; its fields are the options of its YAML.
+
+    `tolerance` replaces the default parity tolerance (relative L2 error, no unit) where the variant is inexact by
+    design, a quantised one for example.
+    """
+
+    tolerance: float | None = None
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return why this variant cannot run on `device` at all (its cells are then skipped), or None."""
+        return None
+
+    @abstractmethod
+    def __call__(self, component: Component, folder: Path) -> Step:
+        """Prepare `component`: all compiling, warming up and capturing happens here, before any clock starts.
+
+        `folder` is the cell's own place in the run folder for files worth keeping; it is made by whoever fills it.
+        """

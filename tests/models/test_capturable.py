@@ -1,0 +1,152 @@
+"""What compilation and CUDA graphs need of a forward pass: one graph, no tensor elsewhere, nothing read back."""
+
+import pytest
+import torch
+from reference_data import FULL_SIZE, STATE_DICTS, TINY, flat, relative_error, tiny_network
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from models import audio_factories, image_factories, world_model
+from models.initialisation import randomise
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FULL_INPUTS = {
+    "world_model_1b": (world_model.world_model_inputs, 1),
+    "world_model_200m": (world_model.world_model_inputs, 3),
+    "image_decoder": (image_factories.image_decoder_inputs, 1),
+    "audio_decoder": (audio_factories.audio_decoder_inputs, 120),
+}
+
+
+class OneDeviceMode(TorchDispatchMode):
+    """Fails at any operation that touches another device or reads a value back."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.operations = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operations += 1
+        assert "_local_scalar_dense" not in func.name(), "a value is read back"
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor):
+                assert value.device.type == self.device, f"{func.name()} makes a tensor on {value.device}"
+        return result
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_forward_stays_on_its_device(name, dtype):
+    module, inputs = tiny_network(name, dtype)
+    module.to("meta")
+    with torch.no_grad(), OneDeviceMode("meta") as mode:
+        outputs = flat(module(**{key: value.to("meta") for key, value in inputs.items()}))
+    assert mode.operations > 20
+    assert all(output.dtype == dtype for output in outputs)
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_low_precision_stays_near_fp32(name, dtype):
+    module, inputs = tiny_network(name, dtype)
+    with torch.no_grad():
+        rounded = flat(module(**inputs))
+        exact = flat(module.float()(**{key: value.float() for key, value in inputs.items()}))
+    for actual, expected in zip(rounded, exact, strict=True):
+        assert torch.isfinite(actual).all()
+        assert relative_error(actual, expected) < 0.1
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_compiles_into_one_graph(name, dtype):
+    torch._dynamo.reset()
+    module, inputs = tiny_network(name, dtype)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager" if dtype == torch.bfloat16 else "eager")
+    with torch.no_grad():
+        for actual, expected in zip(flat(compiled(**inputs)), flat(module(**inputs)), strict=True):
+            assert relative_error(actual, expected) < 2e-2  # aot_eager takes bicubic apart and rounds in between
+
+
+def test_inductor_gives_the_same_numbers():
+    torch._dynamo.reset()
+    module, inputs = tiny_network("world_model")
+    compiled = torch.compile(module, fullgraph=True)
+    with torch.no_grad():
+        for actual, expected in zip(flat(compiled(**inputs)), flat(module(**inputs)), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-3, atol=2e-4)
+
+
+def test_gradients_flow_to_every_parameter():
+    for name in TINY:
+        module, inputs = tiny_network(name)
+        sum(output.square().sum() for output in flat(module(**inputs))).backward()
+        missing = [key for key, parameter in module.named_parameters() if parameter.grad is None]
+        assert not missing, f"{name}: no gradient reaches {missing}"
+
+
+def captured(module, inputs):
+    """Return a graph of `module(**inputs)` and its static outputs."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            module(**inputs)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = flat(module(**inputs))
+    return graph, outputs
+
+
+def check_replay(module, inputs, others):
+    graph, outputs = captured(module, inputs)
+    expected = [value.clone() for value in flat(module(**others))]
+    for key, value in others.items():
+        inputs[key].copy_(value)
+    graph.replay()
+    torch.cuda.synchronize()
+    for actual, value in zip(outputs, expected, strict=True):
+        assert torch.isfinite(value).all()
+        assert relative_error(actual, value) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tiny_networks_replay(name, dtype):
+    module, inputs = tiny_network(name, dtype, "cuda")
+    _, others = tiny_network(name, dtype, "cuda", seed=1)
+    with torch.inference_mode():
+        check_replay(module, inputs, others)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FULL_SIZE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_full_size_networks_replay(name, dtype):
+    config, factory, prefix = FULL_SIZE[name]
+    with torch.device("meta"):
+        module = factory(**STATE_DICTS[config]["config"]).to(dtype)
+    module.to_empty(device="cuda")
+    randomise(module, 0, prefix)
+    make_inputs, frames = FULL_INPUTS[name]
+    generator = torch.Generator("cuda").manual_seed(0)
+    inputs, others = (
+        make_inputs(module, batch=1, frames=frames, generator=generator, device="cuda", dtype=dtype) for _ in range(2)
+    )
+    with torch.inference_mode():
+        check_replay(module, inputs, others)
+
+
+@pytest.mark.gpu
+def test_narrow_variance_is_that_of_fp32():
+    from models.image_blocks import group_variance
+
+    x = torch.randn(2, 32, 4096, device="cuda").bfloat16() + 5
+    with torch.inference_mode():
+        actual = group_variance(x)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, x.float().var(-1, correction=0), rtol=1e-4, atol=0)

@@ -1,0 +1,89 @@
+"""A config that makes no network says why."""
+
+import dataclasses
+
+import pytest
+import torch
+from reference_data import STATE_DICTS, TINY
+
+from models.audio_vae import AudioVAEParams
+from models.image_vae import ImageVAEParams
+from models.world_model import WorldModelParams, build_world_model
+
+NAMED_SIZES = {
+    "world_model_1b": WorldModelParams.full(),
+    "world_model_200m": WorldModelParams.full_200m(),
+    "image_vae_cod_128x": ImageVAEParams.full(),
+    "audio_vae_cod_audio": AudioVAEParams.full(),
+}
+
+
+@pytest.mark.parametrize(("name", "params"), NAMED_SIZES.items())
+def test_full_sizes_are_the_published_configs(name, params):
+    assert type(params).from_config(STATE_DICTS[name]["config"]) == params
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens_per_frame": 4}, r"tokens_per_frame must be sample_size² \+ 1 = 5"),
+        ({"d_model": 66}, "multiple of n_heads"),
+        ({"d_model": 48}, "d_model / n_heads must be a multiple of 8"),
+        ({"n_mouse_axes": 3}, "n_mouse_axes must be 2"),
+        ({"n_layers": 0}, "n_layers must be a whole number of at least 1"),
+        ({"n_frames": 2.5}, "n_frames must be a whole number"),
+    ],
+)
+def test_bad_world_model(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(WorldModelParams.tiny(), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ch_0": 48}, "ch_0 must be a multiple of 32"),
+        ({"ch_0": 32, "ch_max": 48}, "widths must stay or double"),
+        ({"latent_channels": 24}, "multiple of latent_channels"),
+        ({"decoder_blocks_per_stage": ()}, "at least one stage"),
+        ({"encoder_blocks_per_stage": (1, 0)}, "counts of at least 1"),
+        ({"sample_size": (1, 2, 3)}, "a height and a width"),
+    ],
+)
+def test_bad_image_vae(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(ImageVAEParams.tiny(), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"strides": (3, 2)}, "the last stride"),
+        ({"strides": (0, 1)}, "at least 1"),
+        ({"ch_0": 12}, "multiple of 8"),
+        ({"ch_max": 20}, "multiple of 8"),
+    ],
+)
+def test_bad_audio_vae(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(AudioVAEParams.tiny(), **change)
+
+
+def test_a_misspelt_key_is_named():
+    config = dict(vars(WorldModelParams.tiny()))
+    config["n_layer"] = config.pop("n_layers")
+    with pytest.raises(ValueError, match="lacks 'n_layers'; did you mean it with 'n_layer'"):
+        build_world_model(**config)
+
+
+def test_patches_are_refused():
+    with pytest.raises(ValueError, match="patch_size must be 1"):
+        build_world_model(**vars(WorldModelParams.tiny()), patch_size=2)
+
+
+def test_a_window_too_long_is_refused():
+    params, factory, make_inputs, _ = TINY["world_model"]
+    module = factory(**vars(params))
+    options = {"generator": torch.Generator(), "device": "cpu", "dtype": torch.float32}
+    with pytest.raises(ValueError, match="1 to 6 frames"):
+        module(**make_inputs(module, batch=1, frames=7, **options))

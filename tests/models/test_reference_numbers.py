@@ -1,0 +1,86 @@
+"""Every network against the published numbers, small ones always, full-size ones on request."""
+
+import pytest
+import torch
+from reference_data import (
+    FULL_SIZE,
+    TOLERANCE,
+    WORLD_MODEL_INPUTS,
+    flat,
+    full_size_sample,
+    relative_error,
+    small_sample,
+)
+
+SLICES = {
+    "x[:,:,::8,::8]": lambda x: x[:, :, ::8, ::8],
+    "x[:,:,::49]": lambda x: x[:, :, ::49],
+}
+
+
+@pytest.mark.parametrize("case", ["n1", "n3", "n6"])
+def test_small_world_model(case):
+    module, tensors = small_sample("world_model_small")
+    with torch.no_grad():
+        video, audio = module(**{key: tensors[f"{case}.in.{key}"] for key in WORLD_MODEL_INPUTS})
+    torch.testing.assert_close(video, tensors[f"{case}.out.video"], **TOLERANCE)
+    torch.testing.assert_close(audio, tensors[f"{case}.out.audio"], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["image_vae_small_landscape", "image_vae_small_square", "audio_vae_small"])
+def test_small_autoencoder(name):
+    module, tensors = small_sample(name)
+    with torch.no_grad():
+        torch.testing.assert_close(module.decoder(tensors["decode.in.z"]), tensors["decode.out.x"], **TOLERANCE)
+        torch.testing.assert_close(module.encoder(tensors["encode.in.x"]), tensors["encode.out.z"], **TOLERANCE)
+
+
+def test_small_world_model_in_fp64_agrees_too():
+    module, tensors = small_sample("world_model_small")
+    with torch.no_grad():
+        video, _ = module.double()(**{key: tensors[f"n6.in.{key}"].double() for key in WORLD_MODEL_INPUTS})
+    assert video.dtype == torch.float64
+    torch.testing.assert_close(video.float(), tensors["n6.out.video"], rtol=0, atol=1e-4)
+
+
+def outputs_by_name(name, module, inputs):
+    output = flat(module(**inputs))
+    if name.startswith("world_model"):
+        return dict(zip(("video", "audio"), output, strict=True))
+    key = "x[:,:,::8,::8]" if name == "image_decoder" else "x[:,:,::49]"
+    return {key: SLICES[key](output[0])}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_full_size_on_the_cpu(name):
+    module, inputs, expected = full_size_sample(name, "cpu")
+    with torch.no_grad():
+        actual = outputs_by_name(name, module, inputs)
+    assert actual.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value, **TOLERANCE)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_full_size_on_the_gpu(name, monkeypatch, capsys):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    module, inputs, expected = full_size_sample(name, "cuda")
+    with torch.inference_mode():
+        exact = outputs_by_name(name, module, inputs)
+        for key, value in expected.items():
+            torch.testing.assert_close(exact[key], value, **TOLERANCE)
+        for dtype in (torch.bfloat16, torch.float16):
+            # Noise level and mouse stay fp32: they are multiplied by 1000, so rounding them asks another question.
+            cast = {key: value if key in ("t", "mouse") else value.to(dtype) for key, value in inputs.items()}
+            rounded = outputs_by_name(name, module.to(dtype), cast)
+            for key, value in expected.items():
+                error = relative_error(rounded[key], value)
+                with capsys.disabled():
+                    print(f"\n{name}.{key} {dtype}: relative L2 error {error:.2e}")
+                assert error < 5e-2
+            module.float()  # the weights stay rounded; fp16 holds them as well as bf16 does

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from profiling.core.checkpoints.lock import Locked, read_lock, record
+from profiling.core.checkpoints.manifest import MANIFEST, load_manifest
+from profiling.core.checkpoints.verify import verify
+from profiling.errors import InputError
+
+GOOD = {
+    "name": "vae",
+    "components": ["decoder"],
+    "size_class": "1M",
+    "path": "checkpoints/vae.pt",
+    "url": "https://host/vae.pt",
+}
+
+
+def write(root: Path, content: object) -> Path:
+    manifest = root / "checkpoints" / "manifest.yaml"
+    manifest.parent.mkdir(exist_ok=True)
+    manifest.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return manifest
+
+
+def lacking(key: str) -> dict:
+    return {k: v for k, v in GOOD.items() if k != key}
+
+
+def test_the_repositorys_manifest_names_the_published_files():
+    entries = {entry.name: entry for entry in load_manifest().entries}
+    assert {name: Path(entry.path).name for name, entry in entries.items()} == {
+        "audio_vae": "cod_audio_20k_ema.pt",
+        "image_vae": "cod_128x_30k_ema.pt",
+        "world_model_200m": "av_dfot_85k_ema_200m.pt",
+    }
+    for entry in entries.values():
+        assert entry.file == MANIFEST.parents[1] / entry.path
+        assert entry.url.rpartition("/")[2] == Path(entry.path).name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("files: [", "cannot be read"),
+        ("", "must hold a list named 'files'"),
+        ({"files": {}}, "must hold a list named 'files'"),
+        ("just text", "must hold a list named 'files'"),
+        ({"files": ["text"]}, "must be a mapping"),
+        *(({"files": [lacking(key)]}, f"lacks the key '{key}'") for key in GOOD),
+        ({"files": [GOOD | {"sha265": "0"}]}, "unknown key 'sha265'. Did you mean 'sha256'?"),
+        ({"files": [GOOD, GOOD]}, "two entries have the name 'vae'"),
+        ({"files": [GOOD, GOOD | {"name": "b"}]}, "two entries have the path 'checkpoints/vae.pt'"),
+        ({"files": [GOOD | {"components": "decoder"}]}, "components must be a list"),
+        ({"files": [GOOD | {"components": []}]}, "components must be a list"),
+        ({"files": [GOOD | {"size_class": 200}]}, "size_class must be a text"),
+        ({"files": [GOOD | {"sha256": "abc"}]}, "sha256 must be 64 hexadecimal digits"),
+        *(
+            ({"files": [GOOD | {"path": path}]}, "path must")
+            for path in ("/etc/x", "../x", "checkpoints/../x", "x.pt", "checkpoints", ".", "", None)
+        ),
+        *(
+            ({"files": [GOOD | {"url": url}]}, "url must")
+            for url in ("file:///etc/passwd", "ftp://host/x", "host/x", "https://", "")
+        ),
+    ],
+)
+def test_a_broken_manifest_is_one_line(tmp_path, content, message):
+    manifest = write(tmp_path, content)
+    with pytest.raises(InputError) as caught:
+        load_manifest(manifest)
+    assert message in str(caught.value)
+    assert str(manifest) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_manifest_says_how_to_name_one(tmp_path):
+    with pytest.raises(InputError, match="does not exist: name one with --manifest PATH"):
+        load_manifest(tmp_path / "none.yaml")
+
+
+def test_entries_are_picked_by_name_component_or_file(tmp_path):
+    other = GOOD | {"name": "world", "components": ["small", "large"], "path": "checkpoints/w.pt"}
+    manifest = load_manifest(write(tmp_path, {"files": [GOOD, other]}))
+    assert [entry.name for entry in manifest.select([])] == ["vae", "world"]
+    assert [entry.name for entry in manifest.select(["world", "large"])] == ["world"]
+    assert [entry.name for entry in manifest.select(["decoder"])] == ["vae"]
+    found = manifest.of_file(tmp_path / "checkpoints" / ".." / "checkpoints" / "w.pt")
+    assert found is not None
+    assert found.name == "world"
+    assert manifest.of_file(tmp_path / "other.pt") is None
+
+
+def test_a_missing_file_says_what_to_type(tmp_path):
+    (entry,) = load_manifest(write(tmp_path, {"files": [GOOD]})).entries
+    with pytest.raises(InputError, match=r"is missing: type python -m profiling\.checkpoints vae"):
+        verify(entry)
+
+
+@pytest.mark.parametrize(
+    "text", ["files: [", "- a", "files: {vae: 3}", "files: {vae: {sha256: x, size: 1}}", "files: {vae: {size: 1}}"]
+)
+def test_a_broken_lock_file_is_one_line(tmp_path, text):
+    manifest = write(tmp_path, {"files": [GOOD]})
+    manifest.with_name("lock.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"lock file .* is broken .*git checkout") as caught:
+        load_manifest(manifest)
+    assert "\n" not in str(caught.value)
+
+
+def test_manifest_and_lock_file_must_agree(tmp_path):
+    manifest = write(tmp_path, {"files": [GOOD | {"sha256": "A" * 64}]})
+    record(manifest.with_name("lock.yaml"), "vae", Locked("a" * 64, 10))
+    assert load_manifest(manifest).entries[0].sha256 == "a" * 64
+    write(tmp_path, {"files": [GOOD | {"sha256": "b" * 64}]})
+    with pytest.raises(InputError, match=r"disagrees with a{64}"):
+        load_manifest(manifest)
+
+
+def test_a_record_is_added_once_and_never_changed(tmp_path):
+    lock = tmp_path / "lock.yaml"
+    assert record(lock, "b", Locked("b" * 64, 2))
+    assert record(lock, "a", Locked("a" * 64, 1))
+    text = lock.read_text()
+    assert not record(lock, "a", Locked("a" * 64, 1))
+    with pytest.raises(InputError, match=r"b{64}"):
+        record(lock, "a", Locked("b" * 64, 1))
+    assert lock.read_text() == text
+    assert list(read_lock(lock)) == ["a", "b"]
+    assert text.startswith("# sha256")
+    assert [path.name for path in tmp_path.iterdir()] == ["lock.yaml"]

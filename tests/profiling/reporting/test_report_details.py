@@ -1,0 +1,89 @@
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from profiling.core.records import Record
+from profiling.reporting.render import write_report
+
+Make = Callable[..., Record]
+Save = Callable[[Sequence[Record]], Path]
+MIB = 2**20
+
+
+def report(run: Path) -> str:
+    return (run / "report.md").read_text(encoding="utf-8")
+
+
+def test_memory_by_phase_names_its_kinds(make: Make, save: Save) -> None:
+    memory = {
+        "phases": {"loaded": {"allocated": 2086 * MIB, "host_rss": 1335 * MIB}, "start": {"host_rss": 954 * MIB}},
+        "peak_allocated": 2291 * MIB,
+        "prepare_peak_allocated": 3000 * MIB,
+        "graph_pool": 0,
+    }
+    run = save([make("baseline", 2.5, memory=memory)])
+    write_report(run)
+    section = report(run).partition("### Memory by phase")[2].partition("###")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in section.split("\n") if "|" in line]
+    assert rows[0][2:] == ["phase", "allocated MiB", "graph pools MiB", "host RSS MiB"]
+    dash = "\u2013"
+    assert [row[2:] for row in rows[2:]] == [
+        ["loaded", "2086", dash, "1335"],
+        ["start", dash, dash, "954"],
+        ["prepare peak", "3000", dash, dash],
+        ["steady peak", "2291", "0", dash],
+    ]
+
+
+def test_other_metrics_show_their_scalars(make: Make, make_clocks: Callable[..., dict[str, Any]], save: Save) -> None:
+    own = {"deadline": {"missed": 3, "budget_ms": 16.67, "samples": [1, 2], "hard": True, "who": "me"}, "score": 0.5}
+    run = save([make("baseline", metrics=make_clocks(2.5) | own)])
+    write_report(run)
+    lines = report(run).partition("### Other metrics")[2].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")][2:] for line in lines if line.startswith("| world")]
+    assert rows == [["deadline", "missed", "3.000"], ["deadline", "budget_ms", "16.67"], ["score", "value", "0.5000"]]
+
+
+def test_how_the_times_were_taken(make: Make, save: Save) -> None:
+    run = save([make("baseline", 2.5)])
+    write_report(run)
+    assert "stopped by" in report(run)
+    assert "| 200 " in report(run)
+    assert "| interval " in report(run)
+    assert "| hot " in report(run)
+
+
+def test_compiler_findings_and_files_to_open(make: Make, save: Save) -> None:
+    breaks = [
+        {"reason": f"call to print | {index}", "file": "models/net.py", "line": 40 + index} for index in range(12)
+    ]
+    record = make(
+        "compile",
+        2.5,
+        compile={
+            "compile_seconds": 20.5,
+            "graphs": 2,
+            "graph_breaks": breaks,
+            "recompiles": [{"compile_id": "1/1", "reason": "size changed", "file": "models/net.py", "line": 7}],
+            "cudagraph_skips": ["mutated inputs"],
+            "index": "tl_out/x/index.html",
+        },
+        trace={"file": "traces/x.json.gz", "tables": "traces/x.txt"},
+        kernels=({"name": "triton_poi", "file": "kernels/a.py", "kind": "triton"},),
+        notes=("clocks were not locked",),
+    )
+    run = save([record])
+    text = write_report(run)
+    for fact in (
+        "compile report tl_out/x/index.html",
+        "trace traces/x.json.gz",
+        "trace tables traces/x.txt",
+        "graph break: call to print | 0 (models/net.py:40)",
+        "… and 7 more in report.md",
+        "kernel triton_poi (triton) kernels/a.py",
+        "world_model.compile: clocks were not locked",
+    ):
+        assert fact in text
+    for fact in ("call to print \\| 11 (models/net.py:51)", "recompile 1/1: size changed (models/net.py:7)"):
+        assert fact in report(run)
+    assert "CUDA graph skipped: mutated inputs" in report(run)
