@@ -38,10 +38,19 @@ def launch(target: str, run: Target) -> int:
     codes: list[int] = []
 
     def task(cfg: DictConfig) -> None:
-        codes.append(run(cfg, Path(HydraConfig.get().runtime.output_dir)))
+        # Caught here and not around Hydra, which would add lines of its own and end a --multirun at the first.
+        codes.append(_guarded(lambda: run(cfg, Path(HydraConfig.get().runtime.output_dir))))
 
-    try:
+    def compose_and_run() -> int:
         hydra.main(version_base=None, config_path=str(CONF), config_name=target)(task)()
+        return max(codes, default=0)
+
+    return _guarded(compose_and_run)
+
+
+def _guarded(work: Callable[[], int]) -> int:
+    try:
+        return work()
     except KeyboardInterrupt:
         return INTERRUPTED
     except InputError as error:
@@ -50,7 +59,6 @@ def launch(target: str, run: Target) -> int:
         return _complain(explain(error))
     except OSError as error:
         return _complain(explain_os_error(error))
-    return max(codes, default=0)
 
 
 def _complain(message: str) -> int:
@@ -65,13 +73,19 @@ def explain(error: Exception) -> str:
         cause = cause.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        options = list(error.options or [])
+        options = sorted(path.stem for folder in _config_folders() for path in (folder / group).glob("*.yaml"))
         return f"there is no {group} {name!r}.{did_you_mean(name, options)} There are: {', '.join(options)}"
     text = " ".join(str(error).split())
     if match := re.search(r"Could not override '([^']+)'", text):
         return f"there is no key {match[1]!r} in the config.{_near_key(match[1])} --help shows what there is."
     detail = " ".join(str(cause).split())
     return f"{detail or text} --help shows what there is."
+
+
+def _config_folders() -> list[Path]:
+    """Return where groups are looked for: conf, and the folder that the user adds with --config-dir."""
+    added = re.search(r"(?:^|\0)(?:--config-dir|-cd)[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
+    return [CONF, *([Path(added[1])] if added else [])]
 
 
 def _near_key(key: str) -> str:

@@ -12,6 +12,10 @@ class InputError(Exception):
     exit_code = 2
 
 
+class MissingExtraError(Exception):
+    """An optional dependency is not installed: what needs it is skipped, which is no failure."""
+
+
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """Return `" Did you mean 'compile'?"` with the nearest of `options` (at most three), or `""` when none is near."""
     near = difflib.get_close_matches(word, sorted(set(options)), n=3)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from profiling.core.checkpoints.loader import load_into
-from profiling.core.checkpoints.manifest import load_manifest
-from profiling.core.checkpoints.verify import fetch_command, verify
 from profiling.core.components import Component, check_arguments
 from profiling.core.config import instantiate, partial_of
 from profiling.core.inputs import parse_input_specs
 from profiling.core.job import ComponentSpec, Settings
-from profiling.core.weights import fill_degenerate
+from profiling.core.weights import give_weights
 from profiling.errors import InputError
 
 
@@ -77,48 +73,11 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     if not isinstance(module, nn.Module):
         raise InputError(f"{where}: {spec.module['_target_']} made a {type(module).__name__}, not a torch.nn.Module.")
     module = module.to(device, build_dtype).eval()
-    path, hint = find_weights(spec, settings)
-    if path is None:
-        randomise(module, spec, settings.seed)
-    else:
-        load_into(module, path, part=spec.part)
+    weights, hint = give_weights(module, spec, settings)
     run_dtype = getattr(torch, settings.dtype)
     draw = _input_maker(spec, module, device, run_dtype)
     check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.name)
-    return Blueprint(spec, module, draw, device, run_dtype, "random" if path is None else str(path), hint)
-
-
-def randomise(module: nn.Module, spec: ComponentSpec, seed: int) -> None:
-    """Give the module random weights: by its YAML's `initialise`, else its own, and none of them degenerate."""
-    if spec.initialise is not None:
-        partial_of(spec.initialise, f"component.{spec.name}.initialise")(module, seed=seed)
-    fill_degenerate(module, seed)
-
-
-def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, str | None]:
-    """Return (checkpoint to load, None), or (None, hint how to get one).
-
-    Raises:
-        InputError: a named checkpoint is not there, a published one has the wrong hash, or one is required and none is
-            there.
-
-    """
-    name = f"component.{spec.name}.checkpoint"
-    if settings.checkpoint == "random":
-        return None, None
-    if spec.checkpoint is not None:
-        return Path(spec.checkpoint), None
-    hint = f"none is published for it at scale {settings.scale}; {name}=PATH loads yours"
-    # Published weights fit the full size alone.
-    entry = load_manifest().for_component(spec.name) if settings.scale == "full" else None
-    if entry is not None:
-        if entry.file.is_file():
-            verify(entry)
-            return entry.file, None
-        hint = fetch_command(entry)
-    if settings.checkpoint == "required":
-        raise InputError(f"checkpoint=required, but {spec.name} has none: {hint}")
-    return None, hint
+    return Blueprint(spec, module, draw, device, run_dtype, weights, hint)
 
 
 def _input_maker(

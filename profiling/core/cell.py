@@ -21,7 +21,7 @@ from profiling.core.config import instantiate
 from profiling.core.job import Job
 from profiling.core.records import Record, Status
 from profiling.core.reference import CHECK_SEED, Reference, first_call, outputs_of, strict_float32
-from profiling.errors import InputError
+from profiling.errors import InputError, MissingExtraError
 from profiling.metrics.metric import Metric, Subject
 from profiling.tracing.counters import snapshot
 from profiling.tracing.profiler import trace_step
@@ -47,6 +47,9 @@ class Cell:
         try:
             with span(self.job.component.name), span(self.job.variant):
                 self._run()
+        except MissingExtraError as error:
+            self._end("skipped", str(error))
+            return
         except Exception as error:
             traceback.print_exc()
             self._end("failed", reason_of(error), bad_input=isinstance(error, InputError))

@@ -13,7 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from profiling.core.job import ComponentSpec, Job, Settings
-from profiling.errors import InputError, did_you_mean
+from profiling.errors import InputError, MissingExtraError, did_you_mean
+
+#: Packages that are optional, by the extra that brings them.
+EXTRAS = {"diffusers": "hub", "transformers": "hub"}
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,16 @@ def read_config(cfg: DictConfig) -> RunConfig:
         raise InputError(f"config: {str(error).splitlines()[0]}") from error
     assert isinstance(source, dict)
     plain: dict[str, Any] = {str(key): value for key, value in source.items()}
-    components = tuple(_component(name, node) for name, node in (plain["component"] or {}).items())
+    components = tuple(_component(name, node) for name, node in (plain.get("component") or {}).items())
     for group in ("variant", "metric"):
-        for name, node in (plain[group] or {}).items():
+        for name, node in (plain.get(group) or {}).items():
             if not isinstance(node, Mapping) or "_target_" not in node:
                 raise InputError(f"{group}.{name} names no _target_. Add _target_: package.module.Class to its YAML.")
     return RunConfig(
         components=components,
-        variants=plain["variant"] or {},
-        metrics=plain["metric"] or {},
-        settings=_typed(Settings, {item.name: plain[item.name] for item in fields(Settings)}),
+        variants=plain.get("variant") or {},
+        metrics=plain.get("metric") or {},
+        settings=_settings({item.name: plain[item.name] for item in fields(Settings)}),
         isolation=plain["isolation"],
         cell_timeout=_number("cell_timeout", plain["cell_timeout"]),
         resume=plain["resume"],
@@ -83,6 +86,7 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
 
     Raises:
         InputError: the target does not exist, refuses the arguments, or raises; `where` names the node.
+        MissingExtraError: the target needs an optional package that is not installed.
 
     """
     try:
@@ -93,6 +97,9 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, InputError):
             raise InputError(f"{where}: {cause}") from error
+        if isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
+            extra = EXTRAS[cause.name]
+            raise MissingExtraError(f"{cause.name} is not installed: pip install -e '.[{extra}]'") from error
         lines = str(cause).splitlines() or [type(cause).__name__]
         raise InputError(f"{where}: {node.get('_target_')}: {type(cause).__name__}: {lines[0]}") from error
 
@@ -120,13 +127,14 @@ def _component(name: str, node: Any) -> ComponentSpec:
     return ComponentSpec(name=name, **node)
 
 
-def _typed(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
-    for name, type_ in (("seed", int), ("tf32", bool), ("trace", bool), ("stacks", bool)):
-        if not isinstance(values[name], type_):
-            raise InputError(f"{name}={values[name]!r} is no {type_.__name__}.")
-    if values["threads"] is not None and not isinstance(values["threads"], int):
-        raise InputError(f"threads={values['threads']!r} is no whole number.")
-    return kind(**{key: str(value) if key in ("device", "dtype") else value for key, value in values.items()})
+def _settings(values: Mapping[str, Any]) -> Settings:
+    """Let OmegaConf convert and check the types by the dataclass's own hints."""
+    try:
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), values))
+    except OmegaConfBaseException as error:
+        raise InputError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    assert isinstance(made, Settings)
+    return made
 
 
 def _number(name: str, value: Any) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f"{path.name}.part")
     partial.write_text(text)
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from profiling.errors import InputError, did_you_mean
 
-Scale = Literal["auto", "full", "tiny"]
-Weights = Literal["auto", "required", "random"]
+SCALES = ("auto", "full", "tiny")
+CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -71,8 +71,8 @@ class Settings:
 
     device: str = "auto"
     dtype: str = "auto"
-    scale: Scale = "auto"
-    checkpoint: Weights = "auto"
+    scale: str = "auto"
+    checkpoint: str = "auto"
     seed: int = 0
     threads: int | None = None
     tf32: bool = False
@@ -82,8 +82,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Check the values that need no device to be checked."""
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
-        _one_of("scale", self.scale, get_args(Scale))
-        _one_of("checkpoint", self.checkpoint, get_args(Weights))
+        _one_of("scale", self.scale, SCALES)
+        _one_of("checkpoint", self.checkpoint, CHECKPOINTS)
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads={self.threads}: at least 1, or null for one a core.")
         if self.seed < 0:

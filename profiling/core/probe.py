@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from profiling.core.building import find_weights
 from profiling.core.config import instantiate
 from profiling.core.environment import environment
 from profiling.core.job import Job, Settings
+from profiling.core.weights import find_weights
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric
 from profiling.variants.variant import Variant

@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 from profiling.core.records import Record
@@ -27,19 +28,19 @@ class Progress(Protocol):
     """What the runner tells as it goes."""
 
     def begin(self, cell: str, number: int, total: int) -> None:
-        """A cell begins."""
+        """Show that a cell begins."""
 
     def phase(self, phase: str) -> None:
-        """The cell has reached a phase."""
+        """Show which phase the cell has reached."""
 
     def end(self, record: Record) -> None:
-        """The cell has its record."""
+        """Show how the cell ended."""
 
     def say(self, line: str) -> None:
         """Something worth a line of its own."""
 
     def close(self) -> None:
-        """The run is over, however it ended."""
+        """Take away what is still shown; the run is over."""
 
 
 class PlainProgress:
@@ -80,14 +81,16 @@ class LiveProgress(PlainProgress):
     def begin(self, cell: str, number: int, total: int) -> None:
         """Start the line."""
         super().begin(cell, number, total)
-        self._status = self._console.status(self._cell)
+        self._status = self._console.status(escape(self._cell))
         self._status.start()
 
     def phase(self, phase: str) -> None:
         """Rewrite the line."""
         if self._status is not None:
             elapsed = time.monotonic() - self._started
-            self._status.update(f"{self._cell.replace('[', chr(92) + '[')}: {PHASES.get(phase, phase)} ({elapsed:.0f} s)")
+            self._status.update(
+                f"{self._cell.replace('[', chr(92) + '[')}: {PHASES.get(phase, phase)} ({elapsed:.0f} s)"
+            )
 
     def end(self, record: Record) -> None:
         """Replace the line by how the cell ended."""

@@ -56,7 +56,9 @@ class Record:
         if self.status not in get_args(Status):
             raise ValueError(f"status must be one of {', '.join(get_args(Status))}, not {self.status!r}")
         if (self.status == "ok") != (self.reason is None):
-            raise ValueError(f"status {self.status!r} with reason {self.reason!r}: a reason stands exactly where not ok")
+            raise ValueError(
+                f"status {self.status!r} with reason {self.reason!r}: a reason stands exactly where not ok"
+            )
 
     @property
     def cell(self) -> tuple[str, str]:
@@ -135,7 +137,7 @@ def read_records(run: Path) -> tuple[Record, ...]:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    for line in path.read_text(errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             yield Record.from_json(line)
         except json.JSONDecodeError:

@@ -1,14 +1,87 @@
-"""Weights when there is no checkpoint: random, and never degenerate."""
+"""A module's weights: from its own factory, from a checkpoint, or random and then never degenerate."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from models.world_model import WorldModel, WorldModelParams
+from profiling.core.checkpoints.loader import load_into
+from profiling.core.checkpoints.manifest import load_manifest
+from profiling.core.checkpoints.verify import fetch_command, verify
+from profiling.core.config import partial_of
+from profiling.core.job import ComponentSpec, Settings
+from profiling.errors import InputError
+
 #: A tensor whose largest magnitude is below this contributes nothing that a parity check could see.
 DEGENERATE = 1e-4
+
+
+def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> tuple[str, str | None]:
+    """Load or randomise the module's weights; return where they came from, and how to get them where they are random.
+
+    A module whose factory loaded its weights says so in its attribute `weights_source`, and is left alone.
+    """
+    source = getattr(module, "weights_source", None)
+    if source is not None:
+        return str(source), None
+    path, hint = find_weights(spec, settings)
+    if path is None:
+        randomise(module, spec, settings.seed)
+        return "random", hint
+    entry = load_manifest().of_file(path)
+    others = {name: shapes for name, shapes in published_shapes().items() if name != spec.name}
+    load_into(module, path, part=spec.part, others=others, sha256=None if entry is None else verify(entry))
+    return str(path), None
+
+
+def published_shapes() -> Mapping[str, Callable[[], Mapping[str, tuple[int, ...]]]]:
+    """Return, by component, how to find the state-dict names and shapes of the sizes that people mix up."""
+
+    def shapes(params: WorldModelParams) -> Mapping[str, tuple[int, ...]]:
+        with torch.device("meta"):
+            return {name: tuple(tensor.shape) for name, tensor in WorldModel(params).state_dict().items()}
+
+    return {
+        "world_model": lambda: shapes(WorldModelParams.full()),
+        "world_model_200m": lambda: shapes(WorldModelParams.full_200m()),
+    }
+
+
+def randomise(module: nn.Module, spec: ComponentSpec, seed: int) -> None:
+    """Give the module random weights: by its YAML's `initialise`, else its own, and none of them degenerate."""
+    if spec.initialise is not None:
+        partial_of(spec.initialise, f"component.{spec.name}.initialise")(module, seed=seed)
+    fill_degenerate(module, seed)
+
+
+def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, str | None]:
+    """Return (checkpoint to load, None), or (None, hint how to get one).
+
+    Raises:
+        InputError: a checkpoint is required and none is there.
+
+    """
+    name = f"component.{spec.name}.checkpoint"
+    if settings.checkpoint == "random":
+        return None, None
+    if spec.checkpoint is not None:
+        return Path(spec.checkpoint), None
+    hint = f"none is published for it at scale {settings.scale}; {name}=PATH loads yours"
+    # Published weights fit the full size alone.
+    published = load_manifest().entries if settings.scale == "full" else ()
+    entry = next((entry for entry in published if spec.name in entry.components), None)
+    if entry is not None:
+        if entry.file.is_file():
+            return entry.file, None
+        hint = fetch_command(entry)
+    if settings.checkpoint == "required":
+        raise InputError(f"checkpoint=required, but {spec.name} has none: {hint}")
+    return None, hint
 
 
 @torch.no_grad()

@@ -43,7 +43,7 @@ class Metric(ABC):
     #: Whether the cell must compute the float32 reference, which costs a float32 copy of the weights while it does.
     needs_reference: ClassVar[bool] = False
 
-    def on_phase(self, phase: str, device: torch.device) -> None:
+    def on_phase(self, phase: str, device: torch.device) -> None:  # noqa: B027 - most metrics have nothing to look at
         """Look at the process when the cell has reached `phase` (start, loaded, inputs, prepared)."""
 
     @abstractmethod

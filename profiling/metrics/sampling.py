@@ -89,9 +89,9 @@ def warm_up(
                 return Warmup(count, now() - start, settled=False)
         quiet = activity() == seen
         current = median(window)
-        if quiet and before is not None and abs(current - before) <= SETTLED * before:
-            if count >= limits.warmup_min_iterations:
-                return Warmup(count, now() - start, settled=True)
+        steady = quiet and before is not None and abs(current - before) <= SETTLED * before
+        if steady and count >= limits.warmup_min_iterations:
+            return Warmup(count, now() - start, settled=True)
         before = current if quiet else None
 
 

@@ -32,7 +32,8 @@ class CompileEvents:
     Triton compiles included, CUDA-graph capture and autotuning at run time not (backward graphs have `duration_us`
     instead). None where the process died before its first frame was done. `frames` were taken up to compile, `graphs`
     of them became a compiled graph with operators in it. `graph_breaks` are distinct places. `failures` are frames that
-    did not compile: under `fullgraph=True` a break is one of these. `artifacts` is how many files the report links.
+    did not compile: a break under `fullgraph=True` is only here, one that made Dynamo skip its frame is in both.
+    `artifacts` is how many files the report links.
     """
 
     compile_seconds: float | None
@@ -49,7 +50,7 @@ def read_events(folders: Iterable[Path], root: Path) -> CompileEvents:
     """Read and add up tlparse's output folders, one per process; files under `root` become relative to it."""
     logs = [(folder, _entries(folder / "raw.jsonl")) for folder in folders]
     entries = [entry for _, log in logs for entry in log]
-    frames = [entry["compilation_metrics"] for entry in entries if "compilation_metrics" in entry]
+    frames = _named([entry["compilation_metrics"] for entry in entries if "compilation_metrics" in entry])
     every = [*frames, *(entry["bwd_compilation_metrics"] for entry in entries if "bwd_compilation_metrics" in entry)]
     texts = (text for folder, log in logs for text in _graph_break_texts(log, folder))
     skips = (metrics.get("cudagraph_skip_reason") for metrics in every)
@@ -75,6 +76,18 @@ def _entries(raw: Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict):
             entries.append(entry)
     return entries
+
+
+def _named(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Say which function hit the recompile limit: its last entry does not, the earlier ones with its frame id do."""
+    named = []
+    functions: dict[str, dict[str, Any]] = {}
+    for metrics in frames:
+        frame_id = str(metrics.get("compile_id")).partition("/")[0]
+        if metrics.get("co_name"):
+            functions[frame_id] = {key: metrics.get(key) for key in ("co_name", "co_filename", "co_firstlineno")}
+        named.append(metrics if metrics.get("co_name") else {**metrics, **functions.get(frame_id, {})})
+    return named
 
 
 def _seconds(metrics: dict[str, Any]) -> float:

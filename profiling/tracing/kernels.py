@@ -20,7 +20,8 @@ from profiling.errors import InputError
 
 Kind = Literal["graph", "triton", "cpp"]
 
-_TRITON_NAME = re.compile(r"^def (triton_\w*)\(", re.MULTILINE)
+# The function right below inductor's decorator: helper functions may stand before it, a user's own after it.
+_TRITON_NAME = re.compile(r"^@triton_heuristics\..*?^@triton\.jit\s+def (\w+)\(", re.MULTILINE | re.DOTALL)
 _CPP_KERNEL = re.compile(r"^(cpp_\w+) = async_compile\.cpp_pybinding\(.*?'''(.*?)'''", re.MULTILINE | re.DOTALL)
 
 
@@ -78,8 +79,7 @@ def list_kernels(folder: Path) -> tuple[KernelFile, ...]:
     names = [(name, body.strip()) for text in graphs.values() for name, body in _CPP_KERNEL.findall(text)]
     found = [_kernel_file(folder, path, path.stem, "graph", text) for path, text in graphs.items()]
     for path, text in sources.items():
-        match = _TRITON_NAME.search(text)
-        if path not in graphs and match and "@triton" in text:
+        if path not in graphs and (match := _TRITON_NAME.search(text)):
             found.append(_kernel_file(folder, path, match.group(1), "triton", text))
     for path in sorted(folder.glob("*/*.cpp")):
         text = path.read_text(encoding="utf-8", errors="replace")

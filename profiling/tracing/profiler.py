@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from profiling.tracing.operator_tables import operator_tables
 from profiling.tracing.spans import cell_span, span
 
 # Chrome-trace categories of work on the device; spans drawn on its row (gpu_user_annotation) are not among them.
 _DEVICE_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-_ROWS = 30
 
 
 @dataclass(frozen=True)
@@ -68,39 +68,30 @@ def trace_step(
         raise ValueError(f"a trace needs at least 1 iteration and 1 warm-up call, got {iterations} and {warmup}")
     folder.mkdir(parents=True, exist_ok=True)
     trace, operators = (folder / f"{component}.{variant}.{end}" for end in ("json.gz", "txt"))
-    averages: list[Any] = []
-
-    def keep(profiler: torch.profiler.profile) -> None:
-        profiler.export_chrome_trace(str(trace))
-        averages.append(profiler.key_averages())
-
-    with _profiler(device, iterations, warmup, stacks, keep) as profiler, cell_span(component, variant, "trace"):
+    with _profiler(device, iterations, warmup, stacks, trace) as profiler, cell_span(component, variant, "trace"):
         for index in range(-warmup, iterations):
             with span("warmup" if index < 0 else str(index)):
                 step()
             _synchronize(device)
             profiler.step()
-    events = _read_events(trace)
-    result = _summarise(events, averages[0], trace, operators, iterations)
+    averages = profiler.key_averages()
+    result = _summarise(averages, trace, operators, iterations)
     title = f"{component}/{variant}: {iterations} profiled iterations on {device}; times are sums over all of them\n"
-    operators.write_text(title + _tables(averages[0], device), encoding="utf-8")
+    operators.write_text(title + operator_tables(averages, on_device=device.type == "cuda"), encoding="utf-8")
     return result
 
 
-def _profiler(
-    device: torch.device, iterations: int, warmup: int, stacks: bool, keep: Callable[[torch.profiler.profile], None]
-) -> torch.profiler.profile:
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+def _profiler(device: torch.device, iterations: int, warmup: int, stacks: bool, trace: Path) -> torch.profiler.profile:
     return torch.profiler.profile(
-        activities=activities,
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])],
         # One session with a warm-up phase, not two: stopping and restarting CUPTI around CUDA graphs is fragile.
         schedule=torch.profiler.schedule(wait=0, warmup=warmup, active=iterations, repeat=1),
-        on_trace_ready=keep,
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),  # gzip, by the name's end
         record_shapes=True,
         profile_memory=True,
         with_flops=True,
         with_stack=stacks,
-        acc_events=True,  # without it 2.13 warns that a cycle's events are cleared, which is what we want
+        acc_events=True,  # without it torch warns that events are cleared at the end of the one cycle
     )
 
 
@@ -109,14 +100,9 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _read_events(trace: Path) -> list[dict[str, Any]]:
+def _summarise(averages: Any, trace: Path, operators: Path, iterations: int) -> TraceResult:
     with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as stream:
-        return json.load(stream)["traceEvents"]
-
-
-def _summarise(
-    events: list[dict[str, Any]], averages: Any, trace: Path, operators: Path, iterations: int
-) -> TraceResult:
+        events = json.load(stream)["traceEvents"]
     device_work = [event["dur"] for event in events if event.get("cat") in _DEVICE_WORK]  # microseconds
     flops = sum(average.flops for average in averages)
     run_folder = trace.parent.parent
@@ -129,23 +115,3 @@ def _summarise(
         device_launches=len(device_work) / iterations if device_work else None,
         flops=flops / iterations if flops else None,
     )
-
-
-def _tables(averages: Any, device: torch.device) -> str:
-    """Return the top operators as text, by device time and by CPU time; our own spans are left out of the rows."""
-    averages[:] = [average for average in averages if not _is_span(average)]
-    keys = {"CPU time": "self_cpu_time_total"}
-    if device.type == "cuda":
-        # Called self_cuda_time_total before torch 2.4 or so; should it be renamed again, one line here.
-        device_key = "self_device_time_total"
-        keys = {"device time": device_key if hasattr(averages[0], device_key) else "self_cuda_time_total", **keys}
-    tables = [
-        f"\nTop operators by {what} of their own\n"
-        + averages.table(sort_by=key, row_limit=_ROWS, max_name_column_width=90)
-        for what, key in keys.items()
-    ]
-    return "".join(tables)
-
-
-def _is_span(average: Any) -> bool:
-    return bool(getattr(average, "is_user_annotation", False)) or average.key.startswith("ProfilerStep")

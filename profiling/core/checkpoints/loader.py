@@ -69,9 +69,7 @@ def load_into(
         sources = half(contents.tensors, part, targets) if part else contents.tensors
         _check_fit(module, targets, sources)
     except InputError as error:
-        fitting = components_in(_shapes(contents.tensors), others or {})
-        hint = f". The file fits {' or '.join('component=' + name for name in fitting)}" if fitting else ""
-        raise InputError(f"checkpoint '{path}' {error}{hint}") from None
+        raise InputError(f"checkpoint '{path}' {error}{_hint(contents.tensors, others or {})}") from None
     for name, source in sources.items():
         problem = _copy(targets[name], source)
         if problem:
@@ -93,6 +91,11 @@ def _check_fit(module: nn.Module, targets: Mapping[str, Tensor], sources: Mappin
     misfit = compare(_shapes(targets), _shapes(sources), optional)
     if misfit:
         raise InputError(f"does not fit {type(module).__name__}: {misfit}")
+
+
+def _hint(tensors: Mapping[str, Tensor], others: Mapping[str, Shapes]) -> str:
+    fitting = components_in(_shapes(tensors), others)
+    return f". The file fits {' or '.join('component=' + name for name in fitting)}" if fitting else ""
 
 
 @torch.no_grad()

@@ -75,6 +75,8 @@ def test_a_remote_file_that_changed_is_fetched_anew_and_not_spliced(published, c
     remote.body, remote.etag = some_bytes(SIZE, seed=1), '"v2"'
     get(published)
     assert published.file("vae").read_bytes() == remote.body
+    # A server that checks If-Range answers with the whole new file at once.
+    assert [served.status for served in published.server.log] == ([200, 200] if checks_if_range else [200, 206, 200])
 
 
 def test_a_date_serves_where_there_is_only_a_weak_etag(published):

@@ -71,10 +71,10 @@ def test_mebibytes_have_decimals_below_ten_only(count: float | None, text: str) 
 
 
 def test_rates_and_ratios_show_their_range() -> None:
-    assert frames_per_second(400.0, 370.4, 406.6) == "400 (370–407)"  # noqa: RUF001
+    assert frames_per_second(400.0, 370.4, 406.6) == "400 (370–407)"
     assert frames_per_second(None, None, None) == ABSENT
-    assert times_faster(11.5, (11.4, 11.6)) == "11.5× [11.4, 11.6]"  # noqa: RUF001
-    assert times_faster(0.98, None) == "0.980×"  # noqa: RUF001
+    assert times_faster(11.5, (11.4, 11.6)) == "11.5× [11.4, 11.6]"
+    assert times_faster(0.98, None) == "0.980×"
     assert times_faster(None, (1.0, 2.0)) == ABSENT
 
 

@@ -34,7 +34,7 @@ def report(run: Path) -> str:
 def test_console_holds_table_causes_verdict_weights_and_folder(three: tuple[Record, ...], save: Save) -> None:
     run = save(three)
     text = write_report(run)
-    assert "11.5× [11.4, 11.6]" in text  # noqa: RUF001
+    assert "11.5× [11.4, 11.6]" in text
     assert "world_model.cuda_graph failed: parity: relative L2 error 1.2 is above 0.0078" in text
     assert "world_model: compile is fastest" in text
     assert "1,093,823,296 parameters, bfloat16, cuda:0, weights: random (fetch them: make checkpoints)" in text

@@ -27,8 +27,8 @@ def test_row_shows_the_known_numbers(three: tuple[Record, ...]) -> None:
         "2.460",
         "2.700",
         "2.500",
-        "400 (370–407)",  # noqa: RUF001
-        "11.5× [11.4, 11.6]",  # noqa: RUF001
+        "400 (370–407)",
+        "11.5× [11.4, 11.6]",
         "2506",
         "28.0",
         "ok 4.1e-03",
@@ -68,7 +68,7 @@ def test_no_speedup_against_a_baseline_that_is_missing_or_wrong(make: Make) -> N
     wrong = make("baseline", 28.7, status="invalid", reason="throttled")
     assert "11.5" not in render_table([compiled])
     assert "11.5" not in render_table([wrong, compiled])
-    assert "11.5× [11.4, 11.6]" in render_table([make("baseline", 28.7), compiled])  # noqa: RUF001
+    assert "11.5× [11.4, 11.6]" in render_table([make("baseline", 28.7), compiled])
 
 
 def test_ok_with_a_parity_that_failed_is_not_trusted(make: Make) -> None:
@@ -106,7 +106,7 @@ def test_what_was_not_measured_is_a_dash(make: Make) -> None:
     table = render_table([make("compile", status="skipped", reason="no GPU")], markdown=True)
     cells = row(table, "compile")
     assert cells[2] == "skipped"
-    assert set(cells[3:]) == {"–"}  # noqa: RUF001
+    assert set(cells[3:]) == {"–"}
     assert "nan" not in table
 
 

@@ -12,7 +12,7 @@ MIB = 2**20
 def test_fastest_right_variant_how_much_and_at_what_cost(three: tuple[Record, ...]) -> None:
     (line,) = verdicts(three)
     assert line.startswith("world_model: compile is fastest, 2.500 ms (wall p50)")
-    assert "11.5× [11.4, 11.6] as fast as baseline" in line  # noqa: RUF001
+    assert "11.5× [11.4, 11.6] as fast as baseline" in line
     assert "costs 28.0 s to prepare and +215 MiB peak allocated vs baseline" in line
     assert "left out: cuda_graph (failed)" in line
     assert "told apart" not in line
@@ -73,7 +73,7 @@ def test_memory_of_different_kinds_is_not_subtracted(make: Make) -> None:
 
 def test_memory_may_shrink_or_stay(make: Make) -> None:
     less = make("compile", 2.5, speedup=SPEEDUP, memory={"peak_allocated": 2000 * MIB})
-    assert "−291 MiB peak allocated vs baseline" in verdict([make("baseline", 28.7), less])  # noqa: RUF001
+    assert "−291 MiB peak allocated vs baseline" in verdict([make("baseline", 28.7), less])
     assert "±0 MiB" in verdict([make("baseline", 28.7), make("compile", 2.5, speedup=SPEEDUP)])
 
 

@@ -88,7 +88,8 @@ def test_failures_have_their_reason_and_line(parsed: tuple[Path, CompileSummary]
     assert (branch.kind, branch.file, branch.line) == ("Unsupported", PROGRAM.name, line_of("branch on data"))
     backend = next(entry for entry in failures.values() if entry.kind == "BackendCompilerFailed")
     assert "planted backend failure" in backend.reason
-    assert "Dynamo recompile limit exceeded" in failures
+    limit = failures["Dynamo recompile limit exceeded"]
+    assert (limit.function, limit.file) == ("limited", PROGRAM.name)
 
 
 def test_totals(parsed: tuple[Path, CompileSummary]) -> None:

@@ -5,13 +5,17 @@ import subprocess
 import sys
 import textwrap
 import timeit
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import profiling
 from profiling.tracing.counters import CompileCounters, snapshot
+
+ROOT = Path(profiling.__path__[0]).parent
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +36,7 @@ def test_reading_imports_no_compiler() -> None:
     assert snapshot() == CompileCounters() and snapshot().describe() is None
     assert not any(name.startswith("torch._dynamo") for name in sys.modules)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=pytest_root())
-
-
-def pytest_root() -> str:
-    import profiling
-
-    return str(next(iter(profiling.__path__)) + "/..")
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=ROOT)
 
 
 def test_first_compile_steady_state_and_planted_recompiles() -> None:

@@ -81,7 +81,14 @@ def test_a_triton_kernel_is_listed_by_name(tmp_path: Path) -> None:
     source = """
 import triton
 from torch._inductor.runtime import triton_heuristics
-@triton_heuristics.pointwise(size_hints={'x': 1024})
+
+@triton.jit
+def _triton_helper_fn_add0(arg0_0, arg1_0):
+    return arg0_0 + arg1_0
+
+@triton_heuristics.pointwise(
+    size_hints={'x': 1024},
+)
 @triton.jit
 def triton_poi_fused_add_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
     pass
@@ -101,7 +108,8 @@ def test_a_triton_kernel_file_benchmarks_itself(tmp_path: Path) -> None:
         torch.compile(wave)(torch.ones(1 << 20, device="cuda"))
         torch.cuda.synchronize()
     kernels = [kernel for kernel in list_kernels(tmp_path / "kernels") if kernel.kind == "triton"]
-    assert [(kernel.runnable, "sin" in kernel.name) for kernel in kernels] == [(True, True)]
+    assert ["sin" in kernel.name for kernel in kernels] == [True]
+    assert kernels[0].runnable
     command = [sys.executable, str(tmp_path / "kernels" / kernels[0].file)]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert "GB/s" in said

@@ -3,12 +3,14 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from profiling.tracing.profiler import TraceResult, trace_step
+from profiling.tracing.operator_tables import operator_tables
+from profiling.tracing.profiler import TraceResult, _summarise, trace_step
 
 M, N, K = 16, 32, 64
 
@@ -118,14 +120,41 @@ def test_needs_an_iteration_and_a_warm_up(tmp_path: Path, iterations: int, warmu
         )
 
 
+def test_device_time_is_that_of_kernels_and_copies_not_of_spans(tmp_path: Path) -> None:
+    durations_us = {"kernel": 1000, "gpu_memcpy": 400, "gpu_memset": 100, "gpu_user_annotation": 9999, "cpu_op": 9999}
+    written = [{"ph": "X", "cat": cat, "dur": dur} for cat, dur in durations_us.items()]
+    (tmp_path / "traces").mkdir()
+    trace = tmp_path / "traces" / "c.v.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": written}).encode()))
+    result = _summarise([], trace, tmp_path / "traces" / "c.v.txt", iterations=2)
+    assert (result.device_ms, result.device_launches, result.events) == (0.75, 1.5, 5)
+
+
+class FakeAverages(list[Any]):
+    def table(self, *, sort_by: str, row_limit: int, max_name_column_width: int) -> str:
+        return " ".join([sort_by, *(average.key for average in self)]) + "\n"
+
+
+@pytest.mark.parametrize("attribute", ["self_device_time_total", "self_cuda_time_total"])
+def test_tables_on_a_gpu_sort_by_what_torch_calls_device_time(attribute: str) -> None:
+    kernel = SimpleNamespace(key="gemm", is_user_annotation=False, **{attribute: 5})
+    ours = SimpleNamespace(key="c/v/trace/0", is_user_annotation=True, **{attribute: 9})
+    text = operator_tables(FakeAverages([ours, kernel]), on_device=True)
+    assert text.splitlines()[1:] == [
+        "Top operators by device time of their own",
+        f"{attribute} gemm",
+        "",
+        "Top operators by CPU time of their own",
+        "self_cpu_time_total gemm",
+    ]
+
+
 @pytest.mark.gpu
 def test_a_graph_replay_shows_its_kernels(tmp_path: Path) -> None:
     device = torch.device("cuda")
     a = torch.randn(512, 512, device=device)
-    stream = torch.cuda.Stream()
     with torch.inference_mode():
-        with torch.cuda.stream(stream):
-            (a @ a).sin_()
+        (a @ a).sin_()  # cuBLAS starts up outside the capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
