@@ -6,7 +6,7 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from models.audio_blocks import KERNEL, DownStage, SameStage, UpStage
+from models.audio_blocks import KERNEL, Conv1d, DownStage, SameStage, UpStage
 from models.params import Params, require, require_positive
 
 
@@ -61,14 +61,14 @@ class AudioDecoder(nn.Module):
         self.params = params
         widths = params.widths
         stages = list(zip(widths[1:], widths[:-1], params.strides[:-1], strict=True))
-        self.conv_in = nn.Conv1d(params.latent_channels, widths[-1], 1, bias=False)
+        self.conv_in = Conv1d(params.latent_channels, widths[-1], 1, bias=False)
         self.starter = SameStage(widths[-1])
         self.blocks = nn.Sequential(*(UpStage(wide, narrow, stride) for wide, narrow, stride in reversed(stages)))
-        self.conv_out = nn.Conv1d(widths[0], params.channels, KERNEL, padding=KERNEL // 2, bias=False)
+        self.conv_out = Conv1d(widths[0], params.channels, KERNEL, padding=KERNEL // 2, bias=False)
 
     def forward(self, z: Tensor) -> Tensor:
         """Decode latents [b, latent_channels, l] to sound [b, channels, l·samples_per_latent] in (-1, 1)."""
-        return self.conv_out(self.blocks(self.starter(self.conv_in(z)))).tanh()
+        return self.conv_out(self.blocks(self.starter(self.conv_in(z)))).tanh().contiguous()
 
 
 class AudioEncoder(nn.Module):
@@ -79,14 +79,14 @@ class AudioEncoder(nn.Module):
         self.params = params
         widths = params.widths
         stages = zip(widths[:-1], widths[1:], params.strides[:-1], strict=True)
-        self.conv_in = nn.Conv1d(params.channels, widths[0], KERNEL, padding=KERNEL // 2, bias=False)
+        self.conv_in = Conv1d(params.channels, widths[0], KERNEL, padding=KERNEL // 2, bias=False)
         self.blocks = nn.Sequential(*(DownStage(narrow, wide, stride) for narrow, wide, stride in stages))
         self.final = SameStage(widths[-1])
-        self.conv_out = nn.Conv1d(widths[-1], params.latent_channels, 1, bias=False)
+        self.conv_out = Conv1d(widths[-1], params.latent_channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Encode sound [b, channels, samples] to latents [b, latent_channels, samples / samples_per_latent]."""
-        return self.conv_out(self.final(self.blocks(self.conv_in(x))))
+        return self.conv_out(self.final(self.blocks(self.conv_in(x)))).contiguous()
 
 
 class AudioVAE(nn.Module):

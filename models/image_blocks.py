@@ -1,4 +1,8 @@
-"""Building blocks of the image VAE: its norm, its residual block, and the stages that change the resolution."""
+"""Building blocks of the image VAE: its norm, its residual block, and the stages that change the resolution.
+
+The layout is channels first throughout: with channels last the full-size decoder takes 28 ms instead of 16 in eager
+bf16 on an H200 (the bicubic kernel reads across channels) and no less when compiled.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -96,6 +97,8 @@ class Run:
         )
         if skip is not None:
             return base
+        for left_over in ("kernels", "torch_trace"):  # of an earlier attempt at this cell, which was not kept
+            shutil.rmtree(self.folder / left_over / job.name, ignore_errors=True)
         sections: dict[str, Any] = {}
         endings: list[Mapping[str, Any]] = []
 

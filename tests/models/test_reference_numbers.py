@@ -1,5 +1,7 @@
 """Every network against the published numbers, small ones always, full-size ones on request."""
 
+import copy
+
 import pytest
 import torch
 from reference_data import (
@@ -16,6 +18,10 @@ SLICES = {
     "x[:,:,::8,::8]": lambda x: x[:, :, ::8, ::8],
     "x[:,:,::49]": lambda x: x[:, :, ::49],
 }
+
+# Relative L2 error that 16-bit weights and activations may cause. The audio decoder's snakes take the sine of what has
+# passed through 30 of them, so it feels rounding most: in the small one, rounding its weights alone makes 3%.
+ROUNDING = {"world_model_1b": 5e-2, "world_model_200m": 5e-2, "image_decoder": 2e-2, "audio_decoder": 0.15}
 
 
 @pytest.mark.parametrize("case", ["n1", "n3", "n6"])
@@ -77,10 +83,9 @@ def test_full_size_on_the_gpu(name, monkeypatch, capsys):
         for dtype in (torch.bfloat16, torch.float16):
             # Noise level and mouse stay fp32: they are multiplied by 1000, so rounding them asks another question.
             cast = {key: value if key in ("t", "mouse") else value.to(dtype) for key, value in inputs.items()}
-            rounded = outputs_by_name(name, module.to(dtype), cast)
+            rounded = outputs_by_name(name, copy.deepcopy(module).to(dtype), cast)
             for key, value in expected.items():
                 error = relative_error(rounded[key], value)
                 with capsys.disabled():
                     print(f"\n{name}.{key} {dtype}: relative L2 error {error:.2e}")
-                assert error < 5e-2
-            module.float()  # the weights stay rounded; fp16 holds them as well as bf16 does
+                assert error < ROUNDING[name]

@@ -1,0 +1,74 @@
+"""Variants with one planted fault each."""
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+
+from profiling.variants.variant import Step, Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(Variant):
+    fault: str
+
+    def __call__(self, component, folder):
+        if self.fault == "raise":
+            raise RuntimeError("planted failure")
+        return Step(run=getattr(self, f"_{self.fault}")(component))
+
+    def _wrong(self, component):
+        def run():
+            output = component.call()
+            output["answer"].picture.mul_(1.5)
+            return output
+
+        return run
+
+    def _stale(self, component):
+        """Right for the inputs it was prepared with, and for no others: what a baked-in constant looks like."""
+        output = component.call()
+        return lambda: output
+
+    def _nan(self, component):
+        def run():
+            output = component.call()
+            output["answer"].picture.fill_(float("nan"))
+            return output
+
+        return run
+
+    def _later(self, component, action):
+        calls = iter(range(10**9))
+
+        def run():
+            if next(calls) == 20:
+                action()
+            return component.call()
+
+        return run
+
+    def _segfault(self, component):
+        import ctypes
+
+        return self._later(component, lambda: ctypes.string_at(0))
+
+    def _exit(self, component):
+        return self._later(component, lambda: os._exit(7))
+
+    def _hang(self, component):
+        return self._later(component, lambda: time.sleep(3600))
+
+    def _recompile(self, component):
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 10**6
+        compiled = torch.compile(lambda x, n: x + n, backend="eager", dynamic=False)
+        sizes = iter(range(10**9))
+
+        def run():
+            size = next(sizes)
+            if size > 60 and size % 40 == 0:
+                compiled(torch.ones(size), 1)
+            return component.call()
+
+        return run

@@ -1,0 +1,45 @@
+"""A user's own modules, outside the package: good ones and bad ones."""
+
+import dataclasses
+
+import torch
+from torch import nn
+
+
+@dataclasses.dataclass
+class Answer:
+    picture: torch.Tensor
+    score: torch.Tensor
+
+
+class Net(nn.Module):
+    """A small network whose last layer starts at zero, as many do; returns a nested structure."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, 16)
+        self.last = nn.Linear(16, 4)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, x: torch.Tensor, gain: torch.Tensor):
+        hidden = torch.relu(self.first(x)) * gain
+        return {"answer": Answer(self.last(hidden), hidden.mean(-1)), "hidden": (hidden, [hidden + 1])}
+
+
+class Raises(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("this module never works")
+
+
+class Nothing(nn.Module):
+    def forward(self, x: torch.Tensor) -> None:
+        return None
+
+
+def not_a_module() -> str:
+    return "no module"
+
+
+def make_inputs(module, *, generator, device, dtype):
+    return {"x": torch.randn(2, 8, generator=generator, device=device).to(dtype), "gain": torch.ones(1, device=device)}

@@ -1,0 +1,121 @@
+"""Parity against errors of known size."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from profiling.core.components import Component
+from profiling.core.reference import CHECK_SEED, Reference, outputs_of
+from profiling.errors import InputError
+from profiling.metrics.metric import Subject
+from profiling.metrics.parity import Parity, decibels, relative_l2
+from profiling.variants.variant import Step
+
+
+def component(dtype=torch.float32, kind=None):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)).to(dtype)
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x):
+            return self.inner(x.to(self.inner[0].weight.dtype))
+
+    def make(generator):
+        return {"x": torch.randn(4, 8, generator=generator)}
+
+    inputs = make(torch.Generator().manual_seed(0))
+    return Component("c", Wrapped(), inputs, make, torch.device("cpu"), dtype, 1, "random", kind)
+
+
+def subject(run, made, eager=None, tolerance=None):
+    reference = outputs_of(made, CHECK_SEED)
+    made.refill(0)
+    return Subject(made, Step(run=run(made)), Reference(reference, eager or reference), tolerance, 0)
+
+
+def test_the_same_is_right_and_the_inputs_are_put_back():
+    made = component()
+    before = made.inputs["x"].clone()
+    measured = Parity().measure(subject(lambda c: c.call, made))
+    assert measured.problem is None
+    assert measured.sections["parity"]["rel_l2"] == 0.0
+    assert torch.equal(made.inputs["x"], before)
+
+
+@pytest.mark.parametrize("error", [0.5e-4, 2e-4, 0.1])
+def test_an_error_is_measured_as_large_as_it_is(error):
+    measured = Parity(floor=1e-4).measure(subject(lambda c: lambda: c.call() * (1 + error), component()))
+    assert measured.sections["parity"]["rel_l2"] == pytest.approx(error, rel=0.02)
+    assert (measured.problem is None) == (error <= 1e-4)
+
+
+def test_an_output_for_the_old_inputs_is_wrong():
+    def stale(made):
+        output = made.call()
+        return lambda: output
+
+    measured = Parity().measure(subject(stale, component()))
+    assert measured.problem[0] == "failed"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_never_passes(value):
+    measured = Parity(floor=1e9).measure(subject(lambda c: lambda: c.call() * value, component()))
+    assert measured.problem == (
+        "failed",
+        "parity: relative L2 error not finite against the fp32 eager reference, allowed 1e+09",
+    )
+    assert "rel_l2" not in measured.sections["parity"]
+
+
+def test_twice_as_far_as_eager_is_allowed_and_no_more():
+    made = component()
+    exact = outputs_of(made, CHECK_SEED)
+    eager = {path: tensor * 1.01 for path, tensor in exact.items()}
+    near = subject(lambda c: lambda: c.call() * 1.019, component(), eager)
+    far = subject(lambda c: lambda: c.call() * 1.021, component(), eager)
+    assert Parity().measure(near).problem is None
+    assert Parity().measure(far).problem is not None
+
+
+def test_a_variant_may_bring_its_own_tolerance():
+    measured = Parity().measure(subject(lambda c: lambda: c.call() * 1.05, component(), tolerance=0.06))
+    assert measured.problem is None
+    assert measured.sections["parity"]["tolerance"] == 0.06
+
+
+def test_other_outputs_are_wrong():
+    measured = Parity().measure(subject(lambda c: lambda: {"y": c.call()}, component()))
+    assert measured.problem[0] == "failed"
+    assert "outputs" in measured.problem[1]
+    measured = Parity().measure(subject(lambda c: lambda: c.call()[:2], component()))
+    assert measured.problem[0] == "failed"
+
+
+def test_the_worst_output_counts():
+    reference = {"a": torch.ones(4), "b": torch.ones(4)}
+    outputs = {"a": torch.ones(4), "b": torch.ones(4) * 1.5}
+    assert relative_l2(outputs, reference) == pytest.approx(0.5)
+    assert relative_l2({"a": torch.zeros(2)}, {"a": torch.zeros(2)}) == 0.0
+    assert relative_l2({"a": torch.ones(2)}, {"a": torch.zeros(2)}) == math.inf
+
+
+def test_decibels_against_their_definition():
+    reference = {"x": torch.tensor([0.0, 1.0, 0.0, 1.0])}
+    outputs = {"x": reference["x"] + 0.1}
+    assert decibels("image", outputs, reference)["psnr_db"] == pytest.approx(20.0, abs=1e-4)
+    assert decibels("audio", outputs, reference)["snr_db"] == pytest.approx(10 * math.log10(0.5 / 0.01), abs=1e-4)
+    assert decibels(None, outputs, reference) == {}
+    assert decibels("image", reference, reference) == {}, "no noise, no ratio"
+
+
+@pytest.mark.parametrize("wrong", [{"factor": 0.5}, {"floor": -1.0}])
+def test_what_nothing_could_pass(wrong):
+    with pytest.raises(InputError):
+        Parity(**wrong)

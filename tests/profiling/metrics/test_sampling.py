@@ -1,0 +1,107 @@
+"""The loop's rules on a fake clock: no device, no waiting."""
+
+import itertools
+
+import pytest
+
+from profiling.errors import InputError
+from profiling.metrics.sampling import Limits, Sample, collect, warm_up
+
+
+class FakeClock:
+    """Each sample takes as long as it says, on a clock that only samples move."""
+
+    def __init__(self, times_ms):
+        self.times, self.seconds = iter(times_ms), 0.0
+
+    def take(self):
+        wall = next(self.times)
+        self.seconds += wall / 1e3
+        return Sample(wall=wall)
+
+    def now(self):
+        return self.seconds
+
+
+def run(times, limits):
+    clock = FakeClock(times)
+    looks = []
+    samples, stopped_by = collect(clock.take, limits, clock.now, lambda: looks.append(clock.now()))
+    return samples, stopped_by, looks
+
+
+def test_a_steady_step_stops_at_the_minimum():
+    samples, stopped_by, looks = run(itertools.repeat(10.0), Limits(min_iterations=30))
+    assert (len(samples), stopped_by) == (30, "interval")
+    assert len(looks) == 1
+
+
+def test_a_noisy_step_goes_on_until_the_iterations_end():
+    noisy = itertools.cycle([1.0, 100.0])
+    samples, stopped_by, looks = run(noisy, Limits(min_iterations=10, max_iterations=200, max_seconds=1e6))
+    assert (len(samples), stopped_by) == (200, "iterations")
+    assert len(looks) < 25, "looking gets rarer"
+
+
+def test_a_slow_step_ends_at_the_time_limit_with_what_it_has():
+    samples, stopped_by, _ = run(itertools.cycle([900.0, 2000.0]), Limits(max_seconds=10.0))
+    assert stopped_by == "time"
+    assert 5 <= len(samples) <= 10
+
+
+def test_a_wider_interval_is_enough_sooner():
+    times = [10 + 0.5 * ((i * 7919) % 13) for i in range(5000)]
+    tight, _, _ = run(times, Limits(interval=0.005, max_seconds=1e6))
+    loose, _, _ = run(times, Limits(interval=0.05, max_seconds=1e6))
+    assert len(loose) < len(tight)
+
+
+def warm(times, activity=lambda: 0, **limits):
+    clock = FakeClock(times)
+    return warm_up(clock.take, activity, Limits(**limits), clock.now)
+
+
+def test_a_ramp_is_warmed_through():
+    ramp = [100.0 * 0.8**i + 10 for i in range(30)]
+    warmup = warm(itertools.chain(ramp, itertools.repeat(10.0)), warmup_max_seconds=1e6)
+    assert warmup.settled
+    assert warmup.iterations > 10
+
+
+def test_steady_times_settle_at_once():
+    warmup = warm(itertools.repeat(50.0), warmup_min_iterations=10)
+    assert warmup.settled
+    assert warmup.iterations == 10, "two windows of five"
+
+
+def test_it_goes_on_while_something_compiles():
+    compiles = itertools.count()
+    warmup = warm(itertools.repeat(50.0), activity=lambda: min(next(compiles), 40), warmup_max_seconds=1e6)
+    assert warmup.settled
+    assert warmup.iterations > 50
+
+
+def test_times_that_never_settle_are_told():
+    growing = (1.2**i for i in itertools.count())
+    warmup = warm(growing, warmup_max_iterations=40, warmup_max_seconds=1e9)
+    assert not warmup.settled
+    assert warmup.iterations == 40
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"min_iterations": 0},
+        {"max_iterations": -1},
+        {"min_iterations": 50, "max_iterations": 10},
+        {"max_seconds": 0},
+        {"interval": -0.1},
+        {"interval": "x"},
+        {"min_iterations": 2.5},
+        {"min_iterations": True},
+        {"max_seconds": float("nan")},
+    ],
+)
+def test_limits_that_no_loop_can_keep(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        Limits(**wrong)

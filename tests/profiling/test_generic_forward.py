@@ -1,0 +1,143 @@
+"""The main job end to end on a CPU, as a user runs it, with planted faults."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import command, environment
+
+from profiling.tracing.compile_log import find_tlparse
+
+
+def test_crashes_cost_one_row_each(profile):
+    variants = "[baseline,faulty_segfault,faulty_exit,faulty_raise,faulty_wrong,faulty_stale,faulty_nan]"
+    outcome = profile("component=[net]", f"variant={variants}")
+    records = {variant: record for (_, variant), record in outcome.records.items()}
+    assert outcome.code == 1
+    assert records["baseline"].status == "ok"
+    assert records["baseline"].metrics["wall_ms"]["n"] >= 5
+    assert "SIGSEGV" in records["faulty_segfault"].reason
+    assert "exited with code 7" in records["faulty_exit"].reason
+    assert "planted failure" in records["faulty_raise"].reason
+    for crashed in ("faulty_segfault", "faulty_exit"):
+        assert records[crashed].status == "failed"
+        assert records[crashed].parity["passed"], "what was measured before the crash is kept"
+    for wrong in ("faulty_wrong", "faulty_stale", "faulty_nan"):
+        assert records[wrong].status == "failed"
+        assert records[wrong].reason.startswith("parity")
+        assert records[wrong].speedup is None
+        assert records[wrong].metrics["wall_ms"]["n"] >= 5, "its time is there, to be shown struck out"
+    assert "~~" in outcome.out
+    assert "left out" in outcome.out
+
+
+def test_a_recompile_in_the_window_is_invalid(profile):
+    outcome = profile("component=[net]", "variant=[faulty_recompile]", "metric.latency.interval=1e-9")
+    (record,) = outcome.records.values()
+    assert outcome.code == 1
+    assert record.status == "invalid"
+    assert "recompile" in record.reason
+
+
+def test_a_hang_ends_at_the_timeout_and_the_next_cell_runs(profile):
+    outcome = profile("component=[net]", "variant=[faulty_hang,baseline]", "cell_timeout=12")
+    records = {variant: record for (_, variant), record in outcome.records.items()}
+    assert "hung" in records["faulty_hang"].reason
+    assert records["baseline"].status == "ok"
+
+
+def test_a_module_from_outside_the_repository(profile):
+    outcome = profile("component=[net,net_made]", "variant=[baseline]", "isolation=none")
+    assert outcome.code == 0, outcome.err
+    for record in outcome.records.values():
+        assert record.status == "ok"
+        assert record.weights == "random"
+        assert record.parity["rel_l2"] == 0
+    assert "net" in outcome.out
+
+
+def test_resume_does_only_what_is_left(profile):
+    first = profile("component=[net]", "variant=[faulty_raise,baseline]")
+    assert [line["status"] for line in first.lines] == ["ok", "failed"], "the baseline runs first"
+    second = profile("component=[net]", "variant=[faulty_raise,baseline]", f"resume={first.folder}", folder=first.folder)
+    assert [line["variant"] for line in second.lines] == ["baseline", "faulty_raise", "faulty_raise"]
+    other = profile("component=[net]", "variant=[baseline]", f"resume={first.folder}", folder=first.folder)
+    assert other.code == 2
+    assert "another config" in other.err
+    assert len(other.lines) == 3, "nothing lost, nothing added"
+    again = profile("component=[net]", "variant=[baseline]", folder=first.folder)
+    assert again.code == 2
+    assert "holds a run already" in again.err
+
+
+def test_an_interrupt_keeps_what_is_done(tmp_path):
+    folder = tmp_path / "run"
+    arguments = command(folder, "component=[net]", "variant=[baseline,faulty_hang]")
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (folder / "cells" / "net.faulty_hang.log").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.1)
+    worker = int(subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()[0])
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert len((folder / "results.jsonl").read_text().splitlines()) == 1
+    assert "baseline" in out
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+def test_the_worker_dies_with_its_parent(tmp_path):
+    folder = tmp_path / "run"
+    arguments = command(folder, "component=[net]", "variant=[faulty_hang]")
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    while not (folder / "cells" / "net.faulty_hang.log").exists():
+        time.sleep(0.1)
+    worker = int(subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()[0])
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker outlived its parent")
+
+
+def test_the_users_own_torch_trace(profile, tmp_path):
+    outcome = profile(
+        "component=[net]",
+        "variant=[faulty_recompile]",
+        "trace=true",
+        TORCH_TRACE=str(tmp_path / "tracedir"),
+        TORCHDYNAMO_VERBOSE="1",
+    )
+    (log,) = (tmp_path / "tracedir").glob("*.log")
+    subprocess.run([find_tlparse(), "--overwrite", "--no-browser", "-o", str(tmp_path / "tl"), str(log)], check=True)
+    assert (tmp_path / "tl" / "index.html").exists()
+    (record,) = outcome.records.values()
+    assert record.compile["recompiles"], "the run has its own copy"
+    assert (outcome.folder / record.compile["index"]).exists()
+    assert (outcome.folder / record.trace["trace"]).exists()
+
+
+def test_multirun_makes_a_folder_a_run(profile, tmp_path):
+    outcome = profile(
+        "--multirun",
+        f"hydra.sweep.dir={tmp_path}/sweep",
+        "component=[net]",
+        "variant=[baseline]",
+        "isolation=none",
+        "seed=0,1",
+    )
+    assert outcome.code == 0, outcome.err
+    assert {path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir()} == {"0", "1"}
+    for number in ("0", "1"):
+        assert (tmp_path / "sweep" / number / "results.jsonl").exists()
