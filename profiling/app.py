@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 
 import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -33,7 +35,7 @@ def launch(target: str, run: Target) -> int:
 
     With --multirun that is the worst code of all runs.
     """
-    _register_resolvers()
+    register_resolvers()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its exceptions on, and we say them in one line
     codes: list[int] = []
 
@@ -89,13 +91,13 @@ def _config_folders() -> list[Path]:
 
 
 def _near_key(key: str) -> str:
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
+    """Look for near keys in the config that the command line's groups compose."""
+    groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric)=", argument)]
+    searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in _config_folders()[1:])}]"
     GlobalHydra.instance().clear()
     with contextlib.suppress(Exception), initialize_config_dir(str(CONF), version_base=None):
         keys: list[str] = []
-        _flatten(OmegaConf.to_container(compose("generic_forward"), resolve=False), "", keys)
+        _flatten(OmegaConf.to_container(compose("generic_forward", [*groups, searchpath]), resolve=False), "", keys)
         return did_you_mean(key, keys)
     return ""
 
@@ -111,14 +113,17 @@ def _flatten(node: object, path: str, keys: list[str]) -> None:
 def explain_os_error(error: OSError) -> str:
     """Return one line for a disk that is full, a folder that cannot be written, and the like."""
     where = f" {error.filename}" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left on the disk{where}. The records until here are whole: free space, then add resume=RUN."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (
+            f"{error.strerror}{where}: the disk takes no more. The records of the cells that had ended are whole: "
+            "free space, then go on with resume=RUN"
+        )
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"cannot write{where}: {error.strerror}. Choose another folder: hydra.run.dir=FOLDER"
     return f"{error.strerror or error}{where}. Choose another folder: hydra.run.dir=FOLDER"
 
 
-def _register_resolvers() -> None:
+def register_resolvers() -> None:
     @cache
     def run_folder(target: str, resume: str | None) -> str:
         if resume:

@@ -126,7 +126,7 @@ class Cell:
         synchronize(component.device)
         first_output = time.perf_counter() - started
         compiled = snapshot().since(before)
-        self.add(prepare={"seconds": seconds, "first_call_s": first_output, **asdict(compiled), **step.facts})
+        self.add(prepare={"seconds": seconds, "first_call_s": first_output, **asdict(compiled)})
         return step
 
     def _measure(self, name: str, metric: Metric, subject: Subject) -> None:

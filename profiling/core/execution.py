@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from profiling.core.isolation import Ending, OnEvent, log_of, run_isolated
 
 TORCH_TRACE = "TORCH_TRACE"
+INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Executor(Protocol):
@@ -37,8 +39,8 @@ class InProcess:
 class Isolated:
     """A fresh process a task, its output in `cells/<name>.log`."""
 
-    def __init__(self, run: Path, *, trace: bool, timeout: float) -> None:
-        self._run, self._trace, self._timeout = run, trace, timeout
+    def __init__(self, run: Path, *, trace: bool, fresh_cache: bool, timeout: float) -> None:
+        self._run, self._trace, self._fresh_cache, self._timeout = run, trace, fresh_cache, timeout
 
     def perform(self, task: Mapping[str, Any], name: str, on_event: OnEvent) -> str | None:
         """Perform the task in a process that may die as it likes."""
@@ -48,9 +50,12 @@ class Isolated:
         own = self._run / "torch_trace" / name
         environment = {TORCH_TRACE: str(own)} if self._trace and given is None else {}
         before = _logs(given)
-        ending: Ending = run_isolated(
-            task, files=files, timeout=self._timeout, on_event=on_event, environment=environment
-        )
+        with tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True) as cache:
+            if self._fresh_cache:
+                environment[INDUCTOR_CACHE] = cache
+            ending: Ending = run_isolated(
+                task, files=files, timeout=self._timeout, on_event=on_event, environment=environment
+            )
         if self._trace and given is not None:  # the user's folder has the logs; the run gets a copy
             own.mkdir(parents=True, exist_ok=True)
             for log in _logs(given) - before:

@@ -25,7 +25,6 @@ class CapturedGraph:
     graph: torch.cuda.CUDAGraph
     inputs: Mapping[str, torch.Tensor]
     output: Any
-    pool_bytes: int  # of the graph's private pool, which stays reserved as long as the graph lives
 
     def replay(self, inputs: Mapping[str, torch.Tensor], *, alias_outputs: bool) -> Any:
         """Copy `inputs` into the static buffers, replay, hand out the output.
@@ -58,10 +57,4 @@ def capture(call: Call, inputs: Mapping[str, torch.Tensor], *, warmup: int) -> C
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         output = call(static)
-    return CapturedGraph(graph=graph, inputs=static, output=output, pool_bytes=_pool_bytes(graph))
-
-
-def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
-    pool = tuple(graph.pool())
-    segments = torch.cuda.memory_snapshot()
-    return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == pool)
+    return CapturedGraph(graph=graph, inputs=static, output=output)

@@ -14,6 +14,7 @@ from profiling.errors import InputError, did_you_mean
 
 SCALES = ("auto", "full", "tiny")
 CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
+COMPILE_CACHES = ("fresh", "shared")  # fresh: every cell compiles from nothing, so that prepare times compare
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -73,6 +74,7 @@ class Settings:
     dtype: str = "auto"
     scale: str = "auto"
     checkpoint: str = "auto"
+    compile_cache: str = "fresh"
     seed: int = 0
     threads: int | None = None
     tf32: bool = False
@@ -84,6 +86,7 @@ class Settings:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         _one_of("scale", self.scale, SCALES)
         _one_of("checkpoint", self.checkpoint, CHECKPOINTS)
+        _one_of("compile_cache", self.compile_cache, COMPILE_CACHES)
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads={self.threads}: at least 1, or null for one a core.")
         if self.seed < 0:

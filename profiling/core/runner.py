@@ -48,7 +48,12 @@ class Run:
         done = prepare_folder(self.folder, config.source, config.resume)
         self.records = {record.cell: record for record in done}
         executor: Executor = (
-            Isolated(self.folder, trace=settings.trace, timeout=config.cell_timeout)
+            Isolated(
+                self.folder,
+                trace=settings.trace,
+                fresh_cache=settings.compile_cache == "fresh",
+                timeout=config.cell_timeout,
+            )
             if config.isolation == "process"
             else InProcess(self.folder, trace=settings.trace)
         )

@@ -17,6 +17,7 @@ KNOWN_METRICS = frozenset({"wall_ms", "device_ms", "host_ms", "fps", "latency"})
 MEMORY_KINDS = (
     ("allocated", "allocated MiB"),
     ("reserved", "reserved MiB"),
+    ("held", "held MiB"),
     ("graph_pool", "graph pools MiB"),
     ("device_used", "device used MiB"),
     ("host_rss", "host RSS MiB"),
@@ -101,6 +102,7 @@ def _memory(record: Record) -> Iterator[Row]:
     phases["prepare peak"] = {"allocated": memory.get("prepare_peak_allocated")}
     phases["steady peak"] = {
         "allocated": memory.get("peak_allocated"),
+        "held": memory.get("peak_held"),
         "reserved": memory.get("peak_reserved"),
         "graph_pool": memory.get("graph_pool"),
         "host_rss": memory.get("peak_host_rss"),

@@ -19,6 +19,8 @@ Lines = tuple[str, ...]
 def legend(records: Sequence[Record]) -> Lines:
     """Say how the table's numbers are meant."""
     lines = ["Times are wall clock, call plus wait; FPS = frames per call / wall; brackets: 95% interval."]
+    if any(number_at(record.memory, "peak_held") is not None for record in records):
+        lines.append("Held: allocated, plus what the pools of CUDA graphs keep from everybody else.")
     if any(not is_right(record) and wall_p50(record) is not None for record in records):
         lines.append("~~Struck out~~: failed or invalid, so this time counts for nothing.")
     if any(at(record.metrics, "latency", "cold") is True for record in records):
@@ -46,6 +48,11 @@ def notes(records: Sequence[Record]) -> Lines:
         f"{_name(record)}: times had not settled when the warm-up ended"
         for record in records
         if at(record.metrics, "latency", "settled") is False
+    ]
+    lines += [
+        f"{_name(record)}: compiled from a warm cache, so a first start takes longer to prepare"
+        for record in records
+        if number_at(record.prepare, "cache_hits")
     ]
     return tuple(map(one_line, lines))
 
@@ -89,9 +96,10 @@ def _files(record: Record) -> Iterator[str]:
     index = at(record.compile, "index")
     if isinstance(index, str):
         yield f"compile report {index}"
-    for key, value in (record.trace or {}).items():
+    for key, name in (("trace", "profiler trace (open in ui.perfetto.dev)"), ("operators", "operator tables")):
+        value = at(record.trace, key)
         if isinstance(value, str):
-            yield f"{'trace' if key == 'file' else f'trace {key}'} {value}"
+            yield f"{name} {value}"
 
 
 def _compiler(record: Record) -> Iterator[str]:

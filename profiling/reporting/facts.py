@@ -14,7 +14,11 @@ from profiling.core.records import Record
 BASELINE = "baseline"
 
 #: The peaks a record may hold, the one worth a table column first, and the kind each is called by.
-PEAK_KINDS = (("peak_allocated", "peak allocated"), ("peak_host_rss", "peak host RSS"))
+PEAK_KINDS = (
+    ("peak_held", "peak held"),
+    ("peak_allocated", "peak allocated"),
+    ("peak_host_rss", "peak host RSS"),
+)
 
 
 def at(content: object, *keys: str) -> Any:

@@ -20,7 +20,8 @@ class CompileCounters:
     compiled in a cache on disk; `recompiles` are those of a function it had taken up before (a guard failed).
     `graphs` are the FX graphs handed to a back end. `cudagraph_captures` are recordings of inductor's CUDA-graph trees
     on this thread (`mode="reduce-overhead"`), not graphs that a variant captures by hand; `cudagraph_skips` are the
-    times it gave one up.
+    times it gave one up. `cache_hits` are graphs that came compiled from a cache on disk: a short prepare time then says
+    nothing about a first start.
     """
 
     compiles: int = 0
@@ -29,6 +30,7 @@ class CompileCounters:
     graph_breaks: int = 0
     cudagraph_captures: int = 0
     cudagraph_skips: int = 0
+    cache_hits: int = 0
 
     def since(self, before: CompileCounters) -> CompileCounters:
         """Return what happened after `before`, an earlier snapshot of the same thread.
@@ -60,13 +62,15 @@ def snapshot() -> CompileCounters:
     # Compile ids, since counters["frames"] misses fullgraph=True and torch keeps the metrics of only 64 compiles.
     compiles = sum(frames.FRAME_COMPILE_COUNTER.values())
     counters = utils.counters  # a defaultdict: .get, so that reading does not write
+    inductor = counters.get("inductor", {})
     return CompileCounters(
         compiles=compiles,
         recompiles=compiles - len(frames.FRAME_COMPILE_COUNTER),
         graphs=counters.get("stats", {}).get("unique_graphs", 0),
         graph_breaks=sum(counters.get("graph_break", {}).values()),
         cudagraph_captures=_cudagraph_captures(),
-        cudagraph_skips=counters.get("inductor", {}).get("cudagraph_skips", 0),
+        cudagraph_skips=inductor.get("cudagraph_skips", 0),
+        cache_hits=inductor.get("fxgraph_cache_hit", 0) + counters.get("aot_autograd", {}).get("autograd_cache_hit", 0),
     )
 
 

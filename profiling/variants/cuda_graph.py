@@ -47,7 +47,7 @@ class CudaGraph(Variant):
         """Return the step that replays `call`."""
         graph = capture(call, component.inputs, warmup=self.warmup)
         inputs, alias = component.inputs, self.alias_outputs
-        return Step(run=lambda: graph.replay(inputs, alias_outputs=alias), facts={"graph_pool": graph.pool_bytes})
+        return Step(run=lambda: graph.replay(inputs, alias_outputs=alias))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,4 +79,4 @@ class CompileCudaGraph(CudaGraph):
         with self.compile.flags(folder) as flags:
             compiled = self.compile.compiled(component.module)
             step = self.captured(component, lambda inputs: compiled(**inputs))
-            return Step(run=step.run, close=flags.pop_all().close, facts=step.facts)
+            return Step(run=step.run, close=flags.pop_all().close)

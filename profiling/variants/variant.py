@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,11 @@ def _nothing() -> None:
 class Step:
     """A prepared step: `run` takes no arguments, reads the component's inputs and returns the output.
 
-    `close` puts back the global flags that the variant set. `facts` says what the preparation made (bytes of graph
-    pool, say) and goes into the record's `prepare` section.
+    `close` puts back the global flags that the variant set.
     """
 
     run: Callable[[], Any]
     close: Callable[[], None] = _nothing
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

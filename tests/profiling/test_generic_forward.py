@@ -6,7 +6,6 @@ import subprocess
 import time
 
 import pytest
-
 from conftest import command, environment
 
 from profiling.tracing.compile_log import find_tlparse
@@ -60,9 +59,12 @@ def test_a_module_from_outside_the_repository(profile):
 
 
 def test_resume_does_only_what_is_left(profile):
-    first = profile("component=[net]", "variant=[faulty_raise,baseline]")
+    cells = ("component=[net]", "variant=[faulty_raise,baseline]")
+    first = profile(*cells)
     assert [line["status"] for line in first.lines] == ["ok", "failed"], "the baseline runs first"
-    second = profile("component=[net]", "variant=[faulty_raise,baseline]", f"resume={first.folder}", folder=first.folder)
+    second = profile(
+        "component=[net]", "variant=[faulty_raise,baseline]", f"resume={first.folder}", folder=first.folder
+    )
     assert [line["variant"] for line in second.lines] == ["baseline", "faulty_raise", "faulty_raise"]
     other = profile("component=[net]", "variant=[baseline]", f"resume={first.folder}", folder=first.folder)
     assert other.code == 2

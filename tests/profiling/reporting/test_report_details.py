@@ -68,7 +68,7 @@ def test_compiler_findings_and_files_to_open(make: Make, save: Save) -> None:
             "cudagraph_skips": ["mutated inputs"],
             "index": "tl_out/x/index.html",
         },
-        trace={"file": "traces/x.json.gz", "tables": "traces/x.txt"},
+        trace={"trace": "traces/x.json.gz", "operators": "traces/x.txt"},
         kernels=({"name": "triton_poi", "file": "kernels/a.py", "kind": "triton"},),
         notes=("clocks were not locked",),
     )
@@ -76,8 +76,8 @@ def test_compiler_findings_and_files_to_open(make: Make, save: Save) -> None:
     text = write_report(run)
     for fact in (
         "compile report tl_out/x/index.html",
-        "trace traces/x.json.gz",
-        "trace tables traces/x.txt",
+        "profiler trace (open in ui.perfetto.dev) traces/x.json.gz",
+        "operator tables traces/x.txt",
         "graph break: call to print | 0 (models/net.py:40)",
         "… and 7 more in report.md",
         "kernel triton_poi (triton) kernels/a.py",

@@ -1,0 +1,87 @@
+"""Every YAML composes, every `_target_` resolves, and the sizes are those that were published."""
+
+import importlib
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from models.audio_vae import AudioVAEParams
+from models.image_vae import ImageVAEParams
+from models.world_model import WorldModelParams
+from profiling.app import CONF, register_resolvers
+from profiling.core.config import read_config
+from profiling.core.job import Settings
+
+GROUPS = {
+    group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("component", "variant", "metric")
+}
+
+
+def composed(*overrides):
+    register_resolvers()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base=None):
+        return compose("generic_forward", overrides=list(overrides))
+
+
+def targets(node):
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield node["_target_"]
+        for value in node.values():
+            yield from targets(value)
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in GROUPS.items() for name in names])
+def test_every_yaml_composes_and_its_targets_exist(group, name):
+    cfg = composed(f"{group}=[{name}]")
+    assert name in cfg[group], "the file's top key is its own name"
+    for target in targets(OmegaConf.to_container(cfg[group][name], resolve=True)):
+        module, _, attribute = target.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), target
+
+
+def test_everything_together_is_a_run():
+    config = read_config(composed(*(f"{group}=[{','.join(names)}]" for group, names in GROUPS.items())))
+    jobs = config.jobs("t", Settings(device="cpu", dtype="float32", scale="tiny"), "run")
+    assert len(jobs) == len(GROUPS["component"]) * len(GROUPS["variant"])
+
+
+def test_the_default_is_the_main_job():
+    config = read_config(composed())
+    assert [component.name for component in config.components] == ["world_model", "image_decoder", "audio_decoder"]
+    assert list(config.variants) == ["baseline", "compile", "cuda_graph", "compile_cuda_graph"]
+
+
+FULL = {
+    "world_model": WorldModelParams.full(),
+    "world_model_200m": WorldModelParams.full_200m(),
+    "image_decoder": ImageVAEParams.full(),
+    "image_encoder": ImageVAEParams.full(),
+    "audio_decoder": AudioVAEParams.full(),
+    "audio_encoder": AudioVAEParams.full(),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_full_size_is_the_published_one(name):
+    (component,) = read_config(composed(f"component=[{name}]")).components
+    config = {key: value for key, value in component.module.items() if key != "_target_"}
+    assert type(FULL[name]).from_config(config) == FULL[name]
+
+
+@pytest.mark.parametrize("name", GROUPS["component"])
+def test_tiny_changes_only_keys_that_are_there(name):
+    (component,) = read_config(composed(f"component=[{name}]")).components
+    tiny = component.at("tiny")
+    assert tiny != component
+    if "hub" not in component.module["_target_"]:
+        assert tiny.module.keys() == component.module.keys()
+
+
+def test_frames_per_call_follow_the_inputs():
+    overrides = ("component.audio_decoder.inputs.frames=60", "component.image_decoder.inputs.batch=4")
+    found = {component.name: component.frames_per_call for component in read_config(composed(*overrides)).components}
+    assert found == {"world_model": 1, "image_decoder": 4, "audio_decoder": 60}
