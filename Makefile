@@ -52,7 +52,7 @@ test-slow: setup ## full-size networks on the CPU: minutes, 6 GB
 lint: setup ## ruff (check and format) and pyright
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pyright
+	$(PY) -m pyright --pythonpath $(PY)
 
 format: setup ## let ruff fix and format
 	$(PY) -m ruff check --fix .

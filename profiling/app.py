@@ -124,6 +124,8 @@ def explain_os_error(error: OSError) -> str:
 
 
 def register_resolvers() -> None:
+    """Register what our YAML interpolates: `run_folder` makes a run's folder, `product` multiplies."""
+
     @cache
     def run_folder(target: str, resume: str | None) -> str:
         if resume:

@@ -20,8 +20,8 @@ class CompileCounters:
     compiled in a cache on disk; `recompiles` are those of a function it had taken up before (a guard failed).
     `graphs` are the FX graphs handed to a back end. `cudagraph_captures` are recordings of inductor's CUDA-graph trees
     on this thread (`mode="reduce-overhead"`), not graphs that a variant captures by hand; `cudagraph_skips` are the
-    times it gave one up. `cache_hits` are graphs that came compiled from a cache on disk: a short prepare time then says
-    nothing about a first start.
+    times it gave one up. `cache_hits` are graphs that came compiled from a cache on disk: a short prepare time then
+    says nothing about a first start.
     """
 
     compiles: int = 0

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import command, environment
+from as_user import command, environment
 
 COMPONENT = "component=[net]"
 BASELINE = "variant=[baseline]"

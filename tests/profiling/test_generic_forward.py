@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import command, environment
+from as_user import command, environment
 
 from profiling.tracing.compile_log import find_tlparse
 
