@@ -1,0 +1,95 @@
+"""What measuring costs, and whether the device clock is right: python benchmarks/harness_cost.py
+
+1. Overhead: time per iteration of the timed loop around a step that does nothing, less what the step itself takes.
+2. Device clock: the eager world model measured by the harness and by a bare CUDA-event loop, alternating in one
+   process so that drift of the device is in both. Expected: within 2%.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from tabulate import tabulate
+
+from models.initialisation import randomise
+from models.world_model import WorldModel, WorldModelParams, example_inputs
+from profiling.metrics.clocks import clock_of
+from profiling.metrics.sampling import Limits, collect
+
+ROUNDS = 5
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+def overhead_us(device: torch.device) -> float:
+    clock = clock_of(device)
+    limits = Limits(min_iterations=5000, max_iterations=5000, max_seconds=60)
+    waited = bare_wait_us(device)
+    start = time.perf_counter()
+    samples, _ = collect(lambda: clock.sample(nothing), limits, time.perf_counter, nothing)
+    return (time.perf_counter() - start) / len(samples) * 1e6 - waited
+
+
+def bare_wait_us(device: torch.device) -> float:
+    """Waiting for an idle device is what any loop that shows frames pays, with or without a harness."""
+    if device.type != "cuda":
+        return 0.0
+    start = time.perf_counter()
+    for _ in range(5000):
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / 5000 * 1e6
+
+
+def bare_event_loop(step, count: int) -> list[float]:
+    """Time `step` with two events and nothing else around it."""
+    times = []
+    for _ in range(count):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        step()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return times
+
+
+def device_clock(device: torch.device) -> list[tuple[str, float, float, float]]:
+    with device:
+        module = WorldModel(WorldModelParams.full()).bfloat16().eval()
+    randomise(module, 0)
+    generator = torch.Generator(device).manual_seed(0)
+    inputs = example_inputs(module.params, batch=1, frames=1, generator=generator, device=device, dtype=torch.bfloat16)
+    clock = clock_of(device)
+    ours, bare = [], []
+    with torch.inference_mode():
+        step = lambda: module(**inputs)  # noqa: E731
+        bare_event_loop(step, 50)
+        for _ in range(ROUNDS):
+            ours.append(statistics.median(clock.sample(step).device for _ in range(100)))
+            bare.append(statistics.median(bare_event_loop(step, 100)))
+    return [(str(i), a, b, a / b) for i, (a, b) in enumerate(zip(ours, bare, strict=True))] + [
+        ("median", statistics.median(ours), statistics.median(bare), statistics.median(ours) / statistics.median(bare))
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(parser.parse_args().device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(f"harness cost on {name}, torch {torch.__version__}\n")
+    rounds = sorted(overhead_us(device) for _ in range(ROUNDS))
+    print(f"overhead outside the step: median {statistics.median(rounds):.1f} µs an iteration")
+    print(f"  ({ROUNDS} rounds of 5000, {rounds[0]:.1f} to {rounds[-1]:.1f} µs; must stay under 20 µs)\n")
+    if device.type == "cuda":
+        rows = device_clock(device)
+        headers = ("round", "harness, device ms", "bare events, ms", "ratio")
+        print("eager world model (1B, bf16, one frame), median of 100 calls a round:\n")
+        print(tabulate(rows, headers, tablefmt="github", floatfmt=".4f"))
+
+
+if __name__ == "__main__":
+    main()

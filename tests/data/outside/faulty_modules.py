@@ -1,0 +1,34 @@
+"""Modules that a GPU takes badly, each in its own way."""
+
+import torch
+from torch import nn
+
+
+class Syncs(nn.Module):
+    """Asks for a value on the host in the middle: runs eagerly, cannot be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y * 2 if y.sum().item() > 1e9 else y
+
+
+class Asserts(nn.Module):
+    """Indexes out of range on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table[(x * 0 + 100).long()[0]]
+
+
+class Greedy(nn.Module):
+    """Wants more memory than any GPU has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty(1 << 50, device=x.device) + x[0, 0]

@@ -1,0 +1,96 @@
+"""The main job on a GPU: three clocks, captured variants, and faults that only a GPU has."""
+
+import pytest
+import torch
+
+from profiling.core.graphs import capture
+
+pytestmark = pytest.mark.gpu
+
+ALL = "variant=[baseline,compile,cuda_graph,compile_cuda_graph,compile_reduce_overhead]"
+
+
+def test_every_variant_of_a_nested_module_is_right(profile):
+    outcome = profile("component=[net]", ALL, "device=cuda")
+    assert outcome.code == 0, outcome.err
+    for record in outcome.records.values():
+        assert record.status == "ok", record
+        clocks = record.metrics
+        assert 0 < clocks["device_ms"]["p50"] <= clocks["wall_ms"]["p50"] * 1.05
+        assert 0 < clocks["host_ms"]["p50"] <= clocks["wall_ms"]["p50"]
+        assert record.memory["peak_held"] >= record.memory["peak_allocated"] > 0
+        assert (record.memory["graph_pool"] > 0) == (record.variant not in ("baseline", "compile"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_networks_at_tiny_size(profile, dtype):
+    outcome = profile("variant=[baseline,cuda_graph]", "device=cuda", f"dtype={dtype}")
+    assert outcome.code == 0, outcome.out
+    assert all(record.parity["passed"] for record in outcome.records.values())
+    assert all(record.speedup for record in outcome.records.values() if record.variant == "cuda_graph")
+
+
+def test_gpu_faults_cost_one_row_each(profile):
+    outcome = profile("component=[syncs,asserts,greedy,net]", "variant=[baseline,cuda_graph]", "device=cuda")
+    records = outcome.records
+    assert outcome.code == 1
+    assert records["syncs", "baseline"].status == "ok"
+    assert records["syncs", "cuda_graph"].status == "failed"
+    assert "captur" in records["syncs", "cuda_graph"].reason
+    assert "assert" in records["asserts", "baseline"].reason
+    assert "OutOfMemory" in records["greedy", "baseline"].reason
+    assert records["net", "baseline"].status == "ok"
+    assert records["net", "cuda_graph"].status == "ok"
+
+
+def test_cold_is_slower_than_hot_where_the_weights_fit_in_the_cache(profile, tmp_path):
+    medians = {}
+    for cold in ("false", "true"):
+        outcome = profile(
+            "component=[image_decoder]",
+            "variant=[cuda_graph]",
+            "device=cuda",
+            f"metric.latency.cold={cold}",
+            folder=tmp_path / cold,
+        )
+        (record,) = outcome.records.values()
+        medians[cold] = record.metrics["device_ms"]["p50"]
+    assert medians["true"] > medians["false"]
+
+
+def test_a_replay_hands_out_what_the_caller_may_keep():
+    weight = torch.randn(8, 8, device="cuda")
+    inputs = {"x": torch.randn(4, 8, device="cuda")}
+    with torch.inference_mode():
+        graph = capture(lambda given: {"y": given["x"] @ weight}, inputs, warmup=3)
+        kept, expected = [], []
+        for _ in range(100):
+            inputs["x"].normal_()
+            kept.append(graph.replay(inputs, alias_outputs=False)["y"])
+            expected.append(inputs["x"] @ weight)
+        for mine, eager in zip(kept, expected, strict=True):
+            torch.testing.assert_close(mine, eager)
+        first = graph.replay(inputs, alias_outputs=True)["y"]
+        inputs["x"].zero_()
+        graph.replay(inputs, alias_outputs=True)
+        torch.cuda.synchronize()
+        assert not first.any(), "asked for: the graph's own memory, overwritten by the next replay"
+
+
+def test_a_trace_of_a_replay_shows_its_kernels(profile):
+    outcome = profile("component=[net]", "variant=[cuda_graph,compile]", "device=cuda", "trace=true")
+    assert outcome.code == 0, outcome.err
+    for record in outcome.records.values():
+        assert record.trace["device_launches"] >= 3
+        assert (outcome.folder / record.trace["trace"]).exists()
+    assert outcome.records["net", "compile"].compile["compile_seconds"] > 0
+    assert "CUDA" in (outcome.folder / "traces" / "net.cuda_graph.txt").read_text()
+
+
+def test_kept_kernels_can_be_run(profile):
+    outcome = profile("component=[net]", "variant=[compile]", "device=cuda", "variant.compile.keep_kernels=true")
+    (record,) = outcome.records.values()
+    kinds = {kernel["kind"] for kernel in record.kernels}
+    assert kinds == {"graph", "triton"}
+    for kernel in record.kernels:
+        assert (outcome.folder / kernel["file"]).exists()
