@@ -59,12 +59,12 @@ def first_call(component: Component, seed: int) -> Outputs:
 
     Raises:
         InputError: the module itself fails on its inputs: then nothing that the harness could do would help.
-        torch.OutOfMemoryError: as it is, since a smaller input or a larger device would.
+        torch.OutOfMemoryError, torch.AcceleratorError: as they are: the device failed, whoever brought it there.
 
     """
     try:
         return outputs_of(component, seed)
-    except (InputError, torch.OutOfMemoryError):
+    except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:
         raise InputError(

@@ -29,10 +29,9 @@ class WallClock:
 
 
 class CudaClock:
-    """All three clocks at once, each call waited for, as a loop that shows every frame does."""
+    """All three clocks of the current device at once, each call waited for, as a loop that shows every frame does."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._start = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
 
@@ -43,7 +42,7 @@ class CudaClock:
         output = run()
         returned = time.perf_counter_ns()
         self._end.record()
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize()
         end = time.perf_counter_ns()
         del output
         return Sample(
@@ -53,7 +52,7 @@ class CudaClock:
 
 def clock_of(device: torch.device) -> WallClock | CudaClock:
     """Return the clocks that `device` has."""
-    return CudaClock(device) if device.type == "cuda" else WallClock()
+    return CudaClock() if device.type == "cuda" else WallClock()
 
 
 class CacheFlush:

@@ -40,7 +40,8 @@ class Outcome:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(OUTSIDE)]), **extra}
+    path = os.pathsep.join([str(ROOT), str(OUTSIDE), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, **extra}
 
 
 def command(folder: Path, *overrides: str) -> list[str]:
