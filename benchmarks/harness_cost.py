@@ -75,11 +75,10 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"harness cost on {name}, torch {torch.__version__}\n")
     rounds = [overhead_us(device) for _ in range(ROUNDS)]
-    for what, values in zip(
-        ("outside the sample", "inside the sample (events, waiting for them)"), zip(*rounds), strict=True
-    ):
-        low, high = min(values), max(values)
-        print(f"a step that does nothing, {what}: {statistics.median(values):.1f} µs ({low:.1f} to {high:.1f})")
+    for place, what in enumerate(("outside the sample", "inside the sample (events, waiting for them)")):
+        values = sorted(pair[place] for pair in rounds)
+        spread = f"({values[0]:.1f} to {values[-1]:.1f})"
+        print(f"a step that does nothing, {what}: {statistics.median(values):.1f} µs {spread}")
     print(f"({ROUNDS} rounds of 5000; what is outside must stay under 20 µs)\n")
     if device.type == "cuda":
         rows = device_clock(device)

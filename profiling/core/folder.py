@@ -54,7 +54,7 @@ def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> 
         return ()
     if not (run / CONFIG_FILE).is_file():
         raise InputError(f"resume={resume} is no run: it has no {CONFIG_FILE}. Name a folder that a run printed.")
-    differing = differences(yaml.safe_load((run / CONFIG_FILE).read_text()), config)
+    differing = differences(_read_config(run / CONFIG_FILE), config)
     if differing:
         raise InputError(
             f"resume={resume} was run with another config ({', '.join(differing[:5])}). "
@@ -62,6 +62,13 @@ def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> 
         )
     done = read_records(run) if (run / RESULTS_FILE).exists() else ()
     return tuple(record for record in done if record.status in ("ok", "skipped"))
+
+
+def _read_config(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}. Start a new run.") from None
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
@@ -89,7 +96,7 @@ def command_of(run: Path) -> str:
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f"{path.name}.part")
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
