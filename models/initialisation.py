@@ -46,5 +46,11 @@ def randomise(module: nn.Module, seed: int, prefix: str = "") -> None:
     others. Arguments are those of `reference_weights`.
     """
     for name, parameter in module.named_parameters():
-        generator = torch.Generator(parameter.device).manual_seed(_seed_of(prefix + name, seed))
-        parameter.normal_(std=_scale_of(parameter), generator=generator)
+        randomise_parameter(parameter, prefix + name, seed)
+
+
+@torch.no_grad()
+def randomise_parameter(parameter: Tensor, name: str, seed: int) -> None:
+    """Fill one parameter as `randomise` does."""
+    generator = torch.Generator(parameter.device).manual_seed(_seed_of(name, seed))
+    parameter.normal_(std=_scale_of(parameter), generator=generator)

@@ -42,15 +42,21 @@ def launch(target: str, run: Target) -> int:
     def task(cfg: DictConfig) -> None:
         # Caught here and not around Hydra, which would add lines of its own and end a --multirun at the first.
         codes.append(_guarded(lambda: run(cfg, Path(HydraConfig.get().runtime.output_dir))))
+        if codes[-1] == INTERRUPTED:
+            raise KeyboardInterrupt  # the user means the whole sweep
 
     def compose_and_run() -> int:
         hydra.main(version_base=None, config_path=str(CONF), config_name=target)(task)()
         return max(codes, default=0)
 
-    return _guarded(compose_and_run)
+    for argument in sys.argv[1:]:  # Hydra would make the folder before anybody could say that it is none
+        key, _, folder = argument.partition("=")
+        if key == "resume" and folder not in ("", "null") and not Path(folder).is_dir():
+            return _complain(f"resume={folder} is no run: there is no such folder. Name one that a run printed.")
+    return _guarded(compose_and_run, target)
 
 
-def _guarded(work: Callable[[], int]) -> int:
+def _guarded(work: Callable[[], int], target: str = "") -> int:
     try:
         return work()
     except KeyboardInterrupt:
@@ -58,7 +64,7 @@ def _guarded(work: Callable[[], int]) -> int:
     except InputError as error:
         return _complain(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        return _complain(explain(error))
+        return _complain(explain(error, target))
     except OSError as error:
         return _complain(explain_os_error(error))
 
@@ -68,7 +74,7 @@ def _complain(message: str) -> int:
     return InputError.exit_code
 
 
-def explain(error: Exception) -> str:
+def explain(error: Exception, target: str) -> str:
     """Turn an exception of Hydra or OmegaConf into one line with the near matches."""
     cause: BaseException = error
     while cause.__cause__ is not None:
@@ -79,7 +85,7 @@ def explain(error: Exception) -> str:
         return f"there is no {group} {name!r}.{did_you_mean(name, options)} There are: {', '.join(options)}"
     text = " ".join(str(error).split())
     if match := re.search(r"Could not override '([^']+)'", text):
-        return f"there is no key {match[1]!r} in the config.{_near_key(match[1])} --help shows what there is."
+        return f"there is no key {match[1]!r} in the config.{_near_key(match[1], target)} --help shows what there is."
     detail = " ".join(str(cause).split())
     return f"{detail or text} --help shows what there is."
 
@@ -90,14 +96,14 @@ def _config_folders() -> list[Path]:
     return [CONF, *([Path(added[1])] if added else [])]
 
 
-def _near_key(key: str) -> str:
+def _near_key(key: str, target: str) -> str:
     """Look for near keys in the config that the command line's groups compose."""
     groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric)=", argument)]
     searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in _config_folders()[1:])}]"
     GlobalHydra.instance().clear()
     with contextlib.suppress(Exception), initialize_config_dir(str(CONF), version_base=None):
         keys: list[str] = []
-        _flatten(OmegaConf.to_container(compose("generic_forward", [*groups, searchpath]), resolve=False), "", keys)
+        _flatten(OmegaConf.to_container(compose(target, [*groups, searchpath]), resolve=False), "", keys)
         return did_you_mean(key, keys)
     return ""
 

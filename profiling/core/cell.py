@@ -6,9 +6,11 @@ stays in the record.
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -59,35 +61,38 @@ class Cell:
         self._end(status, reason)
 
     def add(self, **sections: Any) -> None:
-        """Send sections of the record."""
+        """Send sections of the record.
+
+        Raises:
+            ValueError: one of them holds something that JSON cannot, NaN or a tensor for example.
+
+        """
+        json.dumps(sections, allow_nan=False)
         self.emit({"event": "sections", "sections": sections})
 
     def _end(self, status: Status, reason: str | None, *, bad_input: bool = False) -> None:
         self.emit({"event": "end", "status": status, "reason": reason, "bad_input": bad_input})
 
-    def _phase(self, phase: str) -> None:
+    @contextmanager
+    def _phase(self, phase: str) -> Iterator[None]:
+        """Tell the phase to whoever watches, and name it in NVTX and profiler ranges."""
         self.emit({"event": "phase", "phase": phase})
+        with span(phase):
+            yield
 
     def _run(self) -> None:
         job, settings = self.job, self.job.settings
         variant: Variant = instantiate(job.variant_options, f"variant.{job.variant}")
         metrics = metrics_of(job)
-        run_dtype = getattr(torch, settings.dtype)
+        run_dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
         with_reference = any(metric.needs_reference for metric in metrics.values())
-
-        device = torch.device(settings.device)
 
         def reached(phase: str) -> None:
             for metric in metrics.values():
                 metric.on_phase(phase, device)
 
-        self._phase("load")
         reached("start")
-        started = time.perf_counter()
-        blueprint = build(job.component, settings, torch.float32 if with_reference else run_dtype)
-        synchronize(device)
-        load = {"seconds": time.perf_counter() - started}
-        self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
+        blueprint = self._load(torch.float32 if with_reference else run_dtype)
         with torch.inference_mode():
             reference = self._reference(blueprint) if with_reference else None
             blueprint.cast(run_dtype)
@@ -101,46 +106,67 @@ class Cell:
                 subject = Subject(component, step, reference, variant.tolerance, settings.seed)
                 for name, metric in metrics.items():
                     self._measure(name, metric, subject)
+                self._still_right(metrics, subject)
                 if settings.trace:
                     self._trace(component, step)
             finally:
                 step.close()
 
+    def _load(self, dtype: torch.dtype) -> Blueprint:
+        with self._phase("load"):
+            started = time.perf_counter()
+            blueprint = build(self.job.component, self.job.settings, dtype)
+            synchronize(blueprint.device)
+            load = {"seconds": time.perf_counter() - started}
+            self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
+            return blueprint
+
     def _reference(self, blueprint: Blueprint) -> Reference:
-        self._phase("reference")
         settings = self.job.settings
         seed = settings.seed + CHECK_SEED
-        with strict_float32():
-            outputs = first_call(blueprint.component(torch.float32, settings.seed), seed)
-        blueprint.cast(blueprint.run_dtype)
-        eager = outputs_of(blueprint.component(blueprint.run_dtype, settings.seed), seed)
-        return Reference(outputs=outputs, eager=eager)
+        with self._phase("reference"):
+            with strict_float32():
+                outputs = first_call(blueprint.component(torch.float32, settings.seed), seed)
+            blueprint.cast(blueprint.run_dtype)
+            eager = outputs_of(blueprint.component(blueprint.run_dtype, settings.seed), seed)
+            return Reference(outputs=outputs, eager=eager)
 
     def _prepare(self, variant: Variant, component: Component) -> Step:
-        self._phase("prepare")
-        before, started = snapshot(), time.perf_counter()
-        step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
-        synchronize(component.device)
-        seconds = time.perf_counter() - started
-        step.run()
-        synchronize(component.device)
-        first_output = time.perf_counter() - started
-        compiled = snapshot().since(before)
-        self.add(prepare={"seconds": seconds, "first_call_s": first_output, **asdict(compiled)})
-        return step
+        with self._phase("prepare"):
+            before, started = snapshot(), time.perf_counter()
+            step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
+            synchronize(component.device)
+            seconds = time.perf_counter() - started
+            step.run()
+            synchronize(component.device)
+            first_output = time.perf_counter() - started
+            compiled = snapshot().since(before)
+            self.add(prepare={"seconds": seconds, "first_call_s": first_output, **asdict(compiled)})
+            return step
 
     def _measure(self, name: str, metric: Metric, subject: Subject) -> None:
-        self._phase(name)
-        with span(name):
+        with self._phase(name):
             measured = metric.measure(subject)
         if measured.problem is not None:
             self.problems.append(measured.problem)
         sections = {key: value for key, value in measured.sections.items() if key in _SECTIONS}
         self.metric_sections |= {key: value for key, value in measured.sections.items() if key not in _SECTIONS}
-        self.add(**sections, metrics=self.metric_sections)
+        try:
+            self.add(**sections, metrics=self.metric_sections)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"metric {name} returned what a record cannot hold: {error}") from error
+
+    def _still_right(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
+        """Ask once more after the timing: a stale buffer or a spoilt pool shows late."""
+        for metric in metrics.values():
+            again = metric.measure(subject) if metric.needs_reference and not self.problems else None
+            if again is not None and again.problem is not None:
+                status, reason = again.problem
+                self.problems.append((status, f"right before the timing and wrong after it: {reason}"))
+                self.add(**{key: value for key, value in again.sections.items() if key in _SECTIONS})
 
     def _trace(self, component: Component, step: Step) -> None:
-        self._phase("trace")
+        self.emit({"event": "phase", "phase": "trace"})  # its range is opened by the tracing itself
         run = Path(self.job.run)
         try:
             result = trace_step(

@@ -19,6 +19,10 @@ from profiling.errors import InputError, MissingExtraError, did_you_mean
 EXTRAS = {"diffusers": "hub", "transformers": "hub"}
 
 
+#: Failures of the device while a module is made: not the user's input. By name, since torch is not imported here.
+DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """A run as the user asked for it: components × variants, in that order, and how to run the cells."""
@@ -39,7 +43,7 @@ class RunConfig:
                 raise InputError(f"{group}=[] leaves nothing to run. Name at least one {group}.")
         if self.isolation not in ("process", "none"):
             raise InputError(f"isolation={self.isolation} is none of process, none.")
-        if self.cell_timeout <= 0:
+        if not 0 < self.cell_timeout < float("inf"):
             raise InputError(f"cell_timeout={self.cell_timeout}: seconds, more than 0.")
 
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
@@ -97,6 +101,8 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, InputError):
             raise InputError(f"{where}: {cause}") from error
+        if type(cause).__name__ in DEVICE_FAILURES:
+            raise cause from None
         if isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
             extra = EXTRAS[cause.name]
             raise MissingExtraError(f"{cause.name} is not installed: pip install -e '.[{extra}]'") from error

@@ -15,6 +15,11 @@ import torch
 from profiling.core import nvml
 from profiling.core.job import Settings
 
+#: Prefixes of the environment variables that change what is measured, or how fast it is.
+VARIABLES = ("CUDA_", "CUBLAS", "CUDNN", "NVIDIA_", "PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "KMP_")
+#: Those that this harness sets itself, and that differ from one process to the next.
+OWN_VARIABLES = ("TORCH_TRACE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
 
 def environment(settings: Settings, reasons: Mapping[str, str]) -> dict[str, Any]:
     """Return what the numbers depend on: versions, device, clocks, threads, seed; absent where it cannot be known."""
@@ -35,6 +40,11 @@ def environment(settings: Settings, reasons: Mapping[str, str]) -> dict[str, Any
         "cpu": _present({"model": _cpu_model(), "cores": len(os.sched_getaffinity(0))}),
         **{key: getattr(settings, key) for key in ("threads", "seed", "scale", "dtype", "tf32")},
         **{f"{key}_reason": reason for key, reason in reasons.items()},
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLES) and name not in OWN_VARIABLES
+        },
     }
 
 
@@ -47,9 +57,8 @@ def _cuda_facts(device: torch.device) -> dict[str, Any]:
         "l2_bytes": properties.L2_cache_size,
         "multiprocessors": properties.multi_processor_count,
         "capability": f"{properties.major}.{properties.minor}",
-        "clock_sm_mhz": nvml.clock_mhz(device, "sm"),
         "clock_sm_max_mhz": nvml.clock_mhz(device, "sm", maximum=True),
-        "clock_memory_mhz": nvml.clock_mhz(device, "memory"),
+        "clock_memory_max_mhz": nvml.clock_mhz(device, "memory", maximum=True),
         "power_limit_w": nvml.power_limit_w(device),
     }
 

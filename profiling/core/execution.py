@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import mock
 
 from profiling.core.isolation import Ending, OnEvent, log_of, run_isolated
 
 TORCH_TRACE = "TORCH_TRACE"
-INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Executor(Protocol):
@@ -25,7 +26,8 @@ class Executor(Protocol):
 class InProcess:
     """No isolation: a crash takes the run along, and a debugger sees everything."""
 
-    def __init__(self, run: Path, *, trace: bool) -> None:
+    def __init__(self, run: Path, *, trace: bool, fresh_cache: bool) -> None:
+        self._fresh_cache = fresh_cache
         if trace:  # before anything imports torch, or it counts for nothing
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
@@ -33,7 +35,8 @@ class InProcess:
         """Perform the task here."""
         from profiling.core.tasks import perform  # imports torch, which no other path of this process needs
 
-        perform(task, on_event)
+        with compile_cache(fresh=self._fresh_cache) as variables, mock.patch.dict(os.environ, variables):
+            perform(task, on_event)
 
 
 class Isolated:
@@ -50,17 +53,25 @@ class Isolated:
         own = self._run / "torch_trace" / name
         environment = {TORCH_TRACE: str(own)} if self._trace and given is None else {}
         before = _logs(given)
-        with tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True) as cache:
-            if self._fresh_cache:
-                environment[INDUCTOR_CACHE] = cache
+        with compile_cache(fresh=self._fresh_cache) as variables:
             ending: Ending = run_isolated(
-                task, files=files, timeout=self._timeout, on_event=on_event, environment=environment
+                task, files=files, timeout=self._timeout, on_event=on_event, environment={**environment, **variables}
             )
         if self._trace and given is not None:  # the user's folder has the logs; the run gets a copy
             own.mkdir(parents=True, exist_ok=True)
             for log in _logs(given) - before:
                 shutil.copy(log, own)
         return None if ending == Ending("exited", 0) else ending.describe(log_of(files))
+
+
+@contextmanager
+def compile_cache(*, fresh: bool) -> Iterator[dict[str, str]]:
+    """Yield the variables that give inductor and Triton an empty cache while this lasts; none unless `fresh`."""
+    if not fresh:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True) as cache:
+        yield {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": str(Path(cache) / "triton")}
 
 
 def _logs(folder: str | None) -> set[Path]:

@@ -46,8 +46,11 @@ class ComponentSpec:
             raise InputError(f"{where}.inputs is empty. Give each argument of forward a shape, or a _target_.")
         if unknown := set(self.tiny) - {"module", "inputs", "frames_per_call"}:
             raise InputError(f"{where}.tiny.{min(unknown)} is unknown: tiny holds module, inputs, frames_per_call.")
-        if self.frames_per_call < 1:
-            raise InputError(f"{where}.frames_per_call={self.frames_per_call}: a call makes at least 1 frame.")
+        for owner, frames in ((where, self.frames_per_call), (f"{where}.tiny", self.tiny.get("frames_per_call", 1))):
+            if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
+                raise InputError(f"{owner}.frames_per_call={frames!r}: a whole number, at least 1.")
+        if {"frames", "batch"} & set(self.tiny.get("inputs", {})) and "frames_per_call" not in self.tiny:
+            raise InputError(f"{where}.tiny.inputs changes how many frames a call makes: add tiny.frames_per_call too.")
         if self.kind not in (None, "image", "audio"):
             raise InputError(f"{where}.kind={self.kind!r}: one of image, audio, null.")
 

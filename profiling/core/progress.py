@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 
 from profiling.core.records import Record
 
@@ -52,7 +52,8 @@ class PlainProgress:
 
     def begin(self, cell: str, number: int, total: int) -> None:
         """Say which cell, and how many there are."""
-        self._cell, self._started = f"[{number}/{total}] {cell}", time.monotonic()
+        counted = f"[{number}/{total}] " if number else ""
+        self._cell, self._started = f"{counted}{cell}", time.monotonic()
 
     def phase(self, phase: str) -> None:
         """Say the phase and the seconds since the cell began."""
@@ -71,26 +72,26 @@ class PlainProgress:
 
 
 class LiveProgress(PlainProgress):
-    """One line that is rewritten while a cell runs, and stays as a plain line when it ends."""
+    """One line that ticks while a cell runs, and stays as a plain line when it ends."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._status: Status | None = None
-        self._phase = ""
+        self._live: progress.Progress | None = None
 
     def begin(self, cell: str, number: int, total: int) -> None:
         """Start the line."""
         super().begin(cell, number, total)
-        self._status = self._console.status(escape(self._cell))
-        self._status.start()
+        self.close()
+        columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
+        # Twice a second: the process that measures must not share its core with a busy display.
+        self._live = progress.Progress(*columns, console=self._console, transient=True, refresh_per_second=2)
+        self._live.add_task(escape(self._cell), total=None)
+        self._live.start()
 
     def phase(self, phase: str) -> None:
         """Rewrite the line."""
-        if self._status is not None:
-            elapsed = time.monotonic() - self._started
-            self._status.update(
-                f"{self._cell.replace('[', chr(92) + '[')}: {PHASES.get(phase, phase)} ({elapsed:.0f} s)"
-            )
+        if self._live is not None:
+            self._live.update(self._live.task_ids[0], description=escape(f"{self._cell}: {PHASES.get(phase, phase)}"))
 
     def end(self, record: Record) -> None:
         """Replace the line by how the cell ended."""
@@ -99,9 +100,9 @@ class LiveProgress(PlainProgress):
 
     def close(self) -> None:
         """Take the line away."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
 
 def make_progress() -> Progress:

@@ -17,6 +17,8 @@ from profiling.errors import InputError
 
 SCHEMA = 1
 RESULTS_FILE = "results.jsonl"
+#: The variant that speedups refer to.
+BASELINE = "baseline"
 
 Status = Literal["ok", "failed", "skipped", "invalid"]
 Section = Mapping[str, Any]

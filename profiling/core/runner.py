@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import sys
@@ -16,14 +17,16 @@ from profiling.core.execution import Executor, InProcess, Isolated
 from profiling.core.folder import ENVIRONMENT_FILE, prepare_folder, write_json
 from profiling.core.git import git_facts
 from profiling.core.job import Job, Settings
+from profiling.core.outcome import Outcome
 from profiling.core.progress import Progress
-from profiling.core.records import Record, append_record
+from profiling.core.records import BASELINE, Record, append_record
 from profiling.core.stats import ratio_interval
 from profiling.errors import InputError
 from profiling.tracing.compile_log import CompileLogError, parse_compile_log
 from profiling.tracing.kernels import list_kernels
 
-BASELINE = "baseline"
+#: Facts of the environment that change by themselves.
+IDLE_KEYS = ("device_reason",)
 
 
 @dataclass
@@ -55,22 +58,24 @@ class Run:
                 timeout=config.cell_timeout,
             )
             if config.isolation == "process"
-            else InProcess(self.folder, trace=settings.trace)
+            else InProcess(self.folder, trace=settings.trace, fresh_cache=settings.compile_cache == "fresh")
         )
         found = self._probe(executor)
         settings = Settings(**found["settings"])
-        self._keep_environment(found["environment"])
+        self._keep_environment(found["environment"], resumed=bool(done))
         jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
         left = [job for job in jobs if (job.component.name, job.variant) not in self.records]
         if len(left) < len(jobs):
             self.progress.say(f"resuming {self.folder}: {len(jobs) - len(left)} cells are done, {len(left)} are left")
         for number, job in enumerate(left, 1):
             self.progress.begin(job.name.replace(".", " · "), number, len(left))
-            self._keep(self._cell(job, executor, found["skip"].get(job.variant)))
+            self._run_cell(job, executor, found["skip"].get(job.variant))
+        self._complete()
         return exit_code(tuple(self.records.values()))
 
     def _probe(self, executor: Executor) -> Mapping[str, Any]:
         self.progress.begin("run", 0, 0)
+        self.progress.phase("probe")
         jobs = self.config.jobs(self.target, self.config.settings, str(self.folder.absolute()))
         answers: list[Mapping[str, Any]] = []
         killed = executor.perform({"probe": [job.to_json() for job in jobs]}, "probe", answers.append)
@@ -80,15 +85,23 @@ class Run:
             raise InputError(answers[-1]["message"])
         return answers[-1]
 
-    def _keep_environment(self, found: Mapping[str, Any]) -> None:
+    def _keep_environment(self, found: Mapping[str, Any], *, resumed: bool) -> None:
         path = self.folder / ENVIRONMENT_FILE
-        if path.exists():
-            return  # a resumed run keeps the one of its start
+        if resumed:  # half of the cells from one machine and half from another would compare nothing
+            before = json.loads(path.read_text(encoding="utf-8"))
+            differing = [key for key in found if key not in IDLE_KEYS and before.get(key) != found[key]]
+            if differing:
+                raise InputError(
+                    f"resume={self.folder} began on another machine or setup ({', '.join(differing)} differ). "
+                    "Go on there, or start a new run."
+                )
+            return
         command = shlex.join(["python", "-m", f"profiling.{self.target}", *sys.argv[1:]])
         captured = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(path, {"captured_at": captured, "command": command, "git": git_facts(), **found})
 
-    def _cell(self, job: Job, executor: Executor, skip: str | None) -> Record:
+    def _run_cell(self, job: Job, executor: Executor, skip: str | None) -> None:
+        """Run one cell; its record is on the disk before anything else is done with it."""
         settings = job.settings
         base = Record(
             target=self.target,
@@ -101,30 +114,24 @@ class Run:
             scale=settings.scale,
         )
         if skip is not None:
-            return base
+            self._keep(base)
+            self.progress.end(base)
+            return
         for left_over in ("kernels", "torch_trace"):  # of an earlier attempt at this cell, which was not kept
             shutil.rmtree(self.folder / left_over / job.name, ignore_errors=True)
-        sections: dict[str, Any] = {}
-        endings: list[Mapping[str, Any]] = []
-
-        def on_event(event: Mapping[str, Any]) -> None:
-            if event["event"] == "phase":
-                self.progress.phase(event["phase"])
-            elif event["event"] == "sections":
-                sections.update({key: tuple(v) if key == "notes" else v for key, v in event["sections"].items()})
-            elif event["event"] == "end":
-                endings.append(event)
-
-        killed = executor.perform({"cell": job.to_json()}, job.name, on_event)
-        record = replace(base, **sections)
-        if endings:
-            end = {key: endings[-1][key] for key in ("status", "reason", "bad_input")}
-            record = replace(record, **end)
-            if killed is not None:
-                record = replace(record, notes=(*record.notes, f"after its result the process {killed}"))
-        else:
-            record = record.with_status("failed", f"the process {killed}")
-        return self._with_files(self._with_speedup(record), job)
+        outcome = Outcome(base)
+        try:
+            outcome.killed = executor.perform({"cell": job.to_json()}, job.name, outcome.listener(self.progress))
+        except KeyboardInterrupt:
+            if outcome.ended:
+                self._keep(self._with_speedup(outcome.record()))
+            raise
+        record = self._with_speedup(outcome.record())
+        self._keep(record)
+        enriched = self._with_files(record, job)
+        if enriched != record:
+            self._keep(enriched)
+        self.progress.end(enriched)
 
     def _with_speedup(self, record: Record) -> Record:
         """Add the ratio of median wall times where both sides are right; a wrong answer has no speed."""
@@ -139,7 +146,13 @@ class Run:
         return replace(record, speedup={"vs": BASELINE, "wall": ratio, "ci95": [low, high]})
 
     def _with_files(self, record: Record, job: Job) -> Record:
-        """Add what the cell's process left in the run folder: compile log, kernels."""
+        """Add what the cell's process left in the run folder: compile log, kernels. Its numbers stand without them."""
+        try:
+            return self._read_files(record, job)
+        except (CompileLogError, OSError) as error:
+            return replace(record, notes=(*record.notes, " ".join(str(error).split())))
+
+    def _read_files(self, record: Record, job: Job) -> Record:
         kernels = list_kernels(self.folder / "kernels" / job.name)
         if kernels:
             listed = tuple({**asdict(k), "file": f"kernels/{job.name}/{k.file}"} for k in kernels)
@@ -147,16 +160,25 @@ class Run:
         if not job.settings.trace or self.config.isolation == "none":
             return record
         self.progress.phase("parse")
-        try:
-            summary = parse_compile_log(self.folder / "torch_trace" / job.name, self.folder / "tl_out" / job.name)
-        except CompileLogError as error:
-            return replace(record, notes=(*record.notes, str(error)))
+        summary = parse_compile_log(self.folder / "torch_trace" / job.name, self.folder / "tl_out" / job.name)
         return record if summary is None else replace(record, compile=asdict(summary))
 
     def _keep(self, record: Record) -> None:
         append_record(self.folder, record)
         self.records[record.cell] = record
-        self.progress.end(record)
+
+    def _complete(self) -> None:
+        """Add what can only be said at the end: speedups whose baseline came late, the compile log of one process."""
+        for record in tuple(self.records.values()):
+            with_speedup = self._with_speedup(record)
+            if record.speedup is None and with_speedup != record:
+                self._keep(with_speedup)
+        if self.config.isolation == "none" and self.config.settings.trace:
+            try:
+                found = parse_compile_log(self.folder / "torch_trace", self.folder / "tl_out" / "run")
+                self.progress.say("nothing was compiled" if found is None else f"compile report: {found.index}")
+            except CompileLogError as error:
+                self.progress.say(str(error))
 
 
 def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:

@@ -89,12 +89,18 @@ def ratio_interval(
     return ratio, float(low), float(high)
 
 
-def relative_half_width(samples: Samples, *, resamples: int = 500) -> float:
-    """Return half the width of the median's 95% interval over the median (no unit); infinite below two samples."""
-    if len(samples) < 2:
+def relative_half_width(samples: Samples) -> float:
+    """Return half the width of the median's 95% interval over the median (no unit); infinite below six samples.
+
+    The interval is that between two order statistics (the binomial one), which a loop can afford to ask for often: the
+    bootstrap of 2000 samples takes milliseconds, in which the device would idle.
+    """
+    values = np.sort(np.asarray(samples, dtype=np.float64))
+    reach = 0.98 * np.sqrt(values.size)  # 1.96 standard deviations of a binomial of n and one half
+    low, high = int(np.floor(values.size / 2 - reach)), int(np.ceil(values.size / 2 + reach))
+    if low < 0 or high >= values.size:
         return float("inf")
-    low, high = median_interval(samples, resamples=resamples)
-    return (high - low) / 2 / float(np.median(samples))
+    return float((values[high] - values[low]) / 2 / np.median(values))
 
 
 def count_outliers(samples: Samples) -> int:

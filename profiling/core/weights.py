@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from models.initialisation import randomise_parameter
 from models.world_model import WorldModel, WorldModelParams
 from profiling.core.checkpoints.loader import load_into
 from profiling.core.checkpoints.manifest import load_manifest
@@ -95,9 +95,6 @@ def fill_degenerate(module: nn.Module, seed: int) -> tuple[str, ...]:
     for name, parameter in module.named_parameters():
         if not parameter.is_floating_point() or parameter.numel() == 0 or parameter.abs().max() > DEGENERATE:
             continue
-        # Seeded by name, so that a parameter's values do not depend on what stands before it.
-        generator = torch.Generator(parameter.device).manual_seed((zlib.crc32(name.encode()) ^ seed) & 0xFFFFFFFF)
-        scale = (parameter[0].numel() ** -0.5) if parameter.dim() > 1 else 0.1
-        parameter.normal_(0.0, scale, generator=generator)
+        randomise_parameter(parameter, name, seed)
         filled.append(name)
     return tuple(filled)

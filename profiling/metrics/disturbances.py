@@ -16,12 +16,21 @@ class DisturbanceWatch:
         self._compiled = snapshot()
         self._retries = self._allocator_retries()
         self._throttled: set[str] = set()
+        self._clocks: list[int] = []
         self.look()
 
     def look(self) -> None:
-        """Ask the driver whether the clocks are held down at this moment."""
+        """Ask the driver for the clock, and whether it is held down, at this moment."""
         if self._cuda is not None:
             self._throttled |= nvml.throttle_reasons(self._cuda)
+            clock = nvml.clock_mhz(self._cuda, "sm")
+            self._clocks += [] if clock is None else [clock]
+
+    def clocks(self) -> dict[str, int]:
+        """Return the lowest and highest SM clock seen inside the window, in MHz; empty where nobody tells it."""
+        if not self._clocks:
+            return {}
+        return {"sm_clock_min_mhz": min(self._clocks), "sm_clock_max_mhz": max(self._clocks)}
 
     def cause(self) -> str | None:
         """Return what disturbed the window, or None if nothing did."""

@@ -17,6 +17,7 @@ from profiling.metrics.disturbances import DisturbanceWatch
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import Limits, Sample, collect, warm_up
 from profiling.tracing.counters import snapshot
+from profiling.tracing.spans import span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,11 @@ class Latency(Limits, Metric):
         component.reset()
         take = self._taker(subject)
         with no_garbage_collection():
-            warmup = warm_up(take, snapshot, self, time.perf_counter)
+            with span("warm-up"):
+                warmup = warm_up(take, snapshot, self, time.perf_counter)
             watch = DisturbanceWatch(component.device)
-            samples, stopped_by = collect(take, self, time.perf_counter, watch.look)
+            with span("timing"):
+                samples, stopped_by = collect(take, self, time.perf_counter, watch.look)
             cause = watch.cause()
         sections = clocks_of(samples, stopped_by, subject.seed)
         sections["fps"] = frames_per_second(sections["wall_ms"], component)
@@ -48,6 +51,7 @@ class Latency(Limits, Metric):
             "warmup_iterations": warmup.iterations,
             "warmup_seconds": warmup.seconds,
             "settled": warmup.settled,
+            **watch.clocks(),
         }
         return Measured(sections, None if cause is None else ("invalid", f"inside the timed window: {cause}"))
 

@@ -50,7 +50,7 @@ class Parity(Metric):
             reason = f"parity: outputs {sorted(outputs)} where the reference has {sorted(reference.outputs)}"
             return Measured({"parity": {"reference": "fp32 eager", "passed": False}}, ("failed", reason))
         error = relative_l2(outputs, reference.outputs)
-        passed = error <= tolerance  # False for NaN
+        passed = math.isfinite(eager) and error <= tolerance
         section: dict[str, Any] = {
             "reference": "fp32 eager",
             "rel_l2": error,
@@ -63,6 +63,9 @@ class Parity(Metric):
         finite = {key: value for key, value in section.items() if not isinstance(value, float) or math.isfinite(value)}
         if passed:
             return Measured({"parity": finite})
+        if not math.isfinite(eager):
+            reason = f"parity: eager's own output in {str(component.dtype).removeprefix('torch.')} is not finite"
+            return Measured({"parity": finite}, ("failed", reason))
         found = f"{error:.2g}" if math.isfinite(error) else "not finite"
         reason = f"parity: relative L2 error {found} against the fp32 eager reference, allowed {tolerance:.2g}"
         return Measured({"parity": finite}, ("failed", reason))

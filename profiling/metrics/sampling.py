@@ -32,11 +32,11 @@ class Limits:
     """
 
     interval: float = 0.01  # relative half width of the median's 95% interval
-    min_iterations: int = 30
+    min_iterations: int = 100
     max_iterations: int = 2000
     max_seconds: float = 10.0
     warmup_min_iterations: int = 10
-    warmup_max_iterations: int = 1000
+    warmup_max_iterations: int = 100_000
     warmup_max_seconds: float = 20.0
 
     def __post_init__(self) -> None:

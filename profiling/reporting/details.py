@@ -18,7 +18,10 @@ Lines = tuple[str, ...]
 
 def legend(records: Sequence[Record]) -> Lines:
     """Say how the table's numbers are meant."""
-    lines = ["Times are wall clock, call plus wait; FPS = frames per call / wall; brackets: 95% interval."]
+    lines = [
+        "Times are wall clock, call plus wait; FPS = frames per call / wall; "
+        "brackets: 95% interval of these samples, drift between cells is not in it."
+    ]
     if any(number_at(record.memory, "peak_held") is not None for record in records):
         lines.append("Held: allocated, plus what the pools of CUDA graphs keep from everybody else.")
     if any(not is_right(record) and wall_p50(record) is not None for record in records):
@@ -108,7 +111,7 @@ def _compiler(record: Record) -> Iterator[str]:
         yield f"graph break: {_reason(item)}"
     for item in items_at(record.compile, "recompiles"):
         yield f"recompile {at(item, 'compile_id') or ''}: {_reason(item)}"
-    for item in items_at(record.compile, "cudagraph_skips") or items_at(record.prepare, "cudagraph_skips"):
+    for item in items_at(record.compile, "cudagraph_skips"):
         yield f"CUDA graph skipped: {_reason(item)}"
 
 

@@ -9,9 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from profiling.core.records import Record
-
-BASELINE = "baseline"
+from profiling.core.records import BASELINE, Record
 
 #: The peaks a record may hold, the one worth a table column first, and the kind each is called by.
 PEAK_KINDS = (

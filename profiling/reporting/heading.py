@@ -98,10 +98,7 @@ def _capability(value: object) -> str:
 
 
 def _clocks(device: object) -> str:
-    now, most = number_at(device, "clock_sm_mhz"), number_at(device, "clock_sm_max_mhz")
-    if now is None:
-        return _number(device, "clock_sm_max_mhz", "SM clock at most {:.0f} MHz")
-    return f"SM clock {now:.0f}{'' if most is None else f' of {most:.0f}'} MHz"
+    return _number(device, "clock_sm_max_mhz", "SM clock at most {:.0f} MHz")
 
 
 def _git(git: object) -> str:

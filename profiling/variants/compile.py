@@ -18,6 +18,7 @@ from torch import nn
 
 from profiling.core.components import Component
 from profiling.errors import InputError, did_you_mean
+from profiling.tracing.counters import CompileCounters, snapshot
 from profiling.tracing.kernels import kept_kernels
 from profiling.variants.toolchain import missing_toolchain
 from profiling.variants.variant import Step, Variant
@@ -53,8 +54,10 @@ class Compile(Variant):
                 raise InputError(f"options.{name} is no option of inductor.{did_you_mean(name, known)}")
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return what inductor's C++ back end lacks on a CPU."""
-        return missing_toolchain() if device.type == "cpu" else None
+        """Return what is missing on a CPU: CUDA where the mode wants its graphs, else inductor's C++ toolchain."""
+        if device.type != "cpu":
+            return None
+        return f"mode={self.mode} needs a CUDA device" if self.has_cuda_graphs() else missing_toolchain()
 
     def has_cuda_graphs(self) -> bool:
         """Say whether the mode or the options bring CUDA graphs of inductor's own."""
@@ -71,23 +74,42 @@ class Compile(Variant):
     def compiled(self, module: nn.Module) -> Callable[..., Any]:
         """Return the module under torch.compile; it compiles at its first call."""
         torch._dynamo.reset()
+        default = self.mode in (None, "default")
+        # Said outright, since an environment variable can put CUDA graphs into inductor's defaults.
+        options = {"triton.cudagraphs": False, **self.options} if default else None
         return torch.compile(
-            module,
-            mode=None if self.options else self.mode,
-            fullgraph=self.fullgraph,
-            dynamic=self.dynamic,
-            options=dict(self.options) or None,
+            module, mode=None if default else self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic, options=options
         )
 
     def __call__(self, component: Component, folder: Path) -> Step:
         """Compile by calling; where a mode brings CUDA graphs, call until those are recorded too."""
         with self.flags(folder) as flags:
+            before = snapshot()
             module, inputs = self.compiled(component.module), component.inputs
             run = partial(_marked, module, inputs) if self.has_cuda_graphs() else partial(module, **inputs)
             for _ in range(3 if self.has_cuda_graphs() else 1):  # graph trees warm up, then record, then replay
                 run()
+            self.check(snapshot().since(before))
             # The flags stay until the step is closed: a recompile must meet the same ones.
             return Step(run=run, close=flags.pop_all().close)
+
+    def check(self, happened: CompileCounters) -> None:
+        """Refuse to pass something else off as compiled.
+
+        Raises:
+            RuntimeError: nothing was compiled, or CUDA graphs that the mode promises were given up.
+
+        """
+        if happened.graphs == 0:
+            raise RuntimeError(
+                "torch.compile compiled nothing and ran eagerly: unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, "
+                "and take torch.compiler.disable off the module"
+            )
+        if self.has_cuda_graphs() and (happened.cudagraph_skips or not happened.cudagraph_captures):
+            raise RuntimeError(
+                f"inductor gave up {happened.cudagraph_skips} of the CUDA graphs that mode={self.mode} promises: "
+                "trace=true shows why, variant=[compile] does without"
+            )
 
 
 def _marked(module: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> Any:

@@ -10,6 +10,7 @@ import torch
 from profiling.core.components import Component
 from profiling.core.graphs import Call, capture
 from profiling.errors import InputError
+from profiling.tracing.counters import snapshot
 from profiling.variants.compile import Compile
 from profiling.variants.variant import Step, Variant
 
@@ -77,6 +78,8 @@ class CompileCudaGraph(CudaGraph):
     def __call__(self, component: Component, folder: Path) -> Step:
         """Compile, warm up, capture, and return the replaying step."""
         with self.compile.flags(folder) as flags:
+            before = snapshot()
             compiled = self.compile.compiled(component.module)
             step = self.captured(component, lambda inputs: compiled(**inputs))
+            self.compile.check(snapshot().since(before))
             return Step(run=step.run, close=flags.pop_all().close)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from as_user import command, environment
 
+from profiling.core.records import read_records
+
 COMPONENT = "component=[net]"
 BASELINE = "variant=[baseline]"
 
@@ -29,6 +31,8 @@ WRONG = {
     "iterations": ([COMPONENT, BASELINE, "metric.latency.max_iterations=0"], "at least 1"),
     "seconds": ([COMPONENT, BASELINE, "metric.latency.max_seconds=-1"], "more than 0"),
     "number": ([COMPONENT, BASELINE, "metric.latency.max_iterations=many"], "max_iterations"),
+    "endless": ([COMPONENT, BASELINE, "cell_timeout=inf"], "cell_timeout"),
+    "frames": ([COMPONENT, BASELINE, "+component.net.frames_per_call=abc"], "frames_per_call"),
     "timeout": ([COMPONENT, BASELINE, "cell_timeout=0"], "cell_timeout"),
     "seed": ([COMPONENT, BASELINE, "seed=one"], "seed"),
     "isolation": ([COMPONENT, BASELINE, "isolation=thread"], "process"),
@@ -79,8 +83,8 @@ def bad_checkpoints(folder):
     good["last.bias"] = torch.ones(4)
     cases = {
         "empty": (lambda path: path.write_bytes(b""), "empty"),
-        "text": (lambda path: path.write_text("hello\n" * 50), ""),
-        "code": (lambda path: path.write_bytes(pickle.dumps(Evil(), 2)), ""),
+        "text": (lambda path: path.write_text("hello\n" * 50), "text"),
+        "code": (lambda path: path.write_bytes(pickle.dumps(Evil(), 2)), "code"),
         "shapes": (lambda path: torch.save({**good, "first.weight": torch.ones(16, 9)}, path), "first.weight"),
         "names": (lambda path: torch.save({"other": torch.ones(2)}, path), "other"),
         "nan": (lambda path: torch.save({**good, "last.bias": torch.full((4,), torch.nan)}, path), "last.bias"),
@@ -92,7 +96,7 @@ def bad_checkpoints(folder):
     torch.save(good, folder / "good.pt")
     cut = folder / "cut.pt"
     cut.write_bytes((folder / "good.pt").read_bytes()[:700])
-    yield cut, ""
+    yield cut, "cut"
 
 
 def test_checkpoints_that_are_none(profile, tmp_path):
@@ -134,7 +138,13 @@ def test_a_disk_that_fills_up_keeps_the_records_until_then(tmp_path):
     assert done.returncode == 2, done.stderr
     assert "error: " in done.stderr
     assert "resume=" in done.stderr
-    assert (tmp_path / "full" / "results.jsonl").read_bytes().startswith(b'{"schema": 1')
+    kept = read_records(tmp_path / "full")
+    assert [record.component for record in kept] == ["net"]
+    resumed = subprocess.run(
+        [*again, f"resume={tmp_path / 'full'}"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert [record.component for record in read_records(tmp_path / "full")] == ["net", "net_made"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

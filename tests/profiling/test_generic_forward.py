@@ -12,7 +12,9 @@ from profiling.tracing.compile_log import find_tlparse
 
 
 def test_crashes_cost_one_row_each(profile):
-    variants = "[baseline,faulty_segfault,faulty_exit,faulty_raise,faulty_wrong,faulty_stale,faulty_nan]"
+    variants = (
+        "[baseline,faulty_segfault,faulty_exit,faulty_raise,faulty_wrong,faulty_stale,faulty_nan,faulty_later_wrong]"
+    )
     outcome = profile("component=[net]", f"variant={variants}")
     records = {variant: record for (_, variant), record in outcome.records.items()}
     assert outcome.code == 1
@@ -29,6 +31,8 @@ def test_crashes_cost_one_row_each(profile):
         assert records[wrong].reason.startswith("parity")
         assert records[wrong].speedup is None
         assert records[wrong].metrics["wall_ms"]["n"] >= 5, "its time is there, to be shown struck out"
+    assert "wrong after it" in records["faulty_later_wrong"].reason
+    assert records["faulty_later_wrong"].speedup is None
     assert "~~" in outcome.out
     assert "left out" in outcome.out
 
@@ -73,6 +77,36 @@ def test_resume_does_only_what_is_left(profile):
     again = profile("component=[net]", "variant=[baseline]", folder=first.folder)
     assert again.code == 2
     assert "holds a run already" in again.err
+
+
+def test_a_resume_on_another_setup_is_refused(profile, tmp_path):
+    cells = ("component=[net]", "variant=[faulty_raise,baseline]", "isolation=none")
+    first = profile(*cells)
+    environment_file = first.folder / "environment.json"
+    environment_file.write_text(environment_file.read_text().replace('"torch": "', '"torch": "9'))
+    second = profile(*cells, f"resume={first.folder}", folder=first.folder)
+    assert second.code == 2
+    assert "versions" in second.err
+    assert len(second.lines) == 2
+    missing = profile(*cells, f"resume={tmp_path / 'none'}", folder=tmp_path / "none")
+    assert missing.code == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_compile_that_compiles_nothing_is_told(profile):
+    outcome = profile(
+        "component=[net]", "variant=[baseline,compile,compile_reduce_overhead]", TORCH_COMPILE_DISABLE="1"
+    )
+    records = {variant: record for (_, variant), record in outcome.records.items()}
+    assert records["compile"].status == "failed"
+    assert "TORCH_COMPILE_DISABLE" in records["compile"].reason
+    assert records["compile_reduce_overhead"].status == "skipped", "it needs CUDA graphs"
+
+
+def test_without_isolation_the_compile_report_is_the_runs(profile):
+    outcome = profile("component=[net]", "variant=[faulty_recompile]", "isolation=none", "trace=true")
+    assert "tl_out/run/index.html" in outcome.err
+    assert (outcome.folder / "tl_out" / "run" / "index.html").exists()
 
 
 def test_an_interrupt_keeps_what_is_done(tmp_path):

@@ -1,5 +1,8 @@
 """The main job on a GPU: three clocks, captured variants, and faults that only a GPU has."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -94,3 +97,7 @@ def test_kept_kernels_can_be_run(profile):
     assert kinds == {"graph", "triton"}
     for kernel in record.kernels:
         assert (outcome.folder / kernel["file"]).exists()
+    kernel = next(kernel for kernel in record.kernels if kernel["kind"] == "triton" and kernel["runnable"])
+    done = subprocess.run([sys.executable, str(outcome.folder / kernel["file"])], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "GB/s" in done.stdout

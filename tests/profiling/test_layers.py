@@ -43,6 +43,7 @@ LAYERS = (
         "profiling.core.isolation",
         "profiling.core.execution",
         "profiling.core.progress",
+        "profiling.core.outcome",
         "profiling.core.runner",
         "profiling.reporting",
     ),

@@ -49,6 +49,18 @@ class Faulty(Variant):
 
         return run
 
+    def _later_wrong(self, component):
+        """Right when it is checked and wrong from then on, as a spoilt memory pool is."""
+        calls = iter(range(10**9))
+
+        def run():
+            output = component.call()
+            if next(calls) > 20:
+                output["answer"].picture.mul_(3)
+            return output
+
+        return run
+
     def _segfault(self, component):
         import ctypes
 

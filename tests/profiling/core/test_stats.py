@@ -62,3 +62,5 @@ def test_the_half_width_shrinks_with_samples():
     values = rng.normal(10, 1, 2000)
     assert relative_half_width(values[:20]) > relative_half_width(values)
     assert relative_half_width([1.0]) == float("inf")
+    low, high = median_interval(values)
+    assert relative_half_width(values) == pytest.approx((high - low) / 2 / float(np.median(values)), rel=0.25)

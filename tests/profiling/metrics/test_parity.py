@@ -74,6 +74,15 @@ def test_what_is_not_finite_never_passes(value):
     assert "rel_l2" not in measured.sections["parity"]
 
 
+def test_an_eager_that_overflows_proves_nothing():
+    made = component()
+    broken = {path: tensor * math.inf for path, tensor in outputs_of(made, CHECK_SEED).items()}
+    measured = Parity().measure(subject(lambda c: lambda: c.call() * math.nan, component(), broken))
+    assert measured.problem[0] == "failed"
+    assert "eager" in measured.problem[1]
+    assert measured.sections["parity"]["passed"] is False
+
+
 def test_twice_as_far_as_eager_is_allowed_and_no_more():
     made = component()
     exact = outputs_of(made, CHECK_SEED)
