@@ -16,7 +16,10 @@ from profiling.core import nvml
 from profiling.core.job import Settings
 
 #: Prefixes of the environment variables that change what is measured, or how fast it is.
-VARIABLES = ("CUDA_", "CUBLAS", "CUDNN", "NVIDIA_", "PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "KMP_")
+VARIABLES = (
+    *("CUDA_LAUNCH_", "CUDA_MODULE_", "CUDA_VISIBLE_", "CUDA_DEVICE_", "CUBLAS", "CUDNN", "NVIDIA_TF32_"),
+    *("PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "KMP_"),
+)
 #: Those that this harness sets itself, and that differ from one process to the next.
 OWN_VARIABLES = ("TORCH_TRACE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 

@@ -1,0 +1,33 @@
+"""Put the results of docs/results into the README, so that no number in it is typed: python docs/fill_readme.py"""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results" / "h200"
+
+
+def results_block() -> str:
+    """Return the device's lines, the table, its legend and the verdicts of the committed run's report."""
+    report = (RESULTS / "report.md").read_text(encoding="utf-8")
+    head, _, rest = report.partition("### Verdict")
+    verdict = rest.split("###")[0].strip()
+    return f"{head.partition(chr(10))[2].strip()}\n\n{verdict}"
+
+
+def cost_block() -> str:
+    """Return what the benchmark of the harness printed."""
+    return f"```\n{(RESULTS / 'harness_cost.txt').read_text(encoding='utf-8').strip()}\n```"
+
+
+def filled(readme: str) -> str:
+    """Return the README with its blocks as they must be."""
+    for name, block in (("results", results_block()), ("cost", cost_block())):
+        pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
+        readme = re.sub(pattern, lambda m, block=block: f"{m[1]}{block}\n{m[2]}", readme, flags=re.DOTALL)
+    return readme
+
+
+if __name__ == "__main__":
+    path = ROOT / "README.md"
+    path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

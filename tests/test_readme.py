@@ -1,0 +1,37 @@
+"""The README is true: its numbers are those of the committed run, its tree is the one on disk, its keys exist."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_its_numbers_are_those_of_the_committed_run():
+    spec = importlib.util.spec_from_file_location("fill_readme", ROOT / "docs" / "fill_readme.py")
+    fill_readme = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fill_readme)
+    assert fill_readme.filled(README) == README, "run python docs/fill_readme.py"
+    assert "world_model" in fill_readme.results_block()
+
+
+def test_its_tree_is_there():
+    tree = README.split("## The tree")[1].split("```")[1]
+    parent = Path()
+    for line in filter(str.strip, tree.splitlines()):
+        names = re.split(r" {2,}", line.strip())[0]
+        indented = line.startswith(" ")
+        for name in names.split(", "):
+            path = parent / name if indented else Path(name)
+            assert (ROOT / path).exists(), path
+        if not indented:
+            parent = Path(names)
+
+
+def test_its_make_targets_are_there():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)) | set(
+        re.findall(r"`make ([a-z-]+)", README)
+    ):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
