@@ -1,4 +1,4 @@
-"""Put the results of docs/results into the README, so that no number in it is typed: python docs/fill_readme.py"""
+"""Put the results of docs/results into the README, so that no number in it is typed."""
 
 import re
 from pathlib import Path
