@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from profiling.core.folder import new_folder
 from profiling.errors import InputError, did_you_mean
@@ -39,9 +40,13 @@ def launch(target: str, run: Target) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its exceptions on, and we say them in one line
     codes: list[int] = []
 
+    def checked(cfg: DictConfig) -> int:
+        check_names(cfg, HydraConfig.get().overrides.task)
+        return run(cfg, Path(HydraConfig.get().runtime.output_dir))
+
     def task(cfg: DictConfig) -> None:
         # Caught here and not around Hydra, which would add lines of its own and end a --multirun at the first.
-        codes.append(_guarded(lambda: run(cfg, Path(HydraConfig.get().runtime.output_dir))))
+        codes.append(_guarded(lambda: checked(cfg)))
         if codes[-1] == INTERRUPTED:
             raise KeyboardInterrupt  # the user means the whole sweep
 
@@ -65,8 +70,26 @@ def _guarded(work: Callable[[], int], target: str = "") -> int:
         return _complain(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         return _complain(explain(error, target))
+    except YAMLError as error:
+        return _complain(f"a YAML file cannot be read: {' '.join(str(error).split())}. Correct it there.")
     except OSError as error:
         return _complain(explain_os_error(error))
+
+
+def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Check that each chosen file brought what it is named for; another name would pose as that, or merge with it.
+
+    Raises:
+        InputError: a file whose top key is not its name.
+
+    """
+    for override in overrides:
+        chosen = re.fullmatch(r"(component|variant|metric)=\[(.*)\]", override)
+        names = [name.strip() for name in chosen[2].split(",") if name.strip()] if chosen else []
+        found = set(cfg.get(chosen[1]) or {}) if chosen else set()
+        wrong = [name for name in names if name not in found] or (names if found - set(names) else [])
+        if chosen and wrong:
+            raise InputError(f"{chosen[1]}/{wrong[0]}.yaml must hold one key at its top, its own name: `{wrong[0]}:`")
 
 
 def _complain(message: str) -> int:

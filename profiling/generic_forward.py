@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from profiling.app import INTERRUPTED, launch
 from profiling.core.config import read_config
+from profiling.core.folder import command_of
 from profiling.core.progress import make_progress
 from profiling.core.records import RESULTS_FILE
 from profiling.core.runner import Run
@@ -25,7 +26,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
         code = Run(TARGET, read_config(cfg), folder, progress).execute()
     except KeyboardInterrupt:
         progress.close()
-        progress.say(f"interrupted; the cells that had ended are kept. Go on with resume={folder}")
+        progress.say(f"interrupted; the cells that had ended are kept. Go on: {command_of(folder)} resume={folder}")
         code = INTERRUPTED
     finally:
         progress.close()

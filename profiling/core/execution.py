@@ -16,6 +16,10 @@ from profiling.core.isolation import Ending, OnEvent, log_of, run_isolated
 TORCH_TRACE = "TORCH_TRACE"
 
 
+#: Looking at the device takes a few seconds; a driver that hangs must not hang the run.
+PROBE_SECONDS = 300.0
+
+
 class Executor(Protocol):
     """Performs tasks (see `core.tasks`)."""
 
@@ -50,12 +54,13 @@ class Isolated:
         files = self._run / "cells" / name
         files.parent.mkdir(exist_ok=True)
         given = os.environ.get(TORCH_TRACE)
+        timeout = self._timeout if "cell" in task else PROBE_SECONDS
         own = self._run / "torch_trace" / name
         environment = {TORCH_TRACE: str(own)} if self._trace and given is None else {}
         before = _logs(given)
         with compile_cache(fresh=self._fresh_cache) as variables:
             ending: Ending = run_isolated(
-                task, files=files, timeout=self._timeout, on_event=on_event, environment={**environment, **variables}
+                task, files=files, timeout=timeout, on_event=on_event, environment={**environment, **variables}
             )
         if self._trace and given is not None:  # the user's folder has the logs; the run gets a copy
             own.mkdir(parents=True, exist_ok=True)

@@ -66,10 +66,18 @@ class Run:
         jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
         left = [job for job in jobs if (job.component.name, job.variant) not in self.records]
         if len(left) < len(jobs):
-            self.progress.say(f"resuming {self.folder}: {len(jobs) - len(left)} cells are done, {len(left)} are left")
+            self.progress.say(
+                f"resuming {self.folder}: {len(jobs) - len(left)} of {len(jobs)} cells done, {len(left)} left"
+            )
         for number, job in enumerate(left, 1):
             self.progress.begin(job.name.replace(".", " · "), number, len(left))
-            self._run_cell(job, executor, found["skip"].get(job.variant))
+            spoilt = self._spoilt(job)
+            if spoilt is None:
+                self._run_cell(job, executor, found["skip"].get(job.variant))
+            else:  # the component itself is wrong: its other variants would only say so again
+                record = replace(spoilt, variant=job.variant)
+                self._keep(record)
+                self.progress.end(record)
         self._complete()
         return exit_code(tuple(self.records.values()))
 
@@ -132,6 +140,11 @@ class Run:
         if enriched != record:
             self._keep(enriched)
         self.progress.end(enriched)
+
+    def _spoilt(self, job: Job) -> Record | None:
+        """Return a record of this run in which the component's input was found to be bad."""
+        found = (r for r in self.records.values() if r.component == job.component.name and r.bad_input)
+        return next(found, None)
 
     def _with_speedup(self, record: Record) -> Record:
         """Add the ratio of median wall times where both sides are right; a wrong answer has no speed."""

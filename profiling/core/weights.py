@@ -71,14 +71,14 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
         return None, None
     if spec.checkpoint is not None:
         return Path(spec.checkpoint), None
-    hint = f"none is published for it at scale {settings.scale}; {name}=PATH loads yours"
-    # Published weights fit the full size alone.
-    published = load_manifest().entries if settings.scale == "full" else ()
-    entry = next((entry for entry in published if spec.name in entry.components), None)
-    if entry is not None:
+    hint = f"no checkpoint is published for it; {name}=PATH loads yours"
+    entry = next((entry for entry in load_manifest().entries if spec.name in entry.components), None)
+    if entry is not None and settings.scale != "full":
+        hint = f"the published checkpoint fits scale=full; {name}=PATH loads yours"
+    elif entry is not None:
         if entry.file.is_file():
             return entry.file, None
-        hint = fetch_command(entry)
+        hint = f"fetch the published ones: {fetch_command(entry)}"
     if settings.checkpoint == "required":
         raise InputError(f"checkpoint=required, but {spec.name} has none: {hint}")
     return None, hint

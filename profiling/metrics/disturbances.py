@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import torch
 
 from profiling.core import nvml
@@ -17,6 +18,7 @@ class DisturbanceWatch:
         self._retries = self._allocator_retries()
         self._throttled: set[str] = set()
         self._clocks: list[int] = []
+        self._switches = psutil.Process().num_ctx_switches().involuntary
         self.look()
 
     def look(self) -> None:
@@ -25,6 +27,10 @@ class DisturbanceWatch:
             self._throttled |= nvml.throttle_reasons(self._cuda)
             clock = nvml.clock_mhz(self._cuda, "sm")
             self._clocks += [] if clock is None else [clock]
+
+    def descheduled(self) -> int:
+        """Return how often the system took the processor from this process inside the window."""
+        return psutil.Process().num_ctx_switches().involuntary - self._switches
 
     def clocks(self) -> dict[str, int]:
         """Return the lowest and highest SM clock seen inside the window, in MHz; empty where nobody tells it."""

@@ -43,7 +43,7 @@ class Latency(Limits, Metric):
             watch = DisturbanceWatch(component.device)
             with span("timing"):
                 samples, stopped_by = collect(take, self, time.perf_counter, watch.look)
-            cause = watch.cause()
+            cause, descheduled = watch.cause(), watch.descheduled()
         sections = clocks_of(samples, stopped_by, subject.seed)
         sections["fps"] = frames_per_second(sections["wall_ms"], component)
         sections["latency"] = {
@@ -51,6 +51,7 @@ class Latency(Limits, Metric):
             "warmup_iterations": warmup.iterations,
             "warmup_seconds": warmup.seconds,
             "settled": warmup.settled,
+            "descheduled": descheduled,
             **watch.clocks(),
         }
         return Measured(sections, None if cause is None else ("invalid", f"inside the timed window: {cause}"))

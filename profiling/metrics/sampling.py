@@ -49,6 +49,8 @@ class Limits:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise InputError(f"{name}={value}: more than 0.")
+        if self.interval >= 1:
+            raise InputError(f"interval={self.interval}: a share of the median below 1, 0.01 for one per cent.")
         for low, high in (
             ("min_iterations", "max_iterations"),
             ("warmup_min_iterations", "warmup_max_iterations"),

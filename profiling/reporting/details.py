@@ -15,6 +15,9 @@ from profiling.reporting.format import count_of, one_line
 
 Lines = tuple[str, ...]
 
+#: Interruptions per timed call from which a run was disturbed by other programs.
+BUSY_SHARE = 0.1
+
 
 def legend(records: Sequence[Record]) -> Lines:
     """Say how the table's numbers are meant."""
@@ -27,7 +30,7 @@ def legend(records: Sequence[Record]) -> Lines:
     if any(not is_right(record) and wall_p50(record) is not None for record in records):
         lines.append("~~Struck out~~: failed or invalid, so this time counts for nothing.")
     if any(at(record.metrics, "latency", "cold") is True for record in records):
-        lines.append("Cold: L2 was flushed before each sample.")
+        lines.append("Cold: the last-level cache was flushed before each sample.")
     return tuple(lines)
 
 
@@ -52,6 +55,13 @@ def notes(records: Sequence[Record]) -> Lines:
         for record in records
         if at(record.metrics, "latency", "settled") is False
     ]
+    for record in records:
+        taken, calls = number_at(record.metrics, "latency", "descheduled"), number_at(record.metrics, "wall_ms", "n")
+        if taken and calls and taken >= BUSY_SHARE * calls:
+            lines.append(
+                f"{_name(record)}: the processor was taken away {count_of(taken, 'time')} while timing: "
+                "other programs run here, and the times say as much about them"
+            )
     lines += [
         f"{_name(record)}: compiled from a warm cache, so a first start takes longer to prepare"
         for record in records
@@ -69,17 +79,17 @@ def networks(records: Sequence[Record]) -> Lines:
         weights = " / ".join(map(str, _distinct(group, "weights")))
         if weights:
             hint = next(iter(_distinct(group, "weights_hint")), None)
-            parts.append(f"weights: {weights}{f' (fetch them: {hint})' if hint else ''}")
+            parts.append(f"weights: {weights}{f' ({hint})' if hint else ''}")
         if parts:
             lines.append(one_line(f"{component}: {', '.join(parts)}"))
     return tuple(lines)
 
 
-def artefacts(records: Sequence[Record], *, most: int | None = None) -> Lines:
-    """Return the files to open and what the compiler reported, at most `most` lines a kind and cell."""
+def artefacts(records: Sequence[Record], *, root: str = "", most: int | None = None) -> Lines:
+    """Return the files to open (below `root`) and what the compiler reported, at most `most` lines a kind and cell."""
     lines = []
     for record in records:
-        for kind in (_files(record), _compiler(record), _kernels(record)):
+        for kind in (_files(record, root), _compiler(record), _kernels(record)):
             found = [one_line(f"{_name(record)}: {line}") for line in kind]
             lines += found[:most]
             if most is not None and len(found) > most:
@@ -95,14 +105,14 @@ def _distinct(group: Sequence[Record], name: str) -> list[Any]:
     return list(dict.fromkeys(value for record in group if (value := getattr(record, name)) is not None))
 
 
-def _files(record: Record) -> Iterator[str]:
+def _files(record: Record, root: str) -> Iterator[str]:
     index = at(record.compile, "index")
     if isinstance(index, str):
-        yield f"compile report {index}"
+        yield f"compile report {root}{index}"
     for key, name in (("trace", "profiler trace (open in ui.perfetto.dev)"), ("operators", "operator tables")):
         value = at(record.trace, key)
         if isinstance(value, str):
-            yield f"{name} {value}"
+            yield f"{name} {root}{value}"
 
 
 def _compiler(record: Record) -> Iterator[str]:

@@ -53,7 +53,7 @@ def render_console(records: Sequence[Record], environment: Mapping[str, Any], ru
         [*causes(records, run), *notes(records)],
         list(verdicts(records)),
         list(networks(records)),
-        list(artefacts(records, most=CONSOLE_LINES)),
+        list(artefacts(records, root=f"{run}/", most=CONSOLE_LINES)),
         [f"run: {run}"],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)

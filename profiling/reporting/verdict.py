@@ -37,10 +37,20 @@ def verdict(group: Sequence[Record]) -> str:
     runners_up = [record for _, record in ranked[1:]]
     parts = [f"{_lead(fastest, group, alone=not runners_up)}, {significant(time)} ms (wall p50)"]
     parts += [_gain(fastest, group, alone=not runners_up), _cost(fastest, group), _tie(fastest, runners_up)]
+    parts.append(_by_mean(fastest, runners_up))
     if fastest.parity is None:
         parts.append("its output was not checked (no parity)")
     parts.append(_left_out(group))
     return "; ".join(one_line(part) for part in parts if part)
+
+
+def _by_mean(fastest: Record, runners_up: Sequence[Record]) -> str:
+    """Say when the mean, which FPS comes from, ranks otherwise: a long tail is worth knowing."""
+    means = [(mean, r.variant) for r in (fastest, *runners_up) if (mean := number_at(r.metrics, "wall_ms", "mean"))]
+    mean, variant = min(means, default=(0.0, fastest.variant))
+    return (
+        "" if variant == fastest.variant else f"by the mean {variant} is faster, {significant(mean)} ms: mind the tails"
+    )
 
 
 def _nothing(group: Sequence[Record]) -> str:

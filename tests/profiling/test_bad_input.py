@@ -41,6 +41,9 @@ WRONG = {
     "resume": ([COMPONENT, BASELINE, "resume=no_run"], "is no run"),
     "target": ([COMPONENT, BASELINE, "component.net.module._target_=outside_net.Nett"], "outside_net.Nett"),
     "argument": ([COMPONENT, BASELINE, "+component.net.module.widht=3"], "widht"),
+    "loose interval": ([COMPONENT, BASELINE, "metric.latency.interval=2"], "below 1"),
+    "top key": (["component=[misnamed]", BASELINE], "misnamed:"),
+    "broken yaml": (["component=[broken]", BASELINE], "broken.yaml"),
     "raises": (["component=[raises]", BASELINE], "this module never works"),
     "nothing returned": (["component=[nothing]", BASELINE], "holds no tensor"),
     "no module": (["component=[no_module]", BASELINE], "not a torch.nn.Module"),
@@ -68,9 +71,13 @@ def test_cuda_without_cuda(profile):
 
 
 def test_a_bad_cell_costs_no_good_one(profile):
-    outcome = profile("component=[raises,net]", BASELINE, "isolation=none")
+    outcome = profile("component=[raises,net]", "variant=[baseline,faulty_raise]", "isolation=none")
     assert outcome.code == 2
-    assert {name: record.status for (name, _), record in outcome.records.items()} == {"raises": "failed", "net": "ok"}
+    reasons = {cell: record.reason for cell, record in outcome.records.items()}
+    assert "never works" in reasons["raises", "baseline"]
+    assert "never works" in reasons["raises", "faulty_raise"], "not tried on a module that never works"
+    assert reasons["net", "baseline"] is None
+    assert "planted" in reasons["net", "faulty_raise"]
 
 
 class Evil:

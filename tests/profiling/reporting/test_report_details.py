@@ -75,9 +75,9 @@ def test_compiler_findings_and_files_to_open(make: Make, save: Save) -> None:
     run = save([record])
     text = write_report(run)
     for fact in (
-        "compile report tl_out/x/index.html",
-        "profiler trace (open in ui.perfetto.dev) traces/x.json.gz",
-        "operator tables traces/x.txt",
+        f"compile report {run}/tl_out/x/index.html",
+        f"profiler trace (open in ui.perfetto.dev) {run}/traces/x.json.gz",
+        f"operator tables {run}/traces/x.txt",
         "graph break: call to print | 0 (models/net.py:40)",
         "… and 7 more in report.md",
         "kernel triton_poi (triton) kernels/a.py",

@@ -37,7 +37,7 @@ def test_console_holds_table_causes_verdict_weights_and_folder(three: tuple[Reco
     assert "11.5× [11.4, 11.6]" in text
     assert "world_model.cuda_graph failed: parity: relative L2 error 1.2 is above 0.0078" in text
     assert "world_model: compile is fastest" in text
-    assert "1,093,823,296 parameters, bfloat16, cuda:0, weights: random (fetch them: make checkpoints)" in text
+    assert "1,093,823,296 parameters, bfloat16, cuda:0, weights: random (make checkpoints)" in text
     assert "~~Struck out~~" in text
     assert text.splitlines()[-1] == f"run: {run}"
 
@@ -86,7 +86,7 @@ def test_unsettled_and_cold_are_said(make: Make, make_clocks: Callable[..., dict
     metrics = make_clocks(2.5) | {"latency": {"cold": True, "settled": False}}
     text = write_report(save([make("compile", metrics=metrics)]))
     assert "world_model.compile: times had not settled" in text
-    assert "L2 was flushed before each sample" in text
+    assert "the last-level cache was flushed before each sample" in text
 
 
 def test_a_folder_that_cannot_be_written_still_reports(make: Make, save: Save) -> None:

@@ -89,3 +89,11 @@ def test_each_component_has_its_line(make: Make) -> None:
     lines = verdicts([make("baseline", 2.0), make("baseline", 3.0, component="vae")])
     assert [line.partition(":")[0] for line in lines] == ["world_model", "vae"]
     assert verdicts([]) == ()
+
+
+def test_a_mean_that_ranks_otherwise_is_told(make: Make, make_clocks: Callable[..., dict[str, Any]]) -> None:
+    tailed = make_clocks(2.5)
+    tailed["wall_ms"] = {**tailed["wall_ms"], "mean": 9.0}
+    text = verdict([make("baseline", 3.0), make("compile", metrics=tailed, speedup=SPEEDUP)])
+    assert text.startswith("compile") or "compile is fastest" in text
+    assert "by the mean baseline is faster" in text
