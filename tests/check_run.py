@@ -1,4 +1,4 @@
-"""Hold a tiny run of the main job on a CPU against what it must have measured: python tests/check_run.py RUN."""
+"""Hold a tiny run of the main job on a CPU against what it must have measured: python -P tests/check_run.py RUN."""
 
 import json
 import sys

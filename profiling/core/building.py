@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import nn
 
@@ -67,6 +69,8 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     """
     device = torch.device(settings.device)
     where = f"component.{spec.name}.module"
+    random.seed(settings.seed)
+    numpy.random.seed(settings.seed)  # whatever a user's factory draws from, two builds draw the same
     torch.manual_seed(settings.seed)
     with device:  # made where they will live, so that a large module never stands in host memory
         module = instantiate(spec.module, where)

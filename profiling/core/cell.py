@@ -22,7 +22,7 @@ from profiling.core.components import Component
 from profiling.core.config import instantiate
 from profiling.core.job import Job
 from profiling.core.records import Record, Status
-from profiling.core.reference import CHECK_SEED, Reference, first_call, outputs_of, strict_float32
+from profiling.core.reference import CHECK_SEED, Outputs, Reference, first_call, outputs_of, strict_float32
 from profiling.errors import InputError, MissingExtraError
 from profiling.metrics.metric import Metric, Subject
 from profiling.tracing.counters import snapshot
@@ -93,9 +93,14 @@ class Cell:
 
         reached("start")
         blueprint = self._load(torch.float32 if with_reference else run_dtype)
+        expected = self._expected(blueprint) if with_reference else None
+        if expected is not None:
+            # A fresh one: a module may keep tensors of its first call, and would carry float32 into the run.
+            del blueprint
+            blueprint = build(job.component, settings, torch.float32)
+        blueprint.cast(run_dtype)
         with torch.inference_mode():
-            reference = self._reference(blueprint) if with_reference else None
-            blueprint.cast(run_dtype)
+            reference = None if expected is None else Reference(expected, self._eager(blueprint))
             reached("loaded")
             component = blueprint.component(run_dtype, settings.seed)
             self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
@@ -121,15 +126,15 @@ class Cell:
             self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
             return blueprint
 
-    def _reference(self, blueprint: Blueprint) -> Reference:
-        settings = self.job.settings
-        seed = settings.seed + CHECK_SEED
-        with self._phase("reference"):
-            with strict_float32():
-                outputs = first_call(blueprint.component(torch.float32, settings.seed), seed)
-            blueprint.cast(blueprint.run_dtype)
-            eager = outputs_of(blueprint.component(blueprint.run_dtype, settings.seed), seed)
-            return Reference(outputs=outputs, eager=eager)
+    def _expected(self, blueprint: Blueprint) -> Outputs:
+        """Compute what every variant is held against: the outputs of the float32 module."""
+        seed = self.job.settings.seed
+        with self._phase("reference"), torch.inference_mode(), strict_float32():
+            return first_call(blueprint.component(torch.float32, seed), seed + CHECK_SEED)
+
+    def _eager(self, blueprint: Blueprint) -> Outputs:
+        seed = self.job.settings.seed
+        return outputs_of(blueprint.component(blueprint.run_dtype, seed), seed + CHECK_SEED)
 
     def _prepare(self, variant: Variant, component: Component) -> Step:
         with self._phase("prepare"):

@@ -62,6 +62,13 @@ def test_a_module_from_outside_the_repository(profile):
     assert "net" in outcome.out
 
 
+def test_a_module_that_keeps_tensors_of_its_first_call(profile):
+    outcome = profile("component=[caches]", "variant=[baseline]", "dtype=bfloat16")
+    (record,) = outcome.records.values()
+    assert record.status == "ok", record.reason
+    assert 0 < record.parity["rel_l2"] < 0.02
+
+
 def test_resume_does_only_what_is_left(profile):
     cells = ("component=[net]", "variant=[faulty_raise,baseline]")
     first = profile(*cells)
