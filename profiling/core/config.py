@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -107,7 +108,18 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
             extra = EXTRAS[cause.name]
             raise MissingExtraError(f"{cause.name} is not installed: pip install -e '.[{extra}]'") from error
         lines = str(cause).splitlines() or [type(cause).__name__]
-        raise InputError(f"{where}: {node.get('_target_')}: {type(cause).__name__}: {lines[0]}") from error
+        near = near_target(str(node.get("_target_")))
+        raise InputError(f"{where}: {node.get('_target_')}: {near or f'{type(cause).__name__}: {lines[0]}'}") from error
+
+
+def near_target(path: str) -> str:
+    """Return what a dotted path may have meant, where its module exists and lacks the name; else an empty text."""
+    module, _, name = path.rpartition(".")
+    try:
+        there = vars(importlib.import_module(module))
+    except (ImportError, ValueError):
+        return ""
+    return "" if name in there else f"{module} has no {name!r}.{did_you_mean(name, there)}"
 
 
 def partial_of(node: Mapping[str, Any], where: str) -> functools.partial[Any]:

@@ -111,7 +111,15 @@ def count_outliers(samples: Samples) -> int:
 
 
 def _bootstrap_medians(samples: Samples, resamples: int, seed: int) -> NDArray[np.float64]:
+    """Resample blocks of neighbours, of length n ** (1/3), from the samples laid in a circle.
+
+    Neighbouring samples share a clock, a temperature and what else runs on the machine; drawn one by one they would
+    promise an interval that is too narrow. Source: Politis and Romano, A circular block-resampling procedure for
+    stationary data (1992).
+    """
     values = np.asarray(samples, dtype=np.float64)
+    length = max(1, round(values.size ** (1 / 3)))
     rng = np.random.default_rng(seed)
-    picks = rng.integers(0, values.size, size=(resamples, values.size), dtype=np.int32)
-    return np.median(values[picks], axis=1)
+    starts = rng.integers(0, values.size, size=(resamples, -(-values.size // length)), dtype=np.int32)
+    picks = (starts[:, :, None] + np.arange(length, dtype=np.int32)).reshape(resamples, -1)[:, : values.size]
+    return np.median(values[picks % values.size], axis=1)

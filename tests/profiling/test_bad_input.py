@@ -39,7 +39,7 @@ WRONG = {
     "checkpoint": ([COMPONENT, BASELINE, "+component.net.checkpoint=missing.pt"], "does not exist"),
     "required": ([COMPONENT, BASELINE, "checkpoint=required"], "component.net.checkpoint=PATH"),
     "resume": ([COMPONENT, BASELINE, "resume=no_run"], "is no run"),
-    "target": ([COMPONENT, BASELINE, "component.net.module._target_=outside_net.Nett"], "outside_net.Nett"),
+    "target": ([COMPONENT, BASELINE, "component.net.module._target_=outside_net.Nett"], "Did you mean 'Net'"),
     "argument": ([COMPONENT, BASELINE, "+component.net.module.widht=3"], "widht"),
     "loose interval": ([COMPONENT, BASELINE, "metric.latency.interval=2"], "below 1"),
     "top key": (["component=[misnamed]", BASELINE], "misnamed:"),

@@ -43,6 +43,23 @@ def test_the_interval_holds_the_true_median_as_often_as_it_says():
     assert 0.90 <= hits / 300 <= 0.99
 
 
+def test_neighbours_that_go_together_widen_the_interval():
+    """An autocorrelated series carries fewer independent samples than it counts."""
+    rng = np.random.default_rng(11)
+    noise = rng.normal(0, 1, 4000)
+    drifting = np.zeros(4000)
+    for i in range(1, 4000):
+        drifting[i] = 0.8 * drifting[i - 1] + noise[i]
+    series = drifting[-1000:] + 100
+    shuffled = rng.permutation(series)
+
+    def width(values):
+        low, high = median_interval(values, resamples=1000)
+        return high - low
+
+    assert width(series) > 1.5 * width(shuffled)
+
+
 def test_a_ratio_knows_its_direction():
     rng = np.random.default_rng(1)
     ratio, low, high = ratio_interval(rng.normal(20, 0.2, 200), rng.normal(10, 0.1, 200))
