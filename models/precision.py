@@ -5,6 +5,7 @@ of sinusoidal embeddings are multiplied by large numbers before a sine is taken,
 networks of them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -17,16 +18,16 @@ def at_least_fp32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-class ConstantBuffers(nn.Module):
+class ConstantBuffers(nn.Module, ABC):
     """A module that owns fp32 constants, which follow its device and never its dtype.
 
     A subclass says in `constants` what they are and calls `register_constants` at the end of its `__init__`. A module
     that leaves the meta device (`to_empty`) gets their values again, since empty memory would not hold them.
     """
 
+    @abstractmethod
     def constants(self) -> dict[str, Tensor]:
         """Return name → value, computed on the CPU whatever the default device is."""
-        raise NotImplementedError
 
     def register_constants(self, *, persistent: bool = False) -> None:
         """Register every constant as a buffer on the default device; `persistent` ones are in the state dict."""

@@ -19,6 +19,9 @@ from profiling.reporting.facts import (
 )
 from profiling.reporting.format import MIB, MINUS, mebibytes, one_line, significant, times_faster
 
+#: The frame rates that real-time applications aim at.
+FRAME_RATES = (24, 30, 60, 120)
+
 
 def verdicts(records: Sequence[Record]) -> tuple[str, ...]:
     """Return one line of plain text for each component."""
@@ -36,12 +39,25 @@ def verdict(group: Sequence[Record]) -> str:
     time, fastest = ranked[0]
     runners_up = [record for _, record in ranked[1:]]
     parts = [f"{_lead(fastest, group, alone=not runners_up)}, {significant(time)} ms (wall p50)"]
-    parts += [_gain(fastest, group, alone=not runners_up), _cost(fastest, group), _tie(fastest, runners_up)]
+    parts += [_gain(fastest, group, alone=not runners_up), _frame(fastest), _cost(fastest, group)]
+    parts.append(_tie(fastest, runners_up))
     parts.append(_by_mean(fastest, runners_up))
     if fastest.parity is None:
         parts.append("its output was not checked (no parity)")
     parts.append(_left_out(group))
     return "; ".join(one_line(part) for part in parts if part)
+
+
+def _frame(fastest: Record) -> str:
+    """Say at which frame rates one call fits between two frames: by its p99, since a late frame is a lost one."""
+    p99 = number_at(fastest.metrics, "wall_ms", "p99")
+    if p99 is None:
+        return ""
+    held = [str(rate) for rate in FRAME_RATES if p99 <= 1000 / rate]
+    if not held:
+        return f"its p99 of {significant(p99)} ms does not fit a frame even at {FRAME_RATES[0]} FPS"
+    missed = [str(rate) for rate in FRAME_RATES if str(rate) not in held]
+    return f"its p99 fits a frame at {_listed(held)} FPS{f', not at {_listed(missed)}' if missed else ''}"
 
 
 def _by_mean(fastest: Record, runners_up: Sequence[Record]) -> str:
@@ -120,4 +136,4 @@ def _with_status(record: Record) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

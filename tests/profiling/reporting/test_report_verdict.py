@@ -97,3 +97,14 @@ def test_a_mean_that_ranks_otherwise_is_told(make: Make, make_clocks: Callable[.
     text = verdict([make("baseline", 3.0), make("compile", metrics=tailed, speedup=SPEEDUP)])
     assert text.startswith("compile") or "compile is fastest" in text
     assert "by the mean baseline is faster" in text
+
+
+def test_the_frame_rates_that_a_call_leaves_room_for(make: Make, make_clocks: Callable[..., dict[str, Any]]) -> None:
+    def line(p99: float) -> str:
+        clocks = make_clocks(5.0)
+        return verdict([make("baseline", metrics={**clocks, "wall_ms": {**clocks["wall_ms"], "p99": p99}})])
+
+    assert "its p99 fits a frame at 24, 30, 60 and 120 FPS;" in line(8.3)
+    assert "its p99 fits a frame at 24, 30 and 60 FPS, not at 120;" in line(16.6)
+    assert "its p99 fits a frame at 24 and 30 FPS, not at 60 and 120;" in line(16.7)
+    assert "its p99 of 50.00 ms does not fit a frame even at 24 FPS" in line(50.0)
