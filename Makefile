@@ -20,11 +20,10 @@ setup: $(VENV)/.ready ## a virtual environment with the locked versions
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.14 found. Install one, or name it: make setup PYTHON=/path/to/python"; exit 1; }
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
-		echo "error: $(PYTHON) cannot make virtual environments. On Debian: apt-get install python3-venv"; exit 1; }
+	@.ci/system_packages "$(PYTHON)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@command -v c++ >/dev/null || command -v g++ >/dev/null || echo "note: no C++ compiler: on a CPU torch.compile will be skipped (Debian: apt-get install g++ python3-dev)"
 	@touch $@
 
 profile: setup ## the main job: three components under four variants
