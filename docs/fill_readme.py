@@ -5,6 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "h200"
+RESULTS_CPU = ROOT / "docs" / "results" / "cpu"
 
 
 def results_block() -> str:
@@ -16,8 +17,9 @@ def results_block() -> str:
 
 
 def cost_block() -> str:
-    """Return what the benchmark of the harness printed."""
-    return f"```\n{(RESULTS / 'harness_cost.txt').read_text(encoding='utf-8').strip()}\n```"
+    """Return what the benchmark of the harness printed, on each device."""
+    texts = [(folder / "harness_cost.txt").read_text(encoding="utf-8").strip() for folder in (RESULTS, RESULTS_CPU)]
+    return "\n\n".join(f"```\n{text}\n```" for text in texts)
 
 
 def filled(readme: str) -> str:

@@ -26,7 +26,7 @@ from profiling.core.reference import CHECK_SEED, Outputs, Reference, first_call,
 from profiling.errors import InputError, MissingExtraError
 from profiling.metrics.metric import Metric, Subject
 from profiling.tracing.counters import snapshot
-from profiling.tracing.profiler import trace_step
+from profiling.tracing.profiler import synchronize, trace_step
 from profiling.tracing.spans import span
 from profiling.variants.variant import Step, Variant
 
@@ -192,12 +192,6 @@ def metrics_of(job: Job) -> dict[str, Metric]:
     """Return the job's metrics by name, parity before time: those that need the reference come first."""
     made: dict[str, Metric] = {name: instantiate(node, f"metric.{name}") for name, node in job.metrics.items()}
     return dict(sorted(made.items(), key=lambda item: not item[1].needs_reference))
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given; nothing to wait for on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def reason_of(error: Exception) -> str:

@@ -71,13 +71,7 @@ class Run:
             )
         for number, job in enumerate(left, 1):
             self.progress.begin(job.name.replace(".", " · "), number, len(left))
-            spoilt = self._spoilt(job)
-            if spoilt is None:
-                self._run_cell(job, executor, found["skip"].get(job.variant))
-            else:  # the component itself is wrong: its other variants would only say so again
-                record = replace(spoilt, variant=job.variant)
-                self._keep(record)
-                self.progress.end(record)
+            self._run_cell(job, executor, found["skip"].get(job.variant))
         self._complete()
         return exit_code(tuple(self.records.values()))
 
@@ -121,9 +115,13 @@ class Run:
             dtype=settings.dtype,
             scale=settings.scale,
         )
-        if skip is not None:
-            self._keep(base)
-            self.progress.end(base)
+        spoilt = self._spoilt(job)
+        if skip is not None or spoilt is not None:
+            known = base
+            if skip is None and spoilt is not None:
+                known = replace(base.with_status("failed", spoilt), bad_input=True)
+            self._keep(known)
+            self.progress.end(known)
             return
         for left_over in ("kernels", "torch_trace"):  # of an earlier attempt at this cell, which was not kept
             shutil.rmtree(self.folder / left_over / job.name, ignore_errors=True)
@@ -141,10 +139,14 @@ class Run:
             self._keep(enriched)
         self.progress.end(enriched)
 
-    def _spoilt(self, job: Job) -> Record | None:
-        """Return a record of this run in which the component's input was found to be bad."""
-        found = (r for r in self.records.values() if r.component == job.component.name and r.bad_input)
-        return next(found, None)
+    def _spoilt(self, job: Job) -> str | None:
+        """Return why the component itself is wrong, which each of its variants would only say again.
+
+        A record without a parameter count never got past loading or the reference; later, bad input may be that of the
+        variant, and says nothing about the others.
+        """
+        found = (r for r in self.records.values() if r.component == job.component.name and r.parameters is None)
+        return next((record.reason for record in found if record.bad_input), None)
 
     def _with_speedup(self, record: Record) -> Record:
         """Add the ratio of median wall times where both sides are right; a wrong answer has no speed."""

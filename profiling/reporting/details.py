@@ -25,6 +25,8 @@ def legend(records: Sequence[Record]) -> Lines:
         "Times are wall clock, call plus wait; FPS = frames per call / wall; "
         "brackets: 95% interval of these samples, drift between cells is not in it."
     ]
+    if any(record.scale == "tiny" for record in records):
+        lines.append("Scale tiny: small networks, whose times and frame rates say nothing about the full ones.")
     if any(number_at(record.memory, "peak_held") is not None for record in records):
         lines.append("Held: allocated, plus what the pools of CUDA graphs keep from everybody else.")
     if any(not is_right(record) and wall_p50(record) is not None for record in records):

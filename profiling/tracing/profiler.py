@@ -72,7 +72,7 @@ def trace_step(
         for index in range(-warmup, iterations):
             with span("warmup" if index < 0 else str(index)):
                 step()
-            _synchronize(device)
+            synchronize(device)
             profiler.step()
     averages = profiler.key_averages()
     result = _summarise(averages, trace, operators, iterations)
@@ -95,7 +95,8 @@ def _profiler(device: torch.device, iterations: int, warmup: int, stacks: bool, 
     )
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given; nothing to wait for on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -76,6 +76,7 @@ def test_a_bad_cell_costs_no_good_one(profile):
     reasons = {cell: record.reason for cell, record in outcome.records.items()}
     assert "never works" in reasons["raises", "baseline"]
     assert "never works" in reasons["raises", "faulty_raise"], "not tried on a module that never works"
+    assert outcome.records["raises", "faulty_raise"].prepare is None
     assert reasons["net", "baseline"] is None
     assert "planted" in reasons["net", "faulty_raise"]
 
