@@ -112,6 +112,7 @@ class Cell:
                 for name, metric in metrics.items():
                     self._measure(name, metric, subject)
                 self._still_right(metrics, subject)
+                self.add(**step.explain())
                 if settings.trace:
                     self._trace(component, step)
             finally:

@@ -49,6 +49,8 @@ class Record:
     compile: Section | None = None  # from TORCH_TRACE: seconds, breaks and recompiles with reasons and lines
     trace: Section | None = None  # where the profiler trace and its tables are
     kernels: tuple[Section, ...] | None = None  # inductor's kernel files, if they were kept
+    graphs: Section | None = None  # CUDA graphs captured by hand: counters, seconds, bytes, what one capture swallowed
+    passes: tuple[Section, ...] | None = None  # graph passes in order: what each replaced, its error, its gain
     notes: tuple[str, ...] = ()
     bad_input: bool = False  # the failure is the user's input, not the measured program (exit code 2)
     schema: int = SCHEMA
@@ -95,7 +97,7 @@ class Record:
             raise ValueError(f"record of schema {content['schema']}; this version reads schema {SCHEMA}")
         known = {item.name for item in fields(Record)}
         chosen = {key: value for key, value in content.items() if key in known}
-        for name in ("notes", "kernels"):
+        for name in ("notes", "kernels", "passes"):
             if name in chosen:
                 chosen[name] = tuple(chosen[name])
         try:

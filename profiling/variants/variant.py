@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,22 @@ def _nothing() -> None:
     """Undo nothing."""
 
 
+def _no_sections() -> Mapping[str, Any]:
+    """Tell nothing."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Step:
     """A prepared step: `run` takes no arguments, reads the component's inputs and returns the output.
 
-    `close` puts back the global flags that the variant set.
+    `explain` is asked once, after every metric, for record sections that only the variant knows (its graphs, its
+    passes); it may run the step and measure. `close` puts back the global flags that the variant set.
     """
 
     run: Callable[[], Any]
     close: Callable[[], None] = _nothing
+    explain: Callable[[], Mapping[str, Any]] = _no_sections
 
 
 @dataclass(frozen=True, kw_only=True)
