@@ -34,11 +34,16 @@ class Component:
     frames_per_call: int
     weights: str  # "random", or where they came from
     kind: str | None = None  # "image" | "audio" | None: which error measure people expect besides the L2 one
+    also: tuple[Mapping[str, torch.Tensor], ...] = ()  # inputs of other shapes that a step must be ready for too
 
     @property
     def parameters(self) -> int:
         """How many parameters are trained (buffers and constants are not counted)."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that a call may change and that preparing a variant must leave as they were."""
+        return tuple(self.module.buffers())
 
     def call(self) -> Any:
         """Run the module on the inputs, eagerly."""

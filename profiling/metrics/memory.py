@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+from profiling.core.memory import graph_pools, held
 from profiling.errors import InputError
 from profiling.metrics.metric import Measured, Metric, Subject
 
@@ -67,27 +67,6 @@ class Memory(Metric):
             section["peak_host_rss"] = peak_host_rss()
         self._phases["steady"] = held(device)
         return Measured({"memory": {"phases": self._phases, **section, **self._prepare_peak}})
-
-
-def held(device: torch.device) -> dict[str, int]:
-    """Return the bytes of each kind that are held now; kinds that cannot be asked for are absent."""
-    kinds = {"host_rss": psutil.Process().memory_info().rss}
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        free, total = torch.cuda.mem_get_info(device)
-        kinds |= {
-            "allocated": torch.cuda.memory_allocated(device),
-            "reserved": torch.cuda.memory_reserved(device),
-            "device_used": total - free,
-        }
-    return kinds
-
-
-def graph_pools() -> tuple[int, int]:
-    """Return (bytes of all private pools of CUDA graphs, bytes of those that no live tensor occupies)."""
-    private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
-    pool = sum(segment["total_size"] for segment in private)
-    return pool, pool - sum(segment["allocated_size"] for segment in private)
 
 
 def reset_peak_host_rss() -> bool:

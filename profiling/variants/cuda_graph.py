@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from profiling.core.components import Component
-from profiling.core.graphs import Call, capture
+from profiling.core.graphs import CudaGraphed
 from profiling.errors import InputError
-from profiling.tracing.counters import snapshot
+from profiling.tracing.counters import CompileCounters, snapshot
+from profiling.tracing.launches import host_launches
+from profiling.variants.alternating import alternate
 from profiling.variants.compile import Compile
 from profiling.variants.variant import Step, Variant
 
@@ -41,19 +46,33 @@ class CudaGraph(Variant):
 
     def __call__(self, component: Component, folder: Path) -> Step:
         """Warm up, capture, and return the replaying step."""
-        module = component.module
-        return self.captured(component, lambda inputs: module(**inputs))
+        return self.captured(component, component.module)
 
-    def captured(self, component: Component, call: Call) -> Step:
-        """Return the step that replays `call`."""
-        graph = capture(call, component.inputs, warmup=self.warmup)
-        inputs, alias = component.inputs, self.alias_outputs
-        return Step(run=lambda: graph.replay(inputs, alias_outputs=alias))
+    def captured(self, component: Component, call: Callable[..., Any]) -> Step:
+        """Return the step that replays `call`, the component's module or a compiled form of it."""
+        graphed = CudaGraphed(
+            component.module,
+            call=call,
+            warmup=self.warmup,
+            alias_outputs=self.alias_outputs,
+            state=component.state,
+        )
+        inputs = component.inputs
+        for others in component.also:  # other shapes that the step must be ready for
+            graphed(**others)
+        graphed(**inputs)
+        return Step(
+            run=partial(graphed, **inputs),
+            close=graphed.clear,
+            explain=lambda: {"graphs": explained(graphed, call, inputs)},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileCudaGraph(CudaGraph):
     """Compile as `compile` does, then capture as `cuda_graph` does; `compile` holds the options of the first.
+
+    A module that the compiler cuts into pieces at graph breaks is captured as one graph around all of them.
 
     Raises:
         InputError: compile options that bring CUDA graphs of their own, which cannot be captured again.
@@ -79,7 +98,36 @@ class CompileCudaGraph(CudaGraph):
         """Compile, warm up, capture, and return the replaying step."""
         with self.compile.flags(folder) as flags:
             before = snapshot()
-            compiled = self.compile.compiled(component.module)
-            step = self.captured(component, lambda inputs: compiled(**inputs))
-            self.compile.check(snapshot().since(before))
-            return Step(run=step.run, close=flags.pop_all().close)
+            step = self.captured(component, self.compile.compiled(component.module))
+            happened = snapshot().since(before)
+            self.compile.check(happened)
+
+            def explain() -> Mapping[str, Any]:
+                return {"graphs": {**step.explain()["graphs"], **pieces(happened)}}
+
+            flags.callback(step.close)
+            return Step(run=step.run, close=flags.pop_all().close, explain=explain)
+
+
+def explained(graphed: CudaGraphed, call: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return what the engine did, and what the capture saved against calling `call` as it is.
+
+    `host_launches` are of one call, before and after; `wall_ms` the medians of alternating calls, before and after,
+    and `gain` their ratio.
+    """
+    counters = asdict(graphed.counters)
+    recording = graphed.newest
+    uncaptured, replay = partial(call, **inputs), partial(graphed, **inputs)
+    before, after = alternate(uncaptured, replay)
+    return {
+        **counters,
+        "memory": {} if recording is None else recording.memory,
+        "host_launches": {"before": host_launches(uncaptured), "after": host_launches(replay)},
+        "wall_ms": {"before": before, "after": after},
+        "gain": before / after,
+    }
+
+
+def pieces(happened: CompileCounters) -> dict[str, int]:
+    """Return into how many graphs the compiler cut the module, and at how many breaks."""
+    return {"compiled_pieces": happened.graphs, "graph_breaks": happened.graph_breaks}

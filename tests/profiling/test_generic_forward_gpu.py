@@ -4,9 +4,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
-from profiling.core.graphs import capture
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +44,7 @@ def test_gpu_faults_cost_one_row_each(profile):
 
 
 def test_cold_is_slower_than_hot_where_the_weights_fit_in_the_cache(profile, tmp_path):
-    medians = {}
+    fastest = {}
     for cold in ("false", "true"):
         outcome = profile(
             "component=[image_decoder]",
@@ -57,27 +54,33 @@ def test_cold_is_slower_than_hot_where_the_weights_fit_in_the_cache(profile, tmp
             folder=tmp_path / cold,
         )
         (record,) = outcome.records.values()
-        medians[cold] = record.metrics["device_ms"]["p50"]
-    assert medians["true"] > medians["false"]
+        fastest[cold] = record.metrics["device_ms"]["min"]  # what else the GPU does can only add to it
+    assert fastest["true"] > fastest["false"]
 
 
-def test_a_replay_hands_out_what_the_caller_may_keep():
-    weight = torch.randn(8, 8, device="cuda")
-    inputs = {"x": torch.randn(4, 8, device="cuda")}
-    with torch.inference_mode():
-        graph = capture(lambda given: {"y": given["x"] @ weight}, inputs, warmup=3)
-        kept, expected = [], []
-        for _ in range(100):
-            inputs["x"].normal_()
-            kept.append(graph.replay(inputs, alias_outputs=False)["y"])
-            expected.append(inputs["x"] @ weight)
-        for mine, eager in zip(kept, expected, strict=True):
-            torch.testing.assert_close(mine, eager)
-        first = graph.replay(inputs, alias_outputs=True)["y"]
-        inputs["x"].zero_()
-        graph.replay(inputs, alias_outputs=True)
-        torch.cuda.synchronize()
-        assert not first.any(), "asked for: the graph's own memory, overwritten by the next replay"
+def test_breaks_are_captured_as_one_graph(profile):
+    """`broken_up` is cut at its planted breaks; captured, the host launches one graph instead of every kernel."""
+    outcome = profile(
+        "component=[broken_up]", "variant=[baseline,compile,compile_cuda_graph,cuda_graph]", "device=cuda"
+    )
+    assert outcome.code == 0, outcome.out
+    graphs = outcome.records["broken_up", "compile_cuda_graph"].graphs
+    assert graphs["graph_breaks"] == outcome.records["broken_up", "compile"].prepare["graph_breaks"] >= 2
+    assert graphs["compiled_pieces"] >= 3
+    assert graphs["recorded"] == 1
+    assert graphs["host_launches"]["before"] >= graphs["compiled_pieces"]
+    assert graphs["host_launches"]["after"] <= 3, "the input's copy, the graph, the output's clone"
+    assert graphs["gain"] > 1
+
+
+def test_the_record_tells_what_was_captured(profile):
+    outcome = profile("component=[net]", "variant=[cuda_graph]", "device=cuda")
+    (record,) = outcome.records.values()
+    assert record.graphs["recorded"] == record.graphs["held"] == 1
+    assert record.graphs["replayed"] > record.metrics["wall_ms"]["n"]
+    assert 0 < record.graphs["capture_seconds"] <= record.prepare["seconds"]
+    assert record.graphs["pool_bytes"] == record.memory["graph_pool"]
+    assert list(record.graphs["memory"]) == ["before static input", "static input", "capture"]
 
 
 def test_a_trace_of_a_replay_shows_its_kernels(profile):

@@ -32,3 +32,18 @@ class Greedy(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.empty(1 << 50, device=x.device) + x[0, 0]
+
+
+class BrokenUp(nn.Module):
+    """Cut into pieces by the compiler, at two planted graph breaks; can be captured as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        torch._dynamo.graph_break()  # not in a loop: the compiler would give up the whole frame
+        x = torch.relu(self.layers[1](x))
+        torch._dynamo.graph_break()
+        return self.layers[2](x)

@@ -1,0 +1,67 @@
+"""What the calibration sweeps, checked before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from profiling.errors import InputError, did_you_mean
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+#: The most calls in one sample. A stream takes about 1000 kernels before a launch waits for the device (measured in
+#: https://forums.developer.nvidia.com/t/68937), and a linear may launch two: a split product and its reduction.
+MOST_CALLS = 480
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationOptions:
+    """Sizes of the two chains, numbers of calls, and how often all of it is measured.
+
+    `elements` (of the elementwise operator) and `widths` (of a square linear over `rows` rows) ascend; None stands
+    for what suits the device, from an operator that does next to nothing to one that takes longer than its launch.
+    `counts` are the numbers of calls in a sample; a cost is a slope over them. The smallest of `elements` and of
+    `widths` is where a launch is measured, so it has to be small.
+
+    Raises:
+        InputError: a list that does not ascend or is too short, a number out of range, an unknown dtype.
+
+    """
+
+    elements: Sequence[int] | None = None
+    widths: Sequence[int] | None = None
+    rows: int = 1
+    counts: Sequence[int] = (1, 50, 100, 200, 400)
+    rounds: int = 15
+    dtype: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check all of it; lists become tuples."""
+        # Three counts: two points lie on a line whatever was measured. Two sizes: a crossing lies between two.
+        for name, shortest, most in (("elements", 2, 2**30), ("widths", 2, 2**15), ("counts", 3, MOST_CALLS)):
+            value = getattr(self, name)
+            if value is not None or name == "counts":
+                object.__setattr__(self, name, _ascending(name, value, shortest, most))
+        _check_whole("rows", self.rows, 1, 2**16)
+        _check_whole("rounds", self.rounds, 3, 1000)  # fewer have no interval
+        _check_whole("seed", self.seed, 0, 2**32 - 1)
+        if self.dtype not in DTYPES:
+            hint = did_you_mean(str(self.dtype), DTYPES)
+            raise InputError(f"dtype={self.dtype} is none of {', '.join(DTYPES)}.{hint}")
+
+
+def _ascending(name: str, value: object, shortest: int, most: int) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) < shortest:
+        raise InputError(f"{name}={value!r}: a list of at least {shortest} whole numbers.")
+    for item in value:
+        _check_whole(name, item, 1, most)
+    if any(low >= high for low, high in pairwise(value)):
+        raise InputError(f"{name}={list(value)}: each number larger than the one before it.")
+    return tuple(value)
+
+
+def _check_whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{name}={value!r}: whole numbers from {least} to {most}.")

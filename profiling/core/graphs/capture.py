@@ -1,0 +1,147 @@
+"""Capture a call in a CUDA graph: audit, warm-up on a side stream, capture into a pool; put all back if it fails.
+
+The order is the one that CUDA asks for, see the CUDA graphs section of PyTorch's CUDA semantics notes.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from profiling.core.graphs.audit import Audit, audited
+from profiling.core.graphs.failure import explained, refused
+
+
+def audit_and_warm_up(
+    call: Callable[[], Any], rewind: Callable[[], None], *, warmup: int, stream: torch.cuda.Stream
+) -> Audit:
+    """Call `call` once under the audit and `warmup` times as it is, on the side stream, each after `rewind`.
+
+    Raises:
+        CaptureError: the call does what a capture would record without an error and replay wrong.
+
+    """
+    current = torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        audit = Audit(stream)
+        rewind()
+        with suppress(Exception), audited(audit):
+            call()  # a call that fails because it is watched is none to stop at; one that fails anyway does so below
+        for _ in range(warmup):
+            rewind()
+            call()
+    current.wait_stream(stream)
+    torch.cuda.synchronize()
+    silent = [finding for finding in audit.findings if finding.silent]
+    if silent:
+        raise refused(silent[0])
+    return audit
+
+
+def capture(
+    call: Callable[[], Any],
+    *,
+    stream: torch.cuda.Stream,
+    pool: Any,
+    audit: Audit,
+    generators: Iterable[torch.Generator] = (),
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Capture one call and return (graph, its static output).
+
+    Raises:
+        CaptureError: the call does something that cannot be captured; the device can be used as before.
+        torch.OutOfMemoryError: the pool does not fit.
+
+    """
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    torch.cuda.synchronize()
+    gc.collect()  # nothing that waits to be freed may be freed, with whatever CUDA calls that takes, inside the capture
+    torch.cuda.empty_cache()
+    # thread_local: what other threads do, a DataLoader's pinning for one, is no fault of this call.
+    with _no_garbage_collection(), torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            output = call()
+        except Exception as error:
+            _abandon(graph, pool, stream)
+            if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
+                raise  # no fault of the capture
+            raise explained(error, audit.findings) from error
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            _put_back(pool, stream)
+            raise explained(error, audit.findings) from error
+    return graph, output
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:
+    """End a capture that failed inside."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _put_back(pool, stream)
+
+
+def _put_back(pool: Any, stream: torch.cuda.Stream) -> None:
+    """Do what torch leaves undone where ending the capture fails.
+
+    `CUDAGraph.capture_end` stops at CUDA's error, before it tells the allocator and the random number generators that
+    the capture is over: allocations would still be looked at for the pool, and every later random number would fail.
+    The allocator of pinned host memory cannot be told from Python; it refuses another capture into the same pool.
+    """
+    device = torch.cuda.current_device()
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+    with suppress(RuntimeError):
+        torch._C._cuda_releasePool(device, pool)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    scratch = torch.zeros(1, device=stream.device)
+    stream.wait_stream(torch.cuda.default_stream())
+    graph.capture_begin(capture_error_mode="thread_local")  # a whole capture of one node resets the generators
+    scratch.zero_()
+    graph.capture_end()
+    del graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def left_alone(
+    tensors: Sequence[torch.Tensor], generators: Sequence[torch.Generator], device: torch.device
+) -> Iterator[Callable[[], None]]:
+    """Put `tensors`, `generators` and the default ones back to what they were, after the block and when it asks."""
+    host, cuda = torch.get_rng_state(), torch.cuda.get_rng_state(device)
+    states = [generator.get_state() for generator in generators]
+    saved = [tensor.detach().clone() for tensor in tensors]
+
+    def put_back() -> None:
+        torch.set_rng_state(host)
+        torch.cuda.set_rng_state(cuda, device)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        with torch.inference_mode():  # the one mode that may write to every tensor
+            for tensor, before in zip(tensors, saved, strict=True):
+                tensor.copy_(before)
+
+    try:
+        yield put_back
+    finally:
+        put_back()

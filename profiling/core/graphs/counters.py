@@ -1,0 +1,21 @@
+"""What an engine has done so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GraphCounters:
+    """Totals since the engine was made; `held` graphs are in its cache now.
+
+    `capture_seconds` holds everything a new signature costs: static inputs, warm-up calls, capture and instantiation.
+    `pool_bytes` is what the pool that its graphs share has reserved on the device.
+    """
+
+    recorded: int = 0
+    replayed: int = 0
+    evicted: int = 0
+    held: int = 0
+    capture_seconds: float = 0.0
+    pool_bytes: int = 0

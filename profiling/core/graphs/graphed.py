@@ -1,0 +1,208 @@
+"""The engine: called like the module, it records a signature at first sight and replays it from then on."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiling.core.graphs.buffers import StaticInputs
+from profiling.core.graphs.capture import audit_and_warm_up, capture, left_alone
+from profiling.core.graphs.counters import GraphCounters
+from profiling.core.graphs.failure import CaptureError
+from profiling.core.graphs.recording import Recording
+from profiling.core.graphs.session import SESSION
+from profiling.core.graphs.signature import signature
+from profiling.core.memory import held, pool_bytes
+from profiling.core.trees import map_tensors
+from profiling.errors import InputError
+
+
+class CudaGraphed:
+    """Replays CUDA graphs of `module`, one for each signature (see `signature`), the `max_graphs` used last.
+
+    All graphs share one memory pool: their outputs stay, their intermediates overlap, so they may be replayed in any
+    order but only one after the other. The output is a copy that is the caller's to keep, unless `alias_outputs` asks
+    for the graph's own memory, which the next replay of the same signature overwrites. Recording leaves random numbers
+    and `state()` (by default the module's buffers) as they were: the first call is one call. Replays read parameters
+    and buffers where they stand, so they follow in-place changes; `clear()` after replacing them.
+
+    Raises:
+        InputError: fewer than one graph or one warm-up call.
+
+    """
+
+    def __init__(
+        self,
+        module: Callable[..., Any],
+        *,
+        max_graphs: int = 8,
+        warmup: int = 3,
+        alias_outputs: bool = False,
+        call: Callable[..., Any] | None = None,
+        state: Callable[[], Iterable[torch.Tensor]] | None = None,
+    ) -> None:
+        if max_graphs < 1:
+            raise InputError(f"max_graphs={max_graphs}: the cache needs room for at least 1 graph. Try max_graphs=8.")
+        if warmup < 1:
+            raise InputError(f"warmup={warmup}: capture needs at least 1 call before it. Try warmup=3.")
+        self._module, self._call = module, module if call is None else call
+        self._max_graphs, self._warmup, self._alias_outputs = max_graphs, warmup, alias_outputs
+        self._state = state or (module.buffers if isinstance(module, nn.Module) else tuple)
+        self._recordings: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._pools: list[tuple[int, int]] = []  # the last is in use; there are more where a capture failed
+        self._stream: torch.cuda.Stream | None = None  # one for all, since freed blocks are reused on their stream only
+        self._recorded = self._replayed = self._evicted = 0
+        self._capture_seconds = 0.0
+        self._epoch = SESSION.epoch
+        self._fingerprint: Hashable = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what `module(*args, **kwargs)` would.
+
+        Raises:
+            CaptureError: a new signature whose call cannot be captured; nothing runs uncaptured in its stead.
+            TypeError: an argument that cannot be part of a signature.
+
+        """
+        if not SESSION.enabled or torch.cuda.is_current_stream_capturing():  # inside a capture it becomes part of that
+            return self._call(*args, **kwargs)
+        key, given = self._key(args, kwargs)
+        recording = self._recordings.get(key)
+        if recording is None:
+            recording = self._record(key, given, args, kwargs)
+        else:
+            self._recordings.move_to_end(key)
+            self._replayed += 1
+        return recording.replay(given, alias_outputs=self._alias_outputs)
+
+    def static_inputs(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return (args, kwargs) with the graph's own input buffers as tensors, recording the signature if it is new.
+
+        A caller that writes its inputs there and calls with these saves the copy.
+        """
+        key, given = self._key(args, kwargs)
+        recording = self._recordings.get(key) or self._record(key, given, args, kwargs)
+        return _with(recording.inputs.tensors, args, kwargs)
+
+    @property
+    def counters(self) -> GraphCounters:
+        """What has been done so far; asks the allocator, so not for every call."""
+        size = sum(pool_bytes(pool) for pool in self._pools) if self._recordings else 0
+        counts = self._recorded, self._replayed, self._evicted, len(self._recordings)
+        return GraphCounters(*counts, capture_seconds=self._capture_seconds, pool_bytes=size)
+
+    @property
+    def newest(self) -> Recording | None:
+        """The recording that was used last."""
+        return next(reversed(self._recordings.values()), None)
+
+    def clear(self) -> None:
+        """Free every graph, with its buffers and its share of the pool."""
+        if self._recordings:
+            torch.cuda.synchronize()  # nothing may be freed that a replay still reads
+        self._recordings.clear()
+        self._pools.clear()
+
+    def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Hashable, list[torch.Tensor]]:
+        if self._epoch != SESSION.epoch:
+            self._epoch = SESSION.epoch
+            self._drop_stale()
+        key, given = signature(args, kwargs)
+        return (getattr(self._module, "training", None), key), given
+
+    def _drop_stale(self) -> None:
+        now = fingerprint(self._module)
+        if self._fingerprint != now:
+            self.clear()
+            self._fingerprint = now
+
+    def _record(
+        self, key: Hashable, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Recording:
+        started = time.perf_counter()
+        device = _device_of(given)
+        self._drop_stale()
+        while len(self._recordings) >= self._max_graphs:
+            torch.cuda.synchronize()
+            self._recordings.popitem(last=False)
+            self._evicted += 1
+        if not self._recordings:
+            self._pools.clear()  # a pool that lost its last graph is given up by the allocator
+        generators = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
+        with torch.cuda.device(device), left_alone(tuple(self._state()), generators, device) as put_back:
+            recording = self._captured(given, args, kwargs, generators, put_back)
+        self._recordings[key] = recording
+        self._recorded += 1
+        self._capture_seconds += time.perf_counter() - started
+        return recording
+
+    def _captured(
+        self,
+        given: list[torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        generators: list[torch.Generator],
+        put_back: Callable[[], None],
+    ) -> Recording:
+        device = torch.device("cuda", torch.cuda.current_device())
+        memory = {"before static input": held(device)}
+        inputs = StaticInputs(given)
+        memory["static input"] = held(device)
+        static_args, static_kwargs = _with(inputs.tensors, args, kwargs)
+
+        def call() -> Any:
+            return self._call(*static_args, **static_kwargs)
+
+        def rewind() -> None:  # every call from the same start: a position in a cache must not run past its end
+            put_back()
+            inputs.fill(given)
+
+        self._stream = self._stream or torch.cuda.Stream(device)
+        audit = audit_and_warm_up(call, rewind, warmup=self._warmup, stream=self._stream)
+        written = inputs.changed(given) | {
+            index for index, leaf in enumerate(inputs.tensors) if leaf.untyped_storage().data_ptr() in audit.wrote
+        }
+        rewind()
+        pool = self._pools[-1] if self._pools else torch.cuda.graph_pool_handle()
+        try:
+            graph, output = capture(call, stream=self._stream, pool=pool, audit=audit, generators=generators)
+        except Exception:
+            self._pools.append(torch.cuda.graph_pool_handle())  # the one that it failed in takes no other capture
+            raise
+        if pool not in self._pools:
+            self._pools.append(pool)
+        torch.cuda.synchronize()
+        memory["capture"] = held(device)
+        return Recording(graph, inputs, output, frozenset(written), memory)
+
+
+def fingerprint(module: object) -> Hashable:
+    """Return where a module's parameters and buffers stand and what they are, and which of its parts are training."""
+    if not isinstance(module, nn.Module):
+        return None
+    tensors = [*module.parameters(), *module.buffers()]
+    where = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors)
+    return where, tuple(part.training for part in module.modules())
+
+
+def _device_of(given: list[torch.Tensor]) -> torch.device:
+    for index, leaf in enumerate(given):
+        if not leaf.is_cuda:
+            raise CaptureError(
+                f"input tensor {index} ({leaf.dtype}, {list(leaf.shape)}) is on {leaf.device}, and a graph would keep "
+                "its value of now: move it to the GPU before the call (.cuda()), or pass a plain number."
+            )
+    return given[0].device if given else torch.device("cuda", torch.cuda.current_device())
+
+
+def _with(
+    tensors: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    leaves = iter(tensors)
+    made = map_tensors(lambda _: next(leaves), (args, dict(kwargs)))
+    return made[0], made[1]

@@ -1,0 +1,32 @@
+"""Bytes of each kind of memory that are held now, as the allocator, the driver and the system tell them."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+
+def held(device: torch.device) -> dict[str, int]:
+    """Return the bytes of each kind that are held now; kinds that cannot be asked for are absent."""
+    kinds = {"host_rss": psutil.Process().memory_info().rss}
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        free, total = torch.cuda.mem_get_info(device)
+        kinds |= {
+            "allocated": torch.cuda.memory_allocated(device),
+            "reserved": torch.cuda.memory_reserved(device),
+            "device_used": total - free,
+        }
+    return kinds
+
+
+def graph_pools() -> tuple[int, int]:
+    """Return (bytes of all private pools of CUDA graphs, bytes of those that no live tensor occupies)."""
+    private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
+    pool = sum(segment["total_size"] for segment in private)
+    return pool, pool - sum(segment["allocated_size"] for segment in private)
+
+
+def pool_bytes(pool: tuple[int, int]) -> int:
+    """Return the bytes that the private pool of this id has reserved on the device."""
+    return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool))

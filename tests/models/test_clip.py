@@ -1,0 +1,230 @@
+"""CLIP's towers: their published sizes, the library's own numbers, inputs that reach the pooling, and capture."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from reference_data import relative_error
+from test_capturable import OneDeviceMode, check_replay
+from torch.nn import functional as F
+
+from models.clip import (
+    build_clip_text,
+    build_clip_vision,
+    clip_text_inputs,
+    clip_vision_inputs,
+    randomise_clip,
+)
+
+transformers = pytest.importorskip("transformers")
+
+BUILD = {"clip_text": build_clip_text, "clip_vision": build_clip_vision}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+WIDTHS = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "projection_dim": 24,
+}
+OWN = {"clip_text": {"vocab_size": 128}, "clip_vision": {"image_size": 42}}
+CONF = Path(__file__).parents[2] / "conf" / "component"
+
+
+def inputs_of(name, module, dtype=torch.float32, device="cpu", seed=0, batch=3, tokens=77):
+    options = {"generator": torch.Generator().manual_seed(seed), "device": device, "dtype": dtype, "batch": batch}
+    if name == "clip_text":
+        return clip_text_inputs(module, tokens=tokens, **options)
+    return clip_vision_inputs(module, **options)
+
+
+def tiny_tower(name, dtype=torch.float32, device="cpu", **config):
+    module = BUILD[name](**WIDTHS, **OWN[name], **config)
+    randomise_clip(module, 0)
+    return module.to(device, dtype).eval()
+
+
+def layer_parameters(d, hidden):
+    attention = 4 * (d * d + d)
+    norms = 2 * 2 * d
+    return attention + norms + (d * hidden + hidden) + (hidden * d + d)
+
+
+def text_parameters():
+    d = 768
+    return 49408 * d + 77 * d + 12 * layer_parameters(d, 3072) + 2 * d + d * 768
+
+
+def vision_parameters():
+    d, positions = 1024, (224 // 14) ** 2 + 1
+    return d + 3 * 14 * 14 * d + positions * d + 24 * layer_parameters(d, 4096) + 2 * 2 * d + d * 768
+
+
+@pytest.mark.parametrize(
+    ("name", "formula", "published"),
+    [("clip_text", text_parameters, 123_650_304), ("clip_vision", vision_parameters, 303_966_208)],
+)
+def test_sizes_that_nobody_names_are_those_of_vit_l14(name, formula, published):
+    with torch.device("meta"):
+        module = BUILD[name]()
+    config = module.model.config
+    assert sum(p.numel() for p in module.parameters()) == formula() == published
+    assert (config.hidden_act, config._attn_implementation) == ("quick_gelu", "sdpa")
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_the_yaml_is_the_default(name):
+    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())[name]["module"]
+    assert node.pop("_target_") == f"models.clip.build_{name}"
+    with torch.device("meta"):
+        assert BUILD[name](**node).model.config.to_dict() == BUILD[name]().model.config.to_dict()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a folder of both towers together, and its model."""
+    torch.manual_seed(0)
+    config = transformers.CLIPConfig(
+        text_config={**WIDTHS, **OWN["clip_text"], "eos_token_id": 127},
+        vision_config={**WIDTHS, **OWN["clip_vision"], "patch_size": 14},
+        projection_dim=WIDTHS["projection_dim"],
+    )
+    model = transformers.CLIPModel(config).eval()
+    folder = tmp_path_factory.mktemp("clip")
+    model.save_pretrained(folder)
+    return str(folder), model
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_tower_of_a_folder_gives_the_numbers_of_the_whole_model(whole, implementation):
+    folder, model = whole
+    text = build_clip_text(folder, attn_implementation=implementation).eval()
+    vision = build_clip_vision(folder, attn_implementation=implementation).eval()
+    assert text.weights_source == vision.weights_source == folder
+    assert text.model.config._attn_implementation == vision.model.config._attn_implementation == implementation
+    ids, pictures = inputs_of("clip_text", text), inputs_of("clip_vision", vision)
+    with torch.inference_mode():
+        expected = model(**ids, **pictures)
+        torch.testing.assert_close(F.normalize(text(**ids)), expected.text_embeds, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(F.normalize(vision(**pictures)), expected.image_embeds, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_incomplete_is_refused(whole, tmp_path):
+    _, model = whole
+    transformers.CLIPTextModel(model.config.text_config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"CLIPTextModelWithProjection: 1 of its weights .* text_projection.weight"):
+        build_clip_text(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no_such"):
+        build_clip_vision("no_such")
+    with pytest.raises(ValueError, match="no key 'hidden_sizes'; did you mean 'hidden_size'"):
+        build_clip_text(hidden_sizes=32)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_without_the_library_its_name_is_told(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModuleNotFoundError) as error:
+        BUILD[name]()
+    assert error.value.name == "transformers"
+
+
+@pytest.mark.parametrize("tokens", [2, 9, 77])
+def test_texts_start_end_and_are_padded(tokens):
+    module = tiny_tower("clip_text")
+    ids = inputs_of("clip_text", module, batch=2000, tokens=tokens)["input_ids"]
+    assert ids.dtype == torch.int64
+    assert ids.shape == (2000, tokens)
+    ends = [row.index(127) for row in ids.tolist()]
+    for row, end in zip(ids.tolist(), ends, strict=True):
+        assert row[0] == 126
+        assert all(word < 126 for word in row[1:end])
+        assert set(row[end:]) == {127}
+    assert set(ends) == set(range(1, tokens)), "every place is one where a text can end"
+    same, other = (inputs_of("clip_text", module, seed=s, batch=2000, tokens=tokens)["input_ids"] for s in (0, 1))
+    assert torch.equal(ids, same)
+    assert tokens == 2 or not torch.equal(ids, other)
+
+
+@pytest.mark.parametrize("tokens", [1, 78])
+def test_texts_that_do_not_fit_are_refused(tokens):
+    with pytest.raises(ValueError, match=f"tokens={tokens}: this tower takes 2"):
+        inputs_of("clip_text", tiny_tower("clip_text"), tokens=tokens)
+
+
+@pytest.mark.parametrize("eos", [127, 2], ids=["by id", "legacy: highest id"])
+def test_the_text_up_to_its_end_makes_the_embedding(eos):
+    module = tiny_tower("clip_text", eos_token_id=eos)
+    ids = inputs_of("clip_text", module)["input_ids"]
+    ids[:, 1:10], ids[:, 10], ids[:, 11:] = 5, 127, 127
+    before, after = ids.clone(), ids.clone()
+    before[:, 4], after[:, 12] = 77, 77
+    with torch.inference_mode():
+        expected = module(ids)
+        assert relative_error(module(before), expected) > 1e-2
+        torch.testing.assert_close(module(after), expected)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_every_parameter_matters(name):
+    module = tiny_tower(name)
+    inputs = inputs_of(name, module)
+    with torch.no_grad():
+        expected = module(**inputs)
+        assert relative_error(expected[0], expected[1]) > 0.1
+        for key, parameter in module.named_parameters():
+            kept = parameter.clone()
+            parameter.zero_()
+            # The same for all keys of a query, which softmax does not see.
+            assert key.endswith("k_proj.bias") or relative_error(module(**inputs), expected) > 1e-4, key
+            parameter.copy_(kept)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", BUILD)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_forward_stays_on_its_device(name, dtype, implementation):
+    module = tiny_tower(name, dtype, attn_implementation=implementation)
+    inputs = {key: value.to("meta") for key, value in inputs_of(name, module, dtype).items()}
+    module.to("meta")
+    with torch.no_grad(), OneDeviceMode("meta") as mode:
+        output = module(**inputs)
+    assert mode.operations > 20
+    assert output.dtype == dtype
+    assert output.shape == (3, 24)
+
+
+@pytest.mark.parametrize("name", BUILD)
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_low_precision_and_eager_attention_stay_near(name, dtype):
+    module, written_out = tiny_tower(name), tiny_tower(name, attn_implementation="eager")
+    narrow = tiny_tower(name, dtype)
+    inputs = inputs_of(name, module, dtype)
+    wide = {key: value.float() if value.is_floating_point() else value for key, value in inputs.items()}
+    with torch.inference_mode():
+        expected = module(**wide)
+        torch.testing.assert_close(written_out(**wide), expected, rtol=1e-4, atol=1e-5)
+        assert relative_error(narrow(**inputs), expected) < 0.05
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_compiles_into_one_graph(name):
+    torch._dynamo.reset()
+    module = tiny_tower(name)
+    inputs = inputs_of(name, module)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            torch.compile(module, fullgraph=True, backend="eager")(**inputs), module(**inputs), rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", BUILD)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_towers_replay(name, dtype, implementation):
+    module = tiny_tower(name, dtype, "cuda", attn_implementation=implementation)
+    inputs, others = (inputs_of(name, module, dtype, "cuda", seed) for seed in (0, 1))
+    with torch.inference_mode():
+        check_replay(module, inputs, others)
