@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
@@ -17,6 +18,8 @@ from profiling.core.job import ComponentSpec, Settings
 from profiling.core.weights import give_weights
 from profiling.errors import InputError
 
+Draw = Callable[[torch.Generator], Mapping[str, torch.Tensor]]
+
 
 @dataclass(frozen=True)
 class Blueprint:
@@ -24,11 +27,12 @@ class Blueprint:
 
     spec: ComponentSpec
     module: nn.Module
-    draw: Callable[[torch.Generator], Mapping[str, torch.Tensor]]  # floating inputs in the run's dtype
+    draw: Draw  # floating inputs in the run's dtype
     device: torch.device
     run_dtype: torch.dtype
     weights: str
     hint: str | None  # the command that fetches the published weights, where they are random
+    draw_also: tuple[Draw, ...] = ()  # the inputs of other shapes that a step must be ready for
 
     def cast(self, dtype: torch.dtype) -> None:
         """Cast the module in place and give what that frees back to the device."""
@@ -44,19 +48,25 @@ class Blueprint:
         """
         narrow = self.run_dtype
 
-        def make_inputs(generator: torch.Generator) -> Mapping[str, torch.Tensor]:
-            return {n: t.to(dtype) if t.dtype == narrow else t for n, t in self.draw(generator).items()}
+        def widened(draw: Draw) -> Draw:
+            return lambda generator: {n: t.to(dtype) if t.dtype == narrow else t for n, t in draw(generator).items()}
+
+        make_inputs = widened(self.draw)
+
+        def generator() -> torch.Generator:
+            return torch.Generator(self.device).manual_seed(seed)
 
         return Component(
             name=self.spec.name,
             module=self.module,
-            inputs=make_inputs(torch.Generator(self.device).manual_seed(seed)),
+            inputs=make_inputs(generator()),
             make_inputs=make_inputs,
             device=self.device,
             dtype=dtype,
             frames_per_call=self.spec.frames_per_call,
             weights=self.weights,
             kind=self.spec.kind,
+            also=tuple(widened(draw)(generator()) for draw in self.draw_also),
         )
 
 
@@ -68,7 +78,7 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
 
     """
     device = torch.device(settings.device)
-    where = f"component.{spec.name}.module"
+    where = f"component.{spec.key}.module"
     random.seed(settings.seed)
     numpy.random.seed(settings.seed)  # whatever a user's factory draws from, two builds draw the same
     torch.manual_seed(settings.seed)
@@ -79,16 +89,23 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     module = module.to(device, build_dtype).eval()
     weights, hint = give_weights(module, spec, settings)
     run_dtype = getattr(torch, settings.dtype)
-    draw = _input_maker(spec, module, device, run_dtype)
-    check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.name)
-    return Blueprint(spec, module, draw, device, run_dtype, weights, hint)
+    nodes = (spec.inputs, *(other["inputs"] for other in spec.also))
+    draw, *also = (input_maker(node, spec.key, module, device, run_dtype) for node in nodes)
+    check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.key)
+    return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(also))
 
 
-def _input_maker(
-    spec: ComponentSpec, module: nn.Module, device: torch.device, dtype: torch.dtype
-) -> Callable[[torch.Generator], Mapping[str, torch.Tensor]]:
-    if "_target_" in spec.inputs:
-        maker = partial_of(spec.inputs, f"component.{spec.name}.inputs")
+def input_maker(
+    node: Mapping[str, Any], component: str, module: nn.Module, device: torch.device, dtype: torch.dtype
+) -> Draw:
+    """Return what draws the inputs that a component's `inputs` node describes, on `device`, floating ones in `dtype`.
+
+    Raises:
+        InputError: a target that does not exist, or a spec that is none.
+
+    """
+    if "_target_" in node:
+        maker = partial_of(node, f"component.{component}.inputs")
         return lambda generator: maker(module, generator=generator, device=device, dtype=dtype)
-    specs = parse_input_specs(spec.inputs, spec.name)
+    specs = parse_input_specs(node, component)
     return lambda generator: {name: item.draw(generator, dtype) for name, item in specs.items()}

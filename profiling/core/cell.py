@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -36,19 +37,20 @@ _SECTIONS = {item.name for item in fields(Record)}
 
 
 @dataclass
-class Cell:
+class Cell(ABC):
     """A cell in progress. What it finds goes out through `emit` at once, so that a crash later costs nothing."""
 
     job: Job
     emit: Emit
     metric_sections: dict[str, Any] = field(default_factory=dict)
     problems: list[tuple[Status, str]] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
 
     def run(self) -> None:
         """Run the cell and emit how it ended, whatever happens short of the process dying."""
         try:
             with span(self.job.component.name), span(self.job.variant):
-                self._run()
+                self.measure()
         except MissingExtraError as error:
             self._end("skipped", str(error))
             return
@@ -73,14 +75,80 @@ class Cell:
     def _end(self, status: Status, reason: str | None, *, bad_input: bool = False) -> None:
         self.emit({"event": "end", "status": status, "reason": reason, "bad_input": bad_input})
 
+    @abstractmethod
+    def measure(self) -> None:
+        """Do what the target is there for, adding sections as they are found; raising ends the cell as failed."""
+
     @contextmanager
-    def _phase(self, phase: str) -> Iterator[None]:
+    def phase(self, phase: str) -> Iterator[None]:
         """Tell the phase to whoever watches, and name it in NVTX and profiler ranges."""
         self.emit({"event": "phase", "phase": phase})
         with span(phase):
             yield
 
-    def _run(self) -> None:
+    def prepare(self, variant: Variant, component: Component) -> Step:
+        """Prepare the step and say what that took."""
+        with self.phase("prepare"):
+            before, started = snapshot(), time.perf_counter()
+            step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
+            synchronize(component.device)
+            seconds = time.perf_counter() - started
+            step.run()
+            synchronize(component.device)
+            first_output = time.perf_counter() - started
+            compiled = snapshot().since(before)
+            self.add(prepare={"seconds": seconds, "first_call_s": first_output, **asdict(compiled)})
+            return step
+
+    def take(self, name: str, metric: Metric, subject: Subject) -> None:
+        """Let a metric measure, and keep what it says for and against."""
+        with self.phase(name):
+            measured = metric.measure(subject)
+        if measured.problem is not None:
+            self.problems.append(measured.problem)
+        sections = {key: value for key, value in measured.sections.items() if key in _SECTIONS}
+        self.metric_sections |= {key: value for key, value in measured.sections.items() if key not in _SECTIONS}
+        try:
+            self.add(**sections, metrics=self.metric_sections)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"metric {name} returned what a record cannot hold: {error}") from error
+
+    def explain(self, step: Step) -> None:
+        """Ask the variant for what only it knows."""
+        with self.phase("explain"):
+            self._unless_it_fails("the variant could not explain itself", lambda: self.add(**step.explain()))
+
+    def trace(self, component: Component, step: Step) -> None:
+        """Profile the step into the run folder."""
+        self.emit({"event": "phase", "phase": "trace"})  # its range is opened by the tracing itself
+
+        def profile() -> None:
+            result = trace_step(
+                step.run,
+                component=component.name,
+                variant=self.job.variant,
+                folder=Path(self.job.run) / "traces",
+                device=component.device,
+                stacks=self.job.settings.stacks,
+            )
+            self.add(trace=asdict(result))
+
+        self._unless_it_fails("the profiler trace failed", profile)
+
+    def _unless_it_fails(self, what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # the numbers stand: losing what explains them must not lose them
+            traceback.print_exc()
+            self.noted.append(f"{what}: {reason_of(error)}")
+            self.add(notes=tuple(self.noted))
+
+
+class ForwardCell(Cell):
+    """A forward pass of a component under a variant."""
+
+    def measure(self) -> None:
+        """Load, compute the reference, prepare, measure, trace."""
         job, settings = self.job, self.job.settings
         variant: Variant = instantiate(job.variant_options, f"variant.{job.variant}")
         metrics = metrics_of(job)
@@ -105,21 +173,21 @@ class Cell:
             component = blueprint.component(run_dtype, settings.seed)
             self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
             reached("inputs")
-            step = self._prepare(variant, component)
+            step = self.prepare(variant, component)
             try:
                 reached("prepared")
                 subject = Subject(component, step, reference, variant.tolerance, settings.seed)
                 for name, metric in metrics.items():
-                    self._measure(name, metric, subject)
+                    self.take(name, metric, subject)
                 self._still_right(metrics, subject)
-                self.add(**step.explain())
+                self.explain(step)
                 if settings.trace:
-                    self._trace(component, step)
+                    self.trace(component, step)
             finally:
                 step.close()
 
     def _load(self, dtype: torch.dtype) -> Blueprint:
-        with self._phase("load"):
+        with self.phase("load"):
             started = time.perf_counter()
             blueprint = build(self.job.component, self.job.settings, dtype)
             synchronize(blueprint.device)
@@ -130,37 +198,12 @@ class Cell:
     def _expected(self, blueprint: Blueprint) -> Outputs:
         """Compute what every variant is held against: the outputs of the float32 module."""
         seed = self.job.settings.seed
-        with self._phase("reference"), torch.inference_mode(), strict_float32():
+        with self.phase("reference"), torch.inference_mode(), strict_float32():
             return first_call(blueprint.component(torch.float32, seed), seed + CHECK_SEED)
 
     def _eager(self, blueprint: Blueprint) -> Outputs:
         seed = self.job.settings.seed
         return outputs_of(blueprint.component(blueprint.run_dtype, seed), seed + CHECK_SEED)
-
-    def _prepare(self, variant: Variant, component: Component) -> Step:
-        with self._phase("prepare"):
-            before, started = snapshot(), time.perf_counter()
-            step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
-            synchronize(component.device)
-            seconds = time.perf_counter() - started
-            step.run()
-            synchronize(component.device)
-            first_output = time.perf_counter() - started
-            compiled = snapshot().since(before)
-            self.add(prepare={"seconds": seconds, "first_call_s": first_output, **asdict(compiled)})
-            return step
-
-    def _measure(self, name: str, metric: Metric, subject: Subject) -> None:
-        with self._phase(name):
-            measured = metric.measure(subject)
-        if measured.problem is not None:
-            self.problems.append(measured.problem)
-        sections = {key: value for key, value in measured.sections.items() if key in _SECTIONS}
-        self.metric_sections |= {key: value for key, value in measured.sections.items() if key not in _SECTIONS}
-        try:
-            self.add(**sections, metrics=self.metric_sections)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"metric {name} returned what a record cannot hold: {error}") from error
 
     def _still_right(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
         """Ask once more after the timing: a stale buffer or a spoilt pool shows late."""
@@ -170,23 +213,6 @@ class Cell:
                 status, reason = again.problem
                 self.problems.append((status, f"right before the timing and wrong after it: {reason}"))
                 self.add(**{key: value for key, value in again.sections.items() if key in _SECTIONS})
-
-    def _trace(self, component: Component, step: Step) -> None:
-        self.emit({"event": "phase", "phase": "trace"})  # its range is opened by the tracing itself
-        run = Path(self.job.run)
-        try:
-            result = trace_step(
-                step.run,
-                component=component.name,
-                variant=self.job.variant,
-                folder=run / "traces",
-                device=component.device,
-                stacks=self.job.settings.stacks,
-            )
-            self.add(trace=asdict(result))
-        except Exception as error:  # the numbers stand: losing the trace must not lose them
-            traceback.print_exc()
-            self.add(notes=(f"the profiler trace failed: {reason_of(error)}",))
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from hydra.errors import InstantiationException
@@ -19,6 +19,9 @@ from profiling.errors import InputError, MissingExtraError, did_you_mean
 #: Packages that are optional, by the extra that brings them.
 EXTRAS = {"diffusers": "hub", "transformers": "hub"}
 
+
+#: What a cell does unless a target says otherwise: a forward pass.
+FORWARD: Mapping[str, Any] = {"_target_": "profiling.core.cell.ForwardCell"}
 
 #: Failures of the device while a module is made: not the user's input. By name, since torch is not imported here.
 DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")
@@ -36,6 +39,7 @@ class RunConfig:
     cell_timeout: float
     resume: str | None
     source: Mapping[str, Any]  # the composed config, for config.yaml
+    procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
 
     def __post_init__(self) -> None:
         """Check what concerns the run as a whole."""
@@ -50,7 +54,7 @@ class RunConfig:
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
         """Return a job a cell, under the resolved `settings`."""
         return tuple(
-            Job(target, component.at(settings.scale), name, options, self.metrics, settings, run)
+            Job(target, component.at(settings.scale), name, options, self.metrics, settings, run, self.procedure)
             for component in self.components
             for name, options in self.variants.items()
         )
@@ -69,7 +73,7 @@ def read_config(cfg: DictConfig) -> RunConfig:
         raise InputError(f"config: {str(error).splitlines()[0]}") from error
     assert isinstance(source, dict)
     plain: dict[str, Any] = {str(key): value for key, value in source.items()}
-    components = tuple(_component(name, node) for name, node in (plain.get("component") or {}).items())
+    components = tuple(read_component(name, node) for name, node in (plain.get("component") or {}).items())
     for group in ("variant", "metric"):
         for name, node in (plain.get(group) or {}).items():
             if not isinstance(node, Mapping) or "_target_" not in node:
@@ -132,7 +136,13 @@ def partial_of(node: Mapping[str, Any], where: str) -> functools.partial[Any]:
     return instantiate({**node, "_partial_": True}, where)
 
 
-def _component(name: str, node: Any) -> ComponentSpec:
+def read_component(name: str, node: Any) -> ComponentSpec:
+    """Turn a component's node, resolved to plain data, into its spec.
+
+    Raises:
+        InputError: a key that no component has, or one that is missing.
+
+    """
     if not isinstance(node, Mapping):
         raise InputError(f"component.{name} is no mapping. Its YAML starts with `{name}:` and holds module and inputs.")
     known = [item.name for item in fields(ComponentSpec) if item.name != "name"]

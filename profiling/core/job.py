@@ -24,7 +24,9 @@ class ComponentSpec:
 
     `module` names a `_target_` (class or factory) and its arguments; `inputs` names one that makes inputs, or holds a
     spec for each argument of `forward`. `tiny` holds what changes in both at scale tiny. `part` is the half of an
-    autoencoder to take from a checkpoint.
+    autoencoder to take from a checkpoint. `sweep` is what a shape sweep goes through where nothing else is asked for:
+    an `axis` of the inputs and its `values`; `point` is where on it this one stands, and `also` holds the `inputs` and
+    `tiny` of further points that a step must be ready for.
     """
 
     name: str
@@ -36,10 +38,13 @@ class ComponentSpec:
     part: str | None = None
     frames_per_call: int = 1
     kind: Literal["image", "audio"] | None = None
+    sweep: Mapping[str, Any] | None = None
+    point: Mapping[str, Any] | None = None
+    also: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         """Check what every later step relies on."""
-        where = f"component.{self.name}"
+        where = f"component.{self.key}"
         if "_target_" not in self.module:
             raise InputError(f"{where}.module names no _target_. Add one: _target_: package.module.ClassOrFactory")
         if not self.inputs:
@@ -54,13 +59,22 @@ class ComponentSpec:
         if self.kind not in (None, "image", "audio"):
             raise InputError(f"{where}.kind={self.kind!r}: one of image, audio, null.")
 
+    @property
+    def key(self) -> str:
+        """The component's name in the config, which the points of its sweep share."""
+        return self.name.partition("@")[0]
+
     def at(self, scale: str) -> ComponentSpec:
         """Return the spec with the changes of `scale` folded in."""
         if scale != "tiny" or not self.tiny:
             return self
+        also = tuple(
+            {"inputs": _merged(other["inputs"], other.get("tiny", {}).get("inputs", {}))} for other in self.also
+        )
         return ComponentSpec(
             **{
                 **asdict(self),
+                "also": also,
                 "module": {**self.module, **self.tiny.get("module", {})},
                 "inputs": _merged(self.inputs, self.tiny.get("inputs", {})),
                 "frames_per_call": self.tiny.get("frames_per_call", self.frames_per_call),
@@ -98,7 +112,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """One cell: a component, a variant, the metrics, and where the cell's own files go (a folder of the run)."""
+    """One cell: a component, a variant, the metrics, and where the cell's own files go (a folder of the run).
+
+    `procedure` is what a cell of this target does: the `_target_` of a `core.cell.Cell` and its options.
+    """
 
     target: str
     component: ComponentSpec
@@ -107,6 +124,7 @@ class Job:
     metrics: Mapping[str, Mapping[str, Any]]  # name → options with the _target_
     settings: Settings
     run: str
+    procedure: Mapping[str, Any]
 
     @property
     def name(self) -> str:

@@ -41,7 +41,7 @@ def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
     for spec in {job.component.name: job.component for job in jobs}.values():
         path, _ = find_weights(spec, settings)
         if path is not None and not path.exists():
-            raise InputError(f"component.{spec.name}.checkpoint={path} does not exist. Correct the path.")
+            raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
     skip = {name: reason for name, made in variants.items() if (reason := made.unavailable(device))}
     return {"settings": asdict(settings), "environment": environment(settings, reasons), "skip": skip}
 

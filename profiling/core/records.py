@@ -40,6 +40,7 @@ class Record:
     weights: str | None = None  # "random" or the checkpoint's path
     weights_hint: str | None = None  # the command that would fetch them, where the weights are random
     frames_per_call: int | None = None
+    point: Section | None = None  # where a sweep stands: component, axis, value ("all": every value prepared)
     load: Section | None = None  # seconds to build the module and load or randomise its weights
     metrics: Section = field(default_factory=dict)
     memory: Section | None = None

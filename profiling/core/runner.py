@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 import sys
@@ -114,6 +115,7 @@ class Run:
             device=settings.device,
             dtype=settings.dtype,
             scale=settings.scale,
+            point=job.component.point,
         )
         spoilt = self._spoilt(job)
         if skip is not None or spoilt is not None:
@@ -158,7 +160,10 @@ class Run:
         ratio, low, high = ratio_interval(
             baseline.metrics["wall_ms"]["samples"], record.metrics["wall_ms"]["samples"], seed=self.config.settings.seed
         )
-        return replace(record, speedup={"vs": BASELINE, "wall": ratio, "ci95": [low, high]})
+        speedup = {"vs": BASELINE, "wall": ratio, "ci95": [low, high]}
+        if (calls := break_even_calls(record, baseline)) is not None:
+            speedup["break_even_calls"] = calls
+        return replace(record, speedup=speedup)
 
     def _with_files(self, record: Record, job: Job) -> Record:
         """Add what the cell's process left in the run folder: compile log, kernels. Its numbers stand without them."""
@@ -200,6 +205,24 @@ def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     """Return the jobs with each component's baseline before its other variants, which are compared with it."""
     order = {name: place for place, name in enumerate(dict.fromkeys(job.component.name for job in jobs))}
     return tuple(sorted(jobs, key=lambda job: (order[job.component.name], job.variant != BASELINE)))
+
+
+def break_even_calls(record: Record, baseline: Record) -> int | None:
+    """Return after how many calls a variant has earned its longer preparation; None where it never does.
+
+    A call's time is that of calls in a row where those were measured, else the median wall time.
+    """
+    if record.prepare is None or baseline.prepare is None:
+        return None
+    saved = _call_seconds(baseline) - _call_seconds(record)
+    spent = record.prepare["seconds"] - baseline.prepare["seconds"]
+    return max(0, math.ceil(spent / saved)) if saved > 0 else None
+
+
+def _call_seconds(record: Record) -> float:
+    if "calls" in record.metrics:
+        return record.metrics["calls"]["seconds_per_call"]
+    return record.metrics["wall_ms"]["p50"] / 1e3
 
 
 def exit_code(records: tuple[Record, ...]) -> int:

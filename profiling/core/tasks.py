@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from profiling.core.cell import Cell
+from profiling.core.config import partial_of
 from profiling.core.job import Job
 from profiling.core.probe import probe
 from profiling.errors import InputError
@@ -25,7 +25,7 @@ def perform(task: Mapping[str, Any], emit: Emit) -> None:
         return
     job = Job.from_json(task["cell"])
     set_globals(job)
-    Cell(job, emit).run()
+    partial_of(job.procedure, f"the cells of {job.target}")(job=job, emit=emit).run()
 
 
 def set_globals(job: Job) -> None:

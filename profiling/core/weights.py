@@ -55,7 +55,7 @@ def published_shapes() -> Mapping[str, Callable[[], Mapping[str, tuple[int, ...]
 def randomise(module: nn.Module, spec: ComponentSpec, seed: int) -> None:
     """Give the module random weights: by its YAML's `initialise`, else its own, and none of them degenerate."""
     if spec.initialise is not None:
-        partial_of(spec.initialise, f"component.{spec.name}.initialise")(module, seed=seed)
+        partial_of(spec.initialise, f"component.{spec.key}.initialise")(module, seed=seed)
     fill_degenerate(module, seed)
 
 
@@ -66,7 +66,7 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
         InputError: a checkpoint is required and none is there.
 
     """
-    name = f"component.{spec.name}.checkpoint"
+    name = f"component.{spec.key}.checkpoint"
     if settings.checkpoint == "random":
         return None, None
     if spec.checkpoint is not None:

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from profiling.core.records import Record, read_records
+from profiling.errors import MissingExtraError
 from profiling.reporting.classic import render_classic
 from profiling.reporting.detail_tables import detail_tables
 from profiling.reporting.details import artefacts, causes, legend, networks, notes
 from profiling.reporting.format import escaped, one_line
+from profiling.reporting.graphs import graph_tables
+from profiling.reporting.grid import Titled
 from profiling.reporting.heading import command_line, environment_lines, read_environment
+from profiling.reporting.plot import PLOT_FILE, plot_sweep
+from profiling.reporting.sweep import sweep_legend, sweep_tables
 from profiling.reporting.table import render_table
 from profiling.reporting.verdict import verdicts
 
@@ -24,7 +29,7 @@ CONSOLE_LINES = 8
 
 
 def write_report(run: Path) -> str:
-    """Write the run's `report.md` and `classic.txt`, each whole or not at all, and return the console text.
+    """Write the run's `report.md`, `classic.txt` and a sweep's plot, and return the console text.
 
     A folder that can't be written to costs a line of the text and nothing else.
 
@@ -36,6 +41,7 @@ def write_report(run: Path) -> str:
     environment = read_environment(run)
     text = render_console(records, environment, run)
     try:
+        text += _plotted(records, run)
         _write(run / REPORT_FILE, render_markdown(records, environment, run))
         _write(run / CLASSIC_FILE, render_classic(records) + "\n")
     except OSError as error:
@@ -50,6 +56,8 @@ def render_console(records: Sequence[Record], environment: Mapping[str, Any], ru
         list(environment_lines(environment)),
         [render_table(records)],
         list(legend(records)) if records else [],
+        *([f"{title}:", "", table] for title, table in _own_tables(records, markdown=False)),
+        list(sweep_legend(records)),
         [*causes(records, run), *notes(records)],
         list(verdicts(records)),
         list(networks(records)),
@@ -68,6 +76,9 @@ def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], r
         render_table(records, markdown=True),
         # The legend shows what is struck out by striking it out, so it is not escaped.
         "\n".join(f"{line}  " for line in legend(records)) if records else "",
+        *(_titled(title, table) for title, table in _own_tables(records, markdown=True)),
+        "\n".join(f"{escaped(line)}  " for line in sweep_legend(records)),
+        f"![Total time over calls]({PLOT_FILE})" if (run / PLOT_FILE).is_file() else "",
         _titled("Verdict", _bullets(verdicts(records))),
         _titled("Not ok", _bullets(causes(records, run))),
         _titled("Notes", _bullets(notes(records))),
@@ -77,6 +88,19 @@ def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], r
         _titled("Command", _fenced(command_line(environment))),
     ]
     return "\n\n".join(section.rstrip() for section in sections if section) + "\n"
+
+
+def _own_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, ...]:
+    """Return the tables of what only some targets and variants measure."""
+    return (*sweep_tables(records, markdown=markdown), *graph_tables(records, markdown=markdown))
+
+
+def _plotted(records: Sequence[Record], run: Path) -> str:
+    """Plot what there is to plot, and say where the plot is or what is missing for it."""
+    try:
+        return f"\nplot: {run / PLOT_FILE}" if plot_sweep(records, run / PLOT_FILE) else ""
+    except MissingExtraError as error:
+        return f"\nno plot: {error}"
 
 
 def _bullets(lines: Sequence[str]) -> str:

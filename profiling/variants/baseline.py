@@ -15,5 +15,7 @@ class Baseline(Variant):
 
     def __call__(self, component: Component, folder: Path) -> Step:
         """Return a step that calls the module on the component's inputs."""
+        for others in component.also:
+            component.module(**others)
         component.call()
         return Step(run=component.call)

@@ -86,12 +86,16 @@ class Compile(Variant):
         with self.flags(folder) as flags:
             before = snapshot()
             module, inputs = self.compiled(component.module), component.inputs
-            run = partial(_marked, module, inputs) if self.has_cuda_graphs() else partial(module, **inputs)
-            for _ in range(3 if self.has_cuda_graphs() else 1):  # graph trees warm up, then record, then replay
-                run()
+            steps = [
+                partial(_marked, module, given) if self.has_cuda_graphs() else partial(module, **given)
+                for given in (*component.also, inputs)
+            ]
+            for run in steps:
+                for _ in range(3 if self.has_cuda_graphs() else 1):  # graph trees warm up, then record, then replay
+                    run()
             self.check(snapshot().since(before))
             # The flags stay until the step is closed: a recompile must meet the same ones.
-            return Step(run=run, close=flags.pop_all().close)
+            return Step(run=steps[-1], close=flags.pop_all().close)
 
     def check(self, happened: CompileCounters) -> None:
         """Refuse to pass something else off as compiled.

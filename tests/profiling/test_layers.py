@@ -48,7 +48,15 @@ LAYERS = (
         "profiling.core.runner",
         "profiling.reporting",
     ),
-    ("profiling.app", "profiling.generic_forward", "profiling.report", "profiling.checkpoints"),
+    ("profiling.app", "profiling.targets"),
+    (
+        "profiling.generic_forward",
+        "profiling.shape_sweep",
+        "profiling.training_step",
+        "profiling.launch_overhead",
+        "profiling.report",
+        "profiling.checkpoints",
+    ),
 )
 
 
@@ -105,12 +113,13 @@ def test_networks_know_no_harness(module, path):
 
 
 def test_only_targets_and_one_file_know_hydra():
-    allowed = {"profiling.app", "profiling.core.config", "profiling.generic_forward"}
+    targets = {path.stem for path in (ROOT / "conf").glob("*.yaml")}
+    allowed = {"profiling.app", "profiling.core.config", *(f"profiling.{target}" for target in targets)}
     roots = {module: {name.split(".")[0] for name in imports(path)} for module, path in modules("profiling")}
     assert {module for module, names in roots.items() if names & {"hydra", "omegaconf"}} <= allowed
 
 
-@pytest.mark.parametrize("module", ["profiling.report", "profiling.generic_forward", "profiling.core.runner"])
+@pytest.mark.parametrize("module", ["profiling.report", "profiling.generic_forward", "profiling.shape_sweep", "profiling.core.runner"])
 def test_torch_is_not_imported_by(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

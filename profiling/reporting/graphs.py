@@ -1,0 +1,77 @@
+"""What variants that capture by hand tell: what a graph saved and cost, and what each graph pass did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from profiling.core.records import Record
+from profiling.reporting.facts import number_at
+from profiling.reporting.format import ABSENT, TIMES, mebibytes, one_line, significant
+from profiling.reporting.grid import Titled, grid
+
+_GRAPHS = (
+    "component",
+    "variant",
+    "graph breaks",
+    "compiled pieces",
+    "launches before",
+    "launches after",
+    "ms before",
+    "ms after",
+    "gain",
+    "capture s",
+    "pool MiB",
+    "graphs",
+)
+_PASSES = ("component", "variant", "pass", "replaced", "rel. L2", "replay ms before", "after", "speedup")
+
+
+def graph_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, ...]:
+    """Return the tables of manual CUDA graphs and of graph passes, those that have something in them."""
+    graphs = grid(_GRAPHS, [_graphs(record) for record in records if record.graphs], markdown=markdown)
+    passes = grid(_PASSES, [row for record in records for row in _passes(record)], markdown=markdown, names=3)
+    titled = (
+        ("CUDA graphs captured by hand: host launches and time of a call, uncaptured (before) and replayed", graphs),
+        ("Graph passes, each against the module before it", passes),
+    )
+    return tuple((title, table) for title, table in titled if table)
+
+
+def _graphs(record: Record) -> tuple[str, ...]:
+    graphs = record.graphs
+    return (
+        record.component,
+        record.variant,
+        _whole(number_at(graphs, "graph_breaks")),
+        _whole(number_at(graphs, "compiled_pieces")),
+        significant(number_at(graphs, "host_launches", "before")),
+        significant(number_at(graphs, "host_launches", "after")),
+        significant(number_at(graphs, "wall_ms", "before")),
+        significant(number_at(graphs, "wall_ms", "after")),
+        _times(number_at(graphs, "gain")),
+        significant(number_at(graphs, "capture_seconds"), 3),
+        mebibytes(number_at(graphs, "pool_bytes")),
+        _whole(number_at(graphs, "held")),
+    )
+
+
+def _passes(record: Record) -> Iterator[tuple[str, ...]]:
+    for item in record.passes or ():
+        yield (
+            record.component,
+            record.variant,
+            one_line(item.get("name", "?")),
+            _whole(number_at(item, "replaced")),
+            significant(number_at(item, "rel_l2"), 2),
+            significant(number_at(item, "replay_ms", "before")),
+            significant(number_at(item, "replay_ms", "after")),
+            _times(number_at(item, "speedup")),
+        )
+
+
+def _whole(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.0f}"
+
+
+def _times(ratio: float | None) -> str:
+    return ABSENT if ratio is None else f"{significant(ratio, 3)}{TIMES}"

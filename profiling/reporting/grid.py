@@ -1,0 +1,27 @@
+"""Rows under headers, for the console or as Markdown; a column in which nothing was measured is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from profiling.reporting.format import ABSENT, escaped
+
+#: A table under its title.
+Titled = tuple[str, str]
+
+
+def grid(headers: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool, names: int = 2) -> str:
+    """Lay out `rows`, of which the first `names` columns are names (left, escaped) and the others numbers (right)."""
+    if not rows:
+        return ""
+    kept = [index for index in range(len(headers)) if any(row[index] != ABSENT for row in rows)]
+    text = [[escaped(row[i]) if markdown and i < names else row[i] for i in kept] for row in rows]
+    return tabulate(
+        text,
+        headers=[headers[i] for i in kept],
+        tablefmt="github" if markdown else "simple",
+        colalign=["left" if i < names else "right" for i in kept],
+        disable_numparse=True,
+    )

@@ -1,0 +1,68 @@
+"""Total time over the number of calls, log-log, a line a variant: where the lines cross is where preparing pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from profiling.core.records import Record
+from profiling.errors import MissingExtraError
+from profiling.reporting.facts import by_component, is_right, items_at, number_at
+
+PLOT_FILE = "sweep.svg"
+_COLUMNS = 3
+
+
+def plot_sweep(records: Sequence[Record], path: Path) -> bool:
+    """Write the plot, a panel for each component and shape; False where there are no rows of calls.
+
+    Computed points are hollow. Cells that are not right are left out.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+
+    """
+    rows = [r for r in records if is_right(r) and items_at(r.metrics, "calls", "points") and r.prepare]
+    groups = by_component(rows)
+    if not groups:
+        return False
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise MissingExtraError("matplotlib is not installed: pip install -e '.[plot]'") from None
+    columns = min(_COLUMNS, len(groups))
+    lines = ceil(len(groups) / columns)
+    figure = Figure(figsize=(4.2 * columns, 3.2 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flat
+    colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(record.variant for record in rows))}
+    for (component, group), panel in zip(groups.items(), panels, strict=False):
+        for record in group:
+            _line(panel, record, colours[record.variant])
+        panel.set(title=component, xscale="log", yscale="log", xlabel="calls", ylabel="seconds, with preparation")
+        panel.grid(visible=True, which="major", alpha=0.3)
+    for panel in panels:  # the places that are left over
+        panel.set_axis_off()
+    handles = [_handle(name, colour) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.savefig(path)
+    return True
+
+
+def _line(panel: Any, record: Record, colour: str) -> None:
+    prepare = number_at(record.prepare, "seconds") or 0.0
+    points = [(point["calls"], prepare + point["seconds"], point["measured"]) for point in _points(record)]
+    panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, linewidth=1)
+    for x, y, measured in points:
+        panel.plot(x, y, "o", color=colour, markersize=4, fillstyle="full" if measured else "none")
+
+
+def _points(record: Record) -> tuple[Any, ...]:
+    return items_at(record.metrics, "calls", "points")
+
+
+def _handle(name: str, colour: str) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, marker="o", markersize=4, linewidth=1, label=name)

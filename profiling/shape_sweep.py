@@ -1,0 +1,111 @@
+"""When does a variant pay: `python -m profiling.shape_sweep` runs components × shapes × variants × numbers of calls."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from profiling.core.config import read_component, read_config
+from profiling.core.job import ComponentSpec
+from profiling.errors import InputError, did_you_mean
+from profiling.targets import execute, main
+
+TARGET = "shape_sweep"
+#: What a component is swept over that says nothing itself.
+DEFAULT_SWEEP = {"axis": "batch", "values": [1, 2, 4, 8]}
+
+
+def run(cfg: DictConfig, folder: Path) -> int:
+    """Run every component at every point of its sweep under every variant."""
+    config = read_config(cfg)
+    points = [point for spec in config.components for point in points_of(cfg, spec)]
+    return execute(TARGET, replace(config, components=tuple(points)), folder)
+
+
+def points_of(cfg: DictConfig, spec: ComponentSpec) -> list[ComponentSpec]:
+    """Return a component for each value of its axis, and with `together` one that is ready for all of them.
+
+    Raises:
+        InputError: an axis that the component's inputs do not have, or values that are none.
+
+    """
+    sweep = {**DEFAULT_SWEEP, **(spec.sweep or {})}
+    axis, values = cfg.axis or sweep["axis"], list(cfg["values"] or sweep["values"])
+    if not values or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
+        raise InputError(f"values={values}: whole numbers from 1 up, values=[1,2,4,8] for example.")
+    points = [_at(cfg.component[spec.name], spec.name, axis, value) for value in sorted(set(values))]
+    if cfg.together and len(points) > 1:
+        points.append(_together(points, spec.name, axis))
+    return points
+
+
+def _at(node: DictConfig, name: str, axis: str, value: int) -> ComponentSpec:
+    """Return the component with `value` on `axis`, whatever is computed from it in the YAML computed again."""
+    node = copy.deepcopy(node)
+    literal = not OmegaConf.is_interpolation(node, "frames_per_call") if "frames_per_call" in node else True
+    before = _set(node.inputs, axis, value, f"component.{name}.inputs")
+    if literal:
+        node.frames_per_call = _scaled(node.get("frames_per_call", 1), value, before)
+    tiny = node.get("tiny")
+    if tiny and tiny.get("inputs") and _has(tiny.inputs, axis):
+        before = _set(tiny.inputs, axis, value, f"component.{name}.tiny.inputs")
+        tiny.frames_per_call = _scaled(tiny.get("frames_per_call", 1), value, before)
+    plain: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    spec = read_component(f"{name}@{axis}={value}", plain)
+    return replace(spec, point={"component": name, "axis": axis, "value": value})
+
+
+def _together(points: Sequence[ComponentSpec], name: str, axis: str) -> ComponentSpec:
+    *others, last = points
+    values = f"{points[0].point['value']}-{last.point['value']}" if points[0].point and last.point else ""
+    return replace(
+        last,
+        name=f"{name}@{axis}={values}",
+        point={"component": name, "axis": axis, "value": "all"},
+        also=tuple({"inputs": other.inputs, "tiny": other.tiny} for other in others),
+    )
+
+
+def _has(inputs: DictConfig, axis: str) -> bool:
+    first, _, dim = axis.partition(".")
+    shapes = [key for key in inputs if OmegaConf.is_dict(inputs[key]) and "shape" in inputs[key]]
+    return axis in inputs or (dim != "" and first in shapes) or (axis == "batch" and bool(shapes))
+
+
+def _set(inputs: DictConfig, axis: str, value: int, where: str) -> int:
+    """Set `axis` and return what it was: an argument of the input maker, `batch`, or dimension `input.N` of a shape."""
+    if "_target_" in inputs:
+        options = [str(key) for key in inputs if key != "_target_"]
+        if axis not in options:
+            raise InputError(f"axis={axis}: {where} has no {axis!r}.{did_you_mean(axis, options)} {_choice(options)}")
+        before, inputs[axis] = inputs[axis], value
+        return before
+    first, _, dim = axis.partition(".")
+    named = [str(key) for key in inputs if axis == "batch" or key == first]
+    place = int(dim) if dim.isdigit() else 0
+    dims = [f"{key}.{i}" for key in inputs for i in range(len(inputs[key].get("shape", ())))]
+    if not named or (axis != "batch" and axis not in dims):
+        raise InputError(f"axis={axis}: {where} has no such dimension. {_choice(['batch', *dims])}")
+    before = [inputs[key].shape[place] for key in named]
+    for key in named:
+        if not OmegaConf.is_interpolation(inputs[key].shape, place):
+            inputs[key].shape[place] = value
+    return before[0]
+
+
+def _choice(options: Sequence[str]) -> str:
+    return f"There are: {', '.join(options)}"
+
+
+def _scaled(frames: int, value: int, before: int) -> int:
+    """Return how many frames a call makes: the axis is a batch or a window, and frames grow with either."""
+    return max(1, frames * value // before)
+
+
+if __name__ == "__main__":
+    main(TARGET, run)

@@ -1,0 +1,38 @@
+"""What the targets that run cells share: progress, an interruption that loses nothing, the report at the end."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+from profiling.app import INTERRUPTED, Target, launch
+from profiling.core.config import RunConfig
+from profiling.core.folder import command_of
+from profiling.core.progress import make_progress
+from profiling.core.records import RESULTS_FILE
+from profiling.core.runner import Run
+from profiling.reporting.render import write_report
+
+
+def execute(target: str, config: RunConfig, folder: Path) -> int:
+    """Run the cells of `config` into `folder`, print the report, return the exit code."""
+    progress = make_progress()
+    try:
+        code = Run(target, config, folder, progress).execute()
+    except KeyboardInterrupt:
+        progress.close()
+        progress.say(f"interrupted; the cells that had ended are kept. Go on: {command_of(folder)} resume={folder}")
+        code = INTERRUPTED
+    finally:
+        progress.close()
+    if (folder / RESULTS_FILE).exists():
+        print(write_report(folder))
+    return code
+
+
+def main(target: str, run: Target) -> None:
+    """Start a target from the command line; does not return."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ? and not a traceback
+    sys.exit(launch(target, run))

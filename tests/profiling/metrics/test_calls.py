@@ -1,0 +1,63 @@
+"""Rows of calls against a clock that is known, and the break-even against arithmetic."""
+
+from dataclasses import replace
+
+import pytest
+
+from profiling.core.records import Record
+from profiling.core.runner import break_even_calls
+from profiling.errors import InputError
+from profiling.metrics.calls import Calls, rows
+
+
+def clock(first, each):
+    """Return a row whose calls take `each` seconds and which costs `first` once; and the numbers it was asked for."""
+    asked = []
+
+    def row(number):
+        asked.append(number)
+        return first + number * each
+
+    return row, asked
+
+
+def test_what_fits_is_measured_and_the_rest_is_computed_and_marked():
+    row, asked = clock(0.001, 0.01)
+    points, per_call = rows(row, (1, 10, 100, 1000, 10000), time_limit=2.0)
+    assert [point["measured"] for point in points] == [True, True, True, False, False]
+    assert max(asked) == 100
+    assert per_call == pytest.approx(0.01, rel=0.01)
+    assert [point["seconds"] for point in points[:3]] == pytest.approx([0.011, 0.101, 1.001])
+    assert points[4]["seconds"] == pytest.approx(100, rel=0.01)
+
+
+def test_one_call_is_always_measured():
+    row, asked = clock(0.0, 3.0)
+    points, _ = rows(row, (1, 10), time_limit=0.5)
+    assert [point["measured"] for point in points] == [True, False]
+    assert asked == [10, 1]
+
+
+@pytest.mark.parametrize("options", [{"calls": ()}, {"calls": (0,)}, {"calls": ("many",)}, {"time_limit": 0}])
+def test_nonsense_is_refused(options):
+    with pytest.raises(InputError):
+        Calls(**options)
+
+
+def record(variant, build, per_call):
+    metrics = {"calls": {"seconds_per_call": per_call}, "wall_ms": {"p50": per_call * 1e3}}
+    return Record("t", "c", variant, "ok", metrics=metrics, prepare={"seconds": build})
+
+
+def test_the_break_even_is_where_the_totals_cross():
+    baseline, compiled = record("baseline", 0.5, 0.010), record("compile", 20.5, 0.004)
+    calls = break_even_calls(compiled, baseline)
+
+    def total(item, number):
+        return item.prepare["seconds"] + number * item.metrics["calls"]["seconds_per_call"]
+
+    assert total(compiled, calls) <= total(baseline, calls)
+    assert total(compiled, calls - 1) > total(baseline, calls - 1)
+    assert break_even_calls(record("slow", 1.0, 0.011), baseline) is None
+    assert break_even_calls(record("quick", 0.1, 0.004), baseline) == 0
+    assert break_even_calls(replace(compiled, prepare=None), baseline) is None
