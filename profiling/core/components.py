@@ -37,6 +37,11 @@ class Component:
     also: tuple[Mapping[str, torch.Tensor], ...] = ()  # inputs of other shapes that a step must be ready for too
 
     @property
+    def key(self) -> str:
+        """The component's name in the config, which the points of its sweep share."""
+        return self.name.partition("@")[0]
+
+    @property
     def parameters(self) -> int:
         """How many parameters are trained (buffers and constants are not counted)."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)

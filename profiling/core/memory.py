@@ -7,7 +7,10 @@ import torch
 
 
 def held(device: torch.device) -> dict[str, int]:
-    """Return the bytes of each kind that are held now; kinds that cannot be asked for are absent."""
+    """Return the bytes of each kind that are held now; kinds that cannot be asked for are absent.
+
+    The `max_` kinds are peaks since they were last reset, not what is held now.
+    """
     kinds = {"host_rss": psutil.Process().memory_info().rss}
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -15,6 +18,8 @@ def held(device: torch.device) -> dict[str, int]:
         kinds |= {
             "allocated": torch.cuda.memory_allocated(device),
             "reserved": torch.cuda.memory_reserved(device),
+            "max_allocated": torch.cuda.max_memory_allocated(device),
+            "max_reserved": torch.cuda.max_memory_reserved(device),
             "device_used": total - free,
         }
     return kinds

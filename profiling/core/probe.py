@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from profiling.core.config import instantiate
+from profiling.core.config import instantiate, partial_of
 from profiling.core.environment import environment
 from profiling.core.job import Job, Settings
 from profiling.core.weights import find_weights
@@ -36,6 +36,7 @@ def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
     for job in jobs:
         if job.variant not in variants:
             variants[job.variant] = _made(Variant, job.variant_options, f"variant.{job.variant}")
+    partial_of(jobs[0].procedure, jobs[0].target)
     for name, node in jobs[0].metrics.items():
         _made(Metric, node, f"metric.{name}")
     for spec in {job.component.name: job.component for job in jobs}.values():

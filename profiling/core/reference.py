@@ -70,5 +70,5 @@ def first_call(component: Component, seed: int) -> Outputs:
         raise InputError(
             f"component {component.name}: {type(component.module).__name__}.forward raised "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'} "
-            f"(inputs: {describe_inputs(component.inputs)}). Correct component.{component.name.partition('@')[0]}.inputs or the module."
+            f"(inputs: {describe_inputs(component.inputs)}). Correct component.{component.key}.inputs or the module."
         ) from error

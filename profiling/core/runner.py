@@ -189,6 +189,10 @@ class Run:
 
     def _complete(self) -> None:
         """Add what can only be said at the end: speedups whose baseline came late, the compile log of one process."""
+        for launches in (record.launches for record in self.records.values() if record.launches):
+            path = self.folder / ENVIRONMENT_FILE
+            environment = json.loads(path.read_text(encoding="utf-8"))
+            write_json(path, {**environment, "launch_calibration": launches["launch_calibration"]})
         for record in tuple(self.records.values()):
             with_speedup = self._with_speedup(record)
             if record.speedup is None and with_speedup != record:

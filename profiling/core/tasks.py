@@ -25,7 +25,7 @@ def perform(task: Mapping[str, Any], emit: Emit) -> None:
         return
     job = Job.from_json(task["cell"])
     set_globals(job)
-    partial_of(job.procedure, f"the cells of {job.target}")(job=job, emit=emit).run()
+    partial_of(job.procedure, job.target)(job=job, emit=emit).run()
 
 
 def set_globals(job: Job) -> None:

@@ -16,9 +16,11 @@ from profiling.reporting.format import escaped, one_line
 from profiling.reporting.graphs import graph_tables
 from profiling.reporting.grid import Titled
 from profiling.reporting.heading import command_line, environment_lines, read_environment
+from profiling.reporting.launches import render_launches
 from profiling.reporting.plot import PLOT_FILE, plot_sweep
 from profiling.reporting.sweep import sweep_legend, sweep_tables
 from profiling.reporting.table import render_table
+from profiling.reporting.training import training_tables
 from profiling.reporting.verdict import verdicts
 
 REPORT_FILE = "report.md"
@@ -52,15 +54,16 @@ def write_report(run: Path) -> str:
 
 def render_console(records: Sequence[Record], environment: Mapping[str, Any], run: Path) -> str:
     """Return what a terminal shows: the table, what went wrong, the verdicts, and where to look further."""
+    timed = [record for record in records if not record.launches]
     blocks = [
         list(environment_lines(environment)),
-        [render_table(records)],
-        list(legend(records)) if records else [],
+        [render_table(timed)] if timed or not records else [],
+        list(legend(timed)) if timed else [],
         *([f"{title}:", "", table] for title, table in _own_tables(records, markdown=False)),
         list(sweep_legend(records)),
         [*causes(records, run), *notes(records)],
-        list(verdicts(records)),
-        list(networks(records)),
+        list(verdicts(timed)),
+        list(networks(timed)),
         list(artefacts(records, root=f"{run}/", most=CONSOLE_LINES)),
         [f"run: {run}"],
     ]
@@ -69,20 +72,21 @@ def render_console(records: Sequence[Record], environment: Mapping[str, Any], ru
 
 def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], run: Path) -> str:
     """Return `report.md`: what the console shows, and the tables it has no room for. No path outside the run."""
+    timed = [record for record in records if not record.launches]
     targets = ", ".join(dict.fromkeys(record.target for record in records)) or "profile"
     sections = [
         f"## {escaped(targets)}: {escaped(run.resolve().name)}",
         _bullets(environment_lines(environment)),
-        render_table(records, markdown=True),
+        render_table(timed, markdown=True) if timed or not records else "",
         # The legend shows what is struck out by striking it out, so it is not escaped.
-        "\n".join(f"{line}  " for line in legend(records)) if records else "",
+        "\n".join(f"{line}  " for line in legend(timed)) if timed else "",
         *(_titled(title, table) for title, table in _own_tables(records, markdown=True)),
         "\n".join(f"{escaped(line)}  " for line in sweep_legend(records)),
         f"![Total time over calls]({PLOT_FILE})" if (run / PLOT_FILE).is_file() else "",
-        _titled("Verdict", _bullets(verdicts(records))),
+        _titled("Verdict", _bullets(verdicts(timed))),
         _titled("Not ok", _bullets(causes(records, run))),
         _titled("Notes", _bullets(notes(records))),
-        _titled("Networks", _bullets(networks(records))),
+        _titled("Networks", _bullets(networks(timed))),
         *(_titled(title, table) for title, table in detail_tables(records)),
         _titled("To look into (paths are relative to the run)", _bullets(artefacts(records))),
         _titled("Command", _fenced(command_line(environment))),
@@ -92,7 +96,9 @@ def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], r
 
 def _own_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, ...]:
     """Return the tables of what only some targets and variants measure."""
-    return (*sweep_tables(records, markdown=markdown), *graph_tables(records, markdown=markdown))
+    launches = [("What a launch costs", render_launches(r.launches, markdown=markdown)) for r in records if r.launches]
+    tables = (sweep_tables, graph_tables, training_tables)
+    return (*launches, *(titled for made in tables for titled in made(records, markdown=markdown)))
 
 
 def _plotted(records: Sequence[Record], run: Path) -> str:

@@ -39,6 +39,8 @@ LAYERS = (
     (
         "profiling.core.probe",
         "profiling.core.cell",
+        "profiling.calibration.cell",
+        "profiling.training",
         "profiling.core.tasks",
         "profiling.core.worker",
         "profiling.core.isolation",

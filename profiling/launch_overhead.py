@@ -1,0 +1,25 @@
+"""What a launch costs on this machine: `python -m profiling.launch_overhead`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from profiling.core.config import read_config
+from profiling.targets import execute, main
+
+TARGET = "launch_overhead"
+CELL = "profiling.calibration.cell.CalibrationCell"
+
+
+def run(cfg: DictConfig, folder: Path) -> int:
+    """Calibrate, and keep the result in the run's environment."""
+    config = read_config(cfg)
+    procedure = {"_target_": CELL, "options": config.source["calibration"]}
+    return execute(TARGET, replace(config, procedure=procedure), folder)
+
+
+if __name__ == "__main__":
+    main(TARGET, run)

@@ -1,0 +1,127 @@
+"""The cell of `training_step`: the same steps eagerly and under the variant, then the clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from profiling.core.building import Blueprint, build, input_maker
+from profiling.core.cell import Cell, metrics_of
+from profiling.core.config import instantiate
+from profiling.core.job import Job
+from profiling.errors import InputError
+from profiling.metrics.metric import Subject
+from profiling.tracing.profiler import synchronize
+from profiling.training.data import Batches, make_loader
+from profiling.training.options import TrainingOptions
+from profiling.training.step import Snapshot, TrainingComponent, TrainingStep, make_optimizer, settle
+from profiling.training.trajectory import Trajectory, compare, follow
+from profiling.variants.variant import Step, Variant
+
+
+@dataclass
+class TrainingCell(Cell):
+    """Train from one start: eagerly, eagerly again, under the variant; compare; then let the metrics measure."""
+
+    options: TrainingOptions = field(default_factory=TrainingOptions)
+    optimizer: Any = None  # a functools.partial that lacks the parameters
+
+    def __post_init__(self) -> None:
+        """Refuse an optimizer that is made already, without its parameters."""
+        if not isinstance(self.optimizer, partial) or "lr" not in self.optimizer.keywords:
+            raise InputError("optimizer: its YAML needs _target_, _partial_: true and lr. See conf/optimizer/sgd.yaml.")
+
+    def measure(self) -> None:
+        """Load data and model, follow the reference, prepare, compare, measure."""
+        job, settings = self.job, self.job.settings
+        device = torch.device(settings.device)
+        variant: Variant = instantiate(job.variant_options, f"variant.{job.variant}")
+        metrics = metrics_of(job)
+
+        def reached(phase: str) -> None:
+            for metric in metrics.values():
+                metric.on_phase(phase, device)
+
+        reached("start")
+        with self.phase("data"):
+            batches = batches_of(job, self.options)
+        loader = make_loader(batches, self.options.steps, self.options.workers, pinned=device.type == "cuda")
+        reached("dataloader")
+        component, module = self._component(batches)
+        start = Snapshot(module)
+        reached("model")
+        with self.phase("reference"):
+            eager, again = (
+                self._from(start, module, partial(module, **component.inputs), component, loader) for _ in range(2)
+            )
+        module.optimizer.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what eager left in the allocator's cache is none of the variant's
+        start.restore()
+        reached("ready")
+        step = self.prepare(variant, component)
+        try:
+            reached("prepared")
+            with self.phase("training"):
+                found = self._from(start, module, step.run, component, loader)
+            reached("training")
+            self._compare(found, eager, again, start)
+            subject = Subject(component, step, None, variant.tolerance, settings.seed)
+            for name, metric in metrics.items():
+                start.restore()
+                self.take(name, metric, subject)
+            self._explain(step, component)
+        finally:
+            step.close()
+
+    def _component(self, batches: Batches) -> tuple[TrainingComponent, TrainingStep]:
+        job, settings = self.job, self.job.settings
+        with self.phase("load"):
+            blueprint = build(job.component, settings, getattr(torch, settings.dtype))
+            module = self._step(blueprint)
+            inputs = {name: tensor.to(blueprint.device) for name, tensor in batches[0].items()}
+            settle(module, inputs)
+            synchronize(blueprint.device)
+        self.add(weights=blueprint.weights, weights_hint=blueprint.hint)
+        plain = blueprint.component(getattr(torch, settings.dtype), settings.seed)
+        component = TrainingComponent(**{**vars(plain), "module": module, "inputs": inputs, "kind": None})
+        self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
+        return component, module
+
+    def _step(self, blueprint: Blueprint) -> TrainingStep:
+        model = blueprint.module.train()
+        return TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
+
+    def _from(self, start: Snapshot, module: TrainingStep, run: Any, component: Any, loader: Any) -> Trajectory:
+        start.restore()
+        return follow(module, run, component.inputs, loader, self.options)
+
+    def _compare(self, found: Trajectory, eager: Trajectory, again: Trajectory, start: Snapshot) -> None:
+        parity = compare(found, eager, again, start.weights(), self.options)
+        self.add(parity=parity, training={"log": found.log, "eager_log": eager.log})
+        if not parity["passed"]:
+            self.problems.append(("failed", f"training went elsewhere than eager's: {_told(parity)}"))
+
+    def _explain(self, step: Step, component: TrainingComponent) -> None:
+        self.explain(step)
+        if self.job.settings.trace:
+            self.trace(component, step)
+
+
+def batches_of(job: Job, options: TrainingOptions) -> Batches:
+    """Draw the data in host memory; the module is only asked for its sizes, and is made without memory of its own."""
+    spec, dtype = job.component, getattr(torch, job.settings.dtype)
+    with torch.device("meta"):
+        sizes = instantiate(spec.module, f"component.{spec.key}.module")
+    draw = input_maker(spec.inputs, spec.key, sizes, torch.device("cpu"), dtype)
+    return Batches(draw, options.batches, job.settings.seed)
+
+
+def _told(parity: Mapping[str, Any]) -> str:
+    shown = (("rel_l2", "weights off by", "tolerance"), ("loss_error", "losses by", "loss_tolerance"))
+    found = ((parity.get(key, float("nan")), words, parity[most]) for key, words, most in shown)
+    return ", ".join(f"{words} {error:.2g} (at most {most:.2g})" for error, words, most in found)

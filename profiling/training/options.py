@@ -1,0 +1,60 @@
+"""How a training step is trained: steps, data, clipping, autocast, learning rates, and what may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from profiling.errors import InputError, did_you_mean
+
+AUTOCAST = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The options of a training run.
+
+    `steps` are compared with eager's, each on its own batch of a data set of `batches` different ones that `workers`
+    processes hand over through pinned memory. `lr_changes` are pairs of a step and the factor that the learning rate is
+    multiplied by before it. `tolerance` is the share of the distance travelled by eager's weights by which another way
+    of running may end elsewhere, `loss_tolerance` that of the losses on the way.
+
+    Raises:
+        InputError: a number out of range, or an autocast dtype that there is not.
+
+    """
+
+    steps: int = 50
+    log_every: int = 10
+    batches: int = 8
+    workers: int = 2
+    clip_norm: float | None = None
+    autocast: str | None = None
+    lr_changes: Sequence[tuple[int, float]] = ()
+    tolerance: float = 0.05
+    loss_tolerance: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuse at once what would end a run later."""
+        for name, least in (("steps", 2), ("log_every", 1), ("batches", 1), ("workers", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"training.{name}={value!r}: a whole number, at least {least}.")
+        for name in ("clip_norm", "tolerance", "loss_tolerance"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+                raise InputError(f"training.{name}={value!r}: a number above 0{', or null' * (name == 'clip_norm')}.")
+        if self.autocast is not None and self.autocast not in AUTOCAST:
+            hint = did_you_mean(str(self.autocast), AUTOCAST)
+            raise InputError(f"training.autocast={self.autocast} is none of null, {', '.join(AUTOCAST)}.{hint}")
+        for change in self.lr_changes:
+            _check_change(change, self.steps)
+
+
+def _check_change(change: Any, steps: int) -> None:
+    pair = isinstance(change, list | tuple) and len(change) == 2
+    if not pair or not isinstance(change[0], int) or not 0 <= change[0] < steps or not change[1] > 0:
+        raise InputError(
+            f"training.lr_changes={change!r}: pairs of a step from 0 to {steps - 1} and a factor above 0, [[25, 0.1]]."
+        )

@@ -1,0 +1,115 @@
+"""The step: clear gradients, forward, loss, backward, clip, optimizer, in one call that can be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from profiling.core.components import Component
+from profiling.errors import InputError
+from profiling.training.options import TrainingOptions
+
+
+class TrainingStep(nn.Module):
+    """A model that returns its loss, and the optimizer that follows it.
+
+    The learning rate is a tensor on the device, so that changing it reaches a graph that was captured before.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, options: TrainingOptions) -> None:
+        super().__init__()
+        self.model = model
+        self.optimizer = optimizer
+        self._clip_norm = options.clip_norm
+        self._autocast = None if options.autocast is None else getattr(torch, options.autocast)
+        self._device_type = next(model.parameters()).device.type
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """Train on `batch`, the arguments of the model's forward; return the loss, an fp32 scalar without a graph."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self._device_type, dtype=self._autocast, enabled=self._autocast is not None):
+            loss = self.model(**batch)
+        loss.backward()
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
+        self.optimizer.step()
+        return loss.detach()
+
+    def learning_rates(self) -> Iterable[Tensor]:
+        """Return the learning rate of each group, to be changed in place."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def state(self) -> list[Tensor]:
+        """Return every tensor that a step changes or reads: weights, buffers, moments, learning rates."""
+        moments = [value for kept in self.optimizer.state.values() for value in kept.values()]
+        tensors = [*self.model.parameters(), *self.model.buffers(), *moments, *self.learning_rates()]
+        return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+
+
+@dataclass(frozen=True)
+class TrainingComponent(Component):
+    """A component whose module is a `TrainingStep`: a call changes its weights, and whoever calls puts them back."""
+
+    def state(self) -> tuple[Tensor, ...]:
+        """Return nothing: the training cell keeps the state in host memory, where it is in nobody's figures."""
+        return ()
+
+
+def make_optimizer(make: partial[Optimizer], model: nn.Module, device: torch.device) -> Optimizer:
+    """Return the optimizer with its learning rate as a tensor on the device.
+
+    `capturable`, where it is asked for, is set on CUDA only: torch has it nowhere else, and needs it nowhere else.
+
+    Raises:
+        InputError: the optimizer refuses its options, or a tensor as learning rate.
+
+    """
+    options = dict(make.keywords)
+    if options.get("capturable"):
+        options["capturable"] = device.type == "cuda"
+    options["lr"] = torch.tensor(float(options["lr"]), device=device)
+    try:
+        return make.func(model.parameters(), **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"optimizer: {make.func.__name__}: {error}. Correct its options: optimizer.KEY=VALUE."
+        ) from error
+
+
+class Snapshot:
+    """The state of a step at one moment, in host memory."""
+
+    def __init__(self, step: TrainingStep) -> None:
+        self._step = step
+        self._kept = [tensor.detach().to("cpu", copy=True) for tensor in step.state()]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back in place; gradients are dropped."""
+        for tensor, kept in zip(self._step.state(), self._kept, strict=True):
+            tensor.copy_(kept)
+
+    def weights(self) -> Tensor:
+        """Return all trained weights as one fp64 vector."""
+        count = sum(1 for _ in self._step.model.parameters())
+        return torch.cat([kept.double().flatten() for kept in self._kept[:count]])
+
+
+def settle(step: TrainingStep, batch: Mapping[str, Any]) -> None:
+    """Let the optimizer make its state by a step, and put weights and state back to the start: moments are zero."""
+    before = [tensor.detach().clone() for tensor in (*step.model.parameters(), *step.model.buffers())]
+    step(**batch)
+    step.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for tensor, kept in zip((*step.model.parameters(), *step.model.buffers()), before, strict=True):
+            tensor.copy_(kept)
+        for moments in step.optimizer.state.values():
+            for value in moments.values():
+                if isinstance(value, Tensor):
+                    value.zero_()

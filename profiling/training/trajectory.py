@@ -1,0 +1,100 @@
+"""A stretch of training: where losses and weights go, what a step takes, and how two stretches compare."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from profiling.tracing.profiler import synchronize
+from profiling.training.data import Batch
+from profiling.training.options import TrainingOptions
+from profiling.training.step import Snapshot, TrainingStep
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Losses of all steps, the weights at the end (fp64, host), and the log: step, loss, data_ms, step_ms."""
+
+    losses: list[float]
+    weights: Tensor
+    log: list[Mapping[str, float]]
+
+
+def follow(
+    step: TrainingStep,
+    run: Callable[[], Tensor],
+    inputs: Mapping[str, Tensor],
+    loader: Iterable[Batch],
+    options: TrainingOptions,
+) -> Trajectory:
+    """Train `options.steps` steps from the state that `step` is in.
+
+    Each batch is copied from pinned memory into `inputs`, which `run` reads; the learning rate changes in place, as a
+    schedule would do it between two replays.
+    """
+    device = next(iter(inputs.values())).device
+    losses, log, factors = [], [], dict(options.lr_changes)
+    batches = iter(loader)
+    for number in range(options.steps):
+        waited = time.perf_counter()
+        batch = next(batches)
+        started = time.perf_counter()
+        if (factor := factors.get(number)) is not None:
+            with torch.no_grad():
+                for rate in step.learning_rates():
+                    rate.mul_(factor)
+        for name, tensor in batch.items():
+            inputs[name].copy_(tensor, non_blocking=True)
+        loss = run()
+        synchronize(device)
+        taken = time.perf_counter() - started
+        losses.append(float(loss))
+        if number % options.log_every == 0 or number == options.steps - 1:
+            log.append(
+                {"step": number, "loss": losses[-1], "data_ms": (started - waited) * 1e3, "step_ms": taken * 1e3}
+            )
+    return Trajectory(losses, Snapshot(step).weights(), log)
+
+
+def compare(
+    found: Trajectory, eager: Trajectory, again: Trajectory, start: Tensor, options: TrainingOptions
+) -> dict[str, Any]:
+    """Return the parity section: how far `found` ends from `eager`, held against eager run again.
+
+    Errors are relative: of the weights to the distance that eager's travel, ‖found − eager‖ / ‖eager − start‖, of the
+    losses the largest |found − eager| / (|eager| + 1e-6) of any step. Within twice what eager itself differs by when it
+    is run again, or within the tolerances: whichever is more.
+    """
+    travelled = float((eager.weights - start).norm())
+    rel_l2 = float((found.weights - eager.weights).norm()) / travelled if travelled else math.inf
+    again_l2 = float((again.weights - eager.weights).norm()) / travelled if travelled else math.inf
+    loss, again_loss = loss_error(found.losses, eager.losses), loss_error(again.losses, eager.losses)
+    finite = all(map(math.isfinite, (rel_l2, loss)))
+    passed = (
+        finite
+        and rel_l2 <= max(options.tolerance, 2 * again_l2)
+        and loss <= max(options.loss_tolerance, 2 * again_loss)
+    )
+    section = {
+        "reference": f"eager, the same {options.steps} steps",
+        "rel_l2": rel_l2,
+        "eager_rel_l2": again_l2,
+        "tolerance": max(options.tolerance, 2 * again_l2),
+        "loss_error": loss,
+        "eager_loss_error": again_loss,
+        "loss_tolerance": max(options.loss_tolerance, 2 * again_loss),
+        "passed": passed,
+    }
+    return {key: value for key, value in section.items() if not isinstance(value, float) or math.isfinite(value)}
+
+
+def loss_error(found: list[float], expected: list[float]) -> float:
+    """Return the largest relative difference of two rows of losses; inf where one is not finite."""
+    errors = [abs(one - other) / (abs(other) + 1e-6) for one, other in zip(found, expected, strict=True)]
+    return max(errors) if all(map(math.isfinite, errors)) else math.inf

@@ -1,0 +1,110 @@
+"""A convolution, what is added to it, and ReLU in one call of cuDNN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from profiling.transforms.constants import add_constant, constant
+from profiling.transforms.facts import Facts, facts, mutated
+from profiling.transforms.spelling import arguments, is_call, positional
+from profiling.transforms.transform import Transform
+
+CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    node: fx.Node
+    input: fx.Node
+    shape: Facts  # of the input
+    output: Facts
+    weight: Tensor
+    bias: Tensor
+    geometry: tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuseConvEpilogues(Transform):
+    """`relu(conv(x))` and `relu(conv(x) + z)` in 2 and 3 dims, on CUDA, where cuDNN has the fused kernel.
+
+    cuDNN lacks it for some layouts and dtypes and says so only when it is called, so each is tried once on zeros.
+    """
+
+    def rewrite(self, module: fx.GraphModule) -> int:
+        """Fuse each ReLU whose convolution nothing else reads."""
+        if mutated(module.graph):
+            return 0
+        found = module.graph.find_nodes(op="call_function", target=torch.relu)
+        return sum(_fused(module, relu) for relu in found)
+
+
+def _fused(module: fx.GraphModule, relu: fx.Node) -> bool:
+    source, added = positional(relu)[0], None
+    conv = _convolution(module, source)
+    if conv is None and is_call(source, torch.add) and len(positional(source)) == 2 and not source.kwargs:
+        if len(source.users) != 1:
+            return False
+        for first, second in (positional(source), positional(source)[::-1]):
+            conv, added = _convolution(module, first), second
+            if conv is not None:
+                break
+    if conv is None or (added is not None and not _is_alike(added, conv.output)) or not _is_supported(conv, added):
+        return False
+    weight = add_constant(module, relu, "weight", conv.weight)
+    bias = add_constant(module, relu, "bias", conv.bias)
+    with module.graph.inserting_before(relu):
+        target, middle = _target(added)
+        fused = module.graph.call_function(target, (conv.input, weight, *middle, bias, *conv.geometry))
+    relu.replace_all_uses_with(fused)
+    return True
+
+
+def _target(added: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the function, and its arguments between weight and bias (what is added, and its factor)."""
+    return (torch.cudnn_convolution_relu, ()) if added is None else (torch.cudnn_convolution_add_relu, (added, 1.0))
+
+
+def _convolution(module: fx.GraphModule, node: Any) -> _Convolution | None:
+    output = facts(node)
+    if output is None or not is_call(node, torch.conv2d, torch.conv3d) or len(node.users) != 1:
+        return None
+    given = arguments(node, *CONVOLUTION)
+    shape, weight, bias = facts(given["input"]), constant(module, given["weight"]), constant(module, given["bias"])
+    if shape is None or weight is None or (given["bias"] is not None and bias is None) or output.device.type != "cuda":
+        return None
+    if isinstance(given["padding"], str) or len(shape.shape) != weight.ndim:
+        return None
+    dims = weight.ndim - 2
+    stride, padding, dilation = (_each(given[name], dims, 0 if name == "padding" else 1) for name in CONVOLUTION[3:6])
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    return _Convolution(
+        node, given["input"], shape, output, weight, bias, (stride, padding, dilation, given["groups"] or 1)
+    )
+
+
+def _each(value: Any, dims: int, default: int) -> list[int]:
+    """Return an option of a convolution for each dim."""
+    values = [default if value is None else value] if not isinstance(value, tuple | list) else list(value)
+    return values * dims if len(values) == 1 else values
+
+
+def _is_alike(node: Any, output: Facts) -> bool:
+    known = facts(node)
+    return known is not None and (known.shape, known.dtype, known.stride) == (output.shape, output.dtype, output.stride)
+
+
+def _is_supported(conv: _Convolution, added: Any) -> bool:
+    target, middle = _target(None if added is None else _zeros(conv.output))
+    try:
+        target(_zeros(conv.shape), conv.weight, *middle, conv.bias, *conv.geometry)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _zeros(known: Facts) -> Tensor:
+    return torch.empty_strided(known.shape, known.stride, dtype=known.dtype, device=known.device).zero_()

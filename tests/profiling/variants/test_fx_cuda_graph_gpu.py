@@ -1,0 +1,130 @@
+"""The bar of the variant, on its own network: CLIP ViT-L/14 text at batch 1."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from models.clip import build_clip_text, clip_text_inputs, randomise_clip
+from profiling.app import CONF
+from profiling.core.components import Component
+from profiling.core.config import instantiate
+from profiling.core.graphs import CudaGraphed
+from profiling.transforms.gain import replay_ms
+from profiling.transforms.stages import relative_l2
+from profiling.transforms.tracer import trace
+
+pytestmark = pytest.mark.gpu
+
+
+def shipped():
+    node = yaml.safe_load((CONF / "variant" / "fx_cuda_graph.yaml").read_text())["fx_cuda_graph"]
+    return instantiate(node, "variant.fx_cuda_graph")
+
+
+def component(module, **inputs):
+    def make_inputs(generator):
+        return {name: torch.roll(x, 1, -1) for name, x in inputs.items()}
+
+    first = next(iter(inputs.values()))
+    return Component("net", module.eval(), inputs, make_inputs, first.device, torch.bfloat16, 1, "random")
+
+
+def clip_text(dtype, attention):
+    pytest.importorskip("transformers")
+    module = build_clip_text(attn_implementation=attention).cuda()
+    randomise_clip(module, 0)
+    module = module.to(dtype)
+    generator = torch.Generator("cuda").manual_seed(0)
+    return component(
+        module, **clip_text_inputs(module, batch=1, tokens=77, generator=generator, device="cuda", dtype=dtype)
+    )
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_clip_text_gains_ten_percent_over_plain_capture(dtype, attention, record_property):
+    with torch.inference_mode():
+        text = clip_text(dtype, attention)
+        transformed = shipped().transformed(text)
+        plain, passed = replay_ms(text.module, transformed, text.inputs, warmup=3, state=tuple)
+        wide = clip_text(torch.float32, attention)
+        wide.module.load_state_dict(text.module.state_dict())
+        reference = wide.call()
+        eager, rewritten = (relative_l2(module(**text.inputs), reference) for module in (text.module, transformed))
+    record_property("plain_ms", plain)
+    record_property("passed_ms", passed)
+    assert rewritten <= 2 * eager
+    assert plain / passed >= 1.10, f"{plain:.4f} ms to {passed:.4f} ms"
+
+
+def test_the_step_follows_new_inputs_and_explains_itself(tmp_path):
+    with torch.inference_mode():
+        text = clip_text(torch.bfloat16, "sdpa")
+        step = shipped()(text, tmp_path)
+        try:
+            for _ in range(2):
+                assert relative_l2(step.run(), text.call()) < 0.05
+                text.refill(1)
+            passes = step.explain()["passes"]
+        finally:
+            step.close()
+    by_name = {each["name"]: each for each in passes}
+    assert [each["name"] for each in passes] == [type(each).__name__ for each in shipped().passes]
+    assert by_name["FuseParallelLinears"]["replaced"] == 36
+    assert by_name["FuseQuickGelu"]["replaced"] == 12
+    for each in passes:
+        assert each["rel_l2"] < 0.05
+        assert ("speedup" in each) == (each["replaced"] > 0)
+
+
+def test_a_gain_that_cannot_be_measured_says_why():
+    class Net(nn.Module):
+        def forward(self, x):
+            return x + torch.tensor(2.0, device=x.device)  # copied from the host, which no graph can hold
+
+    with torch.inference_mode():
+        passes = shipped().explained(component(Net().cuda(), x=torch.ones(3, device="cuda")))["passes"]
+    folded = next(each for each in passes if each["name"] == "FoldConstants")
+    assert folded["replaced"] == 1
+    assert "speedup" not in folded
+    assert folded["unmeasured"]
+
+
+def test_other_shapes_have_graphs_of_their_own(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.a(x) * self.b(x) * x.shape[0]
+
+    with torch.inference_mode():
+        also = {"x": torch.randn(3, 8, device="cuda")}
+        net = replace(component(Net().cuda(), x=torch.randn(2, 8, device="cuda")), also=(also,))
+        step = shipped()(net, tmp_path)
+        assert relative_l2(step.run(), net.call()) < 1e-3
+        step.close()
+
+
+def test_it_captures_what_the_tracer_gives_and_nothing_else():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+
+        def forward(self, x):
+            return self.norm(self.conv(x)).relu_().mean((2, 3))
+
+    with torch.inference_mode():
+        net = component(Net().cuda(), x=torch.randn(1, 3, 32, 32, device="cuda"))
+        transformed = shipped().transformed(net)
+        names = {getattr(node.target, "__name__", node.target) for node in transformed.graph.nodes}
+        assert "cudnn_convolution_relu" in names
+        assert "batch_norm" not in names
+        graphed = CudaGraphed(transformed)
+        assert relative_l2(graphed(**net.inputs), net.call()) < 1e-2
+        assert relative_l2(trace(net.module, net.inputs)(**net.inputs), net.call()) < 1e-6
