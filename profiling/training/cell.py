@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from profiling.variants.variant import Step, Variant
 
 @dataclass
 class TrainingCell(Cell):
-    """Train from one start: eagerly, eagerly again, under the variant; compare; then let the metrics measure."""
+    """Train eagerly, eagerly from next to the start, and under the variant; compare; then let the metrics measure."""
 
     options: TrainingOptions = field(default_factory=TrainingOptions)
     optimizer: Any = None  # a functools.partial that lacks the parameters
@@ -36,6 +37,11 @@ class TrainingCell(Cell):
             raise InputError("optimizer: its YAML needs _target_, _partial_: true and lr. See conf/optimizer/sgd.yaml.")
 
     def measure(self) -> None:
+        """Do all of it, with deterministic algorithms unless the options say otherwise."""
+        with deterministic(self.options.deterministic):
+            self._measure()
+
+    def _measure(self) -> None:
         """Load data and model, follow the reference, prepare, compare, measure."""
         job, settings = self.job, self.job.settings
         device = torch.device(settings.device)
@@ -55,9 +61,9 @@ class TrainingCell(Cell):
         start = Snapshot(module)
         reached("model")
         with self.phase("reference"):
-            eager, again = (
-                self._from(start, module, partial(module, **component.inputs), component, loader) for _ in range(2)
-            )
+            run = partial(module, **component.inputs)
+            eager = self._from(start, module, run, component, loader)
+            nearby = self._from(start, module, run, component, loader, noise=self._rounding())
         module.optimizer.zero_grad(set_to_none=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # what eager left in the allocator's cache is none of the variant's
@@ -69,7 +75,7 @@ class TrainingCell(Cell):
             with self.phase("training"):
                 found = self._from(start, module, step.run, component, loader)
             reached("training")
-            self._compare(found, eager, again, start)
+            self._compare(found, eager, nearby, start)
             subject = Subject(component, step, None, variant.tolerance, settings.seed)
             for name, metric in metrics.items():
                 start.restore()
@@ -84,7 +90,7 @@ class TrainingCell(Cell):
             blueprint = build(job.component, settings, getattr(torch, settings.dtype))
             module = self._step(blueprint)
             inputs = {name: tensor.to(blueprint.device) for name, tensor in batches[0].items()}
-            settle(module, inputs)
+            settle(module)
             synchronize(blueprint.device)
         self.add(weights=blueprint.weights, weights_hint=blueprint.hint)
         plain = blueprint.component(getattr(torch, settings.dtype), settings.seed)
@@ -96,12 +102,19 @@ class TrainingCell(Cell):
         model = blueprint.module.train()
         return TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
 
-    def _from(self, start: Snapshot, module: TrainingStep, run: Any, component: Any, loader: Any) -> Trajectory:
-        start.restore()
+    def _rounding(self) -> float:
+        """Return the rounding error of what the step computes in, as a share."""
+        dtype = getattr(torch, self.options.autocast or self.job.settings.dtype)
+        return torch.finfo(dtype).eps / 2
+
+    def _from(
+        self, start: Snapshot, module: TrainingStep, run: Any, component: Any, loader: Any, noise: float = 0.0
+    ) -> Trajectory:
+        start.restore(noise)
         return follow(module, run, component.inputs, loader, self.options)
 
-    def _compare(self, found: Trajectory, eager: Trajectory, again: Trajectory, start: Snapshot) -> None:
-        parity = compare(found, eager, again, start.weights(), self.options)
+    def _compare(self, found: Trajectory, eager: Trajectory, nearby: Trajectory, start: Snapshot) -> None:
+        parity = compare(found, eager, nearby, start.weights(), self.options)
         self.add(parity=parity, training={"log": found.log, "eager_log": eager.log})
         if not parity["passed"]:
             self.problems.append(("failed", f"training went elsewhere than eager's: {_told(parity)}"))
@@ -110,6 +123,24 @@ class TrainingCell(Cell):
         self.explain(step)
         if self.job.settings.trace:
             self.trace(component, step)
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Let torch and cuDNN choose algorithms that give the same numbers each time; operators without one warn."""
+    utils: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn, fill = torch.backends.cudnn.deterministic, utils.fill_uninitialized_memory
+    if wanted:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic = True
+        utils.fill_uninitialized_memory = False  # kernels that no training would run
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.deterministic = cudnn
+        utils.fill_uninitialized_memory = fill
 
 
 def batches_of(job: Job, options: TrainingOptions) -> Batches:

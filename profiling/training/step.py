@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,10 +89,14 @@ class Snapshot:
         self._kept = [tensor.detach().to("cpu", copy=True) for tensor in step.state()]
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Put everything back in place; gradients are dropped."""
+    def restore(self, noise: float = 0.0) -> None:
+        """Put everything back in place, the weights off by a share of up to `noise`, seeded."""
         for tensor, kept in zip(self._step.state(), self._kept, strict=True):
             tensor.copy_(kept)
+        generator = torch.Generator().manual_seed(0)
+        for weight in self._step.model.parameters() if noise else ():
+            off = (torch.rand(weight.shape, generator=generator) * 2 - 1) * noise
+            weight.mul_(1 + off.to(weight))
 
     def weights(self) -> Tensor:
         """Return all trained weights as one fp64 vector."""
@@ -101,15 +104,18 @@ class Snapshot:
         return torch.cat([kept.double().flatten() for kept in self._kept[:count]])
 
 
-def settle(step: TrainingStep, batch: Mapping[str, Any]) -> None:
-    """Let the optimizer make its state by a step, and put weights and state back to the start: moments are zero."""
-    before = [tensor.detach().clone() for tensor in (*step.model.parameters(), *step.model.buffers())]
-    step(**batch)
+@torch.no_grad()
+def settle(step: TrainingStep) -> None:
+    """Let the optimizer make its state by a step without gradients, and put weights and state to the start."""
+    weights = list(step.model.parameters())
+    before = [weight.clone() for weight in weights]
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    step.optimizer.step()
     step.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for tensor, kept in zip((*step.model.parameters(), *step.model.buffers()), before, strict=True):
-            tensor.copy_(kept)
-        for moments in step.optimizer.state.values():
-            for value in moments.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
+    for weight, kept in zip(weights, before, strict=True):
+        weight.copy_(kept)
+    for moments in step.optimizer.state.values():
+        for value in moments.values():
+            if isinstance(value, Tensor):
+                value.zero_()

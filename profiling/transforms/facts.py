@@ -76,8 +76,9 @@ class _Propagation(fx.Interpreter):
         if n.op == "output":
             return result
         near = self._standing if n.op in ("placeholder", "get_attr") else self._argument_families(n)
-        n.meta["families"] = tuple(self._family(tensor, near) for tensor in leaves(result))
+        # Before the result's own memory is near: torch.tensor, say, writes to what it has just made.
         n.meta["mutates"] = frozenset(near[storage] for storage in watch.written if storage in near)
+        n.meta["families"] = tuple(self._family(tensor, near) for tensor in leaves(result))
         n.meta["facts"] = _facts(result, n.meta["families"][0]) if isinstance(result, Tensor) else None
         return result
 

@@ -59,6 +59,7 @@ def _fused(module: fx.GraphModule, relu: fx.Node) -> bool:
     with module.graph.inserting_before(relu):
         target, middle = _target(added)
         fused = module.graph.call_function(target, (conv.input, weight, *middle, bias, *conv.geometry))
+    fused.meta = dict(relu.meta)  # the same values in the same layout, for the passes over what follows
     relu.replace_all_uses_with(fused)
     return True
 

@@ -124,6 +124,18 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
+def casts_inside() -> Iterator[None]:
+    """Keep autocast from reusing casts of weights: made outside the capture, they are gone when it is replayed."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+@contextmanager
 def left_alone(
     tensors: Sequence[torch.Tensor], generators: Sequence[torch.Generator], device: torch.device
 ) -> Iterator[Callable[[], None]]:

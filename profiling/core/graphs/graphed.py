@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from profiling.core.graphs.buffers import StaticInputs
-from profiling.core.graphs.capture import audit_and_warm_up, capture, left_alone
+from profiling.core.graphs.capture import audit_and_warm_up, capture, casts_inside, left_alone
 from profiling.core.graphs.counters import GraphCounters
 from profiling.core.graphs.failure import CaptureError
 from profiling.core.graphs.recording import Recording
@@ -134,7 +134,8 @@ class CudaGraphed:
         if not self._recordings:
             self._pools.clear()  # a pool that lost its last graph is given up by the allocator
         generators = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
-        with torch.cuda.device(device), left_alone(tuple(self._state()), generators, device) as put_back:
+        kept = left_alone(tuple(self._state()), generators, device)
+        with torch.cuda.device(device), casts_inside(), kept as put_back:
             recording = self._captured(given, args, kwargs, generators, put_back)
         self._recordings[key] = recording
         self._recorded += 1
@@ -177,6 +178,7 @@ class CudaGraphed:
         if pool not in self._pools:
             self._pools.append(pool)
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what the warm-up calls left in the allocator's cache, which the graph does not use
         memory["capture"] = held(device)
         return Recording(graph, inputs, output, frozenset(written), memory)
 
