@@ -47,6 +47,7 @@ def points_of(cfg: DictConfig, spec: ComponentSpec) -> list[ComponentSpec]:
 def _at(node: DictConfig, name: str, axis: str, value: int) -> ComponentSpec:
     """Return the component with `value` on `axis`, whatever is computed from it in the YAML computed again."""
     node = copy.deepcopy(node)
+    OmegaConf.set_struct(node, False)
     literal = not OmegaConf.is_interpolation(node, "frames_per_call") if "frames_per_call" in node else True
     before = _set(node.inputs, axis, value, f"component.{name}.inputs")
     if literal:
@@ -78,7 +79,10 @@ def _has(inputs: DictConfig, axis: str) -> bool:
 
 
 def _set(inputs: DictConfig, axis: str, value: int, where: str) -> int:
-    """Set `axis` and return what it was: an argument of the input maker, `batch`, or dimension `input.N` of a shape."""
+    """Set `axis` and return what it was: an argument of the input maker, `batch`, or dimension `input.N` of a shape.
+
+    The batch of inputs given as shapes is the first dimension of the first one, and of all that have the same.
+    """
     if "_target_" in inputs:
         options = [str(key) for key in inputs if key != "_target_"]
         if axis not in options:
@@ -86,7 +90,12 @@ def _set(inputs: DictConfig, axis: str, value: int, where: str) -> int:
         before, inputs[axis] = inputs[axis], value
         return before
     first, _, dim = axis.partition(".")
-    named = [str(key) for key in inputs if axis == "batch" or key == first]
+    batch = next((node.shape[0] for node in inputs.values() if node.get("shape")), None)
+    named = [
+        key
+        for key, node in inputs.items()
+        if key == first or (axis == "batch" and node.get("shape", [None])[0] == batch)
+    ]
     place = int(dim) if dim.isdigit() else 0
     dims = [f"{key}.{i}" for key in inputs for i in range(len(inputs[key].get("shape", ())))]
     if not named or (axis != "batch" and axis not in dims):
@@ -103,8 +112,8 @@ def _choice(options: Sequence[str]) -> str:
 
 
 def _scaled(frames: int, value: int, before: int) -> int:
-    """Return how many frames a call makes: the axis is a batch or a window, and frames grow with either."""
-    return max(1, frames * value // before)
+    """Return how many frames a call makes: where they count the axis (a batch, a window) they grow with it."""
+    return frames * value // before if frames % before == 0 else frames
 
 
 if __name__ == "__main__":

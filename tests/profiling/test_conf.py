@@ -19,11 +19,11 @@ GROUPS = {
 }
 
 
-def composed(*overrides):
+def composed(*overrides, target="generic_forward"):
     register_resolvers()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base=None):
-        return compose("generic_forward", overrides=list(overrides))
+        return compose(target, overrides=list(overrides))
 
 
 def targets(node):
@@ -41,6 +41,20 @@ def test_every_yaml_composes_and_its_targets_exist(group, name):
     for target in targets(OmegaConf.to_container(cfg[group][name], resolve=True)):
         module, _, attribute = target.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), target
+
+
+@pytest.mark.parametrize("target", sorted(path.stem for path in CONF.glob("*.yaml")))
+def test_every_target_composes_and_its_targets_exist(target):
+    for found in targets(OmegaConf.to_container(composed(target=target), resolve=True)):
+        module, _, attribute = found.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), found
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml")))
+def test_every_optimizer_waits_for_its_parameters(name):
+    optimizer = composed(f"optimizer={name}", target="training_step").optimizer
+    assert optimizer._partial_ is True
+    assert optimizer.lr > 0
 
 
 def test_everything_together_is_a_run():

@@ -121,7 +121,9 @@ def test_only_targets_and_one_file_know_hydra():
     assert {module for module, names in roots.items() if names & {"hydra", "omegaconf"}} <= allowed
 
 
-@pytest.mark.parametrize("module", ["profiling.report", "profiling.generic_forward", "profiling.shape_sweep", "profiling.core.runner"])
+@pytest.mark.parametrize(
+    "module", ["profiling.report", "profiling.generic_forward", "profiling.shape_sweep", "profiling.core.runner"]
+)
 def test_torch_is_not_imported_by(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,0 +1,172 @@
+"""The targets beside the main job, run as a user does, tiny on a CPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from as_user import OUTSIDE, environment
+from test_conf import composed
+
+from profiling.core.config import read_config
+from profiling.core.records import read_records
+from profiling.errors import InputError
+from profiling.shape_sweep import points_of
+
+QUICK_LATENCY = (
+    "metric.latency.min_iterations=5",
+    "metric.latency.max_iterations=50",
+    "metric.latency.warmup_min_iterations=1",
+    "metric.latency.max_seconds=0.3",
+    "metric.latency.warmup_max_seconds=0.3",
+)
+
+
+def started(target: str, folder: Path, *overrides: str, code: int = 0) -> str:
+    """Run a target and return what it printed."""
+    flags = [f"--config-dir={OUTSIDE}", f"hydra.run.dir={folder}", "device=cpu", "threads=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", f"profiling.{target}", *flags, *overrides],
+        env=environment(),
+        cwd=folder.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def sweep(*overrides):
+    cfg = composed(*overrides, target="shape_sweep")
+    return [point for spec in read_config(cfg).components for point in points_of(cfg, spec)]
+
+
+def test_the_default_sweep_is_the_one_that_clip_users_tabulate():
+    points = [(p.key, p.point["value"], p.at("full").frames_per_call) for p in sweep()]
+    text = [("clip_text", n, n) for n in (1, 2, 4, 8, 16)]
+    vision = [("clip_vision", n, n) for n in (1, 2, 4, 8)]
+    assert points == [*text, ("clip_text", "all", 16), *vision, ("clip_vision", "all", 8)]
+    assert [len(p.also) for p in sweep()] == [0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 3]
+
+
+AXES = {
+    "a batch": (("component=[image_decoder]", "values=[1,3]"), {"batch": 3, "frames": 1}, 3),
+    "a window": (("component=[world_model]", "axis=frames", "values=[1,5]"), {"batch": 1, "frames": 5}, 5),
+    "tokens leave the frames alone": (
+        ("component=[clip_text]", "axis=tokens", "values=[7,9]"),
+        {"batch": 1, "tokens": 9},
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AXES)
+def test_an_axis_is_an_argument_of_the_inputs(case):
+    overrides, inputs, frames = AXES[case]
+    last = sweep(*overrides, "together=false")[-1].at("full")
+    assert {key: value for key, value in last.inputs.items() if key != "_target_"} == inputs
+    assert last.frames_per_call == frames
+
+
+def test_an_axis_can_be_a_dimension_of_a_shape():
+    first, last = sweep("component=[mimi_decoder]", "axis=codes.2", "values=[25,50]", "together=false")
+    assert first.inputs["codes"]["shape"] == [1, 8, 25]
+    assert last.inputs["codes"]["shape"] == [1, 8, 50]
+    assert last.frames_per_call == 50
+    (both,) = sweep("component=[resnet50_training]", "values=[2]", "together=false")
+    assert both.inputs["pixel_values"]["shape"][0] == both.inputs["labels"]["shape"][0] == both.frames_per_call == 2
+    tiny = both.at("tiny")
+    assert tiny.inputs["pixel_values"]["shape"] == [2, 3, 32, 32]
+    assert tiny.frames_per_call == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("axis=bach",), "Did you mean 'batch'"),
+        (("values=[0]",), "whole numbers"),
+        (("component=[mimi_decoder]", "axis=codes.9"), "codes.2"),
+    ],
+)
+def test_a_sweep_that_is_none(overrides, says):
+    with pytest.raises(InputError, match=says):
+        sweep(*overrides)
+
+
+def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
+    folder = tmp_path / "run"
+    arguments = (
+        "component=[net]",
+        "values=[1,4]",
+        "axis=batch",
+        "scale=tiny",
+        *QUICK_LATENCY,
+        "metric.calls.time_limit=0.2",
+    )
+    text = started("shape_sweep", folder, *arguments, "variant=[baseline,cuda_graph]")
+    records = {record.cell: record for record in read_records(folder)}
+    assert {name for name, _ in records} == {"net@batch=1", "net@batch=4", "net@batch=1-4"}
+    for (name, variant), record in records.items():
+        assert record.status == ("ok" if variant == "baseline" else "skipped")
+        if variant == "baseline":
+            points = record.metrics["calls"]["points"]
+            assert [point["calls"] for point in points] == [1, 10, 100, 1000, 10000]
+            assert points[0]["measured"]
+            assert record.frames_per_call == 1, "its YAML counts no frames for its batch of two"
+            assert record.parity["passed"]
+    assert "Total time with preparation" in text
+    assert (folder / "sweep.svg").read_text().startswith("<?xml")
+    again = started("shape_sweep", folder, *arguments, "variant=[baseline,cuda_graph]", f"resume={folder}")
+    assert "6 of 6 cells done" in again
+
+
+def test_a_training_step_runs_and_reports(tmp_path):
+    folder = tmp_path / "run"
+    options = ("training.steps=6", "training.log_every=2", "training.workers=1", "training.lr_changes=[[3,0.1]]")
+    text = started("training_step", folder, "variant=[baseline,cuda_graph]", "scale=tiny", *options, *QUICK_LATENCY)
+    records = {record.cell: record for record in read_records(folder)}
+    for component in ("resnet50_training", "world_model_training"):
+        record = records[component, "baseline"]
+        assert record.parity["passed"]
+        assert record.parity["rel_l2"] == 0
+        assert [item["step"] for item in record.training["log"]] == [0, 2, 4, 5]
+        assert {"dataloader", "model", "ready", "prepared", "training"} <= set(record.memory["phases"])
+        assert records[component, "cuda_graph"].status == "skipped"
+    assert "Memory by phase" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [("training.steps=0", "training.steps"), ("optimizer=sdg", "Did you mean 'sgd'"), ("training.stesp=3", "steps")],
+)
+def test_wrong_training_options_are_one_line(tmp_path, override, says):
+    assert says in started("training_step", tmp_path / "run", override, code=2)
+
+
+def test_launch_overhead_is_kept_in_the_environment(tmp_path):
+    folder = tmp_path / "run"
+    options = (
+        "calibration.rounds=3",
+        "calibration.elements=[1,4096]",
+        "calibration.widths=[1,32]",
+        "calibration.counts=[1,20,40]",
+    )
+    text = started("launch_overhead", folder, *options)
+    kept = json.loads((folder / "environment.json").read_text())["launch_calibration"]
+    (record,) = read_records(folder)
+    assert kept == record.launches["launch_calibration"]
+    assert kept["dispatch_us_per_operator"]["p50"] > 0
+    assert "What a launch costs" in text
+    assert "wall ms" not in text
+    assert "rounds" in started("launch_overhead", tmp_path / "wrong", "calibration.rounds=many", code=2)
+
+
+@pytest.mark.parametrize("target", ["shape_sweep", "training_step", "launch_overhead"])
+def test_help_fits_a_screen(target):
+    done = subprocess.run(
+        [sys.executable, "-m", f"profiling.{target}", "--help"], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) <= 40
+    assert f"python -m profiling.{target}" in done.stdout
