@@ -90,12 +90,8 @@ def _set(inputs: DictConfig, axis: str, value: int, where: str) -> int:
         before, inputs[axis] = inputs[axis], value
         return before
     first, _, dim = axis.partition(".")
-    batch = next((node.shape[0] for node in inputs.values() if node.get("shape")), None)
-    named = [
-        key
-        for key, node in inputs.items()
-        if key == first or (axis == "batch" and node.get("shape", [None])[0] == batch)
-    ]
+    batch = next((_first(node) for node in inputs.values()), None)
+    named = [key for key, node in inputs.items() if key == first or (axis == "batch" and _first(node) == batch)]
     place = int(dim) if dim.isdigit() else 0
     dims = [f"{key}.{i}" for key in inputs for i in range(len(inputs[key].get("shape", ())))]
     if not named or (axis != "batch" and axis not in dims):
@@ -105,6 +101,11 @@ def _set(inputs: DictConfig, axis: str, value: int, where: str) -> int:
         if not OmegaConf.is_interpolation(inputs[key].shape, place):
             inputs[key].shape[place] = value
     return before[0]
+
+
+def _first(node: DictConfig) -> int | None:
+    shape = node.get("shape")
+    return shape[0] if shape else None
 
 
 def _choice(options: Sequence[str]) -> str:

@@ -17,9 +17,8 @@ class TrainingOptions:
 
     `steps` are compared with eager's, each on its own batch of a data set of `batches` different ones that `workers`
     processes hand over through pinned memory. `lr_changes` are pairs of a step and the factor that the learning rate is
-    multiplied by before it. `deterministic` algorithms make a replay of the same kernels end at the same numbers;
-    without them eager does not follow itself. `tolerance` is the share of the distance travelled by eager's weights by
-    which another way of running may end elsewhere, `loss_tolerance` that of the losses on the way.
+    multiplied by before it. `tolerance` is the share of the distance travelled by eager's weights by which another way
+    of running may end elsewhere, `loss_tolerance` that of the losses on the way.
 
     Raises:
         InputError: a number out of range, or an autocast dtype that there is not.
@@ -33,7 +32,6 @@ class TrainingOptions:
     clip_norm: float | None = None
     autocast: str | None = None
     lr_changes: Sequence[tuple[int, float]] = ()
-    deterministic: bool = True
     tolerance: float = 0.05
     loss_tolerance: float = 0.01
 

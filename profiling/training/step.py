@@ -89,11 +89,11 @@ class Snapshot:
         self._kept = [tensor.detach().to("cpu", copy=True) for tensor in step.state()]
 
     @torch.no_grad()
-    def restore(self, noise: float = 0.0) -> None:
-        """Put everything back in place, the weights off by a share of up to `noise`, seeded."""
+    def restore(self, noise: float = 0.0, seed: int = 0) -> None:
+        """Put everything back in place, the weights off by a share of up to `noise`."""
         for tensor, kept in zip(self._step.state(), self._kept, strict=True):
             tensor.copy_(kept)
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         for weight in self._step.model.parameters() if noise else ():
             off = (torch.rand(weight.shape, generator=generator) * 2 - 1) * noise
             weight.mul_(1 + off.to(weight))

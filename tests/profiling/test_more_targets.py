@@ -107,7 +107,7 @@ def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
     text = started("shape_sweep", folder, *arguments, "variant=[baseline,cuda_graph]")
     records = {record.cell: record for record in read_records(folder)}
     assert {name for name, _ in records} == {"net@batch=1", "net@batch=4", "net@batch=1-4"}
-    for (name, variant), record in records.items():
+    for (_, variant), record in records.items():
         assert record.status == ("ok" if variant == "baseline" else "skipped")
         if variant == "baseline":
             points = record.metrics["calls"]["points"]

@@ -30,14 +30,14 @@ class StaticInputs:
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         tensors: dict[int, torch.Tensor] = {}
-        self._plain: list[int] = []
+        self._plain: dict[torch.dtype, list[int]] = {}
         self._ranges: list[_Bytes] = []
         for group in _overlapping(given):
             (first, *others) = group
             if not others and not _overlaps_itself(given[first]):
                 leaf = given[first]
                 tensors[first] = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
-                self._plain.append(first)
+                self._plain.setdefault(leaf.dtype, []).append(first)
             else:
                 tensors |= self._views(given, group)
         # A leaf that needs a gradient is another tensor on the same memory: copies go to the one without.
@@ -59,10 +59,11 @@ class StaticInputs:
     def fill(self, given: Sequence[torch.Tensor]) -> None:
         """Copy the values of `given` in, in stream order; a tensor that is the buffer itself is left where it is."""
         tensors = self.tensors
-        stale = [index for index in self._plain if given[index] is not tensors[index]]
-        if stale:  # one call for all: a copy_ of each costs the host several times as much
-            leaves = [given[i].detach() if given[i].requires_grad else given[i] for i in stale]
-            torch._foreach_copy_([self._buffers[i] for i in stale], leaves)  # pyright: ignore[reportPrivateImportUsage]
+        for group in self._plain.values():
+            stale = [index for index in group if given[index] is not tensors[index]]
+            if stale:  # one launch for all of a dtype: a copy_ of each costs the host several times as much
+                leaves = [given[i].detach() if given[i].requires_grad else given[i] for i in stale]
+                torch._foreach_copy_([self._buffers[i] for i in stale], leaves)  # pyright: ignore[reportPrivateImportUsage]
         for item in self._ranges:
             if given[item.owner] is not tensors[item.owner]:
                 item.buffer.copy_(_beneath(item, given))

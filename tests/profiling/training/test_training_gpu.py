@@ -57,7 +57,7 @@ def test_fifty_captured_steps_are_eagers(case):
     inputs = {name: tensor.cuda() for name, tensor in batches[0].items()}
     loader = make_loader(batches, options.steps, options.workers, pinned=True)
     found = []
-    with deterministic(True):
+    with deterministic():
         graphed = CudaGraphed(step, state=tuple)
         graphed(**inputs)
         for run in (step, graphed):
