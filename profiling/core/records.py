@@ -100,10 +100,10 @@ class Record:
             raise ValueError(f"record of schema {content['schema']}; this version reads schema {SCHEMA}")
         known = {item.name for item in fields(Record)}
         chosen = {key: value for key, value in content.items() if key in known}
-        for name in ("notes", "kernels", "passes"):
-            if name in chosen:
-                chosen[name] = tuple(chosen[name])
         try:
+            for name in ("notes", "kernels", "passes"):
+                if name in chosen:
+                    chosen[name] = tuple(chosen[name])
             return Record(**chosen)
         except TypeError as error:
             raise ValueError(f"not a record: {error}") from None

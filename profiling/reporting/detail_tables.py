@@ -8,11 +8,11 @@ from typing import Any
 from tabulate import tabulate
 
 from profiling.core.records import Record
-from profiling.reporting.facts import at, is_right, number_at
+from profiling.reporting.facts import at, is_right, mapping_at, number_at
 from profiling.reporting.format import ABSENT, escaped, mebibytes, significant, struck
 
 #: Metrics that have columns of their own; what else a record holds is some component's own metric.
-KNOWN_METRICS = frozenset({"wall_ms", "device_ms", "host_ms", "fps", "latency"})
+KNOWN_METRICS = frozenset({"wall_ms", "device_ms", "host_ms", "fps", "latency", "calls"})
 
 MEMORY_KINDS = (
     ("allocated", "allocated MiB"),
@@ -97,8 +97,8 @@ def _memory_headers() -> Row:
 
 
 def _memory(record: Record) -> Iterator[Row]:
-    memory: Mapping[str, Any] = record.memory or {}
-    phases: dict[str, Any] = dict(at(memory, "phases") or {})
+    memory = mapping_at(record.memory)
+    phases: dict[str, Any] = dict(mapping_at(memory, "phases"))
     phases["prepare peak"] = {"allocated": memory.get("prepare_peak_allocated")}
     phases["steady peak"] = {
         "allocated": memory.get("peak_allocated"),

@@ -51,6 +51,18 @@ def items_at(content: object, *keys: str) -> tuple[Any, ...]:
     return tuple(found) if isinstance(found, list | tuple) else ()
 
 
+def mapping_at(content: object, *keys: str) -> Mapping[str, Any]:
+    """Return the mapping under `keys`; empty where there is none."""
+    found = at(content, *keys)
+    return found if isinstance(found, Mapping) else {}
+
+
+def call_points(record: Record) -> dict[int, Mapping[str, Any]]:
+    """Return the record's rows of calls by how many they are; what does not say how many is no row."""
+    points = items_at(record.metrics, "calls", "points")
+    return {int(number): point for point in points if (number := number_at(point, "calls")) is not None}
+
+
 def by_component(records: Iterable[Record]) -> dict[str, tuple[Record, ...]]:
     """Group records by component, both in the order in which they came."""
     groups: dict[str, list[Record]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from profiling.core.records import Record
-from profiling.reporting.facts import number_at
+from profiling.reporting.facts import at, number_at
 from profiling.reporting.format import ABSENT, TIMES, mebibytes, one_line, significant
 from profiling.reporting.grid import Titled, grid
 
@@ -57,10 +57,11 @@ def _graphs(record: Record) -> tuple[str, ...]:
 
 def _passes(record: Record) -> Iterator[tuple[str, ...]]:
     for item in record.passes or ():
+        name = at(item, "name")
         yield (
             record.component,
             record.variant,
-            one_line(item.get("name", "?")),
+            "?" if name is None else one_line(name),
             _whole(number_at(item, "replaced")),
             significant(number_at(item, "rel_l2"), 2),
             significant(number_at(item, "replay_ms", "before")),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from profiling.reporting.format import ABSENT, escaped
+from profiling.reporting.format import ABSENT, escaped, one_line
 
 #: A table under its title.
 Titled = tuple[str, str]
@@ -17,10 +17,11 @@ def grid(headers: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: boo
     if not rows:
         return ""
     kept = [index for index in range(len(headers)) if any(row[index] != ABSENT for row in rows)]
-    text = [[escaped(row[i]) if markdown and i < names else row[i] for i in kept] for row in rows]
+    shown = escaped if markdown else one_line
+    text = [[shown(row[i]) if i < names else row[i] for i in kept] for row in rows]
     return tabulate(
         text,
-        headers=[headers[i] for i in kept],
+        headers=[shown(headers[i]) for i in kept],
         tablefmt="github" if markdown else "simple",
         colalign=["left" if i < names else "right" for i in kept],
         disable_numparse=True,

@@ -9,7 +9,7 @@ from typing import Any
 
 from profiling.core.records import Record
 from profiling.errors import MissingExtraError
-from profiling.reporting.facts import by_component, is_right, items_at, number_at
+from profiling.reporting.facts import at, by_component, call_points, is_right, number_at
 
 PLOT_FILE = "sweep.svg"
 _COLUMNS = 3
@@ -24,7 +24,7 @@ def plot_sweep(records: Sequence[Record], path: Path) -> bool:
         MissingExtraError: matplotlib is not installed.
 
     """
-    rows = [r for r in records if is_right(r) and items_at(r.metrics, "calls", "points") and r.prepare]
+    rows = [record for record in records if is_right(record) and _points(record)]
     groups = by_component(rows)
     if not groups:
         return False
@@ -40,7 +40,9 @@ def plot_sweep(records: Sequence[Record], path: Path) -> bool:
     for (component, group), panel in zip(groups.items(), panels, strict=False):
         for record in group:
             _line(panel, record, colours[record.variant])
-        panel.set(title=component, xscale="log", yscale="log", xlabel="calls", ylabel="seconds, with preparation")
+        panel.set(
+            title=_plain(component), xscale="log", yscale="log", xlabel="calls", ylabel="seconds, with preparation"
+        )
         panel.grid(visible=True, which="major", alpha=0.3)
     for panel in panels:  # the places that are left over
         panel.set_axis_off()
@@ -51,18 +53,27 @@ def plot_sweep(records: Sequence[Record], path: Path) -> bool:
 
 
 def _line(panel: Any, record: Record, colour: str) -> None:
-    prepare = number_at(record.prepare, "seconds") or 0.0
-    points = [(point["calls"], prepare + point["seconds"], point["measured"]) for point in _points(record)]
+    points = _points(record)
     panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, linewidth=1)
     for x, y, measured in points:
         panel.plot(x, y, "o", color=colour, markersize=4, fillstyle="full" if measured else "none")
 
 
-def _points(record: Record) -> tuple[Any, ...]:
-    return items_at(record.metrics, "calls", "points")
+def _points(record: Record) -> list[tuple[int, float, bool]]:
+    """Return (calls, seconds with preparation, measured) of each total that is known."""
+    prepare = number_at(record.prepare, "seconds")
+    totals = [(calls, number_at(point, "seconds"), point) for calls, point in call_points(record).items()]
+    if prepare is None:
+        return []
+    return [(calls, prepare + s, bool(at(point, "measured"))) for calls, s, point in totals if s is not None]
+
+
+def _plain(name: str) -> str:
+    """Return `name` as text: matplotlib reads formulas between dollars."""
+    return name.replace("$", r"\$")
 
 
 def _handle(name: str, colour: str) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=colour, marker="o", markersize=4, linewidth=1, label=name)
+    return Line2D([], [], color=colour, marker="o", markersize=4, linewidth=1, label=_plain(name))

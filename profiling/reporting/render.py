@@ -80,7 +80,7 @@ def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], r
         render_table(timed, markdown=True) if timed or not records else "",
         # The legend shows what is struck out by striking it out, so it is not escaped.
         "\n".join(f"{line}  " for line in legend(timed)) if timed else "",
-        *(_titled(title, table) for title, table in _own_tables(records, markdown=True)),
+        *(_titled(escaped(title), table) for title, table in _own_tables(records, markdown=True)),
         "\n".join(f"{escaped(line)}  " for line in sweep_legend(records)),
         f"![Total time over calls]({PLOT_FILE})" if (run / PLOT_FILE).is_file() else "",
         _titled("Verdict", _bullets(verdicts(timed))),
@@ -103,6 +103,7 @@ def _own_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, .
 
 def _plotted(records: Sequence[Record], run: Path) -> str:
     """Plot what there is to plot, and say where the plot is or what is missing for it."""
+    (run / PLOT_FILE).unlink(missing_ok=True)  # one of an earlier rendering would pass for this one's
     try:
         return f"\nplot: {run / PLOT_FILE}" if plot_sweep(records, run / PLOT_FILE) else ""
     except MissingExtraError as error:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profiling.core.records import Record
-from profiling.reporting.facts import at, by_component, claimed_speedup, is_right, items_at, number_at, right_baseline
+from profiling.reporting.facts import (
+    at,
+    by_component,
+    call_points,
+    claimed_speedup,
+    is_right,
+    number_at,
+    right_baseline,
+)
 from profiling.reporting.format import ABSENT, TIMES, mebibytes, significant, struck
 from profiling.reporting.grid import Titled, grid
 
@@ -23,10 +31,10 @@ _MEMORY = (
 
 def sweep_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, ...]:
     """Return (title, table) of the totals with and without preparation and of memory; empty without rows of calls."""
-    rows = [record for record in records if items_at(record.metrics, "calls", "points")]
+    rows = [record for record in records if call_points(record)]
     if not rows:
         return ()
-    numbers = sorted({int(point["calls"]) for record in rows for point in items_at(record.metrics, "calls", "points")})
+    numbers = sorted({number for record in rows for number in call_points(record)})
     names = ("component", "variant")
     headers = [f"{number} call{'s' if number > 1 else ''} s" for number in numbers]
     with_build = [[*_name(r), *_totals(r, numbers, built=True), *_pays(r, rows)] for r in rows]
@@ -44,7 +52,7 @@ def sweep_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, 
 
 def sweep_legend(records: Sequence[Record]) -> tuple[str, ...]:
     """Say how the totals are meant."""
-    points = [point for record in records for point in items_at(record.metrics, "calls", "points")]
+    points = [point for record in records for point in call_points(record).values()]
     if not points:
         return ()
     lines = ["Total times are of calls in a row, waited for once; preparation is compiling, warming up and capturing."]
@@ -57,7 +65,7 @@ def sweep_legend(records: Sequence[Record]) -> tuple[str, ...]:
 
 def _totals(record: Record, numbers: Sequence[int], *, built: bool) -> list[str]:
     prepare = number_at(record.prepare, "seconds")
-    points = {int(point["calls"]): point for point in items_at(record.metrics, "calls", "points")}
+    points = call_points(record)
     cells = []
     for number in numbers:
         point = points.get(number)
@@ -67,8 +75,9 @@ def _totals(record: Record, numbers: Sequence[int], *, built: bool) -> list[str]
             continue
         mark = "" if at(point, "measured") else COMPUTED
         total = seconds + (prepare or 0.0) if built else seconds
-        shown = mark + significant(total, 3)
-        cells.append(shown if is_right(record) else struck(shown))
+        shown = significant(total, 3)
+        # Apart, where it is struck out: three tildes in a row strike nothing out in Markdown.
+        cells.append(f"{mark}{shown}" if is_right(record) else f"{mark} {struck(shown)}".strip())
     return cells
 
 
@@ -82,7 +91,8 @@ def _pays(record: Record, rows: Sequence[Record]) -> tuple[str, str, str]:
     eager = number_at(baseline.metrics, "calls", "seconds_per_call")
     speedup = f"{significant(eager / per_call, 3)}{TIMES}" if eager and per_call else ABSENT
     calls = number_at(record.speedup, "break_even_calls")
-    never = claimed_speedup(record, group) is not None and calls is None
+    known = all(number_at(side.prepare, "seconds") is not None for side in (record, baseline))
+    never = known and calls is None and claimed_speedup(record, group) is not None
     return shown, speedup, "never" if never else ABSENT if calls is None else f"{calls:.0f}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from profiling.core.records import Record
-from profiling.reporting.facts import at, by_component, items_at, number_at
+from profiling.reporting.facts import by_component, items_at, mapping_at, number_at
 from profiling.reporting.format import ABSENT, mebibytes, one_line, significant
 from profiling.reporting.grid import Titled, grid
 
@@ -20,6 +20,7 @@ _KINDS = (
 )
 #: From the start of the process to the end of the training: where the cell looked, and where the graph engine did.
 _PHASES = ("dataloader", "model", "ready", "before static input", "static input", "capture", "training")
+_STATIC = ("before static input", "static input")
 _DELTA = "static input, its delta"
 
 
@@ -27,7 +28,7 @@ def training_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Title
     """Return the memory by phase of each component and the log of the steps; empty without training."""
     trained = [record for record in records if record.training]
     tables = [
-        (f"Memory by phase, MiB: {component}", _memory(group, markdown=markdown))
+        (f"Memory by phase, MiB: {one_line(component)}", _memory(group, markdown=markdown))
         for component, group in by_component(trained).items()
     ]
     headers = ("component", "variant", "step", "loss", "eager's loss", "step ms", "waiting for data ms")
@@ -50,24 +51,28 @@ def _memory(group: Sequence[Record], *, markdown: bool) -> str:
 
 
 def _phases(record: Record) -> Mapping[str, Any]:
-    phases = {**(at(record.memory, "phases") or {}), **(at(record.graphs, "memory") or {})}
-    before, after = phases.get("before static input"), phases.get("static input")
-    if before and after:
-        phases[_DELTA] = {key: after[key] - before[key] for key in after if key in before}
-    return phases
+    phases = {**mapping_at(record.memory, "phases"), **mapping_at(record.graphs, "memory")}
+    ends = {key: [number_at(phases, phase, key) for phase in _STATIC] for key, _ in _KINDS}
+    delta = {key: after - before for key, (before, after) in ends.items() if before is not None and after is not None}
+    return {**phases, _DELTA: delta}
 
 
 def _log(record: Record) -> list[tuple[str, ...]]:
-    eager = {item["step"]: item for item in items_at(record.training, "eager_log")}
+    eager = {number_at(item, "step"): item for item in items_at(record.training, "eager_log")}
+    eager.pop(None, None)
     return [
         (
             record.component,
             record.variant,
-            one_line(item.get("step")),
+            _whole(number_at(item, "step")),
             significant(number_at(item, "loss"), 5),
-            significant(number_at(eager.get(item.get("step")), "loss"), 5),
+            significant(number_at(eager.get(number_at(item, "step")), "loss"), 5),
             significant(number_at(item, "step_ms")),
             significant(number_at(item, "data_ms"), 3),
         )
         for item in items_at(record.training, "log")
     ]
+
+
+def _whole(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.0f}"
