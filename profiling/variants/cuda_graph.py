@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from profiling.core.components import Component
 from profiling.core.graphs import CudaGraphed
 from profiling.errors import InputError
 from profiling.tracing.counters import CompileCounters, snapshot
-from profiling.tracing.launches import host_launches
-from profiling.variants.alternating import alternate
 from profiling.variants.compile import Compile
+from profiling.variants.graph_facts import graph_facts
 from profiling.variants.variant import Step, Variant
 
 
@@ -64,7 +63,7 @@ class CudaGraph(Variant):
         return Step(
             run=partial(graphed, **inputs),
             close=graphed.clear,
-            explain=lambda: {"graphs": explained(graphed, call, inputs)},
+            explain=lambda: {"graphs": graph_facts([graphed], call, inputs)},
         )
 
 
@@ -107,25 +106,6 @@ class CompileCudaGraph(CudaGraph):
 
             flags.callback(step.close)
             return Step(run=step.run, close=flags.pop_all().close, explain=explain)
-
-
-def explained(graphed: CudaGraphed, call: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return what the engine did, and what the capture saved against calling `call` as it is.
-
-    `host_launches` are of one call, before and after; `wall_ms` the medians of alternating calls, before and after,
-    and `gain` their ratio.
-    """
-    counters = asdict(graphed.counters)
-    recording = graphed.newest
-    uncaptured, replay = partial(call, **inputs), partial(graphed, **inputs)
-    before, after = alternate(uncaptured, replay)
-    return {
-        **counters,
-        "memory": {} if recording is None else recording.memory,
-        "host_launches": {"before": host_launches(uncaptured), "after": host_launches(replay)},
-        "wall_ms": {"before": before, "after": after},
-        "gain": before / after,
-    }
 
 
 def pieces(happened: CompileCounters) -> dict[str, int]:

@@ -20,6 +20,7 @@ from profiling.transforms.facts import propagate
 from profiling.transforms.gain import replay_ms
 from profiling.transforms.stages import Pass, Stage, stages
 from profiling.transforms.tracer import trace
+from profiling.variants.graph_facts import graph_facts
 from profiling.variants.variant import Step, Variant
 
 
@@ -67,7 +68,10 @@ class FxCudaGraph(Variant):
         return Step(
             run=lambda: graphed(**inputs),
             close=lambda: _clear(graphed, *others),
-            explain=partial(self.explained, component),
+            explain=lambda: {
+                "graphs": graph_facts([*others, graphed], component.module, inputs),
+                "passes": self.explained(component),
+            },
         )
 
     def _captured(self, component: Component) -> CudaGraphed:
@@ -84,13 +88,13 @@ class FxCudaGraph(Variant):
             module = stage.after
         return module
 
-    def explained(self, component: Component) -> Mapping[str, Any]:
+    def explained(self, component: Component) -> tuple[Mapping[str, Any], ...]:
         """Return what each pass replaced, how far it moved the output, and what it gained on the device.
 
         The passes run once more, so that the graphs between them take no memory while others measure.
         """
         found = stages(_traced(component), self.passes, partial(_evaluated, component))
-        return {"passes": tuple(self._described(component, stage) for stage in found)}
+        return tuple(self._described(component, stage) for stage in found)
 
     def _described(self, component: Component, stage: Stage) -> Mapping[str, Any]:
         section: dict[str, Any] = {"name": stage.name}
