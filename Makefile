@@ -40,7 +40,7 @@ report: setup ## print a run again: make report RUN=runs/generic_forward/...
 	$(PY) -m profiling.report $(RUN)
 
 test: setup ## the tests that need no GPU
-	$(PY) -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto $(ARGS)
 
 test-gpu: setup ## the tests that need a CUDA device
 	$(PY) -m pytest -m gpu $(ARGS)

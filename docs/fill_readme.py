@@ -6,6 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "h200"
 RESULTS_CPU = ROOT / "docs" / "results" / "cpu"
+SWEEP, TRAINING, LAUNCHES = (
+    ROOT / "docs" / "results" / f"h200_{name}" for name in ("sweep_clip_text", "training_step", "launch_overhead")
+)
 
 
 def results_block() -> str:
@@ -22,9 +25,34 @@ def cost_block() -> str:
     return "\n\n".join(f"```\n{text}\n```" for text in texts)
 
 
+def section(run: Path, title: str) -> str:
+    """Return the part of a committed report under the heading that starts with `title`."""
+    report = (run / "report.md").read_text(encoding="utf-8")
+    return report.partition(f"### {title}")[2].partition("\n")[2].partition("\n###")[0].strip()
+
+
+def training_block() -> str:
+    """Return the table of the committed training run, and its memory by phase."""
+    report = (TRAINING / "report.md").read_text(encoding="utf-8")
+    table = "\n".join(line for line in report.partition("\n### ")[0].splitlines() if line.startswith("|"))
+    return f"{table}\n\nMemory by phase, MiB:\n\n{section(TRAINING, 'Memory by phase')}"
+
+
+def launches_block() -> str:
+    """Return the headline table of the committed calibration."""
+    return "\n".join(line for line in section(LAUNCHES, "What a launch costs").split("\n\n")[0].splitlines())
+
+
 def filled(readme: str) -> str:
     """Return the README with its blocks as they must be."""
-    for name, block in (("results", results_block()), ("cost", cost_block())):
+    blocks = {
+        "results": results_block(),
+        "sweep": section(SWEEP, "Total time with preparation"),
+        "training": training_block(),
+        "launches": launches_block(),
+        "cost": cost_block(),
+    }
+    for name, block in blocks.items():
         pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
         readme = re.sub(pattern, lambda m, block=block: f"{m[1]}{block}\n{m[2]}", readme, flags=re.DOTALL)
     return readme

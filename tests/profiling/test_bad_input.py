@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from as_user import command, environment
+from as_user import ROOT, command, environment
 
 from profiling.core.records import read_records
 
@@ -178,5 +178,8 @@ def test_help_fits_a_screen_and_is_quick_to_import():
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) <= 40
     assert all(len(line) <= 170 for line in done.stdout.splitlines())
+    for group in ("component", "variant", "metric"):
+        for path in (ROOT / "conf" / group).glob("*.yaml"):
+            assert path.stem in done.stdout.split(), f"{group} {path.stem} is not in the help"
     for word in ("component", "world_model", "trace=true", "resume=RUN", "130"):
         assert word in done.stdout
