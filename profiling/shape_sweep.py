@@ -35,7 +35,9 @@ def points_of(cfg: DictConfig, spec: ComponentSpec) -> list[ComponentSpec]:
 
     """
     sweep = {**DEFAULT_SWEEP, **(spec.sweep or {})}
-    axis, values = cfg.axis or sweep["axis"], list(cfg["values"] or sweep["values"])
+    axis = sweep["axis"] if cfg.axis is None else str(cfg.axis)
+    asked = sweep["values"] if cfg["values"] is None else cfg["values"]
+    values = list(asked) if OmegaConf.is_list(asked) or isinstance(asked, list) else [asked]
     if not values or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
         raise InputError(f"values={values}: whole numbers from 1 up, values=[1,2,4,8] for example.")
     points = [_at(cfg.component[spec.name], spec.name, axis, value) for value in sorted(set(values))]
@@ -55,7 +57,8 @@ def _at(node: DictConfig, name: str, axis: str, value: int) -> ComponentSpec:
     tiny = node.get("tiny")
     if tiny and tiny.get("inputs") and _has(tiny.inputs, axis):
         before = _set(tiny.inputs, axis, value, f"component.{name}.tiny.inputs")
-        tiny.frames_per_call = _scaled(tiny.get("frames_per_call", 1), value, before)
+    if tiny and "frames_per_call" in tiny:
+        tiny.frames_per_call = _scaled(tiny.frames_per_call, value, before)
     plain: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     spec = read_component(f"{name}@{axis}={value}", plain)
     return replace(spec, point={"component": name, "axis": axis, "value": value})

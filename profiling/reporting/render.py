@@ -103,9 +103,11 @@ def _own_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, .
 
 def _plotted(records: Sequence[Record], run: Path) -> str:
     """Plot what there is to plot, and say where the plot is or what is missing for it."""
-    (run / PLOT_FILE).unlink(missing_ok=True)  # one of an earlier rendering would pass for this one's
     try:
-        return f"\nplot: {run / PLOT_FILE}" if plot_sweep(records, run / PLOT_FILE) else ""
+        if plot_sweep(records, run / PLOT_FILE):
+            return f"\nplot: {run / PLOT_FILE}"
+        (run / PLOT_FILE).unlink(missing_ok=True)  # one of an earlier rendering would pass for this one's
+        return ""
     except MissingExtraError as error:
         return f"\nno plot: {error}"
 

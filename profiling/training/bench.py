@@ -46,7 +46,7 @@ class Bench:
         run = partial(self.step, **self.inputs)
         path = self.follow(run)
         nearby = [self.follow(run, noise=self.rounding, seed=seed) for seed in range(NEIGHBOURS)]
-        return Eager(path.losses, path.weights, path.log, tuple(nearby))
+        return Eager(path.losses, path.weights, path.statistics, path.log, tuple(nearby))
 
     def tidy(self) -> None:
         """Go back to the start and give back what eager left: gradients, and the allocator's cache."""

@@ -17,7 +17,7 @@ class TrainingOptions:
 
     `steps` are compared with eager's, each on its own batch of a data set of `batches` different ones that `workers`
     processes hand over through pinned memory. `lr_changes` are pairs of a step and the factor that the learning rate is
-    multiplied by before it. `tolerance` is the share of the distance travelled by eager's weights by which another way
+    multiplied by before it (None: a tenth from halfway on). `tolerance` is the share of the distance travelled by eager's weights by which another way
     of running may end elsewhere, `loss_tolerance` that of the losses on the way.
 
     Raises:
@@ -31,7 +31,7 @@ class TrainingOptions:
     workers: int = 2
     clip_norm: float | None = None
     autocast: str | None = None
-    lr_changes: Sequence[tuple[int, float]] = ()
+    lr_changes: Sequence[tuple[int, float]] | None = None
     tolerance: float = 0.05
     loss_tolerance: float = 0.01
 
@@ -48,7 +48,9 @@ class TrainingOptions:
         if self.autocast is not None and self.autocast not in AUTOCAST:
             hint = did_you_mean(str(self.autocast), AUTOCAST)
             raise InputError(f"training.autocast={self.autocast} is none of null, {', '.join(AUTOCAST)}.{hint}")
-        for change in self.lr_changes:
+        if self.lr_changes is None:
+            object.__setattr__(self, "lr_changes", ((self.steps // 2, 0.1),))
+        for change in self.lr_changes or ():
             _check_change(change, self.steps)
 
 

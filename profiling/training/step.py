@@ -34,6 +34,8 @@ class TrainingStep(nn.Module):
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self._device_type, dtype=self._autocast, enabled=self._autocast is not None):
             loss = self.model(**batch)
+        if loss.numel() != 1:
+            raise InputError(f"training needs a component whose forward returns its loss, not {list(loss.shape)}.")
         loss.backward()
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
@@ -72,8 +74,8 @@ def make_optimizer(make: partial[Optimizer], model: nn.Module, device: torch.dev
     options = dict(make.keywords)
     if options.get("capturable"):
         options["capturable"] = device.type == "cuda"
-    options["lr"] = torch.tensor(float(options["lr"]), device=device)
     try:
+        options["lr"] = torch.tensor(float(options["lr"]), device=device)
         return make.func(model.parameters(), **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
@@ -100,8 +102,19 @@ class Snapshot:
 
     def weights(self) -> Tensor:
         """Return all trained weights as one fp64 vector."""
-        count = sum(1 for _ in self._step.model.parameters())
-        return torch.cat([kept.double().flatten() for kept in self._kept[:count]])
+        return _vector(self._kept[: self._counts()[0]])
+
+    def statistics(self) -> Tensor:
+        """Return all floating buffers (running means and variances) as one fp64 vector, empty where there are none."""
+        first, count = self._counts()
+        return _vector([kept for kept in self._kept[first : first + count] if kept.is_floating_point()])
+
+    def _counts(self) -> tuple[int, int]:
+        return len(list(self._step.model.parameters())), len(list(self._step.model.buffers()))
+
+
+def _vector(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(tensor.double().flatten() for tensor in tensors)])
 
 
 @torch.no_grad()
@@ -116,6 +129,10 @@ def settle(step: TrainingStep) -> None:
     for weight, kept in zip(weights, before, strict=True):
         weight.copy_(kept)
     for moments in step.optimizer.state.values():
-        for value in moments.values():
+        for name, value in moments.items():
             if isinstance(value, Tensor):
+                if value.ndim == 0 and name != "step":
+                    raise InputError(
+                        f"optimizer: it keeps {name!r}, whose start is not known here. Use SGD, Adam, AdamW."
+                    )
                 value.zero_()

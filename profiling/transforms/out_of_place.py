@@ -15,6 +15,9 @@ from torch import Tensor, fx
 from profiling.transforms.facts import facts, family, mutates
 from profiling.transforms.spelling import SPELLED
 
+#: Fill a tensor with random numbers; without the underscore these are functions that mean something else.
+_RANDOM = ("bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_")
+
 
 def out_of_place(graph: fx.Graph) -> int:
     """Rewrite what can be, and return how many calls that were; the facts of the rewritten nodes are out of date."""
@@ -50,7 +53,7 @@ def _twin(node: fx.Node) -> tuple[str, Any, Any] | None:
     if node.kwargs.get("inplace"):
         return node.op, node.target, {**node.kwargs, "inplace": False}
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if not name.endswith("_") or name.endswith("__"):
+    if not name.endswith("_") or name.endswith("__") or name in _RANDOM:
         return None
     if hasattr(torch, name[:-1]):
         return "call_function", SPELLED.get(getattr(Tensor, name[:-1], None), getattr(torch, name[:-1])), node.kwargs

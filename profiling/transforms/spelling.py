@@ -43,6 +43,8 @@ def spelled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         TypeError: `func` is nothing that a node can call.
 
     """
+    if not args and "input" in kwargs:  # by name: passes look for it in the first place
+        args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
     rewritten = _RESPELL.get(func, lambda *_: None)(args, kwargs)
     if rewritten is not None:
         return ("call_function", *rewritten)

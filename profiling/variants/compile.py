@@ -67,6 +67,8 @@ class Compile(Variant):
     def flags(self, folder: Path) -> ExitStack:
         """Set the global flags that the options ask for; closing the stack puts them back."""
         with ExitStack() as stack:
+            # Past its limit dynamo would run the module eagerly and say so in a log only.
+            stack.enter_context(torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True))
             if self.keep_kernels:
                 stack.enter_context(kept_kernels(folder))
             return stack.pop_all()

@@ -27,17 +27,20 @@ class CudaGraph(Variant):
     is a clone unless `alias_outputs` asks for the graph's own memory, which the next replay overwrites.
 
     Raises:
-        InputError: fewer than one warm-up call.
+        InputError: fewer than one warm-up call, or room for fewer than one graph.
 
     """
 
     warmup: int = 3
+    max_graphs: int = 8
     alias_outputs: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a capture without warm-up: lazy initialisation inside a capture fails in obscure ways."""
         if self.warmup < 1:
             raise InputError(f"warmup={self.warmup}: capture needs at least 1 call before it. Try warmup=3.")
+        if self.max_graphs < 1:
+            raise InputError(f"max_graphs={self.max_graphs}: the cache needs room for at least 1. Try max_graphs=8.")
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return that CUDA graphs need CUDA, unless they have it."""
@@ -52,13 +55,14 @@ class CudaGraph(Variant):
         graphed = CudaGraphed(
             component.module,
             call=call,
+            max_graphs=max(self.max_graphs, len(component.also) + 1),
             warmup=self.warmup,
             alias_outputs=self.alias_outputs,
             state=component.state,
         )
         inputs = component.inputs
-        for others in component.also:  # other shapes that the step must be ready for
-            graphed(**others)
+        for given in (inputs, *reversed(component.also)):  # the largest first: the pool is then large enough for all
+            graphed(**given)
         graphed(**inputs)
         return Step(
             run=partial(graphed, **inputs),
@@ -97,7 +101,10 @@ class CompileCudaGraph(CudaGraph):
         """Compile, warm up, capture, and return the replaying step."""
         with self.compile.flags(folder) as flags:
             before = snapshot()
-            step = self.captured(component, self.compile.compiled(component.module))
+            compiled = self.compile.compiled(component.module)
+            for given in (*component.also, component.inputs):  # compile here, so that capture seconds are the capture's
+                compiled(**given)
+            step = self.captured(component, compiled)
             happened = snapshot().since(before)
             self.compile.check(happened)
 

@@ -78,14 +78,36 @@ class Audit(TorchDispatchMode):
         return None
 
 
+class CapturingOnly(TorchDispatchMode):
+    """Fails at an operator whose stream is not part of the capture: it runs now, once, and no replay runs it again."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator if it is captured.
+
+        Raises:
+            NotCapturedError: it is not.
+
+        """
+        result = func(*args, **(kwargs or {}))
+        if any(t.is_cuda for _, t in named_tensors(result)) and not torch.cuda.is_current_stream_capturing():
+            raise NotCapturedError(Finding(func.name().partition(".")[0], "other stream", current_place()))
+        return result
+
+
+class NotCapturedError(RuntimeError):
+    """An operator ran outside the capture."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(f"{finding.operator} ran on a stream that is not captured")
+        self.finding = finding
+
+
 def _copy_kind(given: Sequence[torch.Tensor], result: torch.Tensor) -> Kind | None:
     """Say what a copy does: `given` ends with its source where it is copy_, and is its source where it is _to_copy."""
     source = given[-1]
     if source.is_cuda and not result.is_cuda:
         return "sync"
-    if not source.is_cuda and result.is_cuda and source.dim() > 0 and not source.is_pinned():
-        return "pageable copy"
-    return "sync" if not source.is_cuda and result.is_cuda and not source.is_pinned() else None
+    return "pageable copy" if not source.is_cuda and result.is_cuda and not source.is_pinned() else None
 
 
 def _waits_not(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

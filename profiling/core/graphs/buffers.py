@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-#: Copied byte ranges start at a multiple of this, so that every view in them keeps its alignment.
-_ALIGNMENT = 16
+from profiling.core.graphs.signature import ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class _Bytes:
     buffer: torch.Tensor  # uint8
     owner: int  # an input whose storage holds the range
     before: int  # bytes from the range's start to that input's first element
+    members: frozenset[int]
 
 
 class StaticInputs:
@@ -49,11 +49,11 @@ class StaticInputs:
         self.fill(given)
 
     def _views(self, given: Sequence[torch.Tensor], group: Sequence[int]) -> dict[int, torch.Tensor]:
-        start = min(_start(given[i]) for i in group) // _ALIGNMENT * _ALIGNMENT
+        start = min(_start(given[i]) for i in group) // ALIGNMENT * ALIGNMENT
         stop = max(_stop(given[i]) for i in group)
         owner = group[0]
         buffer = torch.empty(stop - start, dtype=torch.uint8, device=given[owner].device)
-        self._ranges.append(_Bytes(buffer, owner, _start(given[owner]) - start))
+        self._ranges.append(_Bytes(buffer, owner, _start(given[owner]) - start, frozenset(group)))
         return {i: _view(buffer.untyped_storage(), _start(given[i]) - start, given[i]) for i in group}
 
     def fill(self, given: Sequence[torch.Tensor]) -> None:
@@ -75,8 +75,13 @@ class StaticInputs:
 
     def give_back(self, given: Sequence[torch.Tensor], indices: Iterable[int]) -> None:
         """Copy what the module wrote into its inputs back into the caller's tensors."""
+        written = set(indices)
         with torch.no_grad():
-            for index in indices:
+            for item in self._ranges:  # as bytes: a tensor that overlaps itself cannot be written to element by element
+                if item.members & written and given[item.owner] is not self.tensors[item.owner]:
+                    _beneath(item, given).copy_(item.buffer)
+                written -= item.members
+            for index in written:
                 if given[index] is not self.tensors[index]:
                     given[index].copy_(self._buffers[index])
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 
-from profiling.core.graphs.audit import Audit, audited
+from profiling.core.graphs.audit import Audit, CapturingOnly, NotCapturedError, audited
 from profiling.core.graphs.failure import explained, refused
 
 
@@ -27,15 +27,17 @@ def audit_and_warm_up(
     """
     current = torch.cuda.current_stream()
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        audit = Audit(stream)
-        rewind()
-        with suppress(Exception), audited(audit):
-            call()  # a call that fails because it is watched is none to stop at; one that fails anyway does so below
-        for _ in range(warmup):
+    try:
+        with torch.cuda.stream(stream):
+            audit = Audit(stream)
             rewind()
-            call()
-    current.wait_stream(stream)
+            with suppress(Exception), audited(audit):
+                call()  # failing because it is watched is no reason to stop; what fails anyway does so below
+            for _ in range(warmup):
+                rewind()
+                call()
+    finally:
+        current.wait_stream(stream)
     torch.cuda.synchronize()
     silent = [finding for finding in audit.findings if finding.silent]
     if silent:
@@ -68,7 +70,12 @@ def capture(
     with _no_garbage_collection(), torch.cuda.stream(stream):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            output = call()
+            # A stream that never waited for this one is not in the capture, and CUDA says nothing about it.
+            with CapturingOnly() if any(f.kind == "other stream" for f in audit.findings) else nullcontext():
+                output = call()
+        except NotCapturedError as error:
+            _abandon(graph, pool, stream)
+            raise refused(error.finding) from None
         except Exception as error:
             _abandon(graph, pool, stream)
             if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):

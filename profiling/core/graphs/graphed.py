@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -27,7 +29,7 @@ class CudaGraphed:
 
     All graphs share one memory pool: their outputs stay, their intermediates overlap, so they may be replayed in any
     order but only one after the other. The output is a copy that is the caller's to keep, unless `alias_outputs` asks
-    for the graph's own memory, which the next replay of the same signature overwrites. Recording leaves random numbers
+    for the graph's own memory, which the next replay of any signature may overwrite. Recording leaves random numbers
     and `state()` (by default the module's buffers) as they were: the first call is one call. Replays read parameters
     and buffers where they stand, so they follow in-place changes; `clear()` after replacing them.
 
@@ -50,6 +52,8 @@ class CudaGraphed:
             raise InputError(f"max_graphs={max_graphs}: the cache needs room for at least 1 graph. Try max_graphs=8.")
         if warmup < 1:
             raise InputError(f"warmup={warmup}: capture needs at least 1 call before it. Try warmup=3.")
+        if not torch.cuda.is_available():
+            raise InputError("CUDA graphs need a CUDA device, and torch sees none here. Call the module itself.")
         self._module, self._call = module, module if call is None else call
         self._max_graphs, self._warmup, self._alias_outputs = max_graphs, warmup, alias_outputs
         self._state = state or (module.buffers if isinstance(module, nn.Module) else tuple)
@@ -169,6 +173,7 @@ class CudaGraphed:
             index for index, leaf in enumerate(inputs.tensors) if leaf.untyped_storage().data_ptr() in audit.wrote
         }
         rewind()
+        before, host = fingerprint(self._module), _host_randomness()
         pool = self._pools[-1] if self._pools else torch.cuda.graph_pool_handle()
         try:
             graph, output = capture(call, stream=self._stream, pool=pool, audit=audit, generators=generators)
@@ -177,10 +182,30 @@ class CudaGraphed:
             raise
         if pool not in self._pools:
             self._pools.append(pool)
+        _refuse_what_replays_would_not_do(before != fingerprint(self._module), host != _host_randomness())
+        self._fingerprint = before
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the warm-up calls left in the allocator's cache, which the graph does not use
         memory["capture"] = held(device)
         return Recording(graph, inputs, output, frozenset(written), memory)
+
+
+def _host_randomness() -> tuple[Any, ...]:
+    """Return the states of the host's random number generators."""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy.random.get_state()[1].tobytes()  # pyright: ignore
+
+
+def _refuse_what_replays_would_not_do(replaced: bool, drew: bool) -> None:
+    if replaced:
+        raise CaptureError(
+            "forward puts another tensor in the place of a buffer or parameter, and every replay would repeat the "
+            "first call: write to it in place instead (self.pos.add_(1), self.cache[:, i].copy_(x))."
+        )
+    if drew:
+        raise CaptureError(
+            "forward draws random numbers on the host, and every replay would repeat the draw of the capture: draw on "
+            "the device instead (torch.rand(..., device=x.device)), or pass the decision as an argument."
+        )
 
 
 def fingerprint(module: object) -> Hashable:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
+
+#: Where copies of bytes beneath tensors that overlap begin: at a multiple of this, so that views keep their alignment.
+ALIGNMENT = 16
+
+_PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes, Enum, type, FunctionType, BuiltinFunctionType),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator),
+)
 
 
 def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Hashable, list[torch.Tensor]]:
@@ -17,7 +27,7 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Hashabl
     and autocast.
 
     Raises:
-        TypeError: an argument that cannot be compared (not hashable), naming its type.
+        TypeError: an argument that can change without becoming another one (a cache object, say), naming its type.
 
     """
     # One flat list, not a tree of small objects: this runs before every replay.
@@ -35,19 +45,26 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Hashabl
     return tuple(key), leaves
 
 
-def sharing(leaves: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Return (first tensor of the same storage, bytes from its start) for each tensor; empty where none shares."""
+def sharing(leaves: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
+    """Return (first tensor of the same storage, bytes from its start) for each tensor; empty where none shares.
+
+    With the first one's own alignment, which decides how far below it a copy of the bytes begins.
+    """
     if len(leaves) < 2:
         return []
     storages = [leaf.untyped_storage().data_ptr() or -index for index, leaf in enumerate(leaves)]  # 0: no bytes
     if len(set(storages)) == len(storages):
         return []
     owners = [storages.index(storage) for storage in storages]
-    return [(owner, leaf.data_ptr() - leaves[owner].data_ptr()) for owner, leaf in zip(owners, leaves, strict=True)]
+    starts = [leaf.data_ptr() for leaf in leaves]
+    pairs = zip(owners, starts, strict=True)
+    return [(owner, start - starts[owner], starts[owner] % ALIGNMENT) for owner, start in pairs]
 
 
 def _walk(value: Any, key: list[Any], leaves: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
+        if value.is_neg() or (value.dtype.is_complex and value.is_conj()):
+            value = value.resolve_conj().resolve_neg()
         leaves.append(value)
         key += (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
         return
@@ -63,12 +80,10 @@ def _walk(value: Any, key: list[Any], leaves: list[torch.Tensor]) -> None:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             _walk(getattr(value, field.name), key, leaves)
+    elif isinstance(value, _PLAIN):
+        key.append(repr(value) if isinstance(value, float) else value)  # 0.0 equals -0.0, and nan nothing
     else:
-        try:
-            hash(value)
-        except TypeError:
-            raise TypeError(
-                f"an argument of type {type(value).__name__} cannot be part of a graph's signature: it is not "
-                "hashable. Pass tensors, plain values, or containers of them."
-            ) from None
-        key.append(value)
+        raise TypeError(
+            f"an argument of type {type(value).__name__} cannot be part of a graph's signature: it may change without "
+            "becoming another one. Pass tensors, plain values, or lists, dicts and dataclasses of them."
+        )

@@ -52,7 +52,7 @@ def trained(step, run=None, options=OPTIONS):
 
 
 def as_eager(path, *nearby):
-    return Eager(path.losses, path.weights, path.log, nearby)
+    return Eager(path.losses, path.weights, path.statistics, path.log, nearby)
 
 
 def by_hand(kind, clip=None):
@@ -136,7 +136,20 @@ def skips_a_step(step):
     return run
 
 
-FAULTS = {"schedule": forgets_the_schedule, "stale batch": sees_a_stale_batch, "skipped step": skips_a_step}
+def norms_in_eval(step):
+    def run(given):
+        step.model.net[1].momentum = 0.0  # running statistics that never move
+        return step(**given)
+
+    return run
+
+
+FAULTS = {
+    "statistics": norms_in_eval,
+    "schedule": forgets_the_schedule,
+    "stale batch": sees_a_stale_batch,
+    "skipped step": skips_a_step,
+}
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS])
@@ -148,14 +161,14 @@ def test_only_the_right_training_passes(fault):
     nearby = trained(step)
     start.restore()
     found = trained(step, FAULTS[fault](step) if fault else None)
-    parity = compare(found, as_eager(eager, nearby), start.weights(), OPTIONS)
+    parity = compare(found, as_eager(eager, nearby), start, OPTIONS)
     assert parity["passed"] is (fault is None), parity
-    assert (parity["rel_l2"] == 0) is (fault is None)
+    assert (parity["rel_l2"] == parity["statistics_rel_l2"] == 0) is (fault is None)
 
 
 def test_nan_never_passes():
     step = made()
-    start = Snapshot(step).weights()
+    start = Snapshot(step)
     eager = trained(step)
     for broken in (
         replace(eager, weights=eager.weights * math.nan),
@@ -170,12 +183,17 @@ def test_nan_never_passes():
 
 def test_chaos_widens_the_tolerance_by_what_eager_shows():
     step = made()
-    start = Snapshot(step).weights()
+    start = Snapshot(step)
     eager = trained(step)
-    travelled = (eager.weights - start).norm()
-    away = replace(eager, weights=eager.weights + 0.2 * travelled / len(start) ** 0.5)
+    travelled = (eager.weights - start.weights()).norm()
+    away = replace(eager, weights=eager.weights + 0.2 * travelled / len(eager.weights) ** 0.5)
     assert compare(away, as_eager(eager, eager), start, OPTIONS)["passed"] is False
     assert compare(away, as_eager(eager, eager, away), start, OPTIONS)["passed"] is True
+    far = replace(eager, weights=eager.weights + 0.8 * travelled / len(eager.weights) ** 0.5)
+    parity = compare(far, as_eager(eager, far), start, OPTIONS)
+    assert (parity["weights_judged"], parity["passed"]) == (False, True), "only the losses can be judged"
+    other_losses = replace(far, losses=[loss * 1.1 for loss in eager.losses])
+    assert compare(other_losses, as_eager(eager, other_losses), start, OPTIONS)["passed"] is False
 
 
 WRONG = [
