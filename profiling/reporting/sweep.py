@@ -99,6 +99,8 @@ def _pays(record: Record, rows: Sequence[Record]) -> tuple[str, str, str]:
 def _graphs(record: Record) -> str:
     """Return how many CUDA graphs the variant holds: captured by hand, or by the compiler."""
     held = number_at(record.graphs, "held")
+    if held is None and record.passes:
+        return ABSENT  # captured by hand, and not counted
     captured = number_at(record.prepare, "cudagraph_captures")
     count = captured if held is None else held
     return ABSENT if count is None else f"{count:.0f}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from profiling.training.bench import Bench
 from profiling.training.data import Batches, make_loader
 from profiling.training.options import TrainingOptions
 from profiling.training.step import TrainingComponent, TrainingStep, make_optimizer, settle
-from profiling.training.trajectory import compare
+from profiling.training.trajectory import compare, faults
 from profiling.variants.variant import Step, Variant
 
 
@@ -99,17 +98,15 @@ class TrainingCell(Cell):
         return compare(found, expected, bench.start, self.options)
 
     def _judge(self, timed: Mapping[str, Any], strict: Mapping[str, Any]) -> None:
-        passed = timed["passed"] and strict["passed"]
-        self.add(parity={**strict, "passed": passed, "timed": timed})
+        found = faults(strict, timed)
+        self.add(parity={**strict, "passed": not found, "timed": timed})
         if not strict["weights_judged"]:
             self.noted.append(
                 f"eager begun a rounding error away ends {strict['eager_rel_l2']:.0%} of its way from itself: training "
                 "is too chaotic to judge weights by, losses were judged"
             )
             self.add(notes=tuple(self.noted))
-        for parity, which in ((strict, "deterministic"), (timed, "timed")):
-            if not parity["passed"]:
-                self.problems.append(("failed", f"the {which} training went elsewhere than eager's: {_told(parity)}"))
+        self.problems.extend(("failed", fault) for fault in found)
 
     def _component(self, batches: Batches) -> tuple[TrainingComponent, TrainingStep]:
         job, settings = self.job, self.job.settings
@@ -164,9 +161,3 @@ def batches_of(job: Job, options: TrainingOptions) -> Batches:
         sizes = instantiate(spec.module, f"component.{spec.key}.module")
     draw = input_maker(spec.inputs, spec.key, sizes, torch.device("cpu"), dtype)
     return Batches(draw, options.batches, job.settings.seed)
-
-
-def _told(parity: Mapping[str, Any]) -> str:
-    shown = (("rel_l2", "weights off by", "tolerance"), ("loss_error", "losses by", "loss_tolerance"))
-    found = ((parity.get(key, math.inf), words, parity.get(most, math.inf)) for key, words, most in shown)
-    return ", ".join(f"{words} {error:.2g} (at most {most:.2g})" for error, words, most in found)

@@ -17,8 +17,8 @@ class TrainingOptions:
 
     `steps` are compared with eager's, each on its own batch of a data set of `batches` different ones that `workers`
     processes hand over through pinned memory. `lr_changes` are pairs of a step and the factor that the learning rate is
-    multiplied by before it (None: a tenth from halfway on). `tolerance` is the share of the distance travelled by eager's weights by which another way
-    of running may end elsewhere, `loss_tolerance` that of the losses on the way.
+    multiplied by before it (None: a tenth from halfway on). `tolerance` is the share of the distance travelled by
+    eager's weights by which another way of running may end elsewhere, `loss_tolerance` that of the losses on the way.
 
     Raises:
         InputError: a number out of range, or an autocast dtype that there is not.

@@ -132,7 +132,5 @@ def settle(step: TrainingStep) -> None:
         for name, value in moments.items():
             if isinstance(value, Tensor):
                 if value.ndim == 0 and name != "step":
-                    raise InputError(
-                        f"optimizer: it keeps {name!r}, whose start is not known here. Use SGD, Adam, AdamW."
-                    )
+                    raise InputError(f"optimizer: where its {name!r} starts is not known here. Use SGD, Adam or AdamW.")
                 value.zero_()

@@ -19,7 +19,10 @@ from profiling.training.step import Snapshot, TrainingStep
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Losses of all steps, weights and running statistics at the end (fp64, host), the log: step, loss, data_ms, step_ms."""
+    """Losses of all steps, weights and running statistics at the end (fp64, host), and the log.
+
+    An entry of the log has step, loss, data_ms (waiting for the batch) and step_ms.
+    """
 
     losses: list[float]
     weights: Tensor
@@ -99,7 +102,8 @@ def compare(found: Trajectory, eager: Eager, start: Snapshot, options: TrainingO
     nearby_loss = max((loss_error(other.losses, eager.losses) for other in eager.nearby), default=0.0)
     tolerance = max(options.tolerance, min(CHAOS, 2 * nearby))
     loss_tolerance = max(options.loss_tolerance, min(MOST_LOSS_ERROR, 2 * nearby_loss))
-    judged = 2 * nearby < CHAOS or errors["weights"] <= options.tolerance
+    chaotic = 2 * nearby >= CHAOS
+    judged = not chaotic or errors["weights"] <= options.tolerance
     near = all(math.isfinite(error) and (error <= tolerance or not judged) for error in errors.values())
     section = {
         "reference": f"eager, the same {options.steps} steps (eager_*: eager, begun a rounding error away)",
@@ -107,6 +111,7 @@ def compare(found: Trajectory, eager: Eager, start: Snapshot, options: TrainingO
         "statistics_rel_l2": errors["statistics"],
         "eager_rel_l2": nearby,
         "tolerance": tolerance,
+        "chaotic": chaotic,
         "weights_judged": judged,
         "loss_error": loss,
         "eager_loss_error": nearby_loss,
@@ -114,6 +119,28 @@ def compare(found: Trajectory, eager: Eager, start: Snapshot, options: TrainingO
         "passed": near and loss <= loss_tolerance,
     }
     return {key: value for key, value in section.items() if not isinstance(value, float) or math.isfinite(value)}
+
+
+def faults(strict: Mapping[str, Any], timed: Mapping[str, Any]) -> list[str]:
+    """Return what speaks against a way of training: one line for each of the two comparisons that failed.
+
+    `strict` ran deterministic algorithms. `timed` ran those that are timed, which add up in no fixed order: where
+    training is chaotic eager does not follow itself with them, and only losses that are no numbers are held against it.
+    """
+    found = [] if strict["passed"] else [f"the deterministic training went elsewhere than eager's: {_told(strict)}"]
+    if not timed["passed"] and (not timed["chaotic"] or "loss_error" not in timed):
+        found.append(f"the timed training went elsewhere than eager's: {_told(timed)}")
+    return found
+
+
+def _told(parity: Mapping[str, Any]) -> str:
+    shown = (
+        ("rel_l2", "weights off by", "tolerance"),
+        ("statistics_rel_l2", "running statistics by", "tolerance"),
+        ("loss_error", "losses by", "loss_tolerance"),
+    )
+    numbers = ((parity.get(key, math.inf), words, parity.get(most, math.inf)) for key, words, most in shown)
+    return ", ".join(f"{words} {error:.2g} (at most {most:.2g})" for error, words, most in numbers)
 
 
 def loss_error(found: list[float], expected: list[float]) -> float:

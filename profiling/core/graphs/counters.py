@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class GraphCounters:
     """Totals since the engine was made; `held` graphs are in its cache now.
 
-    `capture_seconds` holds everything a new signature costs: static inputs, warm-up calls, capture and instantiation.
+    `warmup_seconds` are those of the calls before a capture, compiling included where they compile; `capture_seconds`
+    what else a new signature costs: static inputs, capture and instantiation.
     `pool_bytes` is what the pool that its graphs share has reserved on the device.
     """
 
@@ -17,5 +18,6 @@ class GraphCounters:
     replayed: int = 0
     evicted: int = 0
     held: int = 0
+    warmup_seconds: float = 0.0
     capture_seconds: float = 0.0
     pool_bytes: int = 0

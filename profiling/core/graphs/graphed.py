@@ -61,7 +61,7 @@ class CudaGraphed:
         self._pools: list[tuple[int, int]] = []  # the last is in use; there are more where a capture failed
         self._stream: torch.cuda.Stream | None = None  # one for all, since freed blocks are reused on their stream only
         self._recorded = self._replayed = self._evicted = 0
-        self._capture_seconds = 0.0
+        self._warmup_seconds = self._capture_seconds = 0.0
         self._epoch = SESSION.epoch
         self._fingerprint: Hashable = None
 
@@ -98,7 +98,8 @@ class CudaGraphed:
         """What has been done so far; asks the allocator, so not for every call."""
         size = sum(pool_bytes(pool) for pool in self._pools) if self._recordings else 0
         counts = self._recorded, self._replayed, self._evicted, len(self._recordings)
-        return GraphCounters(*counts, capture_seconds=self._capture_seconds, pool_bytes=size)
+        seconds = {"warmup_seconds": self._warmup_seconds, "capture_seconds": self._capture_seconds}
+        return GraphCounters(*counts, **seconds, pool_bytes=size)
 
     @property
     def newest(self) -> Recording | None:
@@ -128,7 +129,7 @@ class CudaGraphed:
     def _record(
         self, key: Hashable, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Recording:
-        started = time.perf_counter()
+        started, warmed_before = time.perf_counter(), self._warmup_seconds
         device = _device_of(given)
         self._drop_stale()
         while len(self._recordings) >= self._max_graphs:
@@ -143,7 +144,7 @@ class CudaGraphed:
             recording = self._captured(given, args, kwargs, generators, put_back)
         self._recordings[key] = recording
         self._recorded += 1
-        self._capture_seconds += time.perf_counter() - started
+        self._capture_seconds += time.perf_counter() - started - (self._warmup_seconds - warmed_before)
         return recording
 
     def _captured(
@@ -168,7 +169,9 @@ class CudaGraphed:
             inputs.fill(given)
 
         self._stream = self._stream or torch.cuda.Stream(device)
+        started = time.perf_counter()
         audit = audit_and_warm_up(call, rewind, warmup=self._warmup, stream=self._stream)
+        self._warmup_seconds += time.perf_counter() - started
         written = inputs.changed(given) | {
             index for index, leaf in enumerate(inputs.tensors) if leaf.untyped_storage().data_ptr() in audit.wrote
         }

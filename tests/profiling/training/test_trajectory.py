@@ -12,7 +12,7 @@ from profiling.errors import InputError
 from profiling.training.data import Batches, make_loader
 from profiling.training.options import TrainingOptions
 from profiling.training.step import Snapshot, TrainingStep, make_optimizer, settle
-from profiling.training.trajectory import Eager, compare, follow
+from profiling.training.trajectory import Eager, compare, faults, follow
 
 OPTIONS = TrainingOptions(steps=12, log_every=5, batches=3, workers=0, lr_changes=[[6, 0.1]])
 OPTIMIZERS = {
@@ -219,3 +219,17 @@ def test_options_that_no_training_can_have(options):
 def test_an_optimizer_that_refuses_its_options_says_so():
     with pytest.raises(InputError, match=r"optimizer: SGD: .*optimizer\.KEY"):
         make_optimizer(partial(torch.optim.SGD, lr=0.1, momentum=-1), Loss(), torch.device("cpu"))
+
+
+def test_the_timed_training_is_judged_where_eager_follows_itself():
+    right = {"passed": True, "chaotic": False, "loss_error": 0.0}
+    wrong = {**right, "passed": False, "rel_l2": 0.4, "tolerance": 0.05, "loss_error": 0.2, "loss_tolerance": 0.01}
+    chaotic = {**wrong, "chaotic": True}
+    assert faults(right, right) == []
+    assert faults(right, chaotic) == [], "eager does not follow itself there either"
+    (found,) = faults(right, wrong)
+    assert "timed" in found
+    assert "weights off by 0.4 (at most 0.05)" in found
+    (found,) = faults(chaotic, right)
+    assert "deterministic" in found, "with deterministic algorithms chaos is no excuse"
+    assert faults(right, {key: value for key, value in chaotic.items() if key != "loss_error"}), "not a number"

@@ -18,11 +18,13 @@ CASES = {
     "Truth": ("aten::", "waits for the GPU"),
     "CpuTensor": ("aten::_to_copy", "host memory"),
     "Pageable": ("aten::_to_copy", "host memory"),
+    "PageableScalar": ("aten::_to_copy", "host memory"),
     "ToHost": ("aten::_to_copy", "waits for the GPU"),
     "Literal": ("torch.tensor", "register_buffer"),
     "Nonzero": ("aten::nonzero", "shape of its result"),
     "Mask": ("aten::index", "shape of its result"),
     "Unjoined": ("aten::mul", "another stream"),
+    "NeverForked": ("aten::mul", "another stream"),
     "Synchronizes": ("torch.cuda.synchronize()", ""),
     "LazyInit": ("cuda()", ""),
     "Benchmark": ("self.conv(picture)", ""),
@@ -115,6 +117,28 @@ def test_an_error_of_its_own_stays_that_error():
     first = good(x)
     torch.manual_seed(1)
     torch.testing.assert_close(good._call(x), first)
+
+
+@torch.no_grad()
+def test_what_every_replay_would_repeat_is_refused():
+    class Replaces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("position", torch.zeros(1, device="cuda"))
+
+        def forward(self, x):
+            self.position = self.position + 1
+            return x + self.position
+
+    class Draws(nn.Module):
+        def forward(self, x):
+            return x * 2 if torch.rand(()) < 0.5 else x * 3
+
+    x = torch.ones(8, device="cuda")
+    for module, says in ((Replaces(), "in the place of a buffer"), (Draws(), "on the host")):
+        with pytest.raises(CaptureError, match=says):
+            CudaGraphed(module)(x)
+    torch.testing.assert_close(CudaGraphed(torch.sin)(x), x.sin())
 
 
 @torch.no_grad()

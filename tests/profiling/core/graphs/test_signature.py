@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 
 from profiling.core.graphs.buffers import StaticInputs, as_given
 from profiling.core.graphs.signature import signature
@@ -23,6 +24,7 @@ def key(*args, **kwargs):
 
 
 X = torch.arange(24.0).view(4, 6)
+C = torch.complex(X, X)
 
 DIFFERENT = {
     "shape": (X, X[:3]),
@@ -38,6 +40,9 @@ DIFFERENT = {
     "none": (None, X),
     "a dataclass's plain field": (Box(X, 1.0), Box(X, 2.0)),
     "named tuple and tuple": (Pair(X, X.clone()), (X, X.clone())),
+    "zero and minus zero": (0.0, -0.0),
+    "conjugated": ((C, C), (C, C.conj())),
+    "alignment of what overlaps": ((X.view(-1)[2:6], X.view(-1)[3:7]), (X.view(-1)[:4], X.view(-1)[1:5])),
     "the same tensor twice": ((X, X), (X, X.clone())),
     "where a view lies": ((X, X[1:]), (X, X[:3])),
 }
@@ -67,8 +72,9 @@ def test_modes_are_part_of_it():
 
 
 def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(TypeError, match="type set"):
-        key({1, 2})
+    for value in ({1, 2}, object(), nn.Linear(1, 1)):
+        with pytest.raises(TypeError, match=f"type {type(value).__name__} cannot"):
+            key(value)
 
 
 def test_tensors_come_in_the_order_of_the_walk():

@@ -26,6 +26,11 @@ class Pageable(nn.Module):
         return x + torch.full((8,), 3.0).to(x.device, non_blocking=True)  # HERE
 
 
+class PageableScalar(nn.Module):
+    def forward(self, x):
+        return x + torch.tensor(3.0).to(x.device, non_blocking=True)  # HERE
+
+
 class ToHost(nn.Module):
     def forward(self, x):
         y = x * 2
@@ -58,6 +63,19 @@ class Unjoined(nn.Module):
         with torch.cuda.stream(self.side):
             y = x * 2  # HERE
         return x + 1 if y is None else x
+
+
+class NeverForked(nn.Module):
+    """Work on a stream that is in no capture: CUDA says nothing, it runs once."""
+
+    def __init__(self):
+        super().__init__()
+        self.side = torch.cuda.Stream()
+
+    def forward(self, x):
+        with torch.cuda.stream(self.side):
+            y = x * 2  # HERE
+        return x + y
 
 
 class Synchronizes(nn.Module):

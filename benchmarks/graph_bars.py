@@ -1,0 +1,71 @@
+"""What CUDA graphs must reach, read from runs: python benchmarks/graph_bars.py [FOLDER]   (default docs/results)
+
+The runs, on one GPU (their commands are in their environment.json):
+  h200_clip_text_batch_1      generic_forward component=[clip_text] with cuda_graph, fx_cuda_graph, compile_max_autotune
+  h200_sweep_clip_text        shape_sweep component=[clip_text]
+  h200_training_step          training_step component=[resnet50_training]
+  h200_training_step_batch_2  the same at batch 2
+The engine's own overhead and the pool of five shapes are what benchmarks/graph_cost.py measures.
+"""
+
+import sys
+from pathlib import Path
+
+from tabulate import tabulate
+
+from profiling.core.records import Record, read_records
+from profiling.reporting.facts import number_at
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def records(folder: Path, name: str) -> dict[tuple[str, str], Record]:
+    return {record.cell: record for record in read_records(folder / f"h200_{name}")}
+
+
+def p50(record: Record) -> float:
+    return record.metrics["wall_ms"]["p50"]
+
+
+def bars(folder: Path) -> list[tuple[str, str, float, bool]]:
+    """Return (what, bar, measured, reached)."""
+    text = {variant: record for (_, variant), record in records(folder, "clip_text_batch_1").items()}
+    sweep = records(folder, "sweep_clip_text")
+    step = {variant: record for (_, variant), record in records(folder, "training_step").items()}
+    small = {variant: record for (_, variant), record in records(folder, "training_step_batch_2").items()}
+    eager, plain, fx, autotune = (
+        p50(text[name]) for name in ("baseline", "cuda_graph", "fx_cuda_graph", "compile_max_autotune")
+    )
+    sixteen = {
+        name: sweep["clip_text@batch=16", name].metrics["calls"]["seconds_per_call"]
+        for name in ("baseline", "cuda_graph")
+    }
+    held = {name: number_at(step[name].memory, "peak_held") or 0.0 for name in ("baseline", "cuda_graph")}
+    found = [
+        ("CLIP text, batch 1: cuda_graph against eager", ">= 4", eager / plain, eager / plain >= 4),
+        ("CLIP text, batch 1: fx_cuda_graph against eager", ">= 4", eager / fx, eager / fx >= 4),
+        ("CLIP text, batch 1: cuda_graph / max-autotune, time", "<= 1.1", plain / autotune, plain / autotune <= 1.1),
+        ("CLIP text, batch 1: fx_cuda_graph / max-autotune, time", "<= 1.1", fx / autotune, fx / autotune <= 1.1),
+        ("CLIP text, batch 1: the fx passes over plain capture", ">= 1.1", plain / fx, plain / fx >= 1.1),
+    ]
+    seconds = text["cuda_graph"].prepare["seconds"]
+    found.append(("CLIP text, batch 1: seconds to warm up and capture", "<= 0.5", seconds, seconds <= 0.5))
+    ratio = sixteen["cuda_graph"] / sixteen["baseline"]
+    found.append(("CLIP text, batch 16: cuda_graph / eager, time", "<= 1.02", ratio, ratio <= 1.02))
+    ratio = p50(step["cuda_graph"]) / p50(step["baseline"])
+    found.append(("ResNet-50 step, batch 32: captured / eager, time", "<= 1", ratio, ratio <= 1))
+    ratio = held["cuda_graph"] / held["baseline"]
+    found.append(("ResNet-50 step, batch 32: captured / eager, peak held", "<= 1.1", ratio, ratio <= 1.1))
+    ratio = p50(small["baseline"]) / p50(small["cuda_graph"])
+    found.append(("ResNet-50 step, batch 2: captured against eager", ">= 1.5", ratio, ratio >= 1.5))
+    return found
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "results"
+    rows = [(what, bar, f"{value:.3g}", "yes" if ok else "no") for what, bar, value, ok in bars(folder)]
+    print(tabulate(rows, ("what", "bar", "measured", "reached"), "github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
