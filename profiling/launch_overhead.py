@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from profiling.core.config import read_config
+from profiling.errors import InputError
 from profiling.targets import execute, main
 
 TARGET = "launch_overhead"
@@ -17,6 +18,8 @@ CELL = "profiling.calibration.cell.CalibrationCell"
 def run(cfg: DictConfig, folder: Path) -> int:
     """Calibrate, and keep the result in the run's environment."""
     config = read_config(cfg)
+    if config.settings.trace:
+        raise InputError("trace=true: launch_overhead has no step to trace. Leave it out.")
     procedure = {"_target_": CELL, "options": config.source["calibration"]}
     return execute(TARGET, replace(config, procedure=procedure), folder)
 

@@ -23,6 +23,7 @@ COMPUTED = "~"
 _MEMORY = (
     (("phases", "steady", "allocated"), "allocated MiB"),
     (("phases", "steady", "reserved"), "reserved MiB"),
+    (("peak_held",), "peak held MiB"),
     (("phases", "steady", "device_used"), "device used MiB"),
     (("peak_host_rss",), "host RSS peak MiB"),
     (("phases", "steady", "host_rss"), "host RSS settled MiB"),

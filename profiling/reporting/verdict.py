@@ -17,7 +17,7 @@ from profiling.reporting.facts import (
     right_baseline,
     wall_p50,
 )
-from profiling.reporting.format import MIB, MINUS, mebibytes, one_line, significant, times_faster
+from profiling.reporting.format import MIB, MINUS, count_of, mebibytes, one_line, significant, times_faster
 
 #: The frame rates that real-time applications aim at.
 FRAME_RATES = (24, 30, 60, 120)
@@ -51,7 +51,7 @@ def verdict(group: Sequence[Record]) -> str:
 def _frame(fastest: Record) -> str:
     """Say at which frame rates one call fits between two frames: by its p99, since a late frame is a lost one."""
     p99 = number_at(fastest.metrics, "wall_ms", "p99")
-    if p99 is None:
+    if p99 is None or fastest.training:  # a training step shows nobody a frame
         return ""
     held = [str(rate) for rate in FRAME_RATES if p99 <= 1000 / rate]
     if not held:
@@ -100,7 +100,9 @@ def _cost(fastest: Record, group: Sequence[Record]) -> str:
     costs = []
     seconds = number_at(fastest.prepare, "seconds")
     if seconds is not None:
-        costs.append(f"{significant(seconds, 3)} s to prepare")
+        calls = number_at(fastest.speedup, "break_even_calls")
+        paid = "" if calls is None else f" (paid back after {count_of(calls, 'call')})"
+        costs.append(f"{significant(seconds, 3)} s to prepare{paid}")
     peak, baseline = peak_memory(fastest), right_baseline(group)
     before = peak_memory(baseline) if baseline else None
     if peak and baseline and before and baseline is not fastest and before[0] == peak[0]:

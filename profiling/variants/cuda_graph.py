@@ -24,7 +24,7 @@ class CudaGraph(Variant):
     """Capture the eager module once and replay it.
 
     Copying the inputs into the graph's static buffers is part of the step, since a real loop has to do it. The output
-    is a clone unless `alias_outputs` asks for the graph's own memory, which the next replay overwrites.
+    is a clone unless `alias_outputs` asks for the graph's own memory, which any later replay may overwrite.
 
     Raises:
         InputError: fewer than one warm-up call, or room for fewer than one graph.

@@ -160,6 +160,7 @@ def test_launch_overhead_is_kept_in_the_environment(tmp_path):
     assert "What a launch costs" in text
     assert "wall ms" not in text
     assert "rounds" in started("launch_overhead", tmp_path / "wrong", "calibration.rounds=many", code=2)
+    assert "no step to trace" in started("launch_overhead", tmp_path / "traced", "trace=true", code=2)
 
 
 @pytest.mark.parametrize("target", ["shape_sweep", "training_step", "launch_overhead"])

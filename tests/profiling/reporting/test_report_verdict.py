@@ -108,3 +108,13 @@ def test_the_frame_rates_that_a_call_leaves_room_for(make: Make, make_clocks: Ca
     assert "its p99 fits a frame at 24, 30 and 60 FPS, not at 120;" in line(16.6)
     assert "its p99 fits a frame at 24 and 30 FPS, not at 60 and 120;" in line(16.7)
     assert "its p99 of 50.00 ms does not fit a frame even at 24 FPS" in line(50.0)
+
+
+def test_when_its_preparation_is_paid_back(make: Make) -> None:
+    paid = make("compile", 2.5, speedup={**SPEEDUP, "break_even_calls": 136}, prepare={"seconds": 0.241})
+    assert "costs 0.241 s to prepare (paid back after 136 calls)" in verdict([make("baseline", 28.7), paid])
+
+
+def test_a_training_step_is_not_held_against_frame_rates(make: Make) -> None:
+    assert "FPS" in verdict([make("baseline", 28.7)])
+    assert "FPS" not in verdict([make("baseline", 28.7, training={"log": []})])
