@@ -7,12 +7,14 @@ stays in the record.
 from __future__ import annotations
 
 import json
+import math
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ from profiling.core.components import Component
 from profiling.core.config import instantiate
 from profiling.core.job import Job
 from profiling.core.records import Record, Status
-from profiling.core.reference import CHECK_SEED, Outputs, Reference, first_call, outputs_of, strict_float32
+from profiling.core.reference import CHECK_SEED, Outputs, Reference, first_call, outputs_of, strict_float32, to_host
 from profiling.errors import InputError, MissingExtraError
 from profiling.metrics.metric import Metric, Subject
+from profiling.metrics.parity import relative_l2
 from profiling.tracing.counters import snapshot
 from profiling.tracing.profiler import synchronize, trace_step
 from profiling.tracing.spans import span
@@ -180,6 +183,8 @@ class ForwardCell(Cell):
                 for name, metric in metrics.items():
                     self.take(name, metric, subject)
                 self._still_right(metrics, subject)
+                if with_reference:
+                    self._others_right(component, step)
                 self.explain(step)
                 if settings.trace:
                     self.trace(component, step)
@@ -213,6 +218,31 @@ class ForwardCell(Cell):
                 status, reason = again.problem
                 self.problems.append((status, f"right before the timing and wrong after it: {reason}"))
                 self.add(**{key: value for key, value in again.sections.items() if key in _SECTIONS})
+
+    def _others_right(self, component: Component, step: Step) -> None:
+        """Hold the steps of other shapes, prepared beside this one, against eager: one may have spoilt another."""
+        if len(step.others) < len(component.also):
+            self.noted.append("the variant gives no steps for the other shapes, so those were not checked")
+            self.add(notes=tuple(self.noted))
+            return
+        limit = max(OTHERS_FLOOR, OTHERS_FACTOR * _apart(step.run, component.call))
+        pairs = zip(step.others, component.also, strict=True)
+        apart = [_apart(run, partial(component.module, **given)) for run, given in pairs]
+        if apart and all(map(math.isfinite, apart)):
+            self.metric_sections["other_shapes"] = {"rel_l2_to_eager": max(apart), "limit": limit}
+            self.add(metrics=self.metric_sections)
+        if not all(error <= limit for error in apart):
+            reason = f"another shape, prepared beside this one, is {max(apart):.2g} from eager, allowed {limit:.2g}"
+            self.problems.append(("failed", reason))
+
+
+#: A shape held beside the timed one may be this many times as far from eager as that one is, or as far as the floor.
+OTHERS_FACTOR, OTHERS_FLOOR = 3.0, 1e-3
+
+
+def _apart(run: Callable[[], Any], eager: Callable[[], Any]) -> float:
+    """Return the relative L2 distance of what `run` gives from what eager gives."""
+    return relative_l2(to_host(run()), to_host(eager()))
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from profiling.core.components import Component
@@ -15,7 +16,7 @@ class Baseline(Variant):
 
     def __call__(self, component: Component, folder: Path) -> Step:
         """Return a step that calls the module on the component's inputs."""
-        for others in component.also:
-            component.module(**others)
-        component.call()
-        return Step(run=component.call)
+        others = tuple(partial(component.module, **given) for given in component.also)
+        for call in (*others, component.call):
+            call()
+        return Step(run=component.call, others=others)

@@ -97,7 +97,7 @@ class Compile(Variant):
                     run()
             self.check(snapshot().since(before))
             # The flags stay until the step is closed: a recompile must meet the same ones.
-            return Step(run=steps[-1], close=flags.pop_all().close)
+            return Step(run=steps[-1], close=flags.pop_all().close, others=tuple(steps[:-1]))
 
     def check(self, happened: CompileCounters) -> None:
         """Refuse to pass something else off as compiled.

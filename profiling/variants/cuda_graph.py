@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class CudaGraph(Variant):
             run=partial(graphed, **inputs),
             close=graphed.clear,
             explain=lambda: {"graphs": graph_facts([graphed], call, inputs)},
+            others=tuple(partial(graphed, **given) for given in component.also),
         )
 
 
@@ -110,7 +111,7 @@ class CompileCudaGraph(CudaGraph):
                 return {"graphs": {**step.explain()["graphs"], **pieces(happened)}}
 
             flags.callback(step.close)
-            return Step(run=step.run, close=flags.pop_all().close, explain=explain)
+            return replace(step, close=flags.pop_all().close, explain=explain)
 
 
 def pieces(happened: CompileCounters) -> dict[str, int]:

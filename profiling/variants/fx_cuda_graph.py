@@ -72,6 +72,7 @@ class FxCudaGraph(Variant):
                 "graphs": graph_facts([*others, graphed], component.module, inputs),
                 "passes": self.explained(component),
             },
+            others=tuple(partial(other, **given) for other, given in zip(others, component.also, strict=True)),
         )
 
     def _captured(self, component: Component) -> CudaGraphed:

@@ -27,12 +27,14 @@ class Step:
     """A prepared step: `run` takes no arguments, reads the component's inputs and returns the output.
 
     `explain` is asked once, after every metric, for record sections that only the variant knows (its graphs, its
-    passes); it may run the step and measure. `close` puts back the global flags that the variant set.
+    passes); it may run the step and measure. `close` puts back the global flags that the variant set. `others` are
+    steps of the component's further inputs (`also`), in their order, prepared beside this one.
     """
 
     run: Callable[[], Any]
     close: Callable[[], None] = _nothing
     explain: Callable[[], Mapping[str, Any]] = _no_sections
+    others: tuple[Callable[[], Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

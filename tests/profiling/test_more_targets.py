@@ -115,10 +115,26 @@ def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
             assert points[0]["measured"]
             assert record.frames_per_call == 1, "its YAML counts no frames for its batch of two"
             assert record.parity["passed"]
+    assert records["net@batch=1-4", "baseline"].metrics["other_shapes"]["rel_l2_to_eager"] == 0
     assert "Total time with preparation" in text
     assert (folder / "sweep.svg").read_text().startswith("<?xml")
     again = started("shape_sweep", folder, *arguments, "variant=[baseline,cuda_graph]", f"resume={folder}")
     assert "6 of 6 cells done" in again
+
+
+def test_a_shape_that_another_one_spoils_fails_the_cell(tmp_path):
+    options = (
+        "component=[net]",
+        "values=[1,4]",
+        "scale=tiny",
+        *QUICK_LATENCY,
+        "metric=[parity,latency]",
+        "isolation=none",
+    )
+    started("shape_sweep", tmp_path / "run", *options, "variant=[faulty_others]", code=1)
+    records = {record.component: record for record in read_records(tmp_path / "run")}
+    assert [records[name].status for name in ("net@batch=1", "net@batch=4", "net@batch=1-4")] == ["ok", "ok", "failed"]
+    assert "another shape" in records["net@batch=1-4"].reason
 
 
 def test_a_training_step_runs_and_reports(tmp_path):
