@@ -18,8 +18,8 @@ from profiling.calibration.headline import Readings
 from profiling.calibration.options import CalibrationOptions
 from profiling.calibration.sweep import points, take_rounds
 from profiling.calibration.takers import cpu_takers, cuda_takers
+from profiling.core.garbage import no_garbage_collection
 from profiling.errors import InputError
-from profiling.metrics.latency import no_garbage_collection
 
 
 def calibrate(

@@ -21,7 +21,7 @@ EXTRAS = {"diffusers": "hub", "transformers": "hub"}
 
 
 #: What a cell does unless a target says otherwise: a forward pass.
-FORWARD: Mapping[str, Any] = {"_target_": "profiling.core.cell.ForwardCell"}
+FORWARD: Mapping[str, Any] = {"_target_": "profiling.core.forward.ForwardCell"}
 
 #: Failures of the device while a module is made: not the user's input. By name, since torch is not imported here.
 DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")

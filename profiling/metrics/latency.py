@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from profiling.core.components import Component
+from profiling.core.garbage import no_garbage_collection
 from profiling.core.stats import summarize
 from profiling.errors import InputError
 from profiling.metrics.clocks import CacheFlush, clock_of
@@ -83,16 +82,3 @@ def frames_per_second(wall: dict[str, Any], component: Component) -> dict[str, f
     """Return the frame rate from the wall clock; its minimum belongs to the slowest call."""
     per_call = 1000 * component.frames_per_call
     return {"mean": per_call / wall["mean"], "min": per_call / wall["max"], "max": per_call / wall["min"]}
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Collect once, then keep Python's collector out of the samples; its pauses are the realtime loop's matter."""
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -19,6 +19,7 @@ LAYERS = (
         "profiling.core.trees",
         "profiling.core.git",
         "profiling.core.memory",
+        "profiling.core.garbage",
         "profiling.core.nvml",
         "profiling.core.folder",
         "profiling.core.checkpoints",
@@ -39,6 +40,7 @@ LAYERS = (
     (
         "profiling.core.probe",
         "profiling.core.cell",
+        "profiling.core.forward",
         "profiling.calibration.cell",
         "profiling.training",
         "profiling.core.tasks",

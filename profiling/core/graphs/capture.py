@@ -5,13 +5,13 @@ The order is the one that CUDA asks for, see the CUDA graphs section of PyTorch'
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 
+from profiling.core.garbage import no_garbage_collection
 from profiling.core.graphs.audit import Audit, CapturingOnly, NotCapturedError, audited
 from profiling.core.graphs.failure import explained, refused
 
@@ -64,10 +64,9 @@ def capture(
     for generator in generators:
         graph.register_generator_state(generator)
     torch.cuda.synchronize()
-    gc.collect()  # nothing that waits to be freed may be freed, with whatever CUDA calls that takes, inside the capture
-    torch.cuda.empty_cache()
-    # thread_local: what other threads do, a DataLoader's pinning for one, is no fault of this call.
-    with _no_garbage_collection(), torch.cuda.stream(stream):
+    with no_garbage_collection(), torch.cuda.stream(stream):
+        torch.cuda.empty_cache()
+        # thread_local: what other threads do, a DataLoader's pinning for one, is no fault of this call.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             # A stream that never waited for this one is not in the capture, and CUDA says nothing about it.
@@ -117,17 +116,6 @@ def _put_back(pool: Any, stream: torch.cuda.Stream) -> None:
     scratch.zero_()
     graph.capture_end()
     del graph
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager
