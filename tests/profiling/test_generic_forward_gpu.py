@@ -43,21 +43,6 @@ def test_gpu_faults_cost_one_row_each(profile):
     assert records["net", "cuda_graph"].status == "ok"
 
 
-def test_cold_is_slower_than_hot_where_the_weights_fit_in_the_cache(profile, tmp_path):
-    fastest = {}
-    for cold in ("false", "true"):
-        outcome = profile(
-            "component=[image_decoder]",
-            "variant=[cuda_graph]",
-            "device=cuda",
-            f"metric.latency.cold={cold}",
-            folder=tmp_path / cold,
-        )
-        (record,) = outcome.records.values()
-        fastest[cold] = record.metrics["device_ms"]["min"]  # what else the GPU does can only add to it
-    assert fastest["true"] > fastest["false"]
-
-
 def test_breaks_are_captured_as_one_graph(profile):
     """`broken_up` is cut at its planted breaks; captured, the host launches one graph instead of every kernel."""
     outcome = profile(
