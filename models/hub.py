@@ -6,10 +6,11 @@ factory loads its weights says so in its attribute `weights_source`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+
+from models.pretrained import existing, make_model
 
 
 class Decoder(nn.Module):
@@ -75,11 +76,11 @@ def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
         ModuleNotFoundError: transformers is not installed.
 
     """
-    from transformers import MimiConfig, MimiModel
+    from transformers import MimiModel
 
     if folder is not None:
-        return MimiDecoder(MimiModel.from_pretrained(_existing(folder), local_files_only=True), folder)
-    model = MimiModel(MimiConfig(**config))
+        return MimiDecoder(make_model(MimiModel, folder, config), folder)
+    model = make_model(MimiModel, None, config)
     for name, buffer in model.named_buffers():
         if name.endswith("embed_sum"):  # codebooks start at zero, and every code would sound the same
             nn.init.normal_(buffer)
@@ -89,10 +90,4 @@ def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
 def _made(kind: Any, folder: str | None, config: dict[str, Any]) -> Any:
     if folder is None:
         return kind(**config)
-    return kind.from_pretrained(_existing(folder), local_files_only=True)
-
-
-def _existing(folder: str) -> str:
-    if not Path(folder).is_dir():
-        raise FileNotFoundError(f"folder {folder!r} does not exist: name one saved with save_pretrained")
-    return folder
+    return kind.from_pretrained(existing(folder), local_files_only=True)

@@ -31,6 +31,18 @@ def make_model(kind: Any, folder: str | None, config: Mapping[str, Any], **optio
     return _random(kind, {**config, **options}) if folder is None else _loaded(kind, folder, options)
 
 
+def existing(folder: str) -> str:
+    """Return `folder`.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+
+    """
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"folder {folder!r} does not exist: name one saved with save_pretrained")
+    return folder
+
+
 def _random(kind: Any, config: Mapping[str, Any]) -> nn.Module:
     known = kind.config_class()
     for key in config:
@@ -42,9 +54,7 @@ def _random(kind: Any, config: Mapping[str, Any]) -> nn.Module:
 
 
 def _loaded(kind: Any, folder: str, options: Mapping[str, Any]) -> nn.Module:
-    if not Path(folder).is_dir():
-        raise FileNotFoundError(f"folder {folder!r} does not exist: name one saved with save_pretrained")
-    model, found = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True, **options)
+    model, found = kind.from_pretrained(existing(folder), local_files_only=True, output_loading_info=True, **options)
     if missing := sorted(found["missing_keys"]):
         raise ValueError(
             f"folder {folder!r} holds no whole {kind.__name__}: {len(missing)} of its weights are missing, "

@@ -14,9 +14,9 @@ from profiling.core.building import Blueprint, build
 from profiling.core.cell import SECTIONS, Cell, metrics_of
 from profiling.core.components import Component
 from profiling.core.config import instantiate
+from profiling.core.distance import relative_l2
 from profiling.core.reference import CHECK_SEED, Outputs, Reference, first_call, outputs_of, strict_float32, to_host
 from profiling.metrics.metric import Metric, Subject
-from profiling.metrics.parity import relative_l2
 from profiling.tracing.profiler import synchronize
 from profiling.variants.variant import Step, Variant
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
+from profiling.core.distance import relative_l2
 from profiling.core.reference import CHECK_SEED, Outputs, to_host
 from profiling.errors import InputError
 from profiling.metrics.metric import Measured, Metric, Subject
@@ -69,21 +68,6 @@ class Parity(Metric):
         found = f"{error:.2g}" if math.isfinite(error) else "not finite"
         reason = f"parity: relative L2 error {found} against the fp32 eager reference, allowed {tolerance:.2g}"
         return Measured({"parity": finite}, ("failed", reason))
-
-
-def relative_l2(outputs: Outputs, reference: Outputs) -> float:
-    """Return ‖out − ref‖ / ‖ref‖ of the worst output tensor, computed in float64; inf where shapes differ."""
-    return max(_relative_l2(outputs[path], expected) for path, expected in reference.items())
-
-
-def _relative_l2(output: torch.Tensor, expected: torch.Tensor) -> float:
-    if output.shape != expected.shape:
-        return math.inf
-    wide = expected.double()
-    difference = (output.double() - wide).norm()
-    norm = wide.norm()
-    ratio = float(difference / norm) if norm > 0 else (0.0 if difference == 0 else math.inf)
-    return math.inf if math.isnan(ratio) else ratio
 
 
 def max_abs(outputs: Outputs, reference: Outputs) -> float:

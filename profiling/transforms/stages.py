@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
-from profiling.core.trees import named_tensors
+from profiling.core.distance import relative_l2
 from profiling.errors import InputError
 from profiling.transforms.transform import pruned
 
@@ -54,19 +53,3 @@ def pass_name(each: Pass) -> str:
     """Return the name of a pass: a function's or a class's."""
     function = each.func if isinstance(each, functools.partial) else each
     return getattr(function, "__name__", type(function).__name__)
-
-
-def relative_l2(output: Any, reference: Any) -> float:
-    """Return ‖output − reference‖ / ‖reference‖ of the worst tensor, in float64; inf where their forms differ."""
-    found, expected = dict(named_tensors(output)), dict(named_tensors(reference))
-    if found.keys() != expected.keys():
-        return math.inf
-    return max((_relative_l2(found[path], tensor) for path, tensor in expected.items()), default=0.0)
-
-
-def _relative_l2(output: Tensor, reference: Tensor) -> float:
-    if output.shape != reference.shape:
-        return math.inf
-    distance, norm = float((output.double() - reference.double()).norm()), float(reference.double().norm())
-    ratio = distance / norm if norm > 0 else (0.0 if distance == 0 else math.inf)
-    return math.inf if math.isnan(ratio) else ratio

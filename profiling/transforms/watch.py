@@ -7,7 +7,7 @@ are plain one level down, where every operator passes with its schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from profiling.core.trees import named_tensors
+from profiling.core.writes import written_tensors
 
 
 def leaves(value: Any) -> list[Tensor]:
@@ -53,7 +54,7 @@ class Watch(TorchDispatchMode):
         if reached and self._on_dynamic_shape and _has_dynamic_shape(func, args):
             self._on_dynamic_shape(str(func.overloadpacket.__name__))
         result = func(*args, **kwargs)
-        for written in _written(func, args, kwargs):
+        for written in written_tensors(func, args, kwargs):
             self.written.add(storage_of(written))
             if reached:
                 self._reached[written] = True
@@ -61,12 +62,6 @@ class Watch(TorchDispatchMode):
             for tensor in leaves(result):
                 self._reached[tensor] = True
         return result
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from leaves(args[position] if position < len(args) else kwargs.get(argument.name))
 
 
 def _has_dynamic_shape(func: Any, args: tuple[Any, ...]) -> bool:

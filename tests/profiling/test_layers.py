@@ -17,6 +17,8 @@ LAYERS = (
         "profiling.core.records",
         "profiling.core.job",
         "profiling.core.trees",
+        "profiling.core.distance",
+        "profiling.core.writes",
         "profiling.core.git",
         "profiling.core.memory",
         "profiling.core.garbage",

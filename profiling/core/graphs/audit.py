@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.core.graphs.places import Place, current_place
 from profiling.core.trees import named_tensors
+from profiling.core.writes import written_tensors
 
 Kind = Literal["sync", "pageable copy", "data-dependent shape", "other stream"]
 
@@ -45,21 +46,13 @@ class Audit(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note what it did."""
         kwargs = kwargs or {}
-        self._note_writes(func, args, kwargs)
+        self.wrote |= {tensor.untyped_storage().data_ptr() for tensor in written_tensors(func, args, kwargs)}
         result = func(*args, **kwargs)
         kind = self._kind(func, args, kwargs, result)
         if kind is not None:
             silent = kind == "pageable copy" and _waits_not(func, args, kwargs)
             self.findings.append(Finding(func.name().partition(".")[0], kind, current_place(), silent))
         return result
-
-    def _note_writes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        if not func._schema.is_mutable:
-            return
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[position] if position < len(args) else kwargs.get(argument.name)
-                self.wrote |= {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(value)}
 
     def _kind(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Kind | None:
         given = [tensor for _, tensor in named_tensors((list(args), kwargs))]

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from profiling.core.components import Component
+from profiling.core.distance import relative_l2
 from profiling.core.reference import CHECK_SEED, Reference, outputs_of
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
-from profiling.metrics.parity import Parity, decibels, relative_l2
+from profiling.metrics.parity import Parity, decibels
 from profiling.variants.variant import Step
 
 

@@ -11,11 +11,12 @@ from models.clip import build_clip_text, clip_text_inputs, randomise_clip
 from profiling.app import CONF
 from profiling.core.components import Component
 from profiling.core.config import instantiate
+from profiling.core.distance import relative_l2
 from profiling.errors import InputError
 from profiling.transforms.facts import propagate
 from profiling.transforms.fuse_parallel_linears import FuseParallelLinears
 from profiling.transforms.gain import interleaved
-from profiling.transforms.stages import relative_l2, stages
+from profiling.transforms.stages import stages
 from profiling.transforms.tracer import trace
 from profiling.variants.fx_cuda_graph import FxCudaGraph
 

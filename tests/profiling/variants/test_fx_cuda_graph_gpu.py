@@ -11,9 +11,9 @@ from models.clip import build_clip_text, clip_text_inputs, randomise_clip
 from profiling.app import CONF
 from profiling.core.components import Component
 from profiling.core.config import instantiate
+from profiling.core.distance import relative_l2
 from profiling.core.graphs import CudaGraphed
 from profiling.transforms.gain import replay_ms
-from profiling.transforms.stages import relative_l2
 from profiling.transforms.tracer import trace
 
 pytestmark = pytest.mark.gpu
