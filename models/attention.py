@@ -1,11 +1,16 @@
 """Self-attention with normalised queries and keys, in parts that a form with a key-value cache can use too."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.precision import at_least_fp32
 from models.rotary import RotaryFrequencies, rotate
+
+#: Queries, keys and values, [b, s, heads, head_dim] each, to an output of that shape.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class RMSGain(nn.Module):
@@ -32,7 +37,7 @@ class QKNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention over the whole window; the module can be used whole (`forward`) or in its three steps."""
+    """Multi-head attention over the whole window; `attended` lets the caller say what attends to what."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -47,14 +52,21 @@ class Attention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (3, self.n_heads, -1))
         return self.qk_norm(qkv[:, :, :2]), qkv[:, :, 2]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend with [b, s, heads, head_dim] each and project out to [b, s, d]."""
-        heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        out = F.scaled_dot_product_attention(*heads_first, attn_mask=mask)
-        return self.out(out.transpose(1, 2).flatten(2))
+    def attended(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
+        """Map tokens `x` [b, s, d], each turned by its row of `rotation` [2, s, head_dim], to [b, s, d].
 
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        """Attend over tokens `x` [b, s, d], each turned by its row of `rotation` [2, s, head_dim]."""
+        `attend` maps queries, keys and values, [b, s, heads, head_dim] each, to an output of that shape.
+        """
         qk, v = self.project(x)
         q, k = rotate(qk, rotation[:, :, None, None]).to(v.dtype).unbind(2)
-        return self.attend(q, k, v)
+        return self.out(attend(q, k, v).flatten(2))
+
+    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+        """Attend over all the tokens given."""
+        return self.attended(x, rotation, attend)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attend with [b, s, heads, head_dim] each; `mask` [s, s] is true where a query (row) sees a key."""
+    heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return F.scaled_dot_product_attention(*heads_first, attn_mask=mask).transpose(1, 2)

@@ -61,19 +61,28 @@ class AdaLN(nn.Module):
         super().__init__()
         self.fc = nn.Linear(d_model, 2 * d_model)
 
-    def forward(self, x: Tensor, activated: Tensor) -> Tensor:
-        """Normalise `x` [b, n, m, d] by `activated` = SiLU(condition) [b, n, 1, d], which the caller computes once."""
+    def modulation(self, activated: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (1 + scale, shift), each of the shape of `activated` = SiLU(condition)."""
         scale, shift = self.fc(activated).chunk(2, dim=-1)
-        return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-5), scale + 1)
+        return scale + 1, shift
+
+    def forward(self, x: Tensor, activated: Tensor) -> Tensor:
+        """Normalise `x` [b, n, m, d] by `activated` [b, n, 1, d], which the caller computes once."""
+        return modulated(x, *self.modulation(activated))
+
+
+def modulated(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+    """Return `layer_norm(x)·factor + shift`; x [b, n, m, d], the others [b, n, 1, d]."""
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-5), factor)
 
 
 class Gate(nn.Module):
-    """Adds a branch to the residual stream, weighted by the frame's condition."""
+    """The weight with which a branch is added to the residual stream, from the frame's condition."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.fc_c = nn.Linear(d_model, d_model)
 
-    def forward(self, residual: Tensor, branch: Tensor, activated: Tensor) -> Tensor:
-        """Return `residual + gate·branch`, [b, n, m, d]."""
-        return torch.addcmul(residual, branch, self.fc_c(activated))
+    def forward(self, activated: Tensor) -> Tensor:
+        """Return the weight of the branch, [b, n, 1, d]."""
+        return self.fc_c(activated)

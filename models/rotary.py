@@ -64,6 +64,7 @@ class RotaryTables(ConstantBuffers):
 
     frame_table: Tensor
     token_table: Tensor
+    frame_turns: Tensor
 
     def __init__(self, head_dim: int, n_frames: int, tokens_per_frame: int) -> None:
         super().__init__()
@@ -72,7 +73,10 @@ class RotaryTables(ConstantBuffers):
         self.register_constants()
 
     def constants(self) -> dict[str, Tensor]:
-        """Return `frame_table` [2, n_frames·(n_frames+1)/2, r] and `token_table` [2, tokens, head_dim - r]."""
+        """Return `frame_table` [2, n_frames·(n_frames+1)/2, r] and `token_table` [2, tokens, head_dim - r].
+
+        And `frame_turns` [r/2], fp64: by how much of a full turn neighbouring frames of the full window differ.
+        """
         span = {"dtype": torch.float64, "device": "cpu"}
         windows = torch.cat([torch.linspace(-1, 1, n, **span) for n in range(1, self.n_frames + 1)])
         tokens = rotation_table(torch.linspace(-1, 1, self.tokens_per_frame, **span), self.host_freqs)
@@ -83,6 +87,7 @@ class RotaryTables(ConstantBuffers):
         return {
             "frame_table": rotation_table(windows, self.host_freqs),
             "token_table": torch.cat((tokens, unturned), dim=-1),
+            "frame_turns": self.host_freqs.double() / (math.pi * max(1, self.n_frames - 1)),
         }
 
     @torch.no_grad()
@@ -101,4 +106,22 @@ class RotaryTables(ConstantBuffers):
         start = frames * (frames - 1) // 2
         along_frames = self.frame_table[:, start : start + frames, None].expand(-1, -1, self.tokens_per_frame, -1)
         along_tokens = self.token_table[:, None].expand(-1, frames, -1, -1)
+        return torch.cat((along_frames, along_tokens), dim=-1).flatten(1, 2)
+
+    def at(self, frames: Tensor) -> Tensor:
+        """Return the rotation of frames of an endless sequence, spaced as in the full window.
+
+        Args:
+            frames: their indices, int64 [n]; only differences matter. Whole turns are taken off in fp64, which after
+                a year of 60 frames a second still leaves an angle right to 1e-5.
+
+        Returns:
+            fp32 [2, n·tokens, head_dim].
+        """
+        turns = torch.outer(frames.double(), self.frame_turns)
+        angles = (turns - turns.floor()) * (2 * math.pi)
+        cosine, sine = angles.cos(), angles.sin()
+        pairs = torch.stack((torch.stack((cosine, cosine), -1), torch.stack((-sine, sine), -1)))  # [2, n, r/2, 2]
+        along_frames = pairs.float().flatten(2).unsqueeze(2).expand(-1, -1, self.tokens_per_frame, -1)
+        along_tokens = self.token_table[:, None].expand(-1, frames.shape[0], -1, -1)
         return torch.cat((along_frames, along_tokens), dim=-1).flatten(1, 2)

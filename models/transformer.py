@@ -1,15 +1,27 @@
 """The world model's trunk: blocks of attention and MLP, steered by one condition vector a frame."""
 
-from typing import cast
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import Attention
-from models.conditioning import AdaLN, Gate
+from models.conditioning import AdaLN, Gate, modulated
 from models.embeddings import MLP
 from models.rotary import RotaryTables
+
+
+class Modulation(NamedTuple):
+    """What a frame's condition does to a block: factors (1 + scale), shifts and gates, [b, n, 1, d] each."""
+
+    factor1: Tensor
+    shift1: Tensor
+    gate1: Tensor
+    factor2: Tensor
+    shift2: Tensor
+    gate2: Tensor
 
 
 class Block(nn.Module):
@@ -26,9 +38,19 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, activated: Tensor, rotation: Tensor) -> Tensor:
         """Map `x` [b, n, m, d] to the same shape; `activated` is SiLU(condition) [b, n, 1, d]."""
-        attended = self.attn(self.adaln1(x, activated).flatten(1, 2), rotation)  # [b, n·m, d]
-        x = self.gate1(x, attended.view_as(x), activated)
-        return self.gate2(x, self.mlp(self.adaln2(x, activated)), activated)
+        return self.steered(x, self.modulation(activated), lambda tokens: self.attn(tokens, rotation))
+
+    def modulation(self, activated: Tensor) -> Modulation:
+        """Return all that the condition does to the block."""
+        factor1, shift1 = self.adaln1.modulation(activated)
+        factor2, shift2 = self.adaln2.modulation(activated)
+        return Modulation(factor1, shift1, self.gate1(activated), factor2, shift2, self.gate2(activated))
+
+    def steered(self, x: Tensor, steer: Modulation, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """Map `x` [b, n, m, d] to the same shape; `attend` maps normalised tokens [b, n·m, d] to attended ones."""
+        attended = attend(modulated(x, steer.factor1, steer.shift1).flatten(1, 2))
+        x = torch.addcmul(x, attended.view_as(x), steer.gate1)
+        return torch.addcmul(x, self.mlp(modulated(x, steer.factor2, steer.shift2)), steer.gate2)
 
 
 class Transformer(nn.Module):
@@ -56,9 +78,9 @@ class OutputHead(nn.Module):
         self.norm = AdaLN(d_model)
         self.proj = nn.Linear(d_model, channels)
 
-    def forward(self, x: Tensor, activated: Tensor) -> Tensor:
-        """Map tokens [b, n, k, d] to [b, n, k, channels]."""
-        return self.proj(F.silu(self.norm(x, activated)))
+    def forward(self, x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+        """Map tokens [b, n, k, d] to [b, n, k, channels]; `factor` and `shift` are those of `norm`."""
+        return self.proj(F.silu(modulated(x, factor, shift)))
 
 
 def _rebuild_tables(module: nn.Module, _incompatible_keys: object) -> None:

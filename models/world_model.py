@@ -91,11 +91,16 @@ class WorldModel(nn.Module):
         video = self.proj_in(x.flatten(3).transpose(2, 3))  # [b, n, h·w, d]
         return torch.cat((video, self.audio_proj_in(audio).unsqueeze(2)), dim=2)
 
-    def heads(self, tokens: Tensor, activated: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the velocity of video [b, n, c, h, w] and audio [b, n, ca] from the last block's tokens."""
+    def heads(
+        self, tokens: Tensor, video: tuple[Tensor, Tensor], audio: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the velocity of video [b, n, c, h, w] and audio [b, n, ca] from the last block's tokens.
+
+        `video` and `audio` are what the condition does to the norm of either head, (factor, shift).
+        """
         size = self.params.sample_size
-        video = self.proj_out(tokens[:, :, :-1], activated).transpose(2, 3).unflatten(3, (size, size))
-        return video, self.audio_proj_out(tokens[:, :, -1:], activated).squeeze(2)
+        picture = self.proj_out(tokens[:, :, :-1], *video).transpose(2, 3).unflatten(3, (size, size))
+        return picture, self.audio_proj_out(tokens[:, :, -1:], *audio).squeeze(2)
 
     def forward(self, x: Tensor, audio: Tensor, t: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
         """Denoise a window of n ≤ n_frames frames.
@@ -118,7 +123,9 @@ class WorldModel(nn.Module):
             )
         activated = self.condition(t, mouse, btn)
         tokens = self.embed(x, audio) + self.pos_enc(frames, self.params.tokens_per_frame)
-        return self.heads(self.transformer(tokens, activated), activated)
+        tokens = self.transformer(tokens, activated)
+        heads = (head.norm.modulation(activated) for head in (self.proj_out, self.audio_proj_out))
+        return self.heads(tokens, *heads)
 
 
 def example_inputs(

@@ -47,8 +47,12 @@ class Component:
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
     def state(self) -> tuple[torch.Tensor, ...]:
-        """Return the tensors that a call may change and that preparing a variant must leave as they were."""
-        return tuple(self.module.buffers())
+        """Return the tensors that a call may change and that preparing a variant must leave as they were.
+
+        All buffers, unless the module says in `state_tensors()` which ones those are.
+        """
+        own = getattr(self.module, "state_tensors", None)
+        return tuple(own() if callable(own) else self.module.buffers())
 
     def call(self) -> Any:
         """Run the module on the inputs, eagerly."""

@@ -30,14 +30,18 @@ def test_casting_rounds_the_weights_alone(dtype, back):
         module.float()
     after = constants(module)
     assert before.keys() == after.keys()
-    assert len(before) == 2 + 2 + 2  # frequencies of two layers, two tables, two sinusoidal embeddings
+    assert (
+        len(before) == 2 + 3 + 2
+    )  # frequencies of two layers, tables and the turn of a frame, two sinusoidal embeddings
     for name, value in before.items():
         torch.testing.assert_close(after[name], value, rtol=0, atol=0)
 
 
 def test_half_keeps_them_too():
     module = build().half()
-    assert {buffer.dtype for buffer in module.buffers()} == {torch.float32}
+    dtypes = {name.rpartition(".")[2]: buffer.dtype for name, buffer in module.named_buffers()}
+    assert dtypes.pop("frame_turns") == torch.float64
+    assert set(dtypes.values()) == {torch.float32}
 
 
 def test_meta_then_to_empty_then_load():

@@ -1,0 +1,261 @@
+"""The world model with a cache: one new frame a call, at a cost that does not depend on how many went before.
+
+Frame i sees the n_frames frames i - n_frames + 1 … i. What it keeps of an earlier frame are the keys and values that
+were computed from that frame's final latent, with its own controls, at the noise level `t_commit`. The one pass that
+gives the same numbers is a sliding block-causal mask over all frames.
+
+Every index is a tensor on the device and every shape is fixed, so a captured or compiled call serves all frames.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.attention import Attend, attend
+from models.merged_linears import MergedLinears
+from models.noise_schedule import NoiseSchedule
+from models.params import require
+from models.precision import at_least_fp32
+from models.ring_attention import KERNELS, Kernel, ring_attention, visibility
+from models.ring_cache import RingCache
+from models.steering import Steering
+from models.transformer import Block
+from models.world_model import WorldModel, WorldModelParams
+
+COMMITS = ("fused", "separate")
+
+
+@dataclass(frozen=True)
+class FrameOptions:
+    """How a frame is made.
+
+    `steps` denoising passes, Euler steps from noise (t = 1) to the latent (t = 0). `commit=fused`: a frame is committed
+    in the first pass of the next, with twice the tokens and the same weights to read; `separate`: in a pass of its own.
+    `guidance` is the scale of classifier-free guidance, a second row of the batch without controls (None: off).
+    `kernel` is that of `models.ring_attention`.
+
+    Raises:
+        ValueError: a value out of range.
+
+    """
+
+    steps: int = 1
+    t_commit: float = 0.0
+    commit: str = "fused"
+    guidance: float | None = None
+    batch: int = 1
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: a whole number of at least 1")
+        require(isinstance(self.batch, int) and self.batch >= 1, f"batch={self.batch}: a whole number of at least 1")
+        require(0 <= self.t_commit <= 1, f"t_commit={self.t_commit}: a noise level from 0 to 1")
+        require(self.commit in COMMITS, f"commit={self.commit!r} is none of {', '.join(COMMITS)}")
+        require(self.kernel in KERNELS, f"kernel={self.kernel!r} is none of {', '.join(KERNELS)}")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch inside the network."""
+        return self.batch if self.guidance is None else 2 * self.batch
+
+
+class CachedWorldModel(WorldModel):
+    """A world model that makes one frame after the other; parameters and their names are those of `WorldModel`."""
+
+    position: Tensor
+    last_x: Tensor
+    last_audio: Tensor
+    last_mouse: Tensor
+    last_btn: Tensor
+
+    def __init__(self, params: WorldModelParams, options: FrameOptions) -> None:
+        super().__init__(params)
+        self.options = options
+        self.schedule = NoiseSchedule(options.steps, options.t_commit)
+        self.steering = Steering(self._blocks, (self.proj_out, self.audio_proj_out))
+        self.caches = nn.ModuleList(RingCache(params, options.rows) for _ in range(params.n_layers))
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64), persistent=False)  # the next frame's index
+        size = params.sample_size
+        for name, shape in (
+            ("x", (params.channels, size, size)),
+            ("audio", (params.audio_channels,)),
+            ("mouse", (params.n_mouse_axes,)),
+            ("btn", (params.n_buttons,)),
+        ):
+            self.register_buffer(f"last_{name}", torch.zeros(options.batch, *shape), persistent=False)
+        self.register_load_state_dict_post_hook(lambda module, _: cast(CachedWorldModel, module)._merged.merge())
+
+    def state_tensors(self) -> tuple[Tensor, ...]:
+        """Return what a call changes: the rings, the position, and the last frame."""
+        rings = (ring for cache in self._rings for ring in (cache.k, cache.v))
+        return *rings, self.position, self.last_x, self.last_audio, self.last_mouse, self.last_btn
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Start again at frame 0, in place."""
+        self._merged.merge()
+        for tensor in self.state_tensors():
+            tensor.zero_()
+
+    @torch.no_grad()
+    def prefill(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor, *, first_frame: int = 0) -> None:
+        """Take a window of n finished frames as the past, in one pass; the next frame is `first_frame` + n.
+
+        Args:
+            x: video latents [b, n, c, h, w].
+            audio: audio latents [b, n, ca].
+            mouse: mouse movement [b, n, 2].
+            btn: buttons held, 0 or 1, [b, n, n_buttons].
+            first_frame: index of the window's first frame.
+
+        """
+        count, m = x.shape[1], self.params.tokens_per_frame
+        frames = torch.arange(first_frame, first_frame + count, device=x.device)
+        age = frames.unsqueeze(1) - frames
+        sees = (age >= 0) & (age < self.params.n_frames)
+        mask = sees.repeat_interleave(m, 0).repeat_interleave(m, 1)  # [n·m, n·m]
+        kept = frames[-(self.params.n_frames + 1) :]
+
+        def attend_and_keep(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            last = (tensor.unflatten(1, (count, m))[:, -len(kept) :] for tensor in (k, v))
+            cache.write(self._slots(kept), *last)
+            return attend(q, k, v, mask)
+
+        activated = F.silu(self.t_embed(self.schedule.levels[:1]) + self._control(mouse, btn))  # [b, n, d]
+        self._through_blocks(*self._doubled(x, audio), self.steering(activated), frames, attend_and_keep)
+        self.position.fill_(first_frame + count)
+        self._remember(x[:, -1], audio[:, -1], mouse[:, -1], btn[:, -1])
+
+    @torch.no_grad()
+    def denoise(self, x: Tensor, audio: Tensor, t: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the velocity of the next frame at noise level `t` [b]; what is cached of earlier frames stays.
+
+        Shapes are those of `frame`; the frame before must have been committed (`prefill` and `commit=separate` do).
+        """
+        activated = F.silu(self.t_embed(t).unsqueeze(1) + self._control(mouse.unsqueeze(1), btn.unsqueeze(1)))
+        video, sound = self._velocity(x.unsqueeze(1), audio.unsqueeze(1), self.steering(activated), self.position)
+        return video.to(x.dtype), sound.to(audio.dtype)
+
+    @torch.no_grad()
+    def frame(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
+        """Make the next frame from noise.
+
+        Args:
+            x: noise for the video latents [b, c, h, w].
+            audio: noise for the audio latents [b, ca].
+            mouse: mouse movement [b, 2].
+            btn: buttons held, 0 or 1, [b, n_buttons].
+
+        Returns:
+            The frame's video latents [b, c, h, w] and audio latents [b, ca], in the dtype of the noise.
+
+        """
+        fused, now = self.options.commit == "fused", self.position
+        committed = (self.last_mouse, self.last_btn) if fused else (mouse, btn)
+        vectors = self.steering(self._activated(committed, (mouse, btn)))  # [b, 1 + steps, …], the commit's first
+        video, sound = at_least_fp32(x), at_least_fp32(audio)
+        for step, delta in enumerate(self.schedule.deltas.unbind()):
+            latents = video.to(x.dtype).unsqueeze(1), sound.to(audio.dtype).unsqueeze(1)
+            rows, frames = vectors[:, step + 1 : step + 2], now
+            if fused and step == 0:
+                latents = (
+                    torch.cat((self.last_x.unsqueeze(1), latents[0]), dim=1),
+                    torch.cat((self.last_audio.unsqueeze(1), latents[1]), dim=1),
+                )
+                rows, frames = vectors[:, :2], torch.cat((now - 1, now))
+            velocity = self._velocity(*latents, rows, frames)
+            video, sound = video - delta * velocity[0], sound - delta * velocity[1]
+        made = video.to(x.dtype), sound.to(audio.dtype)
+        if fused:
+            self._remember(*made, mouse, btn)
+        else:
+            latents = self._doubled(made[0].unsqueeze(1), made[1].unsqueeze(1))
+            self._through_blocks(*latents, vectors[:, :1], now, self._in_ring(now))
+        self.position.add_(1)
+        return made
+
+    def _velocity(self, x: Tensor, audio: Tensor, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the velocity of the last of the g frames given, fp32 or wider; x [b, g, c, h, w], vectors [b, g, …]."""
+        tokens = self._through_blocks(*self._doubled(x, audio), vectors, frames, self._in_ring(frames))
+        heads = (self.steering.head(vectors[:, -1:], index) for index in range(2))
+        video, sound = (at_least_fp32(out.squeeze(1)) for out in self.heads(tokens[:, -1:], *heads))
+        if self.options.guidance is None:
+            return video, sound
+        scale = self.options.guidance
+        guided = ((plain + scale * (given - plain)) for given, plain in (video.chunk(2), sound.chunk(2)))
+        return next(guided), next(guided)
+
+    def _through_blocks(
+        self,
+        x: Tensor,
+        audio: Tensor,
+        vectors: Tensor,
+        frames: Tensor,
+        attend_in: Callable[[RingCache, Tensor, Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """Return the last block's tokens [b, g, m, d] of g frames, each embedded as the newest one."""
+        tokens = self.embed(x, audio) + self.pos_enc(1, self.params.tokens_per_frame)
+        rotation = self.transformer.rotary.at(frames)
+        for index, (block, cache) in enumerate(zip(self._blocks, self._rings, strict=True)):
+            inner: Attend = partial(attend_in, cache)
+            attended = partial(block.attn.attended, rotation=rotation, attend=inner)
+            tokens = block.steered(tokens, self.steering.block(vectors, index), attended)
+        return tokens
+
+    def _in_ring(self, frames: Tensor) -> Callable[[RingCache, Tensor, Tensor, Tensor], Tensor]:
+        """Return what writes the g frames' keys and values into a ring and attends to it."""
+        m, kernel = self.params.tokens_per_frame, cast(Kernel, self.options.kernel)
+        slots, seen = self._slots(frames), visibility(frames, self._rings[0].k, kernel=kernel)
+
+        def write_and_attend(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (tensor.unflatten(1, (-1, m)) for tensor in (q, k, v))  # [b, g, m, heads, head_dim]
+            cache.write(slots, k, v)
+            return ring_attention(q, cache.k, cache.v, seen).flatten(1, 2)
+
+        return write_and_attend
+
+    def _activated(self, *controls: tuple[Tensor, Tensor]) -> Tensor:
+        """Return SiLU of the conditions of a frame's commit and of each of its steps, [b, 1 + steps, d]."""
+        mouse, btn = (torch.stack(pair, dim=1) for pair in zip(*controls, strict=True))  # [b, 2, …]
+        control = self._control(mouse, btn)
+        rows = torch.cat((control[:, :1], control[:, 1:].expand(-1, self.options.steps, -1)), dim=1)
+        return F.silu(self.t_embed(self.schedule.levels) + rows)
+
+    def _control(self, mouse: Tensor, btn: Tensor) -> Tensor:
+        """Return the embedded controls [rows, n, d]; with guidance, the second half of the rows has none."""
+        control = self.control_embed(mouse, btn)
+        return control if self.options.guidance is None else torch.cat((control, torch.zeros_like(control)))
+
+    def _doubled(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tensors if self.options.guidance is None else tuple(torch.cat((t, t)) for t in tensors)
+
+    def _slots(self, frames: Tensor) -> Tensor:
+        return frames.remainder(self.params.n_frames + 1)
+
+    def _remember(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> None:
+        self.last_x.copy_(x)
+        self.last_audio.copy_(audio)
+        self.last_mouse.copy_(mouse)
+        self.last_btn.copy_(btn)
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return [cast(Block, block) for block in self.transformer.blocks]
+
+    @property
+    def _rings(self) -> list[RingCache]:
+        return [cast(RingCache, cache) for cache in self.caches]
+
+    @property
+    def _merged(self) -> MergedLinears:
+        return self.steering.merged
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._merged.merge()
+        return self

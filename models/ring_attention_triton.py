@@ -1,0 +1,121 @@
+"""Attention of a frame's few queries to a long ring of keys, spread over the whole GPU.
+
+A frame has some dozen queries, so splitting by queries and heads alone would leave most of the GPU idle. Here
+the keys are split too: a program serves all queries of a head with one chunk of the keys, and a second kernel combines
+the chunks (flash-decoding: https://pytorch.org/blog/flash-decoding).
+"""
+
+import math
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+# Instead of -inf for the maximum of nothing: below every score, and the difference of two is 0 and not NaN.
+LOWEST = tl.constexpr(-1e38)
+MAX_ROWS = 64  # queries of a program: two groups of 17 fit, and the sums of d = 128 still fit into registers
+WAVE = 264  # two programs for each of an H200's 132 SMs: with fewer, part of it waits for the rest
+
+
+def chunk_length(keys: int, columns: int) -> int:
+    """Return how many of `keys` a program takes when there are `columns` heads × batches × row blocks.
+
+    Long chunks leave fewer partial sums to combine; short ones are for when long ones are too few to fill the GPU.
+    """
+    return 128 if triton.cdiv(keys, 128) * columns >= WAVE else 64
+
+
+@triton.jit
+def _attend_chunk(
+    q, k, v, frames, partial, peaks, sums,
+    stride_b, stride_row, stride_head, stride_dim, rows, keys, heads,
+    scale: tl.constexpr, tokens: tl.constexpr, slots: tl.constexpr,
+    d: tl.constexpr, block: tl.constexpr, length: tl.constexpr,
+):  # fmt: skip
+    """Write the unnormalised sum of values over one chunk of keys, with the row maxima and sums of its softmax."""
+    chunk, column = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    batch, head = column // heads, column % heads
+    row = tl.program_id(2) * block + tl.arange(0, block)
+    key = chunk * length + tl.arange(0, length)
+    dim = tl.arange(0, d)
+    query_at = batch * stride_b + row[:, None] * stride_row + head * stride_head + dim[None, :] * stride_dim
+    ring_at = ((batch * keys + key[:, None]) * heads + head) * d + dim[None, :]
+    queries = tl.load(q + query_at, mask=row[:, None] < rows, other=0.0)  # [block, d]
+    ring_k = tl.load(k + ring_at, mask=key[:, None] < keys, other=0.0)  # [length, d]
+    ring_v = tl.load(v + ring_at, mask=key[:, None] < keys, other=0.0)
+
+    frame = tl.load(frames + row // tokens, mask=row < rows, other=0)
+    newest = (frame % slots).to(tl.int32)
+    newest = tl.where(newest < 0, newest + slots, newest)  # the remainder has the sign of the frame
+    oldest = tl.minimum(tl.maximum(frame, 0), slots - 2).to(tl.int32)  # in frames ago
+    age = newest[:, None] - key[None, :] // tokens
+    age = tl.where(age < 0, age + slots, age)
+    seen = (age <= oldest[:, None]) & (key[None, :] < keys)
+
+    scores = tl.where(seen, tl.dot(queries, tl.trans(ring_k)) * scale, float("-inf"))  # fp32 [block, length]
+    peak = tl.maximum(tl.max(scores, 1), LOWEST)
+    weights = tl.exp2(scores - peak[:, None])
+    values = tl.dot(weights.to(ring_v.dtype), ring_v)  # fp32 [block, d]
+    at = (column * rows + row) * tl.num_programs(0) + chunk
+    tl.store(peaks + at, peak, mask=row < rows)
+    tl.store(sums + at, tl.sum(weights, 1), mask=row < rows)
+    tl.store(partial + at[:, None] * d + dim[None, :], values, mask=row[:, None] < rows)
+
+
+@triton.jit
+def _combine_chunks(
+    partial, peaks, sums, out, rows, heads, chunks: tl.constexpr, d: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Weigh one row's partial sums by their maxima and write their normalised total."""
+    row, column = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first = (column * rows + row) * chunks
+    dim = tl.arange(0, d)
+    peak, total = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
+    values = tl.full((d,), 0.0, tl.float32)
+    for start in range(0, chunks, block):
+        chunk = start + tl.arange(0, block)
+        peak_here = tl.load(peaks + first + chunk, mask=chunk < chunks, other=LOWEST)
+        sum_here = tl.load(sums + first + chunk, mask=chunk < chunks, other=0.0)
+        at = (first + chunk[:, None]) * d + dim[None, :]
+        values_here = tl.load(partial + at, mask=chunk[:, None] < chunks, other=0.0)  # [block, d]
+        higher = tl.maximum(peak, tl.max(peak_here, 0))
+        before, here = tl.exp2(peak - higher), tl.exp2(peak_here - higher)
+        total = total * before + tl.sum(sum_here * here, 0)
+        values = values * before + tl.sum(values_here * here[:, None], 0)
+        peak = higher
+    at = ((column // heads * rows + row) * heads + column % heads) * d + dim
+    tl.store(out + at, (values / total).to(out.dtype.element_ty))
+
+
+@triton_op("models::attend_ring", mutates_args=())
+def attend_ring(q: Tensor, k: Tensor, v: Tensor, frames: Tensor, chunk: int = 0) -> Tensor:
+    """Attend from `q` [b, g, m, h, d] to a contiguous ring `k`, `v` [b, slots, m, h, d]; return [b, g, m, h, d].
+
+    Args:
+        q: fp16 or bf16, like the ring; d is a power of two from 16 to 256.
+        k: the keys.
+        v: the values.
+        frames: int64 [g], read on the device: a captured graph follows its changes.
+        chunk: keys of a program, a power of two of at least 16; 0 chooses.
+    """
+    batches, groups, tokens, heads, d = q.shape
+    slots, rows, keys = k.shape[1], groups * tokens, k.shape[1] * tokens
+    queries, columns = q.flatten(1, 2), batches * heads  # [b, rows, h, d]
+    block = min(max(triton.next_power_of_2(rows), 16), MAX_ROWS)
+    blocks = triton.cdiv(rows, block)
+    chunk = chunk or chunk_length(keys, columns * blocks)
+    chunks = triton.cdiv(keys, chunk)
+    partial = q.new_empty((columns, rows, chunks, d), dtype=torch.float32)
+    peaks = q.new_empty((columns, rows, chunks), dtype=torch.float32)
+    sums = torch.empty_like(peaks)
+    out = q.new_empty(q.shape)
+    wrap_triton(_attend_chunk)[(chunks, columns, blocks)](
+        queries, k, v, frames, partial, peaks, sums, *queries.stride(), rows, keys, heads,
+        scale=math.log2(math.e) / math.sqrt(d), tokens=tokens, slots=slots, d=d, block=block, length=chunk,
+    )  # fmt: skip
+    wrap_triton(_combine_chunks)[(rows, columns)](
+        partial, peaks, sums, out, rows, heads, chunks=chunks, d=d, block=min(triton.next_power_of_2(chunks), 32)
+    )  # fmt: skip
+    return out

@@ -1,0 +1,266 @@
+"""Frame by frame with a cache, against one pass of a sliding block-causal mask over all frames, in float64."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from models.cached_world_model import CachedWorldModel, FrameOptions
+from models.initialisation import randomise
+from models.world_model import WorldModelParams, example_inputs
+
+SMALL = WorldModelParams(2, 8, 6, n_layers=2, n_heads=2, d_model=64, tokens_per_frame=5, n_buttons=3, n_frames=4)
+#: In which the frame rotation does not repeat early: 7 frames and heads of 64.
+WIDE = WorldModelParams(2, 8, 6, n_layers=3, n_heads=2, d_model=128, tokens_per_frame=5, n_buttons=3, n_frames=7)
+SHORTEST = WorldModelParams(1, 4, 3, n_layers=2, n_heads=1, d_model=16, tokens_per_frame=2, n_buttons=2, n_frames=2)
+SIZES = {"small": SMALL, "wide": WIDE, "shortest": SHORTEST}
+NAMES = ("x", "audio", "mouse", "btn")
+
+
+def made(params, dtype=torch.float32, **options):
+    model = CachedWorldModel(params, FrameOptions(**options))
+    randomise(model, 3)
+    return model.to(dtype).eval()
+
+
+def drawn(params, frames, batch=1, seed=0, dtype=torch.float32):
+    """Return noise and controls of that many frames, [b, n, …]."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = example_inputs(params, batch=batch, frames=frames, generator=generator, device="cpu", dtype=dtype)
+    return [inputs[name] for name in NAMES]
+
+
+def play(model, sequence):
+    """Make the frames one after the other; returns video and audio latents [b, n, …]."""
+    frames = [model.frame(*(tensor[:, i] for tensor in sequence)) for i in range(sequence[0].shape[1])]
+    return [torch.stack(parts, dim=1) for parts in zip(*frames, strict=True)]
+
+
+def turned(x, angles):
+    """Rotate neighbouring dims of x [b, s, h, 2·k] by angles [s, k], through complex numbers."""
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)[None, :, None]).flatten(-2)
+
+
+def angles_of(params, frames):
+    """Return the angles [n·m, head_dim/2] of tokens of the frames with these indices."""
+    r = params.head_dim // 4
+    freqs = torch.linspace(1, 128, r // 2, dtype=torch.float64).mul(math.pi).float().double()
+    along_frames = torch.outer(frames.double() * 2 / max(1, params.n_frames - 1), freqs)
+    along_tokens = torch.outer(torch.linspace(-1, 1, params.tokens_per_frame, dtype=torch.float64), freqs)
+    n, m = len(frames), params.tokens_per_frame
+    rest = torch.zeros(n, m, params.head_dim // 2 - r, dtype=torch.float64)
+    parts = (along_frames[:, None].expand(-1, m, -1), along_tokens[None].expand(n, -1, -1), rest)
+    return torch.cat(parts, -1).flatten(0, 1)
+
+
+def one_pass(model, clean, noisy, t, controls, first=0):
+    """Return the velocity of every noisy frame: each sees the clean frames before it in its window, and itself.
+
+    The sequence holds all clean frames and then all noisy ones; `clean` and `noisy` are (video, audio).
+    """
+    p, n = model.params, clean[0].shape[1]
+    x, audio = (torch.cat(pair, dim=1) for pair in zip(clean, noisy, strict=True))
+    levels = torch.cat((torch.full((n,), model.options.t_commit), torch.full((n,), t))).expand(x.shape[0], -1)
+    mouse, btn = (torch.cat((control, control), dim=1) for control in controls)
+    activated = F.silu(model.t_embed(levels) + model.control_embed(mouse, btn)).unsqueeze(2)
+    frames = torch.arange(first, first + n).repeat(2)
+    is_noisy = torch.arange(2 * n) >= n
+    age = frames[:, None] - frames[None]
+    from_clean = ~is_noisy[None] & (age < p.n_frames) & torch.where(is_noisy[:, None], age > 0, age >= 0)
+    sees = from_clean | (is_noisy[:, None] & is_noisy[None] & (age == 0))
+    mask = sees.repeat_interleave(p.tokens_per_frame, 0).repeat_interleave(p.tokens_per_frame, 1)
+    angles = angles_of(p, frames)
+    tokens = model.embed(x, audio) + model.pos_enc.p[-p.tokens_per_frame :]
+    for block in model.transformer.blocks:
+
+        def attend(given, attn=block.attn):
+            qk, v = attn.project(given)
+            q, k = (turned(part, angles).transpose(1, 2) for part in qk.unbind(2))
+            weights = (q @ k.transpose(2, 3) / math.sqrt(p.head_dim)).masked_fill(~mask, -math.inf).softmax(-1)
+            return attn.out((weights @ v.transpose(1, 2)).transpose(1, 2).flatten(2))
+
+        tokens = block.steered(tokens, block.modulation(activated), attend)
+    heads = (head.norm.modulation(activated[:, n:]) for head in (model.proj_out, model.audio_proj_out))
+    return model.heads(tokens[:, n:], *heads)
+
+
+@torch.no_grad()
+def check(params, frames, first=0, **options):
+    """Make frames in float32, then find that one pass a step over all of them, in float64, ends at the same latents."""
+    model, sequence = made(params, **options), drawn(params, frames, options.get("batch", 1))
+    if first:
+        past = drawn(params, params.n_frames, options.get("batch", 1), seed=9)
+        model.prefill(*past, first_frame=first - params.n_frames)
+    clean = play(model, sequence)
+    exact = made(params, torch.float64, **options)
+    noise, controls = [tensor.double() for tensor in sequence[:2]], [tensor.double() for tensor in sequence[2:]]
+    finished, start = [tensor.double() for tensor in clean], 0
+    if first:
+        finished, noise, controls = (
+            [torch.cat((before.double(), after), 1) for before, after in zip(past[half], part, strict=True)]
+            for half, part in ((slice(2), finished), (slice(2), noise), (slice(2, 4), controls))
+        )
+        start = params.n_frames
+    now, steps = noise, model.options.steps
+    for step in range(steps):
+        velocity = one_pass(exact, finished, now, 1 - step / steps, controls, first - start)
+        now = [tensor - v / steps for tensor, v in zip(now, velocity, strict=True)]
+    for actual, expected in zip(clean, now, strict=True):
+        torch.testing.assert_close(actual.double(), expected[:, start:], rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("name", SIZES)
+def test_three_windows_equal_one_pass(name, steps):
+    check(SIZES[name], 3 * SIZES[name].n_frames + 1, steps=steps)
+
+
+@pytest.mark.parametrize("options", [{"commit": "separate"}, {"batch": 2}, {"t_commit": 0.2, "steps": 2}], ids=str)
+def test_options_equal_one_pass(options):
+    check(WIDE, 15, **options)
+
+
+@pytest.mark.parametrize("first", [100_000, 1_000_000_007])
+def test_late_frames_equal_one_pass(first):
+    """After a window of the past at that place, compared with the same one pass: only distances may matter."""
+    check(WIDE, 21, first=first, steps=2)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("guidance", [None, 1.5])
+def test_fused_and_separate_commits_give_the_same_numbers(steps, guidance):
+    options = {"steps": steps, "guidance": guidance, "batch": 2}
+    sequence = drawn(WIDE, 20, batch=2)
+    fused, separate = (play(made(WIDE, commit=commit, **options), sequence) for commit in ("fused", "separate"))
+    for one, other in zip(fused, separate, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_guidance_is_the_difference_that_controls_make():
+    """A scale of 1 is no guidance, of 0 no controls; in between and beyond it is linear in the first frame."""
+    sequence = drawn(SMALL, 1)
+    scales = {scale: play(made(SMALL, guidance=scale), sequence)[0] for scale in (0.0, 1.0, 3.0)}
+    torch.testing.assert_close(scales[1.0], play(made(SMALL), sequence)[0], rtol=1e-4, atol=1e-5)
+    assert (scales[1.0] - scales[0.0]).abs().max() > 1e-2
+    torch.testing.assert_close(scales[3.0], scales[0.0] + 3 * (scales[1.0] - scales[0.0]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("commit", ["fused", "separate"])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 11])
+def test_prefill_is_the_past_that_frames_make(commit, count):
+    whole, begun = made(SMALL, commit=commit), made(SMALL, commit=commit)
+    sequence = drawn(SMALL, count + 6)
+    frames = play(whole, sequence)
+    begun.prefill(*(frame[:, :count] for frame in frames), *(control[:, :count] for control in sequence[2:]))
+    for one, other in zip(play(begun, [tensor[:, count:] for tensor in sequence]), frames, strict=True):
+        torch.testing.assert_close(one, other[:, count:], rtol=1e-4, atol=1e-5)
+
+
+def test_a_denoising_call_leaves_the_past_alone():
+    model, sequence = made(SMALL), drawn(SMALL, 9)
+    model.prefill(*(tensor[:, :6] for tensor in sequence))
+    x, audio, mouse, btn = (tensor[:, 6] for tensor in sequence)
+    expected = made(SMALL)
+    expected.prefill(*(tensor[:, :6] for tensor in sequence))
+    first = model.denoise(x, audio, torch.ones(1), mouse, btn)
+    again = model.denoise(x, audio, torch.ones(1), mouse, btn)
+    frame = model.frame(x, audio, mouse, btn)
+    for one, other, noise, latent in zip(first, again, (x, audio), frame, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+        torch.testing.assert_close(noise - one, latent, rtol=1e-4, atol=1e-5)
+    rest = [tensor[:, 6:] for tensor in sequence]
+    for one, other in zip(play(model, [t[:, 1:] for t in rest]), play(expected, rest), strict=True):
+        torch.testing.assert_close(one, other[:, 1:], rtol=1e-4, atol=1e-5)
+
+
+def test_reset_starts_again_in_place():
+    model, sequence = made(SMALL), drawn(SMALL, 7)
+    places = [tensor.data_ptr() for tensor in model.state_tensors()]
+    first = play(model, sequence)
+    model.reset()
+    for one, other in zip(play(model, sequence), first, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert [tensor.data_ptr() for tensor in model.state_tensors()] == places
+
+
+def test_one_compiled_graph_serves_every_frame():
+    torch._dynamo.reset()
+    graphs = []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    sequence = drawn(SMALL, 3 * SMALL.n_frames)
+    expected = play(made(SMALL, steps=2), sequence)
+    model = made(SMALL, steps=2)
+    compiled = torch.compile(model.frame, backend=counting, fullgraph=True)
+    with torch.inference_mode():
+        frames = [compiled(*(tensor[:, i] for tensor in sequence)) for i in range(3 * SMALL.n_frames)]
+    assert len(graphs) == 1
+    for parts, other in zip(zip(*frames, strict=True), expected, strict=True):
+        torch.testing.assert_close(torch.stack(parts, 1), other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_steering_is_one_product_a_frame():
+    """However many steps: every AdaLN and gate weight is read by one matrix product."""
+    model, sequence = made(SMALL, steps=4), drawn(SMALL, 1)
+    seen, linear = [], F.linear
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is linear:
+                seen.append(tuple(args[1].shape))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        play(model, sequence)
+    d, layers = SMALL.d_model, SMALL.n_layers
+    assert seen.count(((6 * layers + 4) * d, d)) == 1
+    assert (2 * d, d) not in seen
+    passes = 4
+    assert seen.count((3 * d, d)) == passes * layers
+
+
+@pytest.mark.parametrize("how", [lambda m: m.to(torch.bfloat16).float(), lambda m: m.double(), copy.deepcopy], ids=str)
+def test_merged_weights_follow_the_layers(how):
+    """Cast, copied, loaded: the product is that of the layers, and memory is not held twice."""
+    model = how(made(SMALL))
+    model.reset()
+    other = CachedWorldModel(SMALL, FrameOptions()).to(model.position.device)
+    randomise(other, 8)
+    model.load_state_dict(other.state_dict())
+    weight = model.steering.merged.weight
+    layer = model.transformer.blocks[1].adaln2.fc.weight
+    assert layer.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
+    expected = other.transformer.blocks[1].adaln2.fc.weight.to(layer.dtype)
+    torch.testing.assert_close(layer, expected, rtol=0, atol=0)
+    start = 9 * SMALL.d_model
+    torch.testing.assert_close(weight[start : start + 2 * SMALL.d_model], expected, rtol=0, atol=0)
+
+
+def test_parameters_and_names_are_those_of_the_window_form():
+    from models.world_model import WorldModel
+
+    with torch.device("meta"):
+        window, cached = WorldModel(WorldModelParams.full()), CachedWorldModel(WorldModelParams.full(), FrameOptions())
+    assert window.state_dict().keys() == cached.state_dict().keys()
+    assert sum(parameter.numel() for parameter in cached.parameters()) == 1_093_823_296
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"commit": "x"}, "fused"),
+        ({"t_commit": 2.0}, "t_commit"),
+        ({"kernel": "x"}, "sdpa"),
+    ],
+    ids=str,
+)
+def test_wrong_options_say_what_there_is(options, word):
+    with pytest.raises(ValueError, match=word):
+        FrameOptions(**options)

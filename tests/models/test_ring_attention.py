@@ -1,0 +1,149 @@
+"""What a frame sees of the ring, against plain loops; and what compilation and capture need of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from naive_ring import attended, newest_frames, written_ring
+from reference_data import relative_error
+from test_capturable import OneDeviceMode
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from models import ring_attention as module
+from models.ring_attention import ring_attention, triton_obstacle, visibility, visible
+
+ROOT = Path(__file__).parents[2]
+
+
+def random_ring(batch=1, groups=2, n=4, tokens=5, heads=3, d=16, dtype=torch.float32, device="cpu"):
+    """Return queries, keys and values of no frame in particular."""
+    options = {"dtype": dtype, "device": device}
+    q = torch.randn(batch, groups, tokens, heads, d, **options)
+    return q, *(torch.randn(batch, n + 1, tokens, heads, d, **options) for _ in range(2))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
+def test_frames_of_the_window_are_seen(n):
+    for newest in (-3, *newest_frames(n)):
+        in_window = {newest, *range(max(0, newest - n + 1), newest + 1)}
+        expected = [slot in {frame % (n + 1) for frame in in_window} for slot in range(n + 1)]
+        assert visible(torch.tensor([newest]), n + 1).tolist() == [expected], newest
+
+
+@pytest.mark.parametrize("n", [2, 5, 7])
+@pytest.mark.parametrize("d", [16, 64])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_sdpa_form_is_exact(n, d, groups, batch):
+    for newest in newest_frames(n):
+        q, k, v, frames, written = written_ring(n, d, groups, batch, newest)
+        actual = ring_attention(q, k, v, visibility(frames, k, kernel="sdpa"))
+        torch.testing.assert_close(actual, attended(q, frames, written, n), rtol=1e-11, atol=1e-12, msg=str(newest))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_sdpa_form_runs_in_any_dtype(dtype, bound):
+    q, k, v = random_ring(dtype=dtype)
+    frames = torch.tensor([6, 7])
+    actual = ring_attention(q, k, v, visibility(frames, k))
+    wide = [tensor.double() for tensor in (q, k, v)]
+    assert actual.dtype == dtype
+    assert relative_error(actual, ring_attention(*wide, visibility(frames, wide[1]))) < bound
+
+
+def test_queries_may_be_a_view():
+    q, k, v = random_ring()
+    view = torch.stack((q, q), dim=3).unbind(3)[1]
+    seen = visibility(torch.tensor([2, 3]), k)
+    assert not view.is_contiguous()
+    torch.testing.assert_close(ring_attention(view, k, v, seen), ring_attention(q, k, v, seen))
+
+
+def two_layers(q, k, v, frames):
+    seen = visibility(frames, k)
+    return ring_attention(ring_attention(q, k, v, seen), k, v, seen)
+
+
+def test_compiles_into_one_graph_for_all_frames():
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(two_layers, fullgraph=True, backend=counter)
+    inputs = random_ring()
+    with torch.no_grad():
+        for newest in (0, 1, 7, 10**9):
+            frames = torch.tensor([newest - 1, newest])
+            torch.testing.assert_close(compiled(*inputs, frames), two_layers(*inputs, frames))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nothing_is_made_elsewhere_or_read_back(dtype):
+    inputs = random_ring(dtype=dtype, device="meta")
+    with torch.no_grad(), OneDeviceMode("meta") as mode:
+        out = two_layers(*inputs, torch.empty(2, dtype=torch.int64, device="meta"))
+    assert mode.operations > 5
+    assert out.shape == inputs[0].shape
+
+
+class Recorded(torch.utils._python_dispatch.TorchDispatchMode):
+    """Lists the operations that make a tensor of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("n", [4, 15])  # rows of 25 keys, which need padding, and of 80
+def test_layers_compute_nothing_that_they_share(n):
+    q, k, v = random_ring(n=n)
+    seen = visibility(torch.tensor([3, 4]), k)
+    assert seen.mask is not None
+    assert seen.mask.stride(0) % 16 == 0
+    with torch.no_grad(), Recorded() as mode:
+        ring_attention(q, k, v, seen)
+    assert len(mode.names) == 1
+    assert "scaled_dot_product" in mode.names[0]
+
+
+def test_auto_takes_triton_where_it_can_run(monkeypatch):
+    monkeypatch.setattr(module, "HAS_TRITON", True)
+    with FakeTensorMode():
+        frames = torch.zeros(2, dtype=torch.int64, device="cuda")
+        for dtype in (torch.float16, torch.bfloat16):
+            assert visibility(frames, torch.empty(1, 5, 3, 2, 64, dtype=dtype, device="cuda")).mask is None
+        for dtype, d in ((torch.float32, 64), (torch.bfloat16, 24), (torch.bfloat16, 8), (torch.bfloat16, 512)):
+            ring = torch.empty(1, 5, 3, 2, d, dtype=dtype, device="cuda")
+            assert visibility(frames, ring).mask is not None
+            assert triton_obstacle(ring)
+        ring = torch.empty(1, 5, 3, 2, 64, dtype=torch.bfloat16, device="cuda")
+        assert visibility(frames, ring, kernel="sdpa").mask is not None
+        monkeypatch.setattr(module, "HAS_TRITON", False)
+        assert visibility(frames, ring).mask is not None
+        with pytest.raises(ValueError, match="triton, which is not installed; use kernel='sdpa'"):
+            visibility(frames, ring, kernel="triton")
+
+
+def test_what_cannot_run_is_refused():
+    q, k, v = random_ring()
+    frames = torch.tensor([3, 4])
+    with pytest.raises(ValueError, match=r"kernel='triton' needs tensors on a GPU, not on cpu; use kernel='sdpa'"):
+        visibility(frames, k, kernel="triton")
+    with pytest.raises(ValueError, match="one of auto, sdpa, triton, not 'flash'"):
+        visibility(frames, k, kernel="flash")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="g is the number of frames"):
+        ring_attention(q[:, :1], k, v, visibility(frames, k))
+    with pytest.raises(ValueError, match="must be contiguous"):
+        ring_attention(q, k.transpose(2, 3).contiguous().transpose(2, 3), v, visibility(frames, k))
+
+
+def test_works_without_triton():
+    code = "import sys; sys.modules['triton'] = None; from models import ring_attention; sys.exit(ring_attention.HAS_TRITON)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
