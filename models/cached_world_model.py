@@ -127,7 +127,7 @@ class CachedWorldModel(WorldModel):
             return attend(q, k, v, mask)
 
         activated = F.silu(self.t_embed(self.schedule.levels[:1]) + self._control(mouse, btn))  # [b, n, d]
-        self._through_blocks(*self._doubled(x, audio), self.steering(activated), frames, attend_and_keep)
+        self._through_blocks(self._doubled(x, audio), self.steering(activated), frames, attend_and_keep)
         self.position.fill_(first_frame + count)
         self._remember(x[:, -1], audio[:, -1], mouse[:, -1], btn[:, -1])
 
@@ -175,13 +175,13 @@ class CachedWorldModel(WorldModel):
             self._remember(*made, mouse, btn)
         else:
             latents = self._doubled(made[0].unsqueeze(1), made[1].unsqueeze(1))
-            self._through_blocks(*latents, vectors[:, :1], now, self._in_ring(now))
+            self._through_blocks(latents, vectors[:, :1], now, self._in_ring(now))
         self.position.add_(1)
         return made
 
     def _velocity(self, x: Tensor, audio: Tensor, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the velocity of the last of the g frames given, fp32 or wider; x [b, g, c, h, w], vectors [b, g, …]."""
-        tokens = self._through_blocks(*self._doubled(x, audio), vectors, frames, self._in_ring(frames))
+        """Return the last frame's velocity, fp32 or wider, of g frames: x [b, g, c, h, w], vectors [b, g, …]."""
+        tokens = self._through_blocks(self._doubled(x, audio), vectors, frames, self._in_ring(frames))
         heads = (self.steering.head(vectors[:, -1:], index) for index in range(2))
         video, sound = (at_least_fp32(out.squeeze(1)) for out in self.heads(tokens[:, -1:], *heads))
         if self.options.guidance is None:
@@ -192,14 +192,13 @@ class CachedWorldModel(WorldModel):
 
     def _through_blocks(
         self,
-        x: Tensor,
-        audio: Tensor,
+        latents: tuple[Tensor, Tensor],
         vectors: Tensor,
         frames: Tensor,
         attend_in: Callable[[RingCache, Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """Return the last block's tokens [b, g, m, d] of g frames, each embedded as the newest one."""
-        tokens = self.embed(x, audio) + self.pos_enc(1, self.params.tokens_per_frame)
+        """Return the last block's tokens [b, g, m, d] of g frames of latents, each embedded as the newest one."""
+        tokens = self.embed(*latents) + self.pos_enc(1, self.params.tokens_per_frame)
         rotation = self.transformer.rotary.at(frames)
         for index, (block, cache) in enumerate(zip(self._blocks, self._rings, strict=True)):
             inner: Attend = partial(attend_in, cache)
@@ -231,8 +230,8 @@ class CachedWorldModel(WorldModel):
         control = self.control_embed(mouse, btn)
         return control if self.options.guidance is None else torch.cat((control, torch.zeros_like(control)))
 
-    def _doubled(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tensors if self.options.guidance is None else tuple(torch.cat((t, t)) for t in tensors)
+    def _doubled(self, x: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
+        return (x, audio) if self.options.guidance is None else (torch.cat((x, x)), torch.cat((audio, audio)))
 
     def _slots(self, frames: Tensor) -> Tensor:
         return frames.remainder(self.params.n_frames + 1)

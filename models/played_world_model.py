@@ -60,7 +60,9 @@ class WorldModelStep(PlayedWorldModel):
 class WorldModelFrame(PlayedWorldModel):
     """All passes of one new frame; every call makes the next one."""
 
-    def forward(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the frame, see `CachedWorldModel.frame`."""
         return self.frame(x, audio, mouse, btn)
 

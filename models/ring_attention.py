@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 Kernel = Literal["auto", "sdpa", "triton"]
 KERNELS = ("auto", "sdpa", "triton")
-HEAD_DIMS = (16, 32, 64, 128, 256)  # a matrix unit takes at least 16, and more does not fit beside a chunk of keys
+HEAD_DIMS = (16, 32, 64, 128)  # a matrix unit takes 16 at least; with 256 registers spill, and a chunk fills small GPUs
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -73,7 +73,9 @@ def additive_mask(seen: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
     groups, slots = seen.shape
     bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, float("-inf"))
     mask = bias[:, None, :, None].expand(-1, tokens, -1, tokens).reshape(groups * tokens, slots * tokens)
-    return F.pad(mask, (0, -mask.shape[1] % 16))[:, : slots * tokens]
+    padded = F.pad(mask, (0, -mask.shape[1] % 16))
+    # Not a slice: inductor would work the mask out again for every layer, but of this it needs the memory.
+    return padded.as_strided(mask.shape, (padded.shape[1], 1))
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, seen: Visibility) -> Tensor:

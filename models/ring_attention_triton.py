@@ -94,7 +94,7 @@ def attend_ring(q: Tensor, k: Tensor, v: Tensor, frames: Tensor, chunk: int = 0)
     """Attend from `q` [b, g, m, h, d] to a contiguous ring `k`, `v` [b, slots, m, h, d]; return [b, g, m, h, d].
 
     Args:
-        q: fp16 or bf16, like the ring; d is a power of two from 16 to 256.
+        q: fp16 or bf16, like the ring; d is a power of two from 16 to 128.
         k: the keys.
         v: the values.
         frames: int64 [g], read on the device: a captured graph follows its changes.

@@ -9,7 +9,7 @@ from profiling.core.records import read_records
 
 def check(run: Path) -> None:
     records = {record.cell: record for record in read_records(run)}
-    components = ("world_model", "image_decoder", "audio_decoder")
+    components = ("world_model", "world_model_step", "world_model_frame", "image_decoder", "audio_decoder")
     variants = ("baseline", "compile", "cuda_graph", "compile_cuda_graph")
     assert set(records) == {(c, v) for c in components for v in variants}, sorted(records)
     for (component, variant), record in records.items():

@@ -113,7 +113,7 @@ class Cell(ABC):
     def explain(self, step: Step) -> None:
         """Ask the variant for what only it knows."""
         with self.phase("explain"):
-            self._unless_it_fails("the variant could not explain itself", lambda: self.add(**step.explain()))
+            self.unless_it_fails("the variant could not explain itself", lambda: self.add(**step.explain()))
 
     def trace(self, component: Component, step: Step) -> None:
         """Profile the step into the run folder."""
@@ -130,9 +130,10 @@ class Cell(ABC):
             )
             self.add(trace=asdict(result))
 
-        self._unless_it_fails("the profiler trace failed", profile)
+        self.unless_it_fails("the profiler trace failed", profile)
 
-    def _unless_it_fails(self, what: str, work: Callable[[], None]) -> None:
+    def unless_it_fails(self, what: str, work: Callable[[], None]) -> None:
+        """Do what explains the numbers; failing costs a note and not the numbers."""
         try:
             work()
         except Exception as error:  # the numbers stand: losing what explains them must not lose them

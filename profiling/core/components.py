@@ -51,8 +51,8 @@ class Component:
 
         All buffers, unless the module says in `state_tensors()` which ones those are.
         """
-        own = getattr(self.module, "state_tensors", None)
-        return tuple(own() if callable(own) else self.module.buffers())
+        own: Any = getattr(self.module, "state_tensors", None)
+        return tuple(own() if own is not None else self.module.buffers())
 
     def call(self) -> Any:
         """Run the module on the inputs, eagerly."""

@@ -5,6 +5,7 @@ Every answer that the driver does not give is None: absent, never a default.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -62,6 +63,16 @@ def power_limit_w(device: torch.device) -> float | None:
     """Return the enforced power limit in watts."""
     milliwatts = _ask(device, pynvml.nvmlDeviceGetEnforcedPowerLimit)
     return None if milliwatts is None else milliwatts / 1000
+
+
+def other_processes(device: torch.device) -> int | None:
+    """Return how many other processes compute on the device; None where the driver does not tell them from this one.
+
+    Inside a container the driver's numbers are those of the host, and this process is not among them.
+    """
+    found = _ask(device, pynvml.nvmlDeviceGetComputeRunningProcesses)
+    pids = None if found is None else {process.pid for process in found}
+    return None if pids is None or os.getpid() not in pids else len(pids) - 1
 
 
 def throttle_reasons(device: torch.device) -> frozenset[str]:

@@ -52,6 +52,7 @@ class Record:
     kernels: tuple[Section, ...] | None = None  # inductor's kernel files, if they were kept
     launches: Section | None = None  # of launch_overhead: the headline numbers, operators by size, every point
     training: Section | None = None  # log of the steps: loss, milliseconds of a step and of waiting for its data
+    realtime: Section | None = None  # of realtime: frame times, stage budget, deadlines, slow frames, memory over them
     graphs: Section | None = None  # CUDA graphs captured by hand: counters, seconds, bytes, what one capture swallowed
     passes: tuple[Section, ...] | None = None  # graph passes in order: what each replaced, its error, its gain
     notes: tuple[str, ...] = ()

@@ -121,5 +121,17 @@ def _bootstrap_medians(samples: Samples, resamples: int, seed: int) -> NDArray[n
     length = max(1, round(values.size ** (1 / 3)))
     rng = np.random.default_rng(seed)
     starts = rng.integers(0, values.size, size=(resamples, -(-values.size // length)), dtype=np.int32)
-    picks = (starts[:, :, None] + np.arange(length, dtype=np.int32)).reshape(resamples, -1)[:, : values.size]
-    return np.median(values[picks % values.size], axis=1)
+    medians = [
+        np.median(_resampled(values, part, length), axis=1)
+        for part in np.array_split(starts, -(-starts.size * length // _PICKS_AT_ONCE))
+    ]
+    return np.concatenate(medians)
+
+
+#: Values drawn at a time, so that the samples of a long run do not need gigabytes.
+_PICKS_AT_ONCE = 2**22
+
+
+def _resampled(values: NDArray[np.float64], starts: NDArray[np.int32], length: int) -> NDArray[np.float64]:
+    picks = (starts[:, :, None] + np.arange(length, dtype=np.int32)).reshape(len(starts), -1)[:, : values.size]
+    return values[picks % values.size]

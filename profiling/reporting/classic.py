@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from profiling.core.records import Record
-from profiling.reporting.facts import at, by_component, is_right, number_at, peak_memory
+from profiling.reporting.facts import at, by_component, is_realtime, is_right, number_at, peak_memory
 from profiling.reporting.format import ABSENT, MIB, decimals, one_line, struck
 
 COMPONENT_LABELS = {"world_model": "WM"}
@@ -15,7 +15,7 @@ VARIANT_LABELS = {
     "cuda_graph": "CUDA Graph",
     "compile_cuda_graph": "Torch Compile + CUDA Graph",
 }
-FOOTNOTE = "Times are wall clock, a call; MB are of 2^20 bytes."
+FOOTNOTE = "Times are wall clock, a call (of a loop: a frame); MB are of 2^20 bytes."
 
 
 def render_classic(records: Sequence[Record]) -> str:
@@ -45,7 +45,7 @@ def _block(record: Record) -> str:
 
 
 def _latency(record: Record) -> str:
-    wall = at(record.metrics, "wall_ms")
+    wall = at(record.metrics, "wall_ms") or at(record.realtime, "frame_ms")
     mean = number_at(wall, "mean")
     if mean is None:
         return ""
@@ -59,6 +59,8 @@ def _latency(record: Record) -> str:
 
 def _frames(record: Record) -> str:
     shown = {name: number_at(record.metrics, "fps", key) for name, key in _FPS_KEYS}
+    if is_realtime(record):
+        shown = {"Avg": number_at(record.realtime, "wall_fps")}
     mean = shown["Avg"]
     if mean is None:
         return ""

@@ -12,7 +12,7 @@ from profiling.reporting.facts import at, is_right, mapping_at, number_at
 from profiling.reporting.format import ABSENT, escaped, mebibytes, significant, struck
 
 #: Metrics that have columns of their own; what else a record holds is some component's own metric.
-KNOWN_METRICS = frozenset({"wall_ms", "device_ms", "host_ms", "fps", "latency", "calls"})
+KNOWN_METRICS = frozenset({"wall_ms", "device_ms", "host_ms", "fps", "latency", "calls", "drift"})
 
 MEMORY_KINDS = (
     ("allocated", "allocated MiB"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.core.records import Record
-from profiling.reporting.facts import at, by_component, is_right, items_at, number_at, wall_p50
+from profiling.reporting.facts import at, by_component, is_realtime, is_right, items_at, number_at, wall_p50
 from profiling.reporting.format import count_of, one_line
 
 Lines = tuple[str, ...]
@@ -21,15 +21,17 @@ BUSY_SHARE = 0.1
 
 def legend(records: Sequence[Record]) -> Lines:
     """Say how the table's numbers are meant."""
-    lines = [
-        "Times are wall clock, call plus wait; FPS = frames per call / wall; "
-        "brackets: 95% interval of these samples, drift between cells is not in it."
-    ]
+    lines = []
+    if not all(map(is_realtime, records)):
+        lines.append(
+            "Times are wall clock, call plus wait; FPS = frames per call / wall; "
+            "brackets: 95% interval of these samples, drift between cells is not in it."
+        )
     if any(record.scale == "tiny" for record in records):
         lines.append("Scale tiny: small networks, whose times and frame rates say nothing about the full ones.")
     if any(number_at(record.memory, "peak_held") is not None for record in records):
         lines.append("Held: allocated, plus what the pools of CUDA graphs keep from everybody else.")
-    if any(not is_right(record) and wall_p50(record) is not None for record in records):
+    if any(not is_right(record) and (record.realtime or wall_p50(record) is not None) for record in records):
         lines.append("~~Struck out~~: failed or invalid, so this time counts for nothing.")
     if any(at(record.metrics, "latency", "cold") is True for record in records):
         lines.append("Cold: the last-level cache was flushed before each sample.")

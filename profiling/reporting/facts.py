@@ -11,6 +11,9 @@ from typing import Any
 
 from profiling.core.records import BASELINE, Record
 
+#: The target that runs a pipeline in a loop.
+REALTIME = "realtime"
+
 #: The peaks a record may hold, the one worth a table column first, and the kind each is called by.
 PEAK_KINDS = (
     ("peak_held", "peak held"),
@@ -61,6 +64,18 @@ def call_points(record: Record) -> dict[int, Mapping[str, Any]]:
     """Return the record's rows of calls by how many they are; what does not say how many is no row."""
     points = items_at(record.metrics, "calls", "points")
     return {int(number): point for point in points if (number := number_at(point, "calls")) is not None}
+
+
+def is_realtime(record: Record) -> bool:
+    """Say whether the record is of a loop of frames, measured or not: it is judged by deadlines and not by calls."""
+    return record.target == REALTIME or bool(record.realtime)
+
+
+def deadlines(record: Record) -> dict[float, Mapping[str, Any]]:
+    """Return what is known of each frame rate (frames a second) that a loop of frames was held against, ascending."""
+    known = (item for item in mapping_at(record.realtime, "deadlines").values() if isinstance(item, Mapping))
+    rates = {rate: item for item in known if (rate := number_at(item, "fps")) is not None and rate > 0}
+    return dict(sorted(rates.items()))
 
 
 def by_component(records: Iterable[Record]) -> dict[str, tuple[Record, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 # Written as escapes, for they look like ASCII.
 EN_DASH = "\u2013"
@@ -70,6 +71,16 @@ def mebibytes(count: float | None) -> str:
 def count_of(number: float, noun: str) -> str:
     """Return `1 graph`, `2 graphs`."""
     return f"{number:g} {noun}{'' if number == 1 else 's'}"
+
+
+def whole(value: float | None) -> str:
+    """Return a count."""
+    return ABSENT if value is None else f"{value:.0f}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return `24, 30 and 60`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def struck(text: str) -> str:

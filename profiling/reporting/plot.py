@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from profiling.core.records import Record
-from profiling.errors import MissingExtraError
 from profiling.reporting.facts import at, by_component, call_points, is_right, number_at
+from profiling.reporting.figure import blank_figure, plain
 
 PLOT_FILE = "sweep.svg"
 _COLUMNS = 3
@@ -28,23 +28,18 @@ def plot_sweep(records: Sequence[Record], path: Path) -> bool:
     groups = by_component(rows)
     if not groups:
         return False
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib is not installed: pip install -e '.[plot]'") from None
     columns = min(_COLUMNS, len(groups))
     lines = ceil(len(groups) / columns)
-    figure = Figure(figsize=(4.2 * columns, 3.2 * lines), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False).flat
+    figure, panels = blank_figure(lines, columns, width=4.2, height=3.2)
     colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(record.variant for record in rows))}
     for (component, group), panel in zip(groups.items(), panels, strict=False):
         for record in group:
             _line(panel, record, colours[record.variant])
         panel.set(
-            title=_plain(component), xscale="log", yscale="log", xlabel="calls", ylabel="seconds, with preparation"
+            title=plain(component), xscale="log", yscale="log", xlabel="calls", ylabel="seconds, with preparation"
         )
         panel.grid(visible=True, which="major", alpha=0.3)
-    for panel in panels:  # the places that are left over
+    for panel in panels[len(groups) :]:  # the places that are left over
         panel.set_axis_off()
     handles = [_handle(name, colour) for name, colour in colours.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
@@ -68,12 +63,7 @@ def _points(record: Record) -> list[tuple[int, float, bool]]:
     return [(calls, prepare + s, bool(at(point, "measured"))) for calls, s, point in totals if s is not None]
 
 
-def _plain(name: str) -> str:
-    """Return `name` as text: matplotlib reads formulas between dollars."""
-    return name.replace("$", r"\$")
-
-
 def _handle(name: str, colour: str) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=colour, marker="o", markersize=4, linewidth=1, label=_plain(name))
+    return Line2D([], [], color=colour, marker="o", markersize=4, linewidth=1, label=plain(name))

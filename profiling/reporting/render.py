@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from profiling.core.records import Record, read_records
-from profiling.errors import MissingExtraError
 from profiling.reporting.classic import render_classic
 from profiling.reporting.detail_tables import detail_tables
 from profiling.reporting.details import artefacts, causes, legend, networks, notes
+from profiling.reporting.drift import drift_tables
+from profiling.reporting.facts import is_realtime
 from profiling.reporting.format import escaped, one_line
 from profiling.reporting.graphs import graph_tables
 from profiling.reporting.grid import Titled
 from profiling.reporting.heading import command_line, environment_lines, read_environment
 from profiling.reporting.launches import render_launches
-from profiling.reporting.plot import PLOT_FILE, plot_sweep
+from profiling.reporting.plots import draw_plots, plot_links
+from profiling.reporting.realtime import realtime_tables
+from profiling.reporting.realtime_verdict import realtime_verdicts
+from profiling.reporting.realtime_words import realtime_legend, realtime_lines
 from profiling.reporting.sweep import sweep_legend, sweep_tables
 from profiling.reporting.table import render_table
 from profiling.reporting.training import training_tables
@@ -31,7 +35,7 @@ CONSOLE_LINES = 8
 
 
 def write_report(run: Path) -> str:
-    """Write the run's `report.md`, `classic.txt` and a sweep's plot, and return the console text.
+    """Write the run's `report.md`, `classic.txt` and plots, and return the console text.
 
     A folder that can't be written to costs a line of the text and nothing else.
 
@@ -43,7 +47,7 @@ def write_report(run: Path) -> str:
     environment = read_environment(run)
     text = render_console(records, environment, run)
     try:
-        text += _plotted(records, run)
+        text = "\n".join((text, *draw_plots(records, run)))
         _write(run / REPORT_FILE, render_markdown(records, environment, run))
         _write(run / CLASSIC_FILE, render_classic(records) + "\n")
     except OSError as error:
@@ -54,16 +58,19 @@ def write_report(run: Path) -> str:
 
 def render_console(records: Sequence[Record], environment: Mapping[str, Any], run: Path) -> str:
     """Return what a terminal shows: the table, what went wrong, the verdicts, and where to look further."""
-    timed = [record for record in records if not record.launches]
+    cells = [record for record in records if not record.launches]
+    timed = [record for record in cells if not is_realtime(record)]
     blocks = [
         list(environment_lines(environment)),
         [render_table(timed)] if timed or not records else [],
-        list(legend(timed)) if timed else [],
+        list(legend(cells)) if cells else [],
         *([f"{title}:", "", table] for title, table in _own_tables(records, markdown=False)),
         list(sweep_legend(records)),
+        list(realtime_legend(records)),
+        list(realtime_lines(records)),
         [*causes(records, run), *notes(records)],
-        list(verdicts(timed)),
-        list(networks(timed)),
+        [*realtime_verdicts(records), *verdicts(timed)],
+        list(networks(cells)),
         list(artefacts(records, root=f"{run}/", most=CONSOLE_LINES)),
         [f"run: {run}"],
     ]
@@ -72,21 +79,24 @@ def render_console(records: Sequence[Record], environment: Mapping[str, Any], ru
 
 def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], run: Path) -> str:
     """Return `report.md`: what the console shows, and the tables it has no room for. No path outside the run."""
-    timed = [record for record in records if not record.launches]
+    cells = [record for record in records if not record.launches]
+    timed = [record for record in cells if not is_realtime(record)]
     targets = ", ".join(dict.fromkeys(record.target for record in records)) or "profile"
     sections = [
         f"## {escaped(targets)}: {escaped(run.resolve().name)}",
         _bullets(environment_lines(environment)),
         render_table(timed, markdown=True) if timed or not records else "",
         # The legend shows what is struck out by striking it out, so it is not escaped.
-        "\n".join(f"{line}  " for line in legend(timed)) if timed else "",
+        "\n".join(f"{line}  " for line in legend(cells)) if cells else "",
         *(_titled(escaped(title), table) for title, table in _own_tables(records, markdown=True)),
         "\n".join(f"{escaped(line)}  " for line in sweep_legend(records)),
-        f"![Total time over calls]({PLOT_FILE})" if (run / PLOT_FILE).is_file() else "",
-        _titled("Verdict", _bullets(verdicts(timed))),
+        "\n".join(f"{escaped(line)}  " for line in realtime_legend(records)),
+        _titled("Over the frames", _bullets(realtime_lines(records))),
+        *plot_links(run),
+        _titled("Verdict", _bullets([*realtime_verdicts(records), *verdicts(timed)])),
         _titled("Not ok", _bullets(causes(records, run))),
         _titled("Notes", _bullets(notes(records))),
-        _titled("Networks", _bullets(networks(timed))),
+        _titled("Networks", _bullets(networks(cells))),
         *(_titled(title, table) for title, table in detail_tables(records)),
         _titled("To look into (paths are relative to the run)", _bullets(artefacts(records))),
         _titled("Command", _fenced(command_line(environment))),
@@ -97,19 +107,8 @@ def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], r
 def _own_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, ...]:
     """Return the tables of what only some targets and variants measure."""
     launches = [("What a launch costs", render_launches(r.launches, markdown=markdown)) for r in records if r.launches]
-    tables = (sweep_tables, graph_tables, training_tables)
+    tables = (realtime_tables, sweep_tables, graph_tables, training_tables, drift_tables)
     return (*launches, *(titled for made in tables for titled in made(records, markdown=markdown)))
-
-
-def _plotted(records: Sequence[Record], run: Path) -> str:
-    """Plot what there is to plot, and say where the plot is or what is missing for it."""
-    try:
-        if plot_sweep(records, run / PLOT_FILE):
-            return f"\nplot: {run / PLOT_FILE}"
-        (run / PLOT_FILE).unlink(missing_ok=True)  # one of an earlier rendering would pass for this one's
-        return ""
-    except MissingExtraError as error:
-        return f"\nno plot: {error}"
 
 
 def _bullets(lines: Sequence[str]) -> str:

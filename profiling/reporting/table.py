@@ -94,6 +94,13 @@ def _columns(rows: Sequence[Record], groups: Groups) -> tuple[Column, ...]:
         *columns,
         Column(f"FPS mean\n(min{EN_DASH}max)", _frames_per_second, "time"),
         Column(_speedup_header(groups), lambda record: _speedup(record, groups[record.component])),
+        *cost_columns(rows),
+    )
+
+
+def cost_columns(rows: Sequence[Record]) -> tuple[Column, ...]:
+    """Return the columns of what a variant costs beside its time: memory, preparation, accuracy."""
+    return (
         _memory(rows),
         Column("prepare\ns", lambda record: significant(number_at(record.prepare, "seconds"), 3)),
         Column("parity\nrel. L2", _parity, "text"),

@@ -17,7 +17,7 @@ from profiling.reporting.facts import (
     right_baseline,
     wall_p50,
 )
-from profiling.reporting.format import MIB, MINUS, count_of, mebibytes, one_line, significant, times_faster
+from profiling.reporting.format import MIB, MINUS, count_of, listed, mebibytes, one_line, significant, times_faster
 
 #: The frame rates that real-time applications aim at.
 FRAME_RATES = (24, 30, 60, 120)
@@ -57,7 +57,7 @@ def _frame(fastest: Record) -> str:
     if not held:
         return f"its p99 of {significant(p99)} ms does not fit a frame even at {FRAME_RATES[0]} FPS"
     missed = [str(rate) for rate in FRAME_RATES if str(rate) not in held]
-    return f"its p99 fits a frame at {_listed(held)} FPS{f', not at {_listed(missed)}' if missed else ''}"
+    return f"its p99 fits a frame at {listed(held)} FPS{f', not at {listed(missed)}' if missed else ''}"
 
 
 def _by_mean(fastest: Record, runners_up: Sequence[Record]) -> str:
@@ -122,9 +122,9 @@ def _tie(fastest: Record, runners_up: Sequence[Record]) -> str:
     """Name the variants whose medians may as well be the fastest one's."""
     ties = [record.variant for record in runners_up if overlap(fastest, record) is True]
     if ties:
-        return f"{_listed([fastest.variant, *ties])} can't be told apart (their 95% intervals overlap)"
+        return f"{listed([fastest.variant, *ties])} can't be told apart (their 95% intervals overlap)"
     if runners_up and overlap(fastest, runners_up[0]) is None:
-        return f"{_listed([fastest.variant, runners_up[0].variant])} can't be told apart (too few samples)"
+        return f"{listed([fastest.variant, runners_up[0].variant])} can't be told apart (too few samples)"
     return ""
 
 
@@ -135,7 +135,3 @@ def _left_out(group: Sequence[Record]) -> str:
 
 def _with_status(record: Record) -> str:
     return f"{record.variant} ({'parity failed' if record.status == 'ok' else record.status})"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

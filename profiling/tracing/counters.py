@@ -74,6 +74,13 @@ def snapshot() -> CompileCounters:
     )
 
 
+def compile_ids() -> frozenset[str]:
+    """Return the ids of all compiles so far, as in torch's logs: "0/1" is the second compile of frame 0."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    counts: dict[int, int] = {} if frames is None else frames.FRAME_COMPILE_COUNTER
+    return frozenset(f"{frame}/{number}" for frame, count in counts.items() for number in range(count))
+
+
 def _cudagraph_captures() -> int:
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None:

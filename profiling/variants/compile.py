@@ -67,6 +67,7 @@ class Compile(Variant):
     def flags(self, folder: Path) -> ExitStack:
         """Set the global flags that the options ask for; closing the stack puts them back."""
         with ExitStack() as stack:
+            stack.callback(torch._dynamo.reset)  # the next to compile meets none of what this one compiled
             # Past its limit dynamo would run the module eagerly and say so in a log only.
             stack.enter_context(torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True))
             if self.keep_kernels:
@@ -75,7 +76,6 @@ class Compile(Variant):
 
     def compiled(self, module: nn.Module) -> Callable[..., Any]:
         """Return the module under torch.compile; it compiles at its first call."""
-        torch._dynamo.reset()
         default = self.mode in (None, "default")
         # Said outright, since an environment variable can put CUDA graphs into inductor's defaults.
         options = {"triton.cudagraphs": False, **self.options} if default else None

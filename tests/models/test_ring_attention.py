@@ -1,5 +1,6 @@
 """What a frame sees of the ring, against plain loops; and what compilation and capture need of it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,12 @@ from naive_ring import attended, newest_frames, written_ring
 from reference_data import relative_error
 from test_capturable import OneDeviceMode
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import ring_attention as module
-from models.ring_attention import ring_attention, triton_obstacle, visibility, visible
+from models.ring_attention import ring_attention, visibility, visible
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +82,15 @@ def test_compiles_into_one_graph_for_all_frames():
     assert counter.frame_count == 1
 
 
+def test_compiled_layers_read_the_same_mask():
+    torch._dynamo.reset()
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(torch.compile(two_layers), *random_ring(), torch.tensor([3, 4]))
+    masks = re.findall(r"attn_mask=(\w*\(?buf.*)\)", code)
+    assert len(masks) == 2
+    assert masks[0] == masks[1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_nothing_is_made_elsewhere_or_read_back(dtype):
     inputs = random_ring(dtype=dtype, device="meta")
@@ -88,7 +100,7 @@ def test_nothing_is_made_elsewhere_or_read_back(dtype):
     assert out.shape == inputs[0].shape
 
 
-class Recorded(torch.utils._python_dispatch.TorchDispatchMode):
+class Recorded(TorchDispatchMode):
     """Lists the operations that make a tensor of their own."""
 
     def __init__(self):
@@ -113,22 +125,26 @@ def test_layers_compute_nothing_that_they_share(n):
     assert "scaled_dot_product" in mode.names[0]
 
 
+def ring_on_a_gpu(dtype, d):
+    with FakeTensorMode():
+        return torch.empty(1, 5, 3, 2, d, dtype=dtype, device="cuda")
+
+
 def test_auto_takes_triton_where_it_can_run(monkeypatch):
     monkeypatch.setattr(module, "HAS_TRITON", True)
-    with FakeTensorMode():
-        frames = torch.zeros(2, dtype=torch.int64, device="cuda")
-        for dtype in (torch.float16, torch.bfloat16):
-            assert visibility(frames, torch.empty(1, 5, 3, 2, 64, dtype=dtype, device="cuda")).mask is None
-        for dtype, d in ((torch.float32, 64), (torch.bfloat16, 24), (torch.bfloat16, 8), (torch.bfloat16, 512)):
-            ring = torch.empty(1, 5, 3, 2, d, dtype=dtype, device="cuda")
-            assert visibility(frames, ring).mask is not None
-            assert triton_obstacle(ring)
-        ring = torch.empty(1, 5, 3, 2, 64, dtype=torch.bfloat16, device="cuda")
-        assert visibility(frames, ring, kernel="sdpa").mask is not None
-        monkeypatch.setattr(module, "HAS_TRITON", False)
-        assert visibility(frames, ring).mask is not None
-        with pytest.raises(ValueError, match="triton, which is not installed; use kernel='sdpa'"):
-            visibility(frames, ring, kernel="triton")
+    frames = torch.tensor([3, 4])
+    for dtype, d in ((torch.float16, 16), (torch.bfloat16, 128)):
+        assert visibility(frames, ring_on_a_gpu(dtype, d)).mask is None
+        assert visibility(frames, ring_on_a_gpu(dtype, d), kernel="triton").mask is None
+        assert visibility(frames, ring_on_a_gpu(dtype, d), kernel="sdpa").mask is not None
+    for dtype, d, why in ((torch.float32, 64, "not torch.float32"), (torch.bfloat16, 24, "16, 32, 64, 128, not 24")):
+        assert visibility(frames, ring_on_a_gpu(dtype, d)).mask is not None
+        with pytest.raises(ValueError, match=f"{why}; use kernel='sdpa'"):
+            visibility(frames, ring_on_a_gpu(dtype, d), kernel="triton")
+    monkeypatch.setattr(module, "HAS_TRITON", False)
+    assert visibility(frames, ring_on_a_gpu(torch.float16, 16)).mask is not None
+    with pytest.raises(ValueError, match="triton, which is not installed; use kernel='sdpa'"):
+        visibility(frames, ring_on_a_gpu(torch.float16, 16), kernel="triton")
 
 
 def test_what_cannot_run_is_refused():
@@ -145,5 +161,7 @@ def test_what_cannot_run_is_refused():
 
 
 def test_works_without_triton():
-    code = "import sys; sys.modules['triton'] = None; from models import ring_attention; sys.exit(ring_attention.HAS_TRITON)"
+    code = (
+        "import sys; sys.modules['triton'] = None; from models.ring_attention import HAS_TRITON; sys.exit(HAS_TRITON)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -44,8 +44,10 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **extra}
 
 
-def command(folder: Path, *overrides: str) -> list[str]:
-    target = [sys.executable, "-m", "profiling.generic_forward", f"--config-dir={OUTSIDE}"]
+def command(
+    folder: Path, *overrides: str, target: str = "generic_forward", quick: tuple[str, ...] = QUICK
+) -> list[str]:
+    start = [sys.executable, "-m", f"profiling.{target}", f"--config-dir={OUTSIDE}"]
     flags = [item for item in overrides if item.startswith("--")]  # argparse wants them before the overrides
     keys = [item for item in overrides if not item.startswith("--")]
-    return [*target, *flags, f"hydra.run.dir={folder}", *QUICK, *keys]
+    return [*start, *flags, f"hydra.run.dir={folder}", *quick, *keys]

@@ -19,3 +19,19 @@ def profile(tmp_path):
         return Outcome(done.returncode, done.stdout, done.stderr, folder)
 
     return run
+
+
+@pytest.fixture
+def realtime(tmp_path):
+    """Play the loop with `overrides` in a folder outside the repository."""
+    count = 0
+
+    def run(*overrides: str, folder: Path | None = None) -> Outcome:
+        nonlocal count
+        count += 1
+        folder = folder or tmp_path / f"realtime{count}"
+        start = command(folder, *overrides, target="realtime", quick=("device=cpu", "scale=tiny", "threads=1"))
+        done = subprocess.run(start, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        return Outcome(done.returncode, done.stdout, done.stderr, folder)
+
+    return run

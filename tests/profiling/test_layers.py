@@ -28,6 +28,7 @@ LAYERS = (
         "profiling.core.inputs",
         "profiling.core.weights",
         "profiling.core.config",
+        "profiling.frames",
     ),
     (
         "profiling.core.components",

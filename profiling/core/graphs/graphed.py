@@ -144,6 +144,7 @@ class CudaGraphed:
             recording = self._captured(given, args, kwargs, generators, put_back)
         self._recordings[key] = recording
         self._recorded += 1
+        SESSION.recorded += 1
         self._capture_seconds += time.perf_counter() - started - (self._warmup_seconds - warmed_before)
         return recording
 

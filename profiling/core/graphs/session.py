@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class _Session:
     enabled: bool = True
     epoch: int = 0  # counts the times that graphs were switched on again
+    recorded: int = 0  # graphs captured by all engines so far
 
 
 SESSION = _Session()

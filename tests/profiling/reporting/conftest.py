@@ -60,6 +60,47 @@ def build(variant: str, p50: float | None = None, **changes: Any) -> Record:
     return Record(**(content | changes))
 
 
+def frame_loop(p50: float = 9.0, **changes: Any) -> dict[str, Any]:
+    """Make the section of a loop of 600 frames that holds 60 FPS and all below, or whatever `changes` make of it."""
+    held = {"holds": True, "misses": 0, "longest_run": 0, "longest_stall_ms": 0.0}
+    missed = {"holds": False, "misses": 600, "longest_run": 600, "longest_stall_ms": 1.25}
+    rates = {24: held, 30: held, 60: held, 120: missed}
+    parts: dict[str, dict[str, float]] = {
+        "world": {"device_ms": 4.0, "host_ms": 0.5, "share": 0.24},
+        "picture": {"device_ms": 3.0, "host_ms": 0.25, "share": 0.18},
+        "sound": {"device_ms": 1.0, "host_ms": 0.125, "share": 0.06},
+        "deliver": {"device_ms": 0.25, "host_ms": 0.0625, "share": 0.015},
+        "wait": {"host_ms": 7.5, "share": 0.45},
+        "rest": {"host_ms": 0.2, "share": 0.012},
+    }
+    flat = {"first": 700 * MIB, "last": 700 * MIB, "min": 690 * MIB, "max": 700 * MIB}
+    settings = {"steps": 1, "commit": "fused", "schedule": "sequential", "pace": "free", "deliver": "host"}
+    section: dict[str, Any] = {
+        **{"frames": 600, "warmup_frames": 60, "target_fps": 60.0, **settings},
+        "stages": ["world", "picture", "sound", "deliver"],
+        "frame_ms": {"mean": p50, "std": 0.1, "min": 8.5, "p50": p50, "p95": 9.05, "p99": 9.1, "max": 9.5},
+        "latency_ms": {"p50": 9.2, "p99": 9.4},
+        **{"wall_fps": 110.25, "audio_rtf": 1.47, "late": 0, "holds": True, "sustained_fps": 109.2},
+        "budget": {"target_ms": 1000 / 60, "parts": parts, "overhead_ms": 0.75, "overhead_share": 0.083},
+        "deadlines": {
+            str(rate): {"fps": float(rate), "budget_ms": 1000 / rate, **kept} for rate, kept in rates.items()
+        },
+        "underruns": {"0": 3, "1": 1, "2": 0, "3": 0},
+        "steady": {"from_frame": 12, "settled": True, "p50": 8.99, "p99": 9.08},
+        "slope": {"us_per_frame": -0.01, "ci95": [-0.1, 0.08], "growing": False},
+        "slow": {"threshold_ms": 10.8, "count": 0, "causes": {}, "frames": []},
+        "memory": {"allocated": flat | {"bytes_per_frame": 0.0, "ci95": [0.0, 0.0], "leak": False}},
+        "throttle_reasons": [],
+    }
+    return section | changes
+
+
+def build_loop(variant: str, section: Mapping[str, Any] | None = None, **changes: Any) -> Record:
+    """Make an ok record of a pipeline that ran in a loop; `section` defaults to one that holds 60 FPS."""
+    content = {"target": "realtime", "component": "realtime", "realtime": section or frame_loop(), **changes}
+    return build(variant, **content)
+
+
 def faster(ratio: float) -> Mapping[str, Any]:
     return {"vs": "baseline", "wall": ratio, "ci95": [ratio - 0.1, ratio + 0.1]}
 
@@ -72,6 +113,32 @@ def make() -> Callable[..., Record]:
 @pytest.fixture
 def make_clocks() -> Callable[..., dict[str, Any]]:
     return clocks
+
+
+@pytest.fixture
+def loop() -> Callable[..., dict[str, Any]]:
+    return frame_loop
+
+
+@pytest.fixture
+def make_loop() -> Callable[..., Record]:
+    return build_loop
+
+
+@pytest.fixture
+def stalled() -> dict[str, Any]:
+    """The section of a loop in which 12 frames are late, and slow."""
+    section = frame_loop(late=12, holds=False)
+    section["frame_ms"] |= {"p99": 31.2, "max": 45.1}
+    section["deadlines"]["60"] |= {"holds": False, "misses": 12, "longest_run": 2, "longest_stall_ms": 28.43}
+    frames = [
+        {"frame": 60, "ms": 45.1, "causes": ["recompile 0/1", "garbage collection"]},
+        *({"frame": 100 + 20 * i, "ms": 40.0 - i, "causes": ["garbage collection"]} for i in range(8)),
+        *({"frame": 300 + 20 * i, "ms": 30.0 - i, "causes": ["not attributed"]} for i in range(3)),
+    ]
+    causes = {"not attributed": 3, "garbage collection": 9, "recompile 0/1": 1}
+    section["slow"] = {"threshold_ms": 10.8, "count": 12, "causes": causes, "frames": frames}
+    return section
 
 
 @pytest.fixture

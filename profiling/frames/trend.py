@@ -1,0 +1,106 @@
+"""Where a series of frame times settles, and whether it grows from there on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.ndimage import median_filter
+from scipy.stats import theilslopes
+
+from profiling.frames.series import Array
+
+#: Frames of a rolling median: up to seven stalled ones in a row do not move it.
+WINDOW = 15
+#: Settled is what stays this near to the median of the last half (no unit).
+NEAR = 0.03
+#: So much of the steady part must be near: a disturbance in its middle is no ramp.
+NEAR_SHARE = 0.9
+#: A slope is fitted to the medians of at most so many blocks, and of no fewer than the second: with fewer blocks an
+#: order of pure chance excludes 0 more often than the 0.1% that a verdict allows itself.
+BLOCKS, FEWEST_BLOCKS = 64, 8
+#: Frame times that grow by less of their median than this over the run (no unit) are not said to grow.
+GROWTH = 0.01
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Where the ramp ends; a series that never settles has no ramp, and all of it is looked at."""
+
+    from_frame: int
+    settled: bool
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A slope per frame, with the interval to print and the one to judge by."""
+
+    per_frame: float
+    ci95: tuple[float, float]
+    ci999: tuple[float, float]
+
+    @property
+    def rises(self) -> bool:
+        """Whether chance alone would hardly make it rise so."""
+        return self.ci999[0] > 0
+
+
+def find_steady(frame_ms: Array) -> Steady:
+    """Find the first frame from which on the rolling median stays near the median of the last half.
+
+    It must lie in the first half, or the series drifts all the way. Fewer than two windows of frames settle nothing.
+    """
+    frames = frame_ms.size
+    if frames < 2 * WINDOW:
+        return Steady(0, False)
+    rolling = rolling_median(frame_ms)
+    level = np.median(frame_ms[frames // 2 :])
+    # A median of WINDOW samples of deviation s deviates by 1.25 s / sqrt(WINDOW); five of these happen to nobody.
+    near = np.abs(rolling - level) <= max(NEAR * level, 5 * 1.25 * _noise(frame_ms) / np.sqrt(WINDOW))
+    for start in np.flatnonzero(near[: frames // 2 + 1]):
+        if near[start : start + WINDOW].all() and near[start:].mean() >= NEAR_SHARE:
+            return Steady(int(start), True)
+    return Steady(0, False)
+
+
+def rolling_median(values: Array) -> Array:
+    """Return the median [n] of the `WINDOW` frames around each one, the series mirrored at its ends."""
+    return median_filter(values, size=WINDOW, mode="reflect")
+
+
+def _noise(values: Array) -> float:
+    """Return the standard deviation from frame to frame, which neither a drift nor single spikes change."""
+    steps = np.diff(values)
+    return float(1.4826 * np.median(np.abs(steps - np.median(steps))) / np.sqrt(2))
+
+
+def fit_slope(frames: Array, values: Array) -> Slope | None:
+    """Fit a line to `values` [n] over `frames` [n] (ascending, all finite); None where they are too few.
+
+    Theil-Sen on the medians of blocks of neighbours. Sources: Theil, A rank-invariant method of linear and polynomial
+    regression analysis (1950); Sen, Estimates of the regression coefficient based on Kendall's tau (1968).
+    """
+    if values.size < FEWEST_BLOCKS:
+        return None
+    blocks = min(BLOCKS, values.size)
+    x = [np.median(part) for part in np.array_split(frames, blocks)]
+    y = [np.median(part) for part in np.array_split(values, blocks)]
+    usual: Any = theilslopes(y, x, alpha=0.95)
+    strict: Any = theilslopes(y, x, alpha=0.999)
+    interval, wide = ((float(fit.low_slope), float(fit.high_slope)) for fit in (usual, strict))
+    return Slope(float(usual.slope), interval, wide)
+
+
+def slope_section(frame_ms: Array, steady: Steady) -> dict[str, Any] | None:
+    """Return the slope of the steady part in µs a frame, and whether it grows; None where too few frames tell it."""
+    part = frame_ms[steady.from_frame :]
+    slope = fit_slope(np.arange(part.size, dtype=np.float64), part)
+    if slope is None:
+        return None
+    growth = slope.per_frame * (part.size - 1)
+    return {
+        "us_per_frame": 1000 * slope.per_frame,
+        "ci95": [1000 * bound for bound in slope.ci95],
+        "growing": slope.rises and growth > GROWTH * float(np.median(part)),
+    }

@@ -1,0 +1,92 @@
+"""The loop itself: begin frames when they are due, wait for them, and write down what each took."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from profiling.frames.series import NAMES
+from profiling.loop.pipeline import Clock, Pipeline, Ticket
+
+#: What happened in a frame that took so many milliseconds.
+Look = Callable[[int, float], Mapping[str, float]]
+Row = dict[str, float]
+
+
+def series_names(pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the names of the series that a loop over `pipeline` writes."""
+    stages = (f"{clock}_{stage}_ms" for clock in ("host", "device") for stage in pipeline.stages)
+    return (*NAMES, *stages)
+
+
+class Player:
+    """Plays frames of a pipeline, up to `depth` in the making at once; each finished one is a row given to `keep`.
+
+    `period` is the time between two due frames in seconds; None: a frame is due when there is room for it.
+    """
+
+    def __init__(self, pipeline: Pipeline, clock: Clock, look: Look, *, depth: int = 1, period: float | None = None):
+        self._pipeline, self._clock, self._look = pipeline, clock, look
+        self._depth, self._period = depth, period
+        self._pending: deque[tuple[Ticket, float, float]] = deque()
+
+    def play(self, frames: range, keep: Callable[[Row], None]) -> None:
+        """Make `frames`; times in the rows count from the first one's beginning."""
+        clock = self._clock
+        self._keep, self._start, self._row = keep, clock.now(), None
+        self._delivered = float("-inf")
+        for count, frame in enumerate(frames):
+            due = float("nan") if self._period is None else self._start + count * self._period
+            self._until(due)
+            action = clock.now()
+            self._close_gap(action)
+            try:
+                self._pending.append((self._pipeline.begin(frame), action, due))
+                while len(self._pending) >= self._depth:
+                    self._settle()
+            except BaseException:
+                self._close_gap(None)
+                raise
+        while self._pending:
+            self._settle()
+        self._close_gap(None)
+
+    def _until(self, due: float) -> None:
+        """Wait for `due` (NaN: do not), and notice frames that are finished meanwhile."""
+        while self._clock.now() < due:
+            if self._pending and self._pipeline.finished(self._pending[0][0]):
+                self._settle()
+            else:
+                self._clock.pause(due)
+
+    def _settle(self) -> None:
+        """Wait for the oldest frame in the making and write down what it took."""
+        ticket, action, due = self._pending.popleft()
+        waiting = self._clock.now()
+        self._pipeline.wait(ticket)
+        delivered = self._clock.now()
+        frame_ms = 1e3 * (delivered - max(action, self._delivered))
+        wait_ms = 1e3 * (delivered - waiting)
+        self._delivered = delivered
+        row = {
+            "action_ms": 1e3 * (action - self._start),
+            "due_ms": 1e3 * (due - self._start),
+            "delivered_ms": 1e3 * (delivered - self._start),
+            "frame_ms": frame_ms,
+            "latency_ms": 1e3 * (delivered - action),
+            "wait_ms": wait_ms,
+            "rest_ms": frame_ms - wait_ms - sum(ticket.host_ms.values()),
+            **{f"host_{stage}_ms": value for stage, value in ticket.host_ms.items()},
+            **{f"device_{stage}_ms": value for stage, value in self._pipeline.device_ms(ticket).items()},
+            **self._look(ticket.frame, frame_ms),
+        }
+        self._close_gap(action)
+        self._row = row
+
+    def _close_gap(self, action: float | None) -> None:
+        """Hand on the last row, now that the next frame's action tells how long the loop was at its own business."""
+        row, self._row = self._row, None
+        if row is not None and action is not None:
+            row["gap_ms"] = max(0.0, 1e3 * (action - self._start) - row["delivered_ms"])
+        if row is not None:
+            self._keep(row)

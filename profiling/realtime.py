@@ -1,0 +1,82 @@
+"""The loop of a real-time application, frame by frame against a deadline: `python -m profiling.realtime`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from profiling.core.config import RunConfig, read_config
+from profiling.core.job import ComponentSpec
+from profiling.errors import InputError, did_you_mean
+from profiling.targets import execute, main
+
+TARGET = "realtime"
+CELL = "profiling.loop.cell.RealtimeCell"
+MIXED = "profiling.variants.mixed.Mixed"
+ROLES = ("world", "picture", "sound")
+
+
+def run(cfg: DictConfig, folder: Path) -> int:
+    """Play the loop under every variant, or under one that is mixed."""
+    config = read_config(cfg)
+    stages = chosen_stages(config)
+    procedure = {
+        "_target_": CELL,
+        "options": config.source["loop"],
+        "stages": json.dumps({role: asdict(spec) for role, spec in stages.items()}),
+    }
+    pipeline = replace(stages["world"], name=TARGET, checkpoint=None)
+    variants = mixed(config) or config.variants
+    return execute(TARGET, replace(config, components=(pipeline,), variants=variants, procedure=procedure), folder)
+
+
+def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
+    """Return the component of each role.
+
+    Raises:
+        InputError: a role without a component, or a name that is none of those chosen.
+
+    """
+    components = {spec.name: spec for spec in config.components}
+    names: Mapping[str, Any] = config.source.get("stages") or {}
+    found = {}
+    for role in ROLES:
+        name = names.get(role)
+        if name not in components:
+            raise InputError(
+                f"stages.{role}={name} is none of the components {', '.join(components)}."
+                f"{did_you_mean(str(name), components)} Name it in component=[...] too."
+            )
+        found[role] = components[name]
+    return found
+
+
+def mixed(config: RunConfig) -> dict[str, Mapping[str, Any]] | None:
+    """Return the one variant that `mix` asks for, or None where it asks for nothing.
+
+    Raises:
+        InputError: a stage that there is not or is left out, or a variant that is not among those chosen.
+
+    """
+    mix: Mapping[str, Any] | None = config.source.get("mix")
+    if not mix:
+        return None
+    known = ("whole",) if config.source["loop"].get("schedule") == "one_graph" else ROLES
+    if set(mix) != set(known):
+        raise InputError(f"mix={dict(mix)}: name a variant for each of {', '.join(known)}, and for nothing else.")
+    for stage, name in mix.items():
+        if name not in config.variants:
+            raise InputError(
+                f"mix.{stage}={name} is none of variant=[{','.join(config.variants)}]."
+                f"{did_you_mean(str(name), config.variants)} Add it there."
+            )
+    return {"mixed": {"_target_": MIXED, "stages": {stage: dict(config.variants[name]) for stage, name in mix.items()}}}
+
+
+if __name__ == "__main__":
+    main(TARGET, run)
