@@ -10,7 +10,7 @@ NAME ?=
 # What CI and the tests share; a user's own caches are left alone.
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup profile trace checkpoints report test test-gpu test-slow lint format clean
+.PHONY: help setup profile trace realtime checkpoints report test test-gpu test-slow lint format clean
 
 help: ## this list
 	@echo "make TARGET [ARGS=\"key=value ...\"]"
@@ -31,6 +31,9 @@ profile: setup ## the main job: three components under four variants
 
 trace: setup ## the main job with profiler traces and compile reports; prints the paths to open
 	$(PY) -m profiling.generic_forward trace=true $(ARGS)
+
+realtime: setup ## the loop of a real-time application, frame by frame against a deadline
+	$(PY) -m profiling.realtime $(ARGS)
 
 checkpoints: setup ## download the published weights that are missing (NAME=audio_vae takes one)
 	$(PY) -m profiling.checkpoints $(NAME)

@@ -6,8 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "h200"
 RESULTS_CPU = ROOT / "docs" / "results" / "cpu"
-SWEEP, TRAINING, LAUNCHES = (
-    ROOT / "docs" / "results" / f"h200_{name}" for name in ("sweep_clip_text", "training_step", "launch_overhead")
+SWEEP, TRAINING, LAUNCHES, REALTIME = (
+    ROOT / "docs" / "results" / f"h200_{name}"
+    for name in ("sweep_clip_text", "training_step", "launch_overhead", "realtime")
 )
 
 
@@ -38,6 +39,12 @@ def training_block() -> str:
     return f"{table}\n\nMemory by phase, MiB:\n\n{section(TRAINING, 'Memory by phase')}"
 
 
+def realtime_block() -> str:
+    """Return the verdict of the committed loop, its table and its stage budget."""
+    tables = [section(REALTIME, title) for title in ("Verdict", "Frames", "Stage budget")]
+    return "\n\n".join(tables)
+
+
 def launches_block() -> str:
     """Return the headline table of the committed calibration."""
     return "\n".join(line for line in section(LAUNCHES, "What a launch costs").split("\n\n")[0].splitlines())
@@ -47,6 +54,7 @@ def filled(readme: str) -> str:
     """Return the README with its blocks as they must be."""
     blocks = {
         "results": results_block(),
+        "realtime": realtime_block(),
         "sweep": section(SWEEP, "Total time with preparation"),
         "training": training_block(),
         "launches": launches_block(),

@@ -25,6 +25,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
     """Play the loop under every variant, or under one that is mixed."""
     config = read_config(cfg)
     stages = chosen_stages(config)
+    stages["world"] = with_passes(stages["world"], config.source)
     procedure = {
         "_target_": CELL,
         "options": config.source["loop"],
@@ -54,6 +55,23 @@ def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
             )
         found[role] = components[name]
     return found
+
+
+def with_passes(world: ComponentSpec, source: Mapping[str, Any]) -> ComponentSpec:
+    """Return the world model's spec with the denoising that the command line asks for.
+
+    Raises:
+        InputError: it has no such argument.
+
+    """
+    asked = {name: source[name] for name in ("steps", "commit", "guidance") if source.get(name) is not None}
+    for name in asked:
+        if name not in world.module:
+            raise InputError(
+                f"{name}={asked[name]}: component.{world.name}.module has no {name}. Leave it out, or take a component "
+                "that has one, world_model_frame for example."
+            )
+    return replace(world, module={**world.module, **asked})
 
 
 def mixed(config: RunConfig) -> dict[str, Mapping[str, Any]] | None:

@@ -38,10 +38,17 @@ def realtime_legend(records: Sequence[Record]) -> tuple[str, ...]:
 
 
 def realtime_lines(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return a line for each loop: its ramp, the slope of its frame times, spikes, overhead, clocks held down."""
+    """Return a line for each loop: ramp, slope of its frame times, spikes, overhead, sound, clocks held down."""
     lines = []
     for record in records:
-        parts = (_steady(record), _slope(record), spikes(record), _overhead(record), _throttled(record))
+        parts = (
+            _steady(record),
+            _slope(record),
+            spikes(record),
+            _overhead(record),
+            _sound(record),
+            _throttled(record),
+        )
         said = "; ".join(filter(None, parts))
         if is_realtime(record) and said:
             mark = "" if is_right(record) else f" ({record.status}, its times do not count)"
@@ -120,6 +127,21 @@ def _overhead(record: Record) -> str:
         return ""
     part = "" if share is None else f" ({share:.1%})"
     return f"{significant(overhead, 3)} ms of a frame{part} beside the longest path of its stages"
+
+
+def _sound(record: Record) -> str:
+    """Say which window of latents is decoded, and how near shorter ones come to the whole."""
+    sound = mapping_at(record.realtime, "sound")
+    kind, decoded, whole_window = at(sound, "window"), number_at(sound, "decoded"), number_at(sound, "of")
+    if not isinstance(kind, str) or decoded is None or whole_window is None:
+        return ""
+    near = [
+        f"{length} at {db:.1f}"
+        for length in mapping_at(sound, "snr_db")
+        if (db := number_at(sound, "snr_db", length)) is not None
+    ]
+    ratios = f" (newest latents alone, dB to the whole window: {', '.join(near)})" if near else ""
+    return f"sound {one_line(kind)}, {decoded:.0f} of {whole_window:.0f} latents{ratios}"
 
 
 def _throttled(record: Record) -> str:

@@ -269,3 +269,14 @@ def test_hostile_sections_do_not_break_the_others(
     assert found[BUDGET][0]["stage"] == "world"
     for render in (render_console, render_markdown):
         assert not re.search(r"\b(nan|inf|None)\b", render(records, {}, tmp_path))
+
+
+def test_the_sound_line_says_what_is_decoded_and_how_near_less_would_come(loop: Loop, make_loop: MakeLoop) -> None:
+    facts = {"window": "exact", "decoded": 120, "of": 120, "snr_db": {"30": 8.27, "60": 11.36}, "snr_bar_db": 40}
+    (line,) = realtime_lines([make_loop("cuda_graph", loop(sound=facts))])
+    assert (
+        "; sound exact, 120 of 120 latents (newest latents alone, dB to the whole window: 30 at 8.3, 60 at 11.4)"
+        in line
+    )
+    (line,) = realtime_lines([make_loop("cuda_graph", loop(sound={"window": "exact"}))])
+    assert "sound" not in line

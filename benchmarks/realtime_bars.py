@@ -1,0 +1,66 @@
+"""What the loop must reach, read from runs: python benchmarks/realtime_bars.py [FOLDER]   (default docs/results)
+
+The runs, on one GPU (their commands are in their environment.json):
+  h200_world_model       generic_forward component=[world_model_step,...]
+  h200_realtime          realtime, sequential, free
+  h200_realtime_paced    the same with loop.pace=realtime
+  h200_realtime_overlap  the same with loop.schedule=overlap and 10000 frames
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from profiling.core.records import Record, read_records
+
+ROOT = Path(__file__).resolve().parents[1]
+FRAME_MS = 1000 / 60
+
+
+def record(folder: Path, run: str, component: str, variant: str = "compile_cuda_graph") -> Record:
+    return {found.cell: found for found in read_records(folder / f"h200_{run}")}[component, variant]
+
+
+def loop(folder: Path, run: str) -> Any:
+    return record(folder, run, "realtime").realtime
+
+
+def bars(folder: Path) -> list[tuple[str, str, str, bool]]:
+    """Return (what, bar, measured, reached)."""
+    step = record(folder, "world_model", "world_model_step").metrics["device_ms"]["p50"]
+    sequential, paced, overlap = (loop(folder, f"realtime{end}") for end in ("", "_paced", "_overlap"))
+    p99, over = sequential["frame_ms"]["p99"], overlap["frame_ms"]["p99"]
+    spent, share = sequential["budget"]["overhead_ms"], sequential["budget"]["overhead_share"]
+    allocated = overlap["memory"]["allocated"]
+    low, high = overlap["slope"]["ci95"]
+    return [
+        ("world_model_step, captured, device median, ms", "<= 1.5", f"{step:.3f}", step <= 1.5),
+        ("sequential, delivered to the host, p99, ms", f"<= {FRAME_MS:.1f}", f"{p99:.2f}", p99 <= FRAME_MS),
+        ("overlap, p99, ms", f"<= {p99:.2f}", f"{over:.2f}", over <= p99),
+        (f"late of {paced['frames']} paced frames", "0", str(paced["late"]), paced["late"] == 0),
+        ("overhead of the loop, ms (share)", "< 0.2 or 5%", f"{spent:.3f} ({share:.1%})", spent < 0.2 or share < 0.05),
+        (
+            f"allocated over {overlap['frames']} frames, max - min, bytes",
+            "0",
+            str(allocated["max"] - allocated["min"]),
+            allocated["max"] == allocated["min"],
+        ),
+        (
+            "slope of the frame time, ns a frame, 95% interval",
+            "holds 0",
+            f"[{1000 * low:.3g}, {1000 * high:.3g}]",
+            low <= 0 <= high,
+        ),
+    ]
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "results"
+    rows = [(what, bar, value, "yes" if ok else "no") for what, bar, value, ok in bars(folder)]
+    print(tabulate(rows, ("what", "bar", "measured", "reached"), "github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
