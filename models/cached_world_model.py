@@ -8,7 +8,6 @@ Every index is a tensor on the device and every shape is fixed, so a captured or
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Self, cast
 
@@ -17,51 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import Attend, attend
+from models.frame_options import FrameOptions
+from models.in_memory import in_memory
 from models.merged_linears import MergedLinears
 from models.noise_schedule import NoiseSchedule
-from models.params import require
 from models.precision import at_least_fp32
-from models.ring_attention import KERNELS, Kernel, ring_attention, visibility
+from models.ring_attention import Kernel, Visibility, ring_attention, visibility
 from models.ring_cache import RingCache
 from models.steering import Steering
 from models.transformer import Block
 from models.world_model import WorldModel, WorldModelParams
-
-COMMITS = ("fused", "separate")
-
-
-@dataclass(frozen=True)
-class FrameOptions:
-    """How a frame is made.
-
-    `steps` denoising passes, Euler steps from noise (t = 1) to the latent (t = 0). `commit=fused`: a frame is committed
-    in the first pass of the next, with twice the tokens and the same weights to read; `separate`: in a pass of its own.
-    `guidance` is the scale of classifier-free guidance, a second row of the batch without controls (None: off).
-    `kernel` is that of `models.ring_attention`.
-
-    Raises:
-        ValueError: a value out of range.
-
-    """
-
-    steps: int = 1
-    t_commit: float = 0.0
-    commit: str = "fused"
-    guidance: float | None = None
-    batch: int = 1
-    kernel: str = "auto"
-
-    def __post_init__(self) -> None:
-        require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: a whole number of at least 1")
-        require(isinstance(self.batch, int) and self.batch >= 1, f"batch={self.batch}: a whole number of at least 1")
-        require(0 <= self.t_commit <= 1, f"t_commit={self.t_commit}: a noise level from 0 to 1")
-        require(self.commit in COMMITS, f"commit={self.commit!r} is none of {', '.join(COMMITS)}")
-        require(self.kernel in KERNELS, f"kernel={self.kernel!r} is none of {', '.join(KERNELS)}")
-
-    @property
-    def rows(self) -> int:
-        """Rows of the batch inside the network."""
-        return self.batch if self.guidance is None else 2 * self.batch
 
 
 class CachedWorldModel(WorldModel):
@@ -167,7 +131,7 @@ class CachedWorldModel(WorldModel):
                     torch.cat((self.last_x.unsqueeze(1), latents[0]), dim=1),
                     torch.cat((self.last_audio.unsqueeze(1), latents[1]), dim=1),
                 )
-                rows, frames = vectors[:, :2], torch.cat((now - 1, now))
+                rows, frames = vectors[:, :2], in_memory(torch.cat((now - 1, now)))
             velocity = self._velocity(*latents, rows, frames)
             video, sound = video - delta * velocity[0], sound - delta * velocity[1]
         made = video.to(x.dtype), sound.to(audio.dtype)
@@ -175,13 +139,13 @@ class CachedWorldModel(WorldModel):
             self._remember(*made, mouse, btn)
         else:
             latents = self._doubled(made[0].unsqueeze(1), made[1].unsqueeze(1))
-            self._through_blocks(latents, vectors[:, :1], now, self._in_ring(now))
+            self._through_ring(latents, vectors[:, :1], now)
         self.position.add_(1)
         return made
 
     def _velocity(self, x: Tensor, audio: Tensor, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last frame's velocity, fp32 or wider, of g frames: x [b, g, c, h, w], vectors [b, g, …]."""
-        tokens = self._through_blocks(self._doubled(x, audio), vectors, frames, self._in_ring(frames))
+        tokens = self._through_ring(self._doubled(x, audio), vectors, frames)
         heads = (self.steering.head(vectors[:, -1:], index) for index in range(2))
         video, sound = (at_least_fp32(out.squeeze(1)) for out in self.heads(tokens[:, -1:], *heads))
         if self.options.guidance is None:
@@ -190,6 +154,19 @@ class CachedWorldModel(WorldModel):
         guided = ((plain + scale * (given - plain)) for given, plain in (video.chunk(2), sound.chunk(2)))
         return next(guided), next(guided)
 
+    def _through_ring(self, latents: tuple[Tensor, Tensor], vectors: Tensor, frames: Tensor) -> Tensor:
+        """Return the last block's tokens [b, g, m, d] of g frames of latents, which are written into the rings."""
+        seen = visibility(frames, self._rings[0].k, kernel=cast(Kernel, self.options.kernel))
+        if seen.mask is not None:
+            return self._through_blocks(latents, vectors, frames, self._in_ring(seen))
+        from models.fused_blocks import through_layers  # where triton is not installed, nobody gets here
+
+        steers = (self.steering.block(vectors, index) for index in range(len(self._blocks)))
+        layers = zip(self._blocks, self._rings, steers, strict=True)
+        shared = self._tokens(latents), self.transformer.rotary.at(frames), self._slots(frames)
+        tokens, rotation, slots = (in_memory(tensor) for tensor in shared)
+        return through_layers(tokens, layers, rotation, slots, seen)
+
     def _through_blocks(
         self,
         latents: tuple[Tensor, Tensor],
@@ -197,19 +174,21 @@ class CachedWorldModel(WorldModel):
         frames: Tensor,
         attend_in: Callable[[RingCache, Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """Return the last block's tokens [b, g, m, d] of g frames of latents, each embedded as the newest one."""
-        tokens = self.embed(*latents) + self.pos_enc(1, self.params.tokens_per_frame)
-        rotation = self.transformer.rotary.at(frames)
+        """Do it in plain operations; `attend_in` also keeps the keys and values that it is given."""
+        tokens, rotation = self._tokens(latents), self.transformer.rotary.at(frames)
         for index, (block, cache) in enumerate(zip(self._blocks, self._rings, strict=True)):
             inner: Attend = partial(attend_in, cache)
             attended = partial(block.attn.attended, rotation=rotation, attend=inner)
             tokens = block.steered(tokens, self.steering.block(vectors, index), attended)
         return tokens
 
-    def _in_ring(self, frames: Tensor) -> Callable[[RingCache, Tensor, Tensor, Tensor], Tensor]:
+    def _tokens(self, latents: tuple[Tensor, Tensor]) -> Tensor:
+        """Return tokens [b, g, m, d] of g frames, each embedded as the newest one."""
+        return self.embed(*latents) + self.pos_enc(1, self.params.tokens_per_frame)
+
+    def _in_ring(self, seen: Visibility) -> Callable[[RingCache, Tensor, Tensor, Tensor], Tensor]:
         """Return what writes the g frames' keys and values into a ring and attends to it."""
-        m, kernel = self.params.tokens_per_frame, cast(Kernel, self.options.kernel)
-        slots, seen = self._slots(frames), visibility(frames, self._rings[0].k, kernel=kernel)
+        m, slots = self.params.tokens_per_frame, self._slots(seen.frames)
 
         def write_and_attend(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (tensor.unflatten(1, (-1, m)) for tensor in (q, k, v))  # [b, g, m, heads, head_dim]

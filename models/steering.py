@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from models.in_memory import in_memory
 from models.merged_linears import MergedLinears
 from models.transformer import Block, Modulation, OutputHead
 
@@ -35,7 +36,7 @@ class Steering(nn.Module):
 
     def forward(self, activated: Tensor) -> Tensor:
         """Return every vector for SiLU(condition) [b, n, d]: [b, n, (6·blocks + 2·heads)·d], factors (1 + scale)."""
-        return self.merged(activated) + self.offsets
+        return in_memory(self.merged(activated) + self.offsets)
 
     def block(self, vectors: Tensor, index: int) -> Modulation:
         """Return what the condition does to a block, from `vectors` [b, n, …]."""

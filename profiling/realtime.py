@@ -24,6 +24,8 @@ ROLES = ("world", "picture", "sound")
 def run(cfg: DictConfig, folder: Path) -> int:
     """Play the loop under every variant, or under one that is mixed."""
     config = read_config(cfg)
+    if not isinstance(config.source["loop"], Mapping):
+        raise InputError(f"loop={config.source['loop']}: it has options, loop.frames=600 for example. See --help.")
     stages = chosen_stages(config)
     stages["world"] = with_passes(stages["world"], config.source)
     procedure = {
@@ -40,15 +42,17 @@ def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
     """Return the component of each role.
 
     Raises:
-        InputError: a role without a component, or a name that is none of those chosen.
+        InputError: no mapping, a role without a component, or a name that is none of those chosen.
 
     """
     components = {spec.name: spec for spec in config.components}
-    names: Mapping[str, Any] = config.source.get("stages") or {}
+    names: Any = config.source.get("stages") or {}
+    if not isinstance(names, Mapping):
+        raise InputError(f"stages={names}: a component for each role, stages.picture=picture_stage for example.")
     found = {}
     for role in ROLES:
         name = names.get(role)
-        if name not in components:
+        if not isinstance(name, str) or name not in components:
             raise InputError(
                 f"stages.{role}={name} is none of the components {', '.join(components)}."
                 f"{did_you_mean(str(name), components)} Name it in component=[...] too."
@@ -78,17 +82,18 @@ def mixed(config: RunConfig) -> dict[str, Mapping[str, Any]] | None:
     """Return the one variant that `mix` asks for, or None where it asks for nothing.
 
     Raises:
-        InputError: a stage that there is not or is left out, or a variant that is not among those chosen.
+        InputError: no mapping, a stage that there is not or is left out, or a variant that is not among those chosen.
 
     """
-    mix: Mapping[str, Any] | None = config.source.get("mix")
+    mix: Any = config.source.get("mix")
     if not mix:
         return None
     known = ("whole",) if config.source["loop"].get("schedule") == "one_graph" else ROLES
-    if set(mix) != set(known):
-        raise InputError(f"mix={dict(mix)}: name a variant for each of {', '.join(known)}, and for nothing else.")
+    if not isinstance(mix, Mapping) or set(mix) != set(known):
+        example = ",".join(f"{stage}:baseline" for stage in known)
+        raise InputError(f"mix={mix}: name a variant for each stage and nothing else, as in mix={{{example}}}.")
     for stage, name in mix.items():
-        if name not in config.variants:
+        if not isinstance(name, str) or name not in config.variants:
             raise InputError(
                 f"mix.{stage}={name} is none of variant=[{','.join(config.variants)}]."
                 f"{did_you_mean(str(name), config.variants)} Add it there."

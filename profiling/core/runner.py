@@ -23,6 +23,7 @@ from profiling.core.progress import Progress
 from profiling.core.records import BASELINE, Record, append_record
 from profiling.core.stats import ratio_interval
 from profiling.errors import InputError
+from profiling.loop.rescued import rescued_section
 from profiling.tracing.compile_log import CompileLogError, parse_compile_log
 from profiling.tracing.kernels import list_kernels
 
@@ -127,6 +128,8 @@ class Run:
             return
         for left_over in ("kernels", "torch_trace"):  # of an earlier attempt at this cell, which was not kept
             shutil.rmtree(self.folder / left_over / job.name, ignore_errors=True)
+        for frames in (self.folder / "cells").glob(f"{job.name}.frames.*"):
+            frames.unlink()
         outcome = Outcome(base)
         try:
             outcome.killed = executor.perform({"cell": job.to_json()}, job.name, outcome.listener(self.progress))
@@ -166,17 +169,27 @@ class Run:
         return replace(record, speedup=speedup)
 
     def _with_files(self, record: Record, job: Job) -> Record:
-        """Add what the cell's process left in the run folder: compile log, kernels. Its numbers stand without them."""
-        try:
-            return self._read_files(record, job)
-        except (CompileLogError, OSError) as error:
-            return replace(record, notes=(*record.notes, " ".join(str(error).split())))
+        """Add what the cell's process left in the run folder: frames, kernels, compile log.
 
-    def _read_files(self, record: Record, job: Job) -> Record:
+        Its numbers stand without them.
+        """
+        for read in (self._with_frames, self._with_kernels, self._with_compile_log):
+            try:
+                record = read(record, job)
+            except (CompileLogError, OSError, ValueError) as error:
+                record = replace(record, notes=(*record.notes, " ".join(str(error).split())))
+        return record
+
+    def _with_frames(self, record: Record, job: Job) -> Record:
+        section = rescued_section(self.folder, job)
+        return record if section is None or record.realtime is not None else replace(record, realtime=section)
+
+    def _with_kernels(self, record: Record, job: Job) -> Record:
         kernels = list_kernels(self.folder / "kernels" / job.name)
-        if kernels:
-            listed = tuple({**asdict(k), "file": f"kernels/{job.name}/{k.file}"} for k in kernels)
-            record = replace(record, kernels=listed)
+        listed = tuple({**asdict(k), "file": f"kernels/{job.name}/{k.file}"} for k in kernels)
+        return replace(record, kernels=listed) if kernels else record
+
+    def _with_compile_log(self, record: Record, job: Job) -> Record:
         if not job.settings.trace or self.config.isolation == "none":
             return record
         self.progress.phase("parse")

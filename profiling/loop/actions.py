@@ -48,16 +48,16 @@ def read_actions(path: Path, axes: int, buttons: int) -> Actions:
     """
     try:
         with np.load(path, allow_pickle=False) as content:
-            found = {name: np.asarray(content[name], dtype=np.float32) for name in ("mouse", "btn")}
-    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+            found = {name: content[name].astype(np.float32, casting="same_kind") for name in ("mouse", "btn")}
+    except (OSError, ValueError, TypeError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
         raise InputError(
             f"loop.actions={path}: {' '.join(str(error).split())}. Save it with numpy.savez(path, mouse=[n, {axes}], "
             f"btn=[n, {buttons}])."
         ) from None
     wanted = {"mouse": axes, "btn": buttons}
-    length = len(found["mouse"])
+    length = found["mouse"].shape[:1]
     for name, width in wanted.items():
-        if found[name].shape != (length, width) or length == 0 or not np.isfinite(found[name]).all():
+        if found[name].shape != (*length, width) or length == (0,) or not np.isfinite(found[name]).all():
             raise InputError(
                 f"loop.actions={path}: {name} is {list(found[name].shape)}, wanted are finite numbers [n, {width}] "
                 "with the same n, at least 1, in mouse and btn."

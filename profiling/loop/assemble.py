@@ -71,6 +71,10 @@ class Slots:
         """Keep `value` of a frame."""
         self._held[name, frame % self.depth] = value
 
+    def keep(self, name: str, frame: int, value: Tensor) -> None:
+        """Keep `value`: as it is where frames follow each other, a copy where the next one is in the making already."""
+        (self.put if self.depth == 1 else self.copy)(name, frame, value)
+
     def copy(self, name: str, frame: int, value: Tensor) -> None:
         """Keep a copy of `value`, which may be a graph's own memory, in memory that stays."""
         place = self._held.get((name, frame % self.depth))
@@ -155,7 +159,7 @@ def _stages(
 
         def run(frame: int) -> None:
             latent.copy_(slots.get(f"latent of {name}", frame))
-            slots.put(name, frame, steps[name].run())
+            slots.keep(name, frame, steps[name].run())
 
         return run
 

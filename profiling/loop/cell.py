@@ -30,6 +30,7 @@ from profiling.loop.options import LoopOptions
 from profiling.loop.parts import Parts, blueprints_of, expected_of, parts_of
 from profiling.loop.pipeline import Pipeline
 from profiling.loop.play import Player, series_names
+from profiling.loop.rescued import known_facts
 from profiling.loop.sound import choose_window
 from profiling.loop.watch import FrameWatch
 from profiling.metrics.metric import Subject
@@ -128,7 +129,7 @@ class RealtimeCell(Cell):
     def _actions(self, world: Component) -> Actions:
         axes, buttons = (world.inputs[name].shape[-1] for name in ("mouse", "btn"))
         if self.options.actions is not None:
-            return read_actions(Path(self.options.actions), axes, buttons)
+            return read_actions(Path(str(self.options.actions)), axes, buttons)
         frames, warmup = self.options.counts(world.device.type)
         return drawn_actions(frames + warmup, axes, buttons, self.job.settings.seed)
 
@@ -151,18 +152,14 @@ class RealtimeCell(Cell):
             journal.close()
             series = rescue(run, self.job.name)
             assert series is not None
-            self._summarize(series, watch, warmup, sound)
+            self._summarize(series, watch, sound)
 
-    def _summarize(self, series: Series, watch: FrameWatch, warmup: int, sound: Mapping[str, Any]) -> None:
+    def _summarize(self, series: Series, watch: FrameWatch, sound: Mapping[str, Any]) -> None:
         options, settings = self.options, self.job.settings
         facts = {
-            "warmup_frames": warmup,
-            "schedule": options.schedule,
-            "deliver": options.deliver,
-            "garbage": options.garbage,
+            **known_facts(options, self.stages, settings.device),
             "sound": dict(sound),
             "throttle_reasons": sorted(watch.throttle_reasons),
-            **self._world_facts(),
         }
         samples = sound.get("samples") if settings.scale == "full" else None  # tiny networks make no 44.1 kHz
         section = summarize_frames(
@@ -177,10 +174,6 @@ class RealtimeCell(Cell):
         disturbed = _compiled_or_captured(series, watch.events)
         if disturbed is not None:
             self.problems.append(("invalid", f"after the warm-up: {disturbed}"))
-
-    def _world_facts(self) -> dict[str, Any]:
-        module = json.loads(self.stages)[WORLD]["module"]
-        return {name: module[name] for name in ("steps", "commit", "guidance") if module.get(name) is not None}
 
     def _trace(self, pipeline: Pipeline, device: torch.device) -> None:
         """Profile some steady frames into the run folder."""

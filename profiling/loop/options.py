@@ -54,7 +54,9 @@ class LoopOptions:
         _choice("garbage", self.garbage, GARBAGE)
         for name, least in (("frames", 1), ("warmup_frames", 1), ("sound_latents", 1), ("profile_frames", 1)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is None and name in ("frames", "warmup_frames"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"loop.{name}={value!r}: a whole number, at least {least}.")
         for name in ("fps", "sound_snr_db"):
             value = getattr(self, name)

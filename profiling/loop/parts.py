@@ -55,10 +55,36 @@ def blueprints_of(specs: Mapping[str, ComponentSpec], settings: Settings) -> dic
 
 
 def expected_of(blueprints: Mapping[str, Blueprint], settings: Settings, *, whole: bool) -> dict[str, Outputs]:
-    """Return what the float32 modules make of inputs that no variant is prepared with."""
+    """Return what the float32 modules make of inputs that no variant is prepared with.
+
+    Raises:
+        InputError: a module fails on its inputs, or does not take what the world model makes.
+
+    """
     found = _components(blueprints, torch.float32, settings.seed, whole=whole)
     with torch.inference_mode(), strict_float32():
-        return {name: first_call(component, settings.seed + CHECK_SEED) for name, component in found.items()}
+        expected = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in found.items()}
+    if not whole:  # as one they have just handed over
+        _check_hand_over(blueprints, found, list(expected[WORLD].values()))
+    return expected
+
+
+def _check_hand_over(
+    blueprints: Mapping[str, Blueprint], components: Mapping[str, Component], made: list[torch.Tensor]
+) -> None:
+    """Check that each decoder takes what the world model `made`: copying would stretch some shapes silently."""
+    shapes = [list(tensor.shape) for tensor in made]
+    if len(made) != 2:
+        raise InputError(
+            f"stages.world={blueprints[WORLD].spec.name}: it makes {shapes}, and not a latent of each kind."
+        )
+    for role, shape in zip((PICTURE, SOUND), shapes, strict=True):
+        (latent,) = components[role].inputs.values()
+        if list(latent.shape) != shape:
+            raise InputError(
+                f"stages.{role}={blueprints[role].spec.name}: it takes {list(latent.shape)}, and the world model hands "
+                f"it {shape}. Name a component that is made for these latents."
+            )
 
 
 def parts_of(

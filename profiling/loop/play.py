@@ -35,21 +35,19 @@ class Player:
         clock = self._clock
         self._keep, self._start, self._row = keep, clock.now(), None
         self._delivered = float("-inf")
-        for count, frame in enumerate(frames):
-            due = float("nan") if self._period is None else self._start + count * self._period
-            self._until(due)
-            action = clock.now()
-            self._close_gap(action)
-            try:
+        try:
+            for count, frame in enumerate(frames):
+                due = float("nan") if self._period is None else self._start + count * self._period
+                self._until(due)
+                action = clock.now()
+                self._close_gap(action)
                 self._pending.append((self._pipeline.begin(frame), action, due))
                 while len(self._pending) >= self._depth:
                     self._settle()
-            except BaseException:
-                self._close_gap(None)
-                raise
-        while self._pending:
-            self._settle()
-        self._close_gap(None)
+            while self._pending:
+                self._settle()
+        finally:  # whatever ends the loop, the last row is kept
+            self._close_gap(None)
 
     def _until(self, due: float) -> None:
         """Wait for `due` (NaN: do not), and notice frames that are finished meanwhile."""

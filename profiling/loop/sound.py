@@ -65,7 +65,7 @@ def choose_window(stage: Any, world: Component, options: LoopOptions, seed: int)
     lengths = sorted({min(asked, window), *(max(1, round(share * window)) for share in SHARES)} - {window})
     found = windows_snr(stage, latents_of(world, window + TRIALS - 1, seed), lengths)
     good = found.get(asked, math.inf) >= options.sound_snr_db
-    short = options.sound == "windowed" or (options.sound == "auto" and good)
+    short = asked < window and (options.sound == "windowed" or (options.sound == "auto" and good))
     stage.decoded = asked if short else window
     return {
         "window": "windowed" if short else "exact",

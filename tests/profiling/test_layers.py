@@ -46,6 +46,7 @@ LAYERS = (
         "profiling.core.forward",
         "profiling.calibration.cell",
         "profiling.training",
+        "profiling.loop",
         "profiling.core.tasks",
         "profiling.core.worker",
         "profiling.core.isolation",
@@ -61,6 +62,7 @@ LAYERS = (
         "profiling.shape_sweep",
         "profiling.training_step",
         "profiling.launch_overhead",
+        "profiling.realtime",
         "profiling.report",
         "profiling.checkpoints",
     ),
@@ -127,7 +129,14 @@ def test_only_targets_and_one_file_know_hydra():
 
 
 @pytest.mark.parametrize(
-    "module", ["profiling.report", "profiling.generic_forward", "profiling.shape_sweep", "profiling.core.runner"]
+    "module",
+    [
+        "profiling.report",
+        "profiling.generic_forward",
+        "profiling.shape_sweep",
+        "profiling.realtime",
+        "profiling.core.runner",
+    ],
 )
 def test_torch_is_not_imported_by(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

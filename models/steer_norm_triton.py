@@ -1,0 +1,108 @@
+"""The end of one branch of a block and the start of the next, in one kernel: gated add, LayerNorm, factor and shift.
+
+A pass has a few dozen tokens, so what counts is the number of launches and of trips to memory: a program holds a whole
+row in registers, reads it once, and writes both the residual stream and what goes into the next matrix product.
+"""
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+PER_WARP = 256  # elements: 8 a thread, which in half precision are one load of 16 bytes
+
+
+@triton.jit
+def _steer_norm(
+    residual, branch, gate, factor, shift, summed, normed,
+    gate_b, gate_g, factor_b, factor_g, shift_b, shift_g,
+    eps: tl.constexpr, groups: tl.constexpr, tokens: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, adds: tl.constexpr,
+):  # fmt: skip
+    """Serve one row; where `adds` is false there is no branch, and `branch`, `gate` and `summed` are not touched."""
+    row = tl.program_id(0).to(tl.int64)
+    batch, group = row // tokens // groups, row // tokens % groups
+    dim = tl.arange(0, block)
+    real = dim < width
+    at = row * width + dim
+    x = tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
+    by = tl.load(factor + batch * factor_b + group * factor_g + dim, mask=real, other=0.0).to(tl.float32)
+    to = tl.load(shift + batch * shift_b + group * shift_g + dim, mask=real, other=0.0).to(tl.float32)
+    if adds:
+        weight = tl.load(gate + batch * gate_b + group * gate_g + dim, mask=real, other=0.0).to(tl.float32)
+        added = tl.load(branch + at, mask=real, other=0.0).to(tl.float32)
+        rounded = (x + weight * added).to(summed.dtype.element_ty)
+        tl.store(summed + at, rounded, mask=real)
+        x = rounded.to(tl.float32)  # the norm is that of the numbers which the next branch is added to
+    centred = tl.where(real, x - tl.sum(x, 0) / width, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+    tl.store(normed + at, (centred * scale * by + to).to(normed.dtype.element_ty), mask=real)
+
+
+@triton_op("models::start_norm", mutates_args=())
+def start_norm(residual: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+    """Return `normed` of `steer_norm` where no branch is added."""
+    normed = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    _launch(residual, None, None, factor, shift, None, normed)
+    return normed
+
+
+@triton_op("models::add_norm", mutates_args=())
+def add_norm(residual: Tensor, branch: Tensor, gate: Tensor, factor: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `summed` and `normed` of `steer_norm`."""
+    summed, normed = (torch.empty_like(residual, memory_format=torch.contiguous_format) for _ in range(2))
+    _launch(residual, branch, gate, factor, shift, summed, normed)
+    return summed, normed
+
+
+def steer_norm(
+    residual: Tensor, branch: Tensor | None, gate: Tensor | None, factor: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return `summed = residual + gate·branch` and `normed = layer_norm(summed)·factor + shift`.
+
+    All arithmetic is in fp32, with an epsilon of 1e-5; `summed` is rounded before it is normalised. There is no
+    gradient. Without a branch, `summed` is `residual` itself.
+
+    Args:
+        residual: tokens [b, g, m, d]; registers hold a row of up to 4096 with ease, and spill far beyond that.
+        branch: what is added, of that shape, or None.
+        gate: its weight [b, g, 1, d], or None.
+        factor: [b, g, 1, d]; like gate and shift a view of any strides over b and g, dense in d.
+        shift: [b, g, 1, d].
+
+    Returns:
+        Two contiguous tensors [b, g, m, d] of the dtype of `residual`.
+
+    Raises:
+        ValueError: the shapes do not belong together, or a vector is not dense.
+    """
+    b, g, _, d = residual.shape
+    for name, vector in (("gate", gate), ("factor", factor), ("shift", shift)):
+        if vector is not None and (vector.shape != (b, g, 1, d) or vector.stride(-1) != 1):
+            raise ValueError(
+                f"{name} {list(vector.shape)} with strides {list(vector.stride())} does not fit tokens "
+                f"{list(residual.shape)}: it must be [b, g, 1, d], with a stride of 1 over d"
+            )
+    residual = residual.contiguous()
+    if branch is None or gate is None:
+        return residual, start_norm(residual, factor, shift)
+    if branch.shape != residual.shape:
+        raise ValueError(f"a branch {list(branch.shape)} cannot be added to tokens {list(residual.shape)}")
+    return add_norm(residual, branch.contiguous(), gate, factor, shift)
+
+
+def _launch(
+    residual: Tensor, branch: Tensor | None, gate: Tensor | None,
+    factor: Tensor, shift: Tensor, summed: Tensor | None, normed: Tensor,
+) -> None:  # fmt: skip
+    b, g, m, d = residual.shape
+    block = triton.next_power_of_2(d)
+    gate = factor if gate is None else gate
+    wrap_triton(_steer_norm)[(b * g * m,)](
+        residual, factor if branch is None else branch, gate, factor, shift,
+        factor if summed is None else summed, normed,
+        *gate.stride()[:2], *factor.stride()[:2], *shift.stride()[:2],
+        eps=1e-5, groups=g, tokens=m, width=d, block=block, adds=branch is not None,
+        num_warps=min(max(block // PER_WARP, 1), 16),
+    )  # fmt: skip

@@ -1,0 +1,157 @@
+"""Decoders as a player uses them, against the decoders themselves and against numpy."""
+
+import numpy as np
+import pytest
+import torch
+
+from models.audio_vae import AudioDecoder, AudioVAEParams
+from models.image_vae import ImageDecoder, ImageVAEParams
+from models.initialisation import randomise
+from models.playback import PictureStage, SoundStage, WholeFrame, sound_stage_inputs
+
+PICTURE, AUDIO = ImageVAEParams.tiny(), AudioVAEParams.tiny()
+WINDOW = 9
+
+
+def made(kind, *args, **kwargs):
+    module = kind(*args, **kwargs).eval()
+    randomise(module, 0, prefix="decoder.")
+    return module
+
+
+def same_weights(stage, decoder):
+    decoder.load_state_dict(stage.state_dict(), strict=True)
+    return decoder.eval()
+
+
+def draw(*shape, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+def test_a_picture_is_what_the_decoder_makes_as_bytes():
+    stage = made(PictureStage, PICTURE)
+    z = draw(2, 16, 4, 4)
+    exact = same_weights(stage, ImageDecoder(PICTURE))(z).double().numpy()
+    stage_pixels = stage(z)
+    assert stage_pixels.dtype == torch.uint8
+    assert exact.shape == (2, 3, 11, 20), "a landscape"
+    assert stage_pixels.shape == (2, 11, 20, 3), "rows, columns, then the channels of each pixel"
+    levels = (np.clip(exact, -1, 1) + 1) * 127.5
+    assert levels.min() < 64
+    assert levels.max() > 192, "a picture with contrast"
+    found = stage_pixels.numpy().astype(np.float64)
+    assert np.abs(found - np.moveaxis(levels, 1, -1)).max() <= 0.5 + 1e-3, "the nearest of 256 values"
+
+
+@torch.inference_mode()
+def test_bytes_reach_both_ends_and_round(monkeypatch):
+    values = torch.tensor([-7.0, -1.0, -1 + 0.4 / 127.5, -1 + 0.6 / 127.5, 0.0, 1 - 0.6 / 127.5, 1.0, 7.0])
+    pixels = values.bfloat16().float().reshape(1, 1, 1, 8).expand(1, 3, 1, 8)
+    monkeypatch.setattr(ImageDecoder, "forward", lambda self, z: z)
+    shown = made(PictureStage, PICTURE)(pixels)
+    exact = np.rint((np.clip(pixels[0, 0, 0].double().numpy(), -1, 1) + 1) * 127.5)
+    assert shown.shape == (1, 1, 8, 3)
+    for channel in range(3):
+        assert shown[0, 0, :, channel].tolist() == exact.tolist()
+    assert exact[0] == exact[1] == 0
+    assert exact[-1] == exact[-2] == 255
+
+
+@pytest.mark.parametrize("decoded", [None, 4, 1])
+@torch.inference_mode()
+def test_sound_is_the_newest_of_a_window_that_rolls(decoded):
+    stage = made(SoundStage, AUDIO, window=WINDOW, decoded=decoded)
+    decoder = same_weights(stage, AudioDecoder(AUDIO))
+    latents = draw(14, 1, 8)
+    history = [*stage.context.unbind(-1)]
+    for latent in latents:
+        history = [*history[1:], latent]
+        used = torch.stack(history, dim=-1)[..., -(decoded or WINDOW) :]
+        sound = stage(latent)
+        assert sound.shape == (1, 2, AUDIO.samples_per_latent)
+        assert sound.dtype == torch.float32
+        torch.testing.assert_close(sound, decoder(used)[..., -AUDIO.samples_per_latent :], rtol=0, atol=0)
+        torch.testing.assert_close(stage.latents, torch.stack(history, dim=-1), rtol=0, atol=0)
+
+
+@torch.inference_mode()
+def test_reset_begins_again_in_place():
+    stage = made(SoundStage, AUDIO, window=WINDOW)
+    place, latents = stage.latents.data_ptr(), draw(3, 1, 8)
+    first = [stage(latent) for latent in latents]
+    assert not torch.equal(stage(latents[0]), first[0]), "it remembers what came before"
+    stage.reset()
+    for latent, before in zip(latents, first, strict=True):
+        torch.testing.assert_close(stage(latent), before, rtol=0, atol=0)
+    assert stage.latents.data_ptr() == place
+    assert [tensor.data_ptr() for tensor in stage.state_tensors()] == [place]
+
+
+@pytest.mark.parametrize(("window", "decoded"), [(0, None), (4, 5), (4, 0)])
+def test_a_window_that_is_none(window, decoded):
+    with pytest.raises(ValueError, match=r"at least 1|from 1 to"):
+        SoundStage(AUDIO, window=window, decoded=decoded)
+
+
+def test_inputs_are_seeded():
+    stage = made(SoundStage, AUDIO, window=WINDOW)
+    drawn = [
+        sound_stage_inputs(stage, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.bfloat16)
+        for seed in (3, 3, 4)
+    ]
+    assert drawn[0]["latent"].shape == (1, 8)
+    assert drawn[0]["latent"].dtype == torch.bfloat16
+    assert torch.equal(drawn[0]["latent"], drawn[1]["latent"])
+    assert not torch.equal(drawn[0]["latent"], drawn[2]["latent"])
+
+
+class World(torch.nn.Module):
+    """Makes latents of noise and controls, and remembers how many."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def state_tensors(self):
+        return (self.count,)
+
+    def reset(self):
+        self.count.zero_()
+
+    def forward(self, x, audio, mouse, btn):
+        self.count += 1
+        return x + mouse.sum() + self.count, audio * btn.sum() - self.count
+
+
+@torch.inference_mode()
+def test_a_whole_frame_is_its_parts_one_after_the_other():
+    parts = World(), made(PictureStage, PICTURE), made(SoundStage, AUDIO, window=WINDOW)
+    alone = World(), made(PictureStage, PICTURE), made(SoundStage, AUDIO, window=WINDOW)
+    whole = WholeFrame(*parts)
+    for seed in (1, 2, 3, 1):
+        if seed == 3:
+            whole.reset()
+            alone[0].reset()
+            alone[2].reset()
+        given = draw(1, 16, 4, 4, seed=seed), draw(1, 8, seed=seed), draw(1, 2, seed=seed), draw(1, 3, seed=seed)
+        picture, sound = whole(*given)
+        video, latent = alone[0](*given)
+        torch.testing.assert_close(picture, alone[1](video), rtol=0, atol=0)
+        torch.testing.assert_close(sound, alone[2](latent), rtol=0, atol=0)
+    assert {t.data_ptr() for t in whole.state_tensors()} == {parts[0].count.data_ptr(), parts[2].latents.data_ptr()}
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_whole_frame_on_a_gpu_decodes_sound_beside_the_picture_and_hands_over_the_same():
+    """Eager, the sound is made on another stream: nothing may be read before it is there, or reused too early."""
+    parts = [module.cuda() for module in (World(), made(PictureStage, PICTURE), made(SoundStage, AUDIO, window=WINDOW))]
+    alone = [module.cuda() for module in (World(), made(PictureStage, PICTURE), made(SoundStage, AUDIO, window=WINDOW))]
+    whole = WholeFrame(*parts)
+    for seed in range(50):
+        given = [draw(*shape, seed=seed).cuda() for shape in ((1, 16, 4, 4), (1, 8), (1, 2), (1, 3))]
+        picture, sound = whole(*given)
+        video, latent = alone[0](*given)
+        assert (picture.int() - alone[1](video).int()).abs().max() <= 1, "a rounding to another of 256 values"
+        torch.testing.assert_close(sound, alone[2](latent), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,126 @@
+"""Gated add and steered LayerNorm in one kernel, against plain operations in float64."""
+
+import itertools
+
+import pytest
+import torch
+from interpreting import interpret
+from reference_data import relative_error
+
+from models.conditioning import modulated
+
+HALVES = [torch.bfloat16, torch.float16]
+SHAPES = [(b, g, m, d) for b in (1, 2) for g in (1, 2) for m in (5, 17) for d in (24, 1536)]
+
+
+def drawn(b, g, m, d, dtype=torch.float32, device="cpu") -> tuple[torch.Tensor, ...]:
+    """Return residual and branch [b, g, m, d], and gate, factor and shift as parts of a wider tensor."""
+    torch.manual_seed(0)
+    # A mean far from 0 and a small spread: a variance of one pass would lose them.
+    residual = (3 + 0.2 * torch.randn(b, g, m, d)).to(device, dtype)
+    branch = torch.randn(b, g, m, d).to(device, dtype)
+    wide = torch.randn(b, 4, 5 * d).to(device, dtype)[:, 1 : 1 + g]  # two more frames, and two more vectors
+    gate, factor, shift = (wide[..., i * d : (i + 1) * d].unsqueeze(2) for i in (3, 0, 2))
+    return residual, branch, gate, factor, shift
+
+
+def plain(residual, branch, gate, factor, shift):
+    summed = torch.addcmul(residual, branch, gate)
+    return summed, modulated(summed, factor, shift)
+
+
+def interpreted():
+    from models.steer_norm_triton import steer_norm
+
+    for shape, (dtype, bound) in itertools.product(SHAPES, ((torch.float32, 1e-6), (torch.float16, 3e-3))):
+        given = drawn(*shape, dtype)
+        expected = plain(*(tensor.double() for tensor in given))
+        before = [tensor.clone() for tensor in given]
+        for found, exact in zip(steer_norm(*given), expected, strict=True):
+            assert found.dtype == dtype
+            assert relative_error(found, exact) < bound, (shape, dtype)
+        residual, _, _, factor, shift = given
+        summed, normed = steer_norm(residual, None, None, factor, shift)
+        exact = modulated(residual.double(), factor.double(), shift.double())
+        assert summed is residual
+        assert relative_error(normed, exact) < bound, (shape, dtype)
+        assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
+    residual, branch, *vectors = drawn(2, 2, 5, 24)
+    turned = [tensor.transpose(2, 3).contiguous().transpose(2, 3) for tensor in (residual, branch)]
+    for one, other in zip(steer_norm(*turned, *vectors), steer_norm(residual, branch, *vectors), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_kernel_in_the_interpreter():
+    interpret("test_steer_norm_triton", "interpreted")
+
+
+def test_what_does_not_fit_is_refused():
+    pytest.importorskip("triton")
+    from models.steer_norm_triton import steer_norm
+
+    residual, branch, gate, factor, shift = drawn(2, 2, 5, 24)
+    with pytest.raises(ValueError, match=r"factor \[2, 1, 1, 24\].*must be \[b, g, 1, d\]"):
+        steer_norm(residual, branch, gate, factor[:, :1], shift)
+    with pytest.raises(ValueError, match="a stride of 1 over d"):
+        steer_norm(residual, branch, gate.repeat(1, 1, 1, 2)[..., ::2], factor, shift)
+    with pytest.raises(ValueError, match="cannot be added"):
+        steer_norm(residual, branch[:1], gate, factor, shift)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 1, 17, 4096)], ids=str)
+def test_as_exact_as_plain_operations(shape, dtype):
+    from models.steer_norm_triton import steer_norm
+
+    given = drawn(*shape, dtype, "cuda")
+    expected = plain(*(tensor.double() for tensor in given))
+    for found, other, exact in zip(steer_norm(*given), plain(*given), expected, strict=True):
+        assert relative_error(found, exact) <= 2 * relative_error(other, exact)
+
+
+def two_branches(residual, branch, gate, factor, shift):
+    """Return what comes out of three norms, each behind the one before."""
+    from models.steer_norm_triton import steer_norm
+
+    residual, normed = steer_norm(residual, None, None, factor, shift)
+    residual, normed = steer_norm(residual, branch * normed, gate, factor, shift)
+    return steer_norm(residual, branch * normed, gate, factor, shift)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_compiles_into_one_graph(dtype):
+    torch._dynamo.reset()
+    given = drawn(2, 2, 17, 1536, dtype, "cuda")
+    with torch.no_grad():
+        compiled = torch.compile(two_branches, fullgraph=True)(*given)
+        for one, other in zip(compiled, two_branches(*given), strict=True):
+            assert relative_error(one, other) < 1e-2
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_follows_its_inputs():
+    given = drawn(1, 1, 17, 1536, torch.bfloat16, "cuda")
+    with torch.no_grad():
+        two_branches(*given)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = two_branches(*given)
+        given[0].normal_()
+        given[4].normal_()
+        graph.replay()
+        for one, other in zip(out, two_branches(*given), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+def test_the_operators_keep_their_promises():
+    from models import steer_norm_triton  # noqa: F401
+
+    given = drawn(2, 2, 5, 24, torch.bfloat16, "cuda")
+    utils = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.models.add_norm.default, given, test_utils=utils)
+    torch.library.opcheck(torch.ops.models.start_norm.default, (given[0], *given[3:]), test_utils=utils)
