@@ -1,5 +1,7 @@
 """Drift against a network whose error after n calls is known."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -53,7 +55,7 @@ def test_an_error_handed_on_grows_from_call_to_call():
     section = Drift(calls=50).measure(subject_of(1e-4)).sections["drift"]
     errors = section["rel_l2"]
     assert errors[0] == 0.0
-    assert all(later > earlier for earlier, later in zip(errors, errors[1:], strict=False))
+    assert all(later > earlier for earlier, later in itertools.pairwise(errors))
     assert section["max"] == section["last"] == errors[-1] == pytest.approx(49 / 2 * 1e-4, rel=0.05)
 
 
