@@ -225,7 +225,11 @@ def test_the_steering_is_one_product_a_frame():
     assert seen.count((3 * d, d)) == passes * layers
 
 
-@pytest.mark.parametrize("how", [lambda m: m.to(torch.bfloat16).float(), lambda m: m.double(), copy.deepcopy], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [lambda m: m.to(torch.bfloat16).float(), lambda m: m.double(), copy.deepcopy],
+    ids=["cast", "widened", "copied"],
+)
 def test_merged_weights_follow_the_layers(how):
     """Cast, copied, loaded: the product is that of the layers, and memory is not held twice."""
     model = how(made(SMALL))
