@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -36,6 +37,7 @@ def launch(target: str, run: Target) -> int:
 
     With --multirun that is the worst code of all runs.
     """
+    signal.signal(signal.SIGTERM, _interrupted)
     register_resolvers()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its exceptions on, and we say them in one line
     codes: list[int] = []
@@ -59,6 +61,11 @@ def launch(target: str, run: Target) -> int:
         if key == "resume" and folder not in ("", "null") and not Path(folder).is_dir():
             return _complain(f"resume={folder} is no run: there is no such folder. Name one that a run printed.")
     return _guarded(compose_and_run, target)
+
+
+def _interrupted(_signal: int, _frame: object) -> None:
+    """End as at Ctrl-C: a job that is told to end by a scheduler, or by `timeout`, keeps what it has too."""
+    raise KeyboardInterrupt
 
 
 def _guarded(work: Callable[[], int], target: str = "") -> int:

@@ -134,6 +134,7 @@ class Run:
         try:
             outcome.killed = executor.perform({"cell": job.to_json()}, job.name, outcome.listener(self.progress))
         except KeyboardInterrupt:
+            rescued_section(self.folder, job)  # frames that were played stay readable, though the cell has no record
             if outcome.ended:
                 self._keep(self._with_speedup(outcome.record()))
             raise
