@@ -1,7 +1,7 @@
-"""Python's garbage collector, kept out of what must not be interrupted: timed samples, and captures.
+"""Python's garbage collector: kept out of timed samples and captures, and as an application has it in a loop.
 
-Its pauses would be in the samples (they are the realtime loop's matter), and what it frees takes CUDA calls that a
-capture does not allow.
+Its pauses would be in the samples, and what it frees takes CUDA calls that a capture does not allow. In the realtime
+loop they are part of what is measured.
 """
 
 from __future__ import annotations
@@ -22,3 +22,25 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def garbage(how: str) -> Iterator[None]:
+    """Let Python's collector do what the option says, and what it did before afterwards."""
+    enabled = gc.isenabled()
+    gc.collect()
+    if how == "frozen":
+        gc.freeze()
+    if how == "off":
+        gc.disable()
+    else:
+        gc.enable()
+    try:
+        yield
+    finally:
+        if how == "frozen":
+            gc.unfreeze()
+        if enabled:
+            gc.enable()
+        else:
+            gc.disable()

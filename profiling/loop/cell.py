@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,11 +16,13 @@ from models.playback import SoundStage
 from profiling.core.cell import Cell, metrics_of
 from profiling.core.components import Component
 from profiling.core.config import instantiate
+from profiling.core.garbage import garbage
 from profiling.core.job import ComponentSpec
 from profiling.errors import InputError
 from profiling.frames.journal import Journal, rescue
 from profiling.frames.series import Series
 from profiling.frames.summary import summarize_frames
+from profiling.frames.validity import compiled_or_captured
 from profiling.loop.actions import Actions, drawn_actions, read_actions
 from profiling.loop.assemble import SOUND, WHOLE, WORLD, assemble
 from profiling.loop.clock import WallClock
@@ -30,13 +30,11 @@ from profiling.loop.options import LoopOptions
 from profiling.loop.parts import Parts, blueprints_of, expected_of, parts_of
 from profiling.loop.pipeline import Pipeline
 from profiling.loop.play import Player, series_names
+from profiling.loop.prepared import check, prepare
 from profiling.loop.rescued import known_facts
 from profiling.loop.sound import choose_window
 from profiling.loop.watch import FrameWatch
-from profiling.metrics.metric import Subject
-from profiling.tracing.counters import snapshot
-from profiling.tracing.profiler import synchronize, trace_step
-from profiling.variants.mixed import stage_variant
+from profiling.tracing.profiler import trace_step
 from profiling.variants.variant import Step, Variant
 
 #: Samples of sound a second.
@@ -90,41 +88,17 @@ class RealtimeCell(Cell):
             return parts_of(fresh, expected, settings, whole=whole), sound
 
     def _prepare(self, variant: Variant, parts: Parts, stack: ExitStack) -> dict[str, Step]:
-        """Prepare every part; its step is closed when `stack` is."""
-        steps, seconds = {}, {}
         with self.phase("prepare"):
-            before, started = snapshot(), time.perf_counter()
-            for name, component in parts.components.items():
-                begun = time.perf_counter()
-                steps[name] = stage_variant(variant, name)(component, Path(self.job.run) / "kernels" / self.job.name)
-                stack.callback(steps[name].close)
-                synchronize(component.device)
-                seconds[name] = time.perf_counter() - begun
-            total = time.perf_counter() - started
-            for name, component in parts.components.items():
-                steps[name].run()
-                synchronize(component.device)
-            first = time.perf_counter() - started
-            compiled = asdict(snapshot().since(before))
-        self.add(prepare={"seconds": total, "first_call_s": first, "stages": seconds, **compiled})
+            steps, section = prepare(variant, parts, Path(self.job.run) / "kernels" / self.job.name, stack)
+        self.add(prepare=section)
         return steps
 
     def _check(self, variant: Variant, parts: Parts, steps: Mapping[str, Step]) -> None:
-        """Hold every part against its reference; the record shows the worst and each."""
-        found: dict[str, Mapping[str, Any]] = {}
         with self.phase("parity"):
-            for metric in metrics_of(self.job).values():
-                for name, component in parts.components.items():
-                    tolerance = stage_variant(variant, name).tolerance
-                    subject = Subject(component, steps[name], parts.references[name], tolerance, self.job.settings.seed)
-                    measured = metric.measure(subject)
-                    found[name] = measured.sections["parity"]
-                    if measured.problem is not None:
-                        status, reason = measured.problem
-                        self.problems.append((status, f"{name}: {reason}"))
-        if found:
-            worst = max(found.values(), key=lambda section: (not section["passed"], section.get("rel_l2", 0.0)))
-            self.add(parity={**worst, "stages": found})
+            section, problems = check(metrics_of(self.job).values(), variant, parts, steps, self.job.settings.seed)
+        self.problems += problems
+        if section is not None:
+            self.add(parity=section)
 
     def _actions(self, world: Component) -> Actions:
         axes, buttons = (world.inputs[name].shape[-1] for name in ("mouse", "btn"))
@@ -171,62 +145,27 @@ class RealtimeCell(Cell):
             sound_seconds_per_frame=None if samples is None else samples / SAMPLE_RATE,
         )
         self.add(realtime=section)
-        disturbed = _compiled_or_captured(series, watch.events)
+        disturbed = compiled_or_captured(series, watch.events)
         if disturbed is not None:
             self.problems.append(("invalid", f"after the warm-up: {disturbed}"))
 
     def _trace(self, pipeline: Pipeline, device: torch.device) -> None:
-        """Profile some steady frames into the run folder."""
+        """Profile some steady frames into the run folder, in one piece: what overlaps must be seen to overlap."""
         self.emit({"event": "phase", "phase": "trace"})
-        frames = iter(range(10**9))
-
-        def one_frame() -> None:
-            pipeline.wait(pipeline.begin(next(frames)))
+        frames = self.options.profile_frames
+        player = Player(pipeline, WallClock(), lambda frame, frame_ms: {}, depth=self.options.depth)
 
         def profile() -> None:
             result = trace_step(
-                one_frame,
+                lambda: player.play(range(frames), lambda row: None),
                 component=self.job.component.name,
                 variant=self.job.variant,
                 folder=Path(self.job.run) / "traces",
-                iterations=self.options.profile_frames,
+                iterations=1,
+                warmup=1,
                 device=device,
                 stacks=self.job.settings.stacks,
             )
-            self.add(trace=asdict(result))
+            self.add(trace={**asdict(result), "frames": frames})
 
         self.unless_it_fails("the profiler trace failed", profile)
-
-
-@contextmanager
-def garbage(how: str) -> Iterator[None]:
-    """Let Python's collector do what the option says, and what it did before afterwards."""
-    enabled = gc.isenabled()
-    gc.collect()
-    if how == "frozen":
-        gc.freeze()
-    if how == "off":
-        gc.disable()
-    else:
-        gc.enable()
-    try:
-        yield
-    finally:
-        if how == "frozen":
-            gc.unfreeze()
-        if enabled:
-            gc.enable()
-        else:
-            gc.disable()
-
-
-def _compiled_or_captured(series: Series, events: list[dict[str, Any]]) -> str | None:
-    """Return what was compiled or captured in the timed frames, and when first, or None."""
-    told = []
-    names = ("compiles", "compile"), ("captures", "CUDA graph captured"), ("graphs_recorded", "CUDA graph captured")
-    for name, word in names:
-        frames = [int(frame) for frame in (series[name] > 0).nonzero()[0]] if name in series else []
-        if frames:
-            ids = ", ".join(event["id"] for event in events) if name == "compiles" else ""
-            told.append(f"{word} in {len(frames)} frames, first in {frames[0]}" + f" ({ids})" * bool(ids))
-    return "; ".join(told) or None

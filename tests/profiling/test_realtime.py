@@ -43,7 +43,7 @@ def test_one_after_the_other(realtime):
     assert np.isnan(series["device_world_ms"]).all(), "no device, no device time"
     assert set(record.parity["stages"]) == set(STAGES)
     assert record.parity["passed"]
-    assert record.trace["iterations"] == 3
+    assert record.trace["frames"] == 3
     assert (outcome.folder / record.trace["trace"]).exists()
     assert not list((outcome.folder / "cells").glob("*.part"))
     assert "Frames:" in outcome.out

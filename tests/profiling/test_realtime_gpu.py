@@ -65,5 +65,5 @@ def test_mixed_variants_and_a_trace(realtime):
     (record,) = outcome.records.values()
     assert record.variant == "mixed"
     assert record.status == "ok", record.reason
-    assert record.trace["iterations"] == 20
+    assert record.trace["frames"] == 20
     assert (outcome.folder / record.trace["trace"]).exists()

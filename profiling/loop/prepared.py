@@ -1,0 +1,57 @@
+"""The steps of a loop: every part prepared by its variant, and held against its reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from profiling.core.records import Status
+from profiling.loop.parts import Parts
+from profiling.metrics.metric import Metric, Subject
+from profiling.tracing.counters import snapshot
+from profiling.tracing.profiler import synchronize
+from profiling.variants.mixed import stage_variant
+from profiling.variants.variant import Step, Variant
+
+
+def prepare(variant: Variant, parts: Parts, folder: Path, stack: ExitStack) -> tuple[dict[str, Step], dict[str, Any]]:
+    """Prepare every part; return the steps, which are closed when `stack` is, and the record's section `prepare`."""
+    steps, seconds = {}, {}
+    before, started = snapshot(), time.perf_counter()
+    for name, component in parts.components.items():
+        begun = time.perf_counter()
+        steps[name] = stage_variant(variant, name)(component, folder)
+        stack.callback(steps[name].close)
+        synchronize(component.device)
+        seconds[name] = time.perf_counter() - begun
+    total = time.perf_counter() - started
+    for name, component in parts.components.items():
+        steps[name].run()
+        synchronize(component.device)
+    first = time.perf_counter() - started
+    compiled = asdict(snapshot().since(before))
+    return steps, {"seconds": total, "first_call_s": first, "stages": seconds, **compiled}
+
+
+def check(
+    metrics: Iterable[Metric], variant: Variant, parts: Parts, steps: Mapping[str, Step], seed: int
+) -> tuple[dict[str, Any] | None, list[tuple[Status, str]]]:
+    """Hold every part against its reference; return the section `parity`, the worst and each, and what is wrong."""
+    found: dict[str, Mapping[str, Any]] = {}
+    problems: list[tuple[Status, str]] = []
+    for metric in metrics:
+        for name, component in parts.components.items():
+            tolerance = stage_variant(variant, name).tolerance
+            measured = metric.measure(Subject(component, steps[name], parts.references[name], tolerance, seed))
+            found[name] = measured.sections["parity"]
+            if measured.problem is not None:
+                status, reason = measured.problem
+                problems.append((status, f"{name}: {reason}"))
+    if not found:
+        return None, problems
+    worst = max(found.values(), key=lambda section: (not section["passed"], section.get("rel_l2", 0.0)))
+    return {**worst, "stages": found}, problems
