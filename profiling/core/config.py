@@ -40,6 +40,7 @@ class RunConfig:
     resume: str | None
     source: Mapping[str, Any]  # the composed config, for config.yaml
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
+    rounds: int = 1  # how often all cells are played, one after the other (ABAB)
 
     def __post_init__(self) -> None:
         """Check what concerns the run as a whole."""
@@ -50,6 +51,8 @@ class RunConfig:
             raise InputError(f"isolation={self.isolation} is none of process, none.")
         if not 0 < self.cell_timeout < float("inf"):
             raise InputError(f"cell_timeout={self.cell_timeout}: seconds, more than 0.")
+        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 1:
+            raise InputError(f"rounds={self.rounds!r}: a whole number, at least 1.")
 
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
         """Return a job a cell, under the resolved `settings`."""
@@ -87,6 +90,7 @@ def read_config(cfg: DictConfig) -> RunConfig:
         cell_timeout=_number("cell_timeout", plain["cell_timeout"]),
         resume=plain["resume"],
         source=plain,
+        rounds=plain["rounds"],
     )
 
 

@@ -55,6 +55,8 @@ class Record:
     realtime: Section | None = None  # of realtime: frame times, stage budget, deadlines, slow frames, memory over them
     graphs: Section | None = None  # CUDA graphs captured by hand: counters, seconds, bytes, what one capture swallowed
     passes: tuple[Section, ...] | None = None  # graph passes in order: what each replaced, its error, its gain
+    rounds: tuple[Section, ...] | None = None  # of cells repeated in turns: each round's own n, mean and median
+    limits: Section | None = None  # bytes and FLOPs of a call, its floor, what the GPU did, what bounds it, advice
     notes: tuple[str, ...] = ()
     bad_input: bool = False  # the failure is the user's input, not the measured program (exit code 2)
     schema: int = SCHEMA
@@ -102,7 +104,7 @@ class Record:
         known = {item.name for item in fields(Record)}
         chosen = {key: value for key, value in content.items() if key in known}
         try:
-            for name in ("notes", "kernels", "passes"):
+            for name in ("notes", "kernels", "passes", "rounds"):
                 if name in chosen:
                     chosen[name] = tuple(chosen[name])
             return Record(**chosen)
@@ -138,6 +140,16 @@ def read_records(run: Path) -> tuple[Record, ...]:
     path = run / RESULTS_FILE
     if not path.is_file():
         raise InputError(f"{run} is no run: it has no {RESULTS_FILE}. Name a folder that a run printed at its end.")
+    return read_results(path)
+
+
+def read_results(path: Path) -> tuple[Record, ...]:
+    """Read the records of a file like `results.jsonl`, whatever it is called; as `read_records`.
+
+    Raises:
+        InputError: it holds results of another schema.
+
+    """
     newest: dict[tuple[str, str], Record] = {}
     for record in _records(path):
         newest[record.cell] = record

@@ -21,6 +21,7 @@ from profiling.core.job import Job, Settings
 from profiling.core.outcome import Outcome
 from profiling.core.progress import Progress
 from profiling.core.records import BASELINE, Record, append_record
+from profiling.core.rounds import rounds_done, samples_by_round, with_round
 from profiling.core.stats import ratio_interval
 from profiling.errors import InputError
 from profiling.loop.rescued import rescued_section
@@ -28,7 +29,7 @@ from profiling.tracing.compile_log import CompileLogError, parse_compile_log
 from profiling.tracing.kernels import list_kernels
 
 #: Facts of the environment that change by themselves.
-IDLE_KEYS = ("device_reason",)
+IDLE_KEYS = ("device_reason", "ceilings", "ceilings_reason")
 
 
 @dataclass
@@ -66,16 +67,25 @@ class Run:
         settings = Settings(**found["settings"])
         self._keep_environment(found["environment"], resumed=bool(done))
         jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
-        left = [job for job in jobs if (job.component.name, job.variant) not in self.records]
-        if len(left) < len(jobs):
+        turns = [(number, job) for number in range(1, config.rounds + 1) for job in jobs]
+        left = [turn for turn in turns if self._is_due(*turn)]
+        if len(left) < len(turns):
+            what = "cells" if config.rounds == 1 else "rounds of cells"
             self.progress.say(
-                f"resuming {self.folder}: {len(jobs) - len(left)} of {len(jobs)} cells done, {len(left)} left"
+                f"resuming {self.folder}: {len(turns) - len(left)} of {len(turns)} {what} done, {len(left)} left"
             )
-        for number, job in enumerate(left, 1):
-            self.progress.begin(job.name.replace(".", " · "), number, len(left))
-            self._run_cell(job, executor, found["skip"].get(job.variant))
+        for place, (number, job) in enumerate(left, 1):
+            if self._is_due(number, job):
+                named = job.name.replace(".", " · ") + (f" · round {number}" if config.rounds > 1 else "")
+                self.progress.begin(named, place, len(left))
+                self._run_cell(job, executor, found["skip"].get(job.variant), number)
         self._complete()
         return exit_code(tuple(self.records.values()))
+
+    def _is_due(self, number: int, job: Job) -> bool:
+        """Say whether the cell has yet to play round `number`; one that is not ok plays no more."""
+        record = self.records.get((job.component.name, job.variant))
+        return record is None or (record.status == "ok" and rounds_done(record) < number)
 
     def _probe(self, executor: Executor) -> Mapping[str, Any]:
         self.progress.begin("run", 0, 0)
@@ -104,8 +114,8 @@ class Run:
         captured = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(path, {"captured_at": captured, "command": command, "git": git_facts(), **found})
 
-    def _run_cell(self, job: Job, executor: Executor, skip: str | None) -> None:
-        """Run one cell; its record is on the disk before anything else is done with it."""
+    def _run_cell(self, job: Job, executor: Executor, skip: str | None, number: int) -> None:
+        """Run one cell, in round `number`; its record is on the disk before anything else is done with it."""
         settings = job.settings
         base = Record(
             target=self.target,
@@ -130,20 +140,29 @@ class Run:
             shutil.rmtree(self.folder / left_over / job.name, ignore_errors=True)
         for frames in (self.folder / "cells").glob(f"{job.name}.frames.*"):
             frames.unlink()
+        for frames in (self.folder / "cells").glob(f"{job.name}.round*.frames.npz") if number == 1 else ():
+            frames.unlink()
         outcome = Outcome(base)
         try:
             outcome.killed = executor.perform({"cell": job.to_json()}, job.name, outcome.listener(self.progress))
         except KeyboardInterrupt:
             rescued_section(self.folder, job)  # frames that were played stay readable, though the cell has no record
             if outcome.ended:
-                self._keep(self._with_speedup(outcome.record()))
+                self._keep(self._with_speedup(self._in_round(outcome.record(), number)))
             raise
-        record = self._with_speedup(outcome.record())
+        record = self._with_speedup(self._in_round(outcome.record(), number))
         self._keep(record)
         enriched = self._with_files(record, job)
         if enriched != record:
             self._keep(enriched)
         self.progress.end(enriched)
+
+    def _in_round(self, record: Record, number: int) -> Record:
+        """Join a round's record with those of the rounds before it."""
+        if self.config.rounds == 1:
+            return record
+        before = self.records.get(record.cell) if number > 1 else None
+        return with_round(before, record, number, self.config.rounds, seed=self.config.settings.seed)
 
     def _spoilt(self, job: Job) -> str | None:
         """Return why the component itself is wrong, which each of its variants would only say again.
@@ -162,7 +181,7 @@ class Run:
         if "wall_ms" not in record.metrics or "wall_ms" not in baseline.metrics:
             return record
         ratio, low, high = ratio_interval(
-            baseline.metrics["wall_ms"]["samples"], record.metrics["wall_ms"]["samples"], seed=self.config.settings.seed
+            samples_by_round(baseline), samples_by_round(record), seed=self.config.settings.seed
         )
         speedup = {"vs": BASELINE, "wall": ratio, "ci95": [low, high]}
         if (calls := break_even_calls(record, baseline)) is not None:
@@ -174,7 +193,7 @@ class Run:
 
         Its numbers stand without them.
         """
-        for read in (self._with_frames, self._with_kernels, self._with_compile_log):
+        for read in (self._with_frames, self._with_round_frames, self._with_kernels, self._with_compile_log):
             try:
                 record = read(record, job)
             except (CompileLogError, OSError, ValueError) as error:
@@ -184,6 +203,13 @@ class Run:
     def _with_frames(self, record: Record, job: Job) -> Record:
         section = rescued_section(self.folder, job)
         return record if section is None or record.realtime is not None else replace(record, realtime=section)
+
+    def _with_round_frames(self, record: Record, job: Job) -> Record:
+        """Put the frames of a round aside, since the next one writes its own in their place."""
+        frames = self.folder / "cells" / f"{job.name}.frames.npz"
+        if record.rounds and frames.is_file():
+            shutil.copyfile(frames, frames.with_name(f"{job.name}.round{len(record.rounds)}.frames.npz"))
+        return record
 
     def _with_kernels(self, record: Record, job: Job) -> Record:
         kernels = list_kernels(self.folder / "kernels" / job.name)

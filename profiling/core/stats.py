@@ -74,18 +74,44 @@ def median_interval(
     samples: Samples, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
     """Return the percentile-bootstrap interval of the median, in the samples' unit."""
-    low, high = np.quantile(_bootstrap_medians(samples, resamples, seed), [(1 - level) / 2, (1 + level) / 2])
+    return rounds_interval((samples,), level=level, resamples=resamples, seed=seed)
+
+
+def rounds_interval(
+    rounds: Sequence[Samples], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Return the interval of the median of all `rounds`, with the drift from one round to the next inside it."""
+    low, high = np.quantile(_round_medians(rounds, resamples, seed), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def ratio_interval(
-    numerator: Samples, denominator: Samples, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    numerator: Sequence[Samples],
+    denominator: Sequence[Samples],
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Return (ratio of medians, low, high), each side resampled on its own: the two were measured apart."""
-    ratio = float(np.median(numerator) / np.median(denominator))
-    above = _bootstrap_medians(numerator, resamples, seed)
-    below = _bootstrap_medians(denominator, resamples, seed + 1)
-    low, high = np.quantile(above / below, [(1 - level) / 2, (1 + level) / 2])
+    """Return (ratio of medians, low, high), each side resampled on its own: the two were measured apart.
+
+    Samples come in rounds, mostly one. Of several, rounds are resampled first and then the samples inside them, so that
+    what drifts from one round to the next is inside the interval; two or three make a rough one, five or more a good
+    one.
+
+    Raises:
+        ValueError: a side has no round, or a round no samples.
+
+    """
+    if not all(len(side) and all(len(samples) for samples in side) for side in (numerator, denominator)):
+        raise ValueError("a side has no samples")
+    ratio = float(np.median(np.concatenate(numerator)) / np.median(np.concatenate(denominator)))
+    drawn = _round_medians(numerator, resamples, seed) / _round_medians(denominator, resamples, seed + 1)
+    freedom = len(numerator) + len(denominator) - 2
+    if freedom:  # so few rounds know their own spread only roughly: Student's t in place of the normal distribution
+        doubt = np.sqrt(freedom / np.random.default_rng(seed + 2).chisquare(freedom, resamples))
+        drawn = ratio * (drawn / ratio) ** doubt
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return ratio, float(low), float(high)
 
 
@@ -118,14 +144,41 @@ def _bootstrap_medians(samples: Samples, resamples: int, seed: int) -> NDArray[n
     stationary data (1992).
     """
     values = np.asarray(samples, dtype=np.float64)
-    length = max(1, round(values.size ** (1 / 3)))
-    rng = np.random.default_rng(seed)
-    starts = rng.integers(0, values.size, size=(resamples, -(-values.size // length)), dtype=np.int32)
+    length, starts = _block_starts(values.size, resamples, np.random.default_rng(seed))
     medians = [
         np.median(_resampled(values, part, length), axis=1)
         for part in np.array_split(starts, -(-starts.size * length // _PICKS_AT_ONCE))
     ]
     return np.concatenate(medians)
+
+
+def _round_medians(rounds: Sequence[Samples], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Draw one round less than there are, then blocks in each of them, and take the median of all.
+
+    As many rounds as there are would make the spread between few rounds too small. Source: Rao and Wu, Resampling
+    inference with complex survey data (1988).
+    """
+    if len(rounds) == 1:
+        return _bootstrap_medians(rounds[0], resamples, seed)
+    values = [np.asarray(samples, dtype=np.float64) for samples in rounds]
+    rng = np.random.default_rng(seed)
+    drawn = np.sort(rng.integers(0, len(values), size=(resamples, len(values) - 1)), axis=1)
+    medians = []
+    for chosen, count in zip(*np.unique(drawn, axis=0, return_counts=True), strict=True):
+        most = max(1, _PICKS_AT_ONCE // sum(values[i].size for i in chosen))
+        for done in range(0, count, most):
+            parts = []
+            for i in chosen:
+                length, starts = _block_starts(values[i].size, min(most, count - done), rng)
+                parts.append(_resampled(values[i], starts, length))
+            medians.append(np.median(np.concatenate(parts, axis=1), axis=1))
+    return rng.permutation(np.concatenate(medians))  # in the order of the draws again: the other side's is its own
+
+
+def _block_starts(size: int, resamples: int, rng: np.random.Generator) -> tuple[int, NDArray[np.int32]]:
+    """Return (block length, where the blocks of each resample start)."""
+    length = max(1, round(size ** (1 / 3)))
+    return length, rng.integers(0, size, size=(resamples, -(-size // length)), dtype=np.int32)
 
 
 #: Values drawn at a time, so that the samples of a long run do not need gigabytes.

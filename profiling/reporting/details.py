@@ -23,9 +23,11 @@ def legend(records: Sequence[Record]) -> Lines:
     """Say how the table's numbers are meant."""
     lines = []
     if not all(map(is_realtime, records)):
+        rounds = max(len(record.rounds or ()) for record in records)
+        drift = f"from round to round of {rounds} is" if rounds > 1 else "between cells is not"
         lines.append(
             "Times are wall clock, call plus wait; FPS = frames per call / wall; "
-            "brackets: 95% interval of these samples, drift between cells is not in it."
+            f"brackets: 95% interval of these samples, drift {drift} in it."
         )
     if any(record.scale == "tiny" for record in records):
         lines.append("Scale tiny: small networks, whose times and frame rates say nothing about the full ones.")

@@ -62,7 +62,7 @@ def test_neighbours_that_go_together_widen_the_interval():
 
 def test_a_ratio_knows_its_direction():
     rng = np.random.default_rng(1)
-    ratio, low, high = ratio_interval(rng.normal(20, 0.2, 200), rng.normal(10, 0.1, 200))
+    ratio, low, high = ratio_interval([rng.normal(20, 0.2, 200)], [rng.normal(10, 0.1, 200)])
     assert ratio == pytest.approx(2.0, rel=0.01)
     assert low < 2.0 < high
     assert high - low < 0.05

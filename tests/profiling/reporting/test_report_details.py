@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.core.records import Record
+from profiling.reporting.details import legend
 from profiling.reporting.render import write_report
 
 Make = Callable[..., Record]
@@ -87,3 +88,10 @@ def test_compiler_findings_and_files_to_open(make: Make, save: Save) -> None:
     for fact in ("call to print \\| 11 (models/net.py:51)", "recompile 1/1: size changed (models/net.py:7)"):
         assert fact in report(run)
     assert "CUDA graph skipped: mutated inputs" in report(run)
+
+
+def test_the_legend_says_whether_drift_is_in_the_intervals():
+    once = Record("generic_forward", "net", "baseline", "ok")
+    turns = Record("generic_forward", "net", "baseline", "ok", rounds=({"wall_ms": {"p50": 1.0}},) * 3)
+    assert "drift between cells is not in it." in legend([once])[0]
+    assert "drift from round to round of 3 is in it." in legend([turns])[0]

@@ -1,0 +1,55 @@
+"""Compare two runs, cell by cell: `python -m profiling.compare A B`. Needs no torch, measures nothing.
+
+Exit code 0: no cell of B is slower by more than the threshold; 1: one is; 2: they cannot be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from profiling.comparison.judgement import exit_code, judge
+from profiling.comparison.side import read_side
+from profiling.comparison.text import render
+from profiling.errors import InputError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print how B compares with A; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m profiling.compare",
+        description="Compare two runs, cell by cell.",
+        epilog="exit code: 0 no cell is slower beyond the threshold, 1 one is, 2 they cannot be compared",
+    )
+    for name, what in (("A", "what B is held against"), ("B", "what is judged")):
+        where = f"{what}: a run's folder, or a file like its results.jsonl"
+        parser.add_argument(name.lower(), metavar=name, type=Path, help=where)
+    parser.add_argument(
+        "--threshold", type=float, default=0.02, help="how far apart is still the same, as a part of A (default 0.02)"
+    )
+    parser.add_argument("--cells", metavar="GLOB", help="only cells <component>.<variant> that match, 'world_model.*'")
+    parser.add_argument("--markdown", action="store_true", help="tables as Markdown, for a pull request")
+    chosen = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ? and not a traceback
+    try:
+        return _compare(chosen)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return InputError.exit_code
+
+
+def _compare(chosen: argparse.Namespace) -> int:
+    if not 0 < chosen.threshold < 1:
+        raise InputError(f"--threshold {chosen.threshold}: a part of A above 0 and below 1; 0.02 is 2%.")
+    a, b = (read_side(path, chosen.cells) for path in (chosen.a, chosen.b))
+    cells = judge(a, b, chosen.threshold)
+    print(render(a, b, cells, chosen.threshold, markdown=chosen.markdown))
+    return exit_code(cells, chosen.threshold)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Cell by cell: is B faster or slower than A, are they the same, or can nobody tell from these samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from profiling.comparison.side import Rounds, Side, median_ms, read_samples
+from profiling.core.records import Record
+from profiling.core.stats import ratio_interval
+from profiling.errors import InputError
+from profiling.reporting.facts import at, is_right
+
+Verdict = Literal["same", "faster", "slower", "can't tell", "not compared"]
+
+#: Chance that a whole comparison of equal cells calls any of them different; Bonferroni shares it out among the cells.
+FALSE_ALARM = 0.05
+#: Below this no interval of a median is worth its name.
+LEAST_SAMPLES = 6
+SLOWER, UNKNOWN, PASSED = 1, InputError.exit_code, 0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A cell of either side. Medians in milliseconds of all samples; `ratio` is B / A, above 1 is slower."""
+
+    component: str
+    variant: str
+    verdict: Verdict
+    reason: str = ""  # where the numbers do not say it themselves
+    a_ms: float | None = None
+    b_ms: float | None = None
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None  # at the level that many cells need
+    blocks: bool = False  # A was measured and B cannot be held against it
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        """(component, variant)."""
+        return self.component, self.variant
+
+
+@dataclass(frozen=True)
+class _Pair:
+    judged: Judged
+    a: Rounds = ()
+    b: Rounds = ()
+
+
+def judge(a: Side, b: Side, threshold: float) -> tuple[Judged, ...]:
+    """Judge every cell of either side, in the order of A.
+
+    `same`: the whole interval of the ratio is within 1 ± `threshold`; `faster` and `slower`: else, and the whole of it
+    is on one side of 1. With m cells compared the intervals are at the level 1 - 0.05 / m (Bonferroni).
+
+    Raises:
+        InputError: frames that cannot be read.
+
+    """
+    pairs = [_pair(a, b, cell) for cell in dict.fromkeys((*a.records, *b.records))]
+    level = 1 - FALSE_ALARM / max(1, sum(1 for pair in pairs if pair.a))
+    return tuple(_judged(pair, threshold, level) if pair.a else pair.judged for pair in pairs)
+
+
+def exit_code(cells: Sequence[Judged], threshold: float) -> int:
+    """Return 1: a cell is slower and its ratio beyond the threshold; 2: can't compare; 0: same or faster.
+
+    What cannot be told is 0 while its ratio is within the threshold, since noise alone must not stop a CI job, and 2
+    beyond it or without an interval. So is a cell that A has and B has not, or not right.
+    """
+    limit = 1 + threshold
+    if any(cell.verdict == "slower" and cell.ratio is not None and cell.ratio > limit for cell in cells):
+        return SLOWER
+    compared = [cell for cell in cells if cell.verdict != "not compared"]
+    open_ones = [cell for cell in compared if cell.interval is None or cell.ratio is None or cell.ratio > limit]
+    return UNKNOWN if open_ones or not compared or any(cell.blocks for cell in cells) else PASSED
+
+
+def _pair(a: Side, b: Side, cell: tuple[str, str]) -> _Pair:
+    one, two = a.records.get(cell), b.records.get(cell)
+    judged = Judged(*cell, "not compared")
+    if one is None or two is None:
+        return _Pair(replace(judged, reason=f"only in {'A' if two is None else 'B'}", blocks=two is None))
+    wrong = [f"{name} is {_state(record)}" for name, record in (("A", one), ("B", two)) if not is_right(record)]
+    judged = replace(judged, a_ms=median_ms(one), b_ms=median_ms(two))
+    if wrong:
+        return _Pair(replace(judged, reason="; ".join(wrong), blocks=is_right(one)))
+    if judged.a_ms is None or judged.b_ms is None:
+        lacking = " and ".join(name for name, ms in (("A", judged.a_ms), ("B", judged.b_ms)) if ms is None)
+        return _Pair(replace(judged, reason=f"no times in {lacking}", blocks=judged.a_ms is not None))
+    if other := other_work(one, two):
+        return _Pair(replace(judged, reason=f"not the same work: {other}", blocks=True))
+    samples = read_samples(a, one), read_samples(b, two)
+    if min(sum(map(len, side)) for side in samples) < LEAST_SAMPLES:
+        ratio, reason = judged.b_ms / judged.a_ms, f"fewer than {LEAST_SAMPLES} samples were kept"
+        return _Pair(replace(judged, verdict="can't tell", reason=reason, ratio=ratio))
+    return _Pair(judged, *samples)
+
+
+def _judged(pair: _Pair, threshold: float, level: float) -> Judged:
+    a_ms, b_ms = (float(np.median(np.concatenate(side))) for side in (pair.a, pair.b))
+    if np.array_equal(np.concatenate(pair.a), np.concatenate(pair.b)):  # one measurement, not two that agree
+        return replace(
+            pair.judged, verdict="same", reason="the same samples", a_ms=a_ms, b_ms=b_ms, ratio=1.0, interval=(1.0, 1.0)
+        )
+    resamples = max(2000, round(20 / (1 - level)))  # ten beyond either end of the interval
+    ratio, low, high = ratio_interval(pair.b, pair.a, level=level, resamples=resamples)
+    verdict: Verdict = "can't tell"
+    if 1 - threshold <= low and high <= 1 + threshold:
+        verdict = "same"
+    elif low > 1 or high < 1:
+        verdict = "slower" if low > 1 else "faster"
+    reason = "the interval holds 1 and more than the threshold" if verdict == "can't tell" else ""
+    return replace(pair.judged, verdict=verdict, reason=reason, a_ms=a_ms, b_ms=b_ms, ratio=ratio, interval=(low, high))
+
+
+def other_work(a: Record, b: Record) -> str:
+    """Return in what two records differ so that their times say nothing about each other; empty if in nothing."""
+    facts = [(name, getattr(a, name), getattr(b, name)) for name in ("target", "scale", "frames_per_call")]
+    facts += [("cold", *(at(record.metrics, "latency", "cold") for record in (a, b)))]
+    facts += [("pace", *(at(record.realtime, "pace") for record in (a, b)))]
+    return ", ".join(f"{name} {one} → {two}" for name, one, two in facts if one != two and None not in (one, two))
+
+
+def _state(record: Record) -> str:
+    return "not right (parity)" if record.status == "ok" else f"{record.status} ({record.reason})"

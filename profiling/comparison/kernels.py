@@ -1,0 +1,113 @@
+"""The kernels of a cell on either side: which appeared, vanished, or changed in number, time or source.
+
+From the profiler traces where both runs kept them, and from the list of files that inductor generated.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from profiling.comparison.side import Side
+from profiling.comparison.surroundings import Difference
+from profiling.core.records import Record
+from profiling.errors import InputError
+from profiling.reporting.facts import at, number_at
+from profiling.reporting.format import ABSENT, TIMES, one_line, significant
+
+#: A kernel's time changed where it differs by this much, and the difference is this share of all kernels' time.
+TIME_CHANGE, TIME_SHARE = 0.1, 0.01
+_LONGEST_NAME = 80
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All launches of one name in a call of the step."""
+
+    launches: float
+    microseconds: float
+
+
+def kernel_changes(a: Side, b: Side, one: Record, two: Record) -> list[Difference]:
+    """Return the differences, those that cost or save most time first.
+
+    Raises:
+        InputError: a trace is there and cannot be read.
+
+    """
+    before, after = _traced(a, one), _traced(b, two)
+    return [*_by_time(before, after), *_generated(one, two)] if before and after else _generated(one, two)
+
+
+def _by_time(before: Mapping[str, Kernel], after: Mapping[str, Kernel]) -> list[Difference]:
+    none = Kernel(0, 0)
+    total = max(sum(kernel.microseconds for kernel in side.values()) for side in (before, after))
+    found: list[tuple[float, Difference]] = []
+    for name in {**before, **after}:
+        one, two = before.get(name, none), after.get(name, none)
+        apart = abs(one.microseconds - two.microseconds)
+        slower = apart > TIME_CHANGE * max(one.microseconds, two.microseconds) and apart > TIME_SHARE * total
+        if one.launches != two.launches or slower:
+            how = "appeared" if name not in before else "vanished" if name not in after else "changed"
+            found.append((apart, (f"kernel {how}: {_short(name)}", _shown(one), _shown(two))))
+    return [difference for _, difference in sorted(found, key=lambda item: -item[0])]
+
+
+def _generated(one: Record, two: Record) -> list[Difference]:
+    """Compare generated kernels by name and, since inductor names files by what is in them, by file.
+
+    Files of whole graphs are passed over: they name the folders of their kernels, and differ in every run.
+    """
+    before, after = (_sources(record.kernels or ()) for record in (one, two))
+    if not before or not after:
+        return []
+    found = []
+    for name in dict.fromkeys((*before, *after)):
+        files, others = before.get(name, set()), after.get(name, set())
+        if files != others:
+            texts = (", ".join(sorted(side)) or ABSENT for side in (files, others))
+            how = "changed" if files and others else "vanished" if files else "appeared"
+            found.append((f"generated kernel {how}: {_short(name)}", *texts))
+    return found
+
+
+def _sources(kernels: Sequence[Mapping[str, object]]) -> dict[str, set[str]]:
+    sources: dict[str, set[str]] = {}
+    for kernel in kernels:
+        if at(kernel, "kind") != "graph":
+            sources.setdefault(str(at(kernel, "name")), set()).add(PurePosixPath(str(at(kernel, "file"))).name)
+    return sources
+
+
+def _traced(side: Side, record: Record) -> dict[str, Kernel]:
+    """Return the kernels of the cell's trace by name; empty without a trace, or without a kernel in it."""
+    file, iterations = at(record.trace, "trace"), number_at(record.trace, "iterations")
+    path: Path = side.folder / str(file)
+    if file is None or not iterations or not path.is_file():
+        return {}
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as stream:
+            events = [event for event in json.load(stream)["traceEvents"] if event.get("cat") == "kernel"]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
+        raise InputError(f"{path} is no trace: {one_line(error)}. Delete it, or run again with trace=true.") from None
+    launches, times = Counter(), Counter()
+    for event in events:
+        launches[event["name"]] += 1
+        times[event["name"]] += event["dur"]
+    return {name: Kernel(count / iterations, times[name] / iterations) for name, count in launches.items()}
+
+
+def _short(name: str) -> str:
+    plain = one_line(name)
+    return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 1]}…"
+
+
+def _shown(kernel: Kernel) -> str:
+    if not kernel.launches:
+        return ABSENT
+    return f"{kernel.launches:g} {TIMES} {significant(kernel.microseconds / kernel.launches)} µs"

@@ -1,0 +1,95 @@
+"""Rounds: whole cells played again and again in turns, and the one record that all rounds of a cell make.
+
+Two runs that end minutes apart also differ by what the machine did in between. Rounds in the order ABAB put that drift
+inside the numbers: each keeps medians of its own, and an interval over rounds is as wide as they lie apart. Numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiling.core.records import Record, Section
+from profiling.core.stats import rounds_interval, summarize
+
+CLOCKS = ("wall_ms", "device_ms", "host_ms")
+#: Times of a loop of frames that a round keeps; their samples are in a file of the round.
+FRAME_TIMES = ("frame_ms", "latency_ms")
+_KEPT = ("n", "mean", "p50", "stopped_by")
+
+
+def rounds_done(record: Record) -> int:
+    """Return how many rounds are in `record`; one that was not taken in rounds is one."""
+    return len(record.rounds) if record.rounds else 1
+
+
+def with_round(before: Record | None, new: Record, number: int, total: int, *, seed: int = 0) -> Record:
+    """Return the cell's record after round `number` of `total`, of which `new` is the record of that round alone.
+
+    Samples and what was counted while they were taken are those of all rounds; everything else, memory and parity for
+    example, is that of the newest. A round that is not ok makes the cell what that round was.
+    """
+    if new.status != "ok":
+        return new if new.reason is None else replace(new, reason=f"round {number} of {total}: {new.reason}")
+    if before is None:
+        return replace(new, rounds=(_section(new),))
+    joined = replace(
+        new,
+        metrics=_merged(before.metrics, new.metrics, seed),
+        rounds=(*(before.rounds or ()), _section(new)),
+        notes=tuple(dict.fromkeys((*before.notes, *new.notes))),
+    )
+    drifting = {
+        clock: {**joined.metrics[clock], "ci95": list(rounds_interval(samples_by_round(joined, clock), seed=seed))}
+        for clock in CLOCKS
+        if clock in joined.metrics
+    }
+    return replace(joined, metrics={**joined.metrics, **drifting})
+
+
+def samples_by_round(record: Record, clock: str = "wall_ms") -> tuple[NDArray[np.float64], ...]:
+    """Return the record's samples of `clock` in milliseconds, a float64 [n] a round; empty where it holds none."""
+    values = np.asarray(record.metrics.get(clock, {}).get("samples", ()), dtype=np.float64)
+    if values.size == 0:
+        return ()
+    sizes = [round_[clock]["n"] for round_ in record.rounds or () if clock in round_]
+    if sum(sizes) != values.size:  # not taken in rounds
+        return (values,)
+    return tuple(np.split(values, np.cumsum(sizes)[:-1]))
+
+
+def _section(record: Record) -> Section:
+    times = {name: record.metrics[name] for name in CLOCKS if name in record.metrics}
+    times |= {name: record.realtime[name] for name in FRAME_TIMES if record.realtime and name in record.realtime}
+    section: dict[str, Any] = {
+        name: {key: summary[key] for key in _KEPT if key in summary} for name, summary in times.items()
+    }
+    if record.prepare is not None and "seconds" in record.prepare:
+        section["prepare"] = {"seconds": record.prepare["seconds"]}
+    return section
+
+
+def _merged(before: Section, new: Section, seed: int) -> dict[str, Any]:
+    merged = dict(new)
+    for clock in CLOCKS:
+        if clock in before and clock in new:
+            samples = (*before[clock]["samples"], *new[clock]["samples"])
+            merged[clock] = {**new[clock], **summarize(samples, seed=seed).to_json()}
+    if "fps" in new and "wall_ms" in merged:
+        frames = new["fps"]["mean"] * new["wall_ms"]["mean"]  # a call makes, times 1000 milliseconds
+        wall = merged["wall_ms"]
+        merged["fps"] = {"mean": frames / wall["mean"], "min": frames / wall["max"], "max": frames / wall["min"]}
+    if "latency" in before and "latency" in new:
+        merged["latency"] = _watched(before["latency"], new["latency"])
+    return merged
+
+
+def _watched(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Join what the watch over the timed window saw, which belongs to the samples of all rounds."""
+    join = {"settled": min, "descheduled": lambda pair: sum(pair), "sm_clock_min_mhz": min, "sm_clock_max_mhz": max}
+    both = {key: (before[key], new[key]) for key in join if None not in (before.get(key), new.get(key))}
+    return {**new, **{key: join[key](pair) for key, pair in both.items()}}

@@ -1,0 +1,74 @@
+"""How often the comparison is wrong, on noise of the H200 that the committed runs hold."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hand_made import cell, write_run
+
+from profiling.comparison.judgement import exit_code, judge
+from profiling.comparison.side import read_side
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+COMPARISONS = 40
+#: Neighbouring samples that stay together: longer than the blocks that the comparison itself draws.
+BLOCK = 10
+
+
+def stored_series():
+    """The wall times of every timed cell of every committed run, in a fixed order."""
+    lines = [line for path in sorted(RESULTS.glob("*/results.jsonl")) for line in path.read_text().splitlines()]
+    sections = [json.loads(line)["metrics"].get("wall_ms") for line in lines]
+    return [np.array(section["samples"]) for section in sections if section and len(section["samples"]) >= 100]
+
+
+def replay(series, rng):
+    """As many samples as there were, with the noise and the trends of the stored ones."""
+    starts = rng.integers(0, series.size, -(-series.size // BLOCK))
+    return series[(starts[:, None] + np.arange(BLOCK)) % series.size].ravel()[: series.size]
+
+
+def run_of(folder, series, rng, *, rounds, slowdown=1.0, drift=0.0):
+    times = [replay(series, rng) * slowdown * (1 + drift * rng.standard_normal()) for _ in range(rounds)]
+    record = cell(samples=list(np.concatenate(times)))
+    in_rounds = tuple({"wall_ms": {"n": series.size}} for _ in times) if rounds > 1 else None
+    return read_side(write_run(folder, replace(record, rounds=in_rounds)))
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """Judge `COMPARISONS` pairs of runs, each of the noise of another stored cell."""
+
+    def compare(**planted):
+        every = stored_series()
+        chosen = np.random.default_rng(7).permutation(len(every))[:COMPARISONS]
+        found = []
+        for index in chosen:
+            rng = np.random.default_rng(int(index))
+            drift, rounds = planted.get("drift", 0.0), planted["rounds"]
+            a = run_of(tmp_path / f"a{index}", every[index], rng, rounds=rounds, drift=drift)
+            b = run_of(tmp_path / f"b{index}", every[index], rng, **planted)
+            found.append(judge(a, b, 0.02))
+        return found
+
+    return compare
+
+
+@pytest.mark.parametrize(("rounds", "drift"), [(1, 0.0), (5, 0.0), (5, 0.01)])
+def test_equal_runs_are_called_different_at_most_twice_in_forty(compared, rounds, drift):
+    found = compared(rounds=rounds, drift=drift)
+    assert sum(cells[0].verdict in ("slower", "faster") for cells in found) <= 2
+    assert sum(exit_code(cells, 0.02) == 1 for cells in found) <= 2
+
+
+def test_a_slowdown_of_three_percent_is_found_38_times_in_forty(compared):
+    found = compared(rounds=5, slowdown=1.03)
+    assert sum(cells[0].verdict == "slower" and exit_code(cells, 0.02) == 1 for cells in found) >= 38
+
+
+def test_without_rounds_drift_between_runs_is_taken_for_a_difference(compared):
+    """What rounds are there for: the same drift, one round a side, is a false alarm more often than 2 in 40."""
+    found = compared(rounds=1, drift=0.01)
+    assert sum(cells[0].verdict in ("slower", "faster") for cells in found) > 2

@@ -1,0 +1,180 @@
+"""What could explain a difference, and what else changed: planted one at a time."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+from hand_made import ENVIRONMENT, MIB, cell, noisy, write_run
+
+from profiling.comparison.changes import changes
+from profiling.comparison.side import read_side
+from profiling.comparison.surroundings import differences, unknown
+from profiling.errors import InputError
+
+CELL = ("net", "baseline")
+PLAIN = (cell(), cell())
+
+
+@pytest.fixture
+def around(tmp_path):
+    def compare(other, *, a=ENVIRONMENT, configs=("", ""), records=PLAIN):
+        sides = [
+            read_side(write_run(tmp_path / name, record, environment=found, config=config))
+            for name, record, found, config in zip("ab", records, (a, other), configs, strict=True)
+        ]
+        return differences(*sides), unknown(*sides)
+
+    return compare
+
+
+def test_equal_environments_differ_in_nothing(around):
+    later = {**ENVIRONMENT, "captured_at": "2027", "command": "other", "dtype_reason": "auto"}
+    assert around(later) == ((), ())
+
+
+def test_what_explains_most_comes_first(around):
+    other = {
+        "threads": 8,
+        "extra": {"new": 1},
+        "versions": {"torch": "2.12.0", "driver": "590.2", "numpy": "2"},
+        "git": {"revision": "b" * 40, "dirty": True},
+        "device": {"type": "cuda", "name": "another", "clock_sm_max_mhz": 1500},
+    }
+    found, _ = around(other)
+    assert found == (
+        ("device.name", "GPU of 2026", "another"),
+        ("device.clock_sm_max_mhz", "1980", "1500"),
+        ("versions.driver", "580.1", "590.2"),
+        ("versions.torch", "2.11.0", "2.12.0"),
+        ("git", "a" * 12, f"{'b' * 12} (dirty)"),
+        ("threads", "16", "8"),
+        ("versions.numpy", "absent", "2"),
+        ("extra.new", "absent", "1"),
+    )
+
+
+def test_clocks_seen_while_timing_count_and_measured_ceilings_only_beyond_their_noise(around):
+    clocked = [
+        replace(cell(), metrics={"latency": {"sm_clock_min_mhz": low, "sm_clock_max_mhz": 1980}})
+        for low in (1980, 1410)
+    ]
+    ceilings = [
+        {**ENVIRONMENT, "ceilings": {"measured_at": str(rate), "seconds": rate, "copy": 4e12 + rate, "matmul": rate}}
+        for rate in (600.0, 500.0)
+    ]
+    found, _ = around(ceilings[1], a=ceilings[0], records=clocked)
+    assert found == (
+        ("clock while timed", "1980 to 1980 MHz", "1410 to 1980 MHz"),
+        ("ceilings.matmul", "600", "500"),
+    )
+
+
+def test_options_of_the_runs(around):
+    configs = (
+        "cell_timeout: 3\nvariant: {x: {mode: a}}\nonly: 1\n",
+        "cell_timeout: 4\nvariant: {x: {mode: b}}\n",
+    )
+    found, _ = around(ENVIRONMENT, configs=configs)
+    assert found == (("variant.x.mode", "a", "b"),)
+
+
+def test_what_is_not_known_is_told(around):
+    _, lines = around(None)
+    assert lines == ("B has no environment.json beside it: what differs there is not known",)
+
+
+def test_uncommitted_changes_are_told(around):
+    _, lines = around({**ENVIRONMENT, "git": {"revision": "a" * 40, "dirty": True}})
+    assert "B with uncommitted changes" in lines[0]
+
+
+@pytest.fixture
+def changed(tmp_path):
+    def compare(one, two, prepare=lambda folder: None):
+        sides = [read_side(write_run(tmp_path / name, record)) for name, record in (("a", one), ("b", two))]
+        prepare(tmp_path)
+        return changes(*sides, CELL)
+
+    return compare
+
+
+def test_equal_cells_changed_in_nothing(changed):
+    assert changed(cell(samples=noisy(1)), cell(samples=noisy(1))) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"memory": {"peak_allocated": 150 * MIB}}, ("peak allocated MiB", "100", "150")),
+        ({"prepare": {"seconds": 30.0, "graphs": 1}}, ("prepare s", "1.000", "30.00")),
+        ({"prepare": {"seconds": 1.04, "graphs": 2}}, ("graphs", "1.000", "2.000")),
+        ({"parity": {"rel_l2": 0.002, "passed": True}}, ("parity rel. L2", "0.001000", "0.002000")),
+        ({"dtype": "bfloat16"}, ("dtype", "float32", "bfloat16")),
+    ],
+)
+def test_a_planted_change_is_the_one_told(changed, change, told):
+    assert changed(cell(), cell(**change)) == (told,)
+
+
+def test_a_wrong_cell_has_nothing_to_explain(changed):
+    assert changed(cell(), cell(dtype="bfloat16", status="failed", reason="planted")) == ()
+
+
+def kernel(name, microseconds, times=2):
+    return [{"cat": "kernel", "name": name, "dur": microseconds}] * times
+
+
+def test_kernels_of_the_traces(changed):
+    traced = cell(trace={"trace": "traces/net.json.gz", "iterations": 2})
+    kept, host = kernel("kept", 50.0), [{"cat": "cpu_op", "name": "aten::mm", "dur": 1}]
+    events = {
+        "a": [*kept, *host, *kernel("gone", 30.0), *kernel("slower", 10.0), *kernel("more", 4.0), *kernel("tiny", 0.1)],
+        "b": [*kept, *kernel("new", 20.0), *kernel("slower", 25.0), *kernel("more", 4.0, 6), *kernel("tiny", 0.2)],
+    }
+
+    def write(folder):
+        for name, found in events.items():
+            (folder / name / "traces").mkdir()
+            with gzip.open(folder / name / "traces" / "net.json.gz", "wt") as file:
+                json.dump({"traceEvents": found}, file)
+
+    assert changed(traced, traced, write) == (
+        ("kernel vanished: gone", "1 × 30.00 µs", "–"),
+        ("kernel appeared: new", "–", "1 × 20.00 µs"),
+        ("kernel changed: slower", "1 × 10.00 µs", "1 × 25.00 µs"),
+        ("kernel changed: more", "1 × 4.000 µs", "3 × 4.000 µs"),
+    )
+
+
+def test_a_damaged_trace_is_one_line(changed):
+    traced = cell(trace={"trace": "trace.json.gz", "iterations": 2})
+
+    def write(folder):
+        for name in "ab":
+            (folder / name / "trace.json.gz").write_bytes(b"no gzip")
+
+    with pytest.raises(InputError, match=r"trace\.json\.gz is no trace"):
+        changed(traced, traced, write)
+
+
+def generated(*pairs):
+    files = [{"name": name, "file": f"kernels/net/xx/{file}", "kind": "triton"} for name, file in pairs]
+    return cell(kernels=(*files, {"name": "graph", "file": f"kernels/{pairs[0][1]}", "kind": "graph"}))
+
+
+def test_sources_of_generated_kernels(changed):
+    one = generated(("same", "s.py"), ("other", "o1.py"), ("gone", "g.py"))
+    two = generated(("other", "o2.py"), ("same", "s.py"), ("new", "n.py"))
+    assert changed(one, two) == (
+        ("generated kernel changed: other", "o1.py", "o2.py"),
+        ("generated kernel vanished: gone", "g.py", "–"),
+        ("generated kernel appeared: new", "–", "n.py"),
+    )
+
+
+def test_many_kernels_are_cut_and_counted(changed):
+    one, two = generated(("same", "s.py")), generated(("same", "s.py"), *((f"k{i}", f"{i}.py") for i in range(20)))
+    found = changed(one, two)
+    assert len(found) == 9
+    assert found[-1][0] == "and 12 kernels more"
