@@ -26,7 +26,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-profile: setup ## the main job: three components under four variants
+profile: setup ## the main job: five components under four variants
 	$(PY) -m profiling.generic_forward $(ARGS)
 
 trace: setup ## the main job with profiler traces and compile reports; prints the paths to open

@@ -40,9 +40,8 @@ def training_block() -> str:
 
 
 def realtime_block() -> str:
-    """Return the verdict of the committed loop, its table and its stage budget."""
-    tables = [section(REALTIME, title) for title in ("Verdict", "Frames", "Stage budget")]
-    return "\n\n".join(tables)
+    """Return the table of the committed loop and its stage budget."""
+    return "\n\n".join(section(REALTIME, title) for title in ("Frames", "Stage budget"))
 
 
 def launches_block() -> str:
@@ -54,6 +53,7 @@ def filled(readme: str) -> str:
     """Return the README with its blocks as they must be."""
     blocks = {
         "results": results_block(),
+        "verdict": section(REALTIME, "Verdict"),
         "realtime": realtime_block(),
         "sweep": section(SWEEP, "Total time with preparation"),
         "training": training_block(),

@@ -33,6 +33,10 @@ class FrameOptions:
         require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: a whole number of at least 1")
         require(isinstance(self.batch, int) and self.batch >= 1, f"batch={self.batch}: a whole number of at least 1")
         require(0 <= self.t_commit <= 1, f"t_commit={self.t_commit}: a noise level from 0 to 1")
+        require(
+            self.guidance is None or (isinstance(self.guidance, int | float) and not isinstance(self.guidance, bool)),
+            f"guidance={self.guidance!r}: a number, or null for none",
+        )
         require(self.commit in COMMITS, f"commit={self.commit!r} is none of {', '.join(COMMITS)}")
         require(self.kernel in KERNELS, f"kernel={self.kernel!r} is none of {', '.join(KERNELS)}")
 

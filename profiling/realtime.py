@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from profiling.core.config import RunConfig, read_config
 from profiling.core.job import ComponentSpec
 from profiling.errors import InputError, did_you_mean
+from profiling.loop.options import LoopOptions
 from profiling.targets import execute, main
 
 TARGET = "realtime"
@@ -24,8 +25,7 @@ ROLES = ("world", "picture", "sound")
 def run(cfg: DictConfig, folder: Path) -> int:
     """Play the loop under every variant, or under one that is mixed."""
     config = read_config(cfg)
-    if not isinstance(config.source["loop"], Mapping):
-        raise InputError(f"loop={config.source['loop']}: it has options, loop.frames=600 for example. See --help.")
+    checked_options(config.source)
     stages = chosen_stages(config)
     stages["world"] = with_passes(stages["world"], config.source)
     procedure = {
@@ -59,6 +59,19 @@ def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
             )
         found[role] = components[name]
     return found
+
+
+def checked_options(source: Mapping[str, Any]) -> None:
+    """Refuse options of the loop before anything is started.
+
+    Raises:
+        InputError: one that there is not, or a value out of range.
+
+    """
+    given = source["loop"]
+    if not isinstance(given, Mapping):
+        raise InputError(f"loop={given}: it has options, loop.frames=600 for example. See --help.")
+    LoopOptions(**{key: value for key, value in given.items() if key != "_target_"})
 
 
 def with_passes(world: ComponentSpec, source: Mapping[str, Any]) -> ComponentSpec:

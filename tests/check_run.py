@@ -26,7 +26,7 @@ def check(run: Path) -> None:
         assert record.memory["phases"].keys() == {"start", "loaded", "inputs", "prepared", "steady"}
         assert (record.speedup is None) == (variant == "baseline"), component
     assert json.loads((run / "environment.json").read_text())["scale"] == "tiny"
-    for name in ("config.yaml", "report.md", "classic.txt"):
+    for name in ("config.yaml", "report.md", "report.html", "classic.txt"):
         assert (run / name).stat().st_size > 0, name
 
 

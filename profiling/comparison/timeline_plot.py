@@ -34,7 +34,7 @@ def plot_history(lines: Timelines, path: Path) -> None:
         panel.legend(fontsize=7)
     for panel in panels[len(lines) :]:  # the places that are left over
         panel.set_axis_off()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def _draw(panel: Any, line: tuple[Milestone, ...], colours: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from profiling.errors import InputError, did_you_mean
 
 SCALES = ("auto", "full", "tiny")
 CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
+CEILINGS = ("auto", "off")  # off: no bandwidth, no rate, and so no floors
 COMPILE_CACHES = ("fresh", "shared")  # fresh: every cell compiles from nothing, so that prepare times compare
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -95,6 +96,7 @@ class Settings:
     seed: int = 0
     threads: int | None = None
     tf32: bool = False
+    ceilings: str = "auto"
     trace: bool = False
     stacks: bool = False
 
@@ -104,6 +106,7 @@ class Settings:
         _one_of("scale", self.scale, SCALES)
         _one_of("checkpoint", self.checkpoint, CHECKPOINTS)
         _one_of("compile_cache", self.compile_cache, COMPILE_CACHES)
+        _one_of("ceilings", self.ceilings, CEILINGS)
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads={self.threads}: at least 1, or null for one a core.")
         if self.seed < 0:

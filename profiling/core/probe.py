@@ -17,6 +17,7 @@ from profiling.core.environment import environment
 from profiling.core.job import Job, Settings
 from profiling.core.weights import find_weights
 from profiling.errors import InputError
+from profiling.limits.of_run import ceilings_of
 from profiling.metrics.metric import Metric
 from profiling.variants.variant import Variant
 
@@ -44,7 +45,13 @@ def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
         if path is not None and not path.exists():
             raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
     skip = {name: reason for name, made in variants.items() if (reason := made.unavailable(device))}
-    return {"settings": asdict(settings), "environment": environment(settings, reasons), "skip": skip}
+    found = environment(settings, reasons)
+    if settings.ceilings == "auto":
+        try:
+            found["ceilings"] = ceilings_of(settings, found)
+        except RuntimeError as error:  # a run without floors is better than none
+            found["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
+    return {"settings": asdict(settings), "environment": found, "skip": skip}
 
 
 def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:

@@ -25,7 +25,9 @@ def budget_section(series: Series, *, target_fps: float, schedule: str) -> dict[
         parts[stage] = _part(times, median(stage_ms(series, stage)), target_ms)
     for name in ("wait", "rest"):
         waited = median(series[f"{name}_ms"])
-        parts[name] = _part({"host_ms": waited}, waited, target_ms)
+        on_device = any("device_ms" in part for part in parts.values())
+        # What the host waits for is what the device works on: its share stands there already.
+        parts[name] = _part({"host_ms": waited}, None if on_device and name == "wait" else waited, target_ms)
     section = {"target_ms": target_ms, "parts": parts}
     overhead = median(series["frame_ms"] - longest_path(series, schedule))
     if overhead is not None:

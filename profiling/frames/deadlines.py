@@ -24,7 +24,15 @@ def deadlines(series: Series, *, target_fps: float, pace: str) -> dict[str, dict
         begun = series["due_ms"] if pace == "realtime" and fps == target_fps else None
         taken = series["frame_ms"] if begun is None else series["delivered_ms"] - begun
         found[rate_key(fps)] = deadline(taken - 1000 / fps, fps)
+        if pace == "free" and delivered_fps(series) < fps:  # time lost between the frames is lost to the player too
+            found[rate_key(fps)]["holds"] = False
     return found
+
+
+def delivered_fps(series: Series) -> float:
+    """Return how many frames a second were delivered, infinite for fewer than two."""
+    delivered = series["delivered_ms"]
+    return 1000 * (delivered.size - 1) / float(delivered[-1] - delivered[0]) if delivered.size > 1 else float("inf")
 
 
 def rate_key(fps: float) -> str:

@@ -20,12 +20,12 @@ def done_times(frame_ms: Array, fps: float) -> Array:
 def underruns(frame_ms: Array, fps: float, buffer: int) -> int:
     """Count the frames that a player finds not yet done when it is to show them.
 
-    It starts when `buffer` + 1 frames are done (or all, where there are fewer), and shows one each 1000 / fps; one that
-    is not done is shown when it is, and all behind it that much later.
+    It starts when `buffer` + 1 frames are done (or all, where there are fewer), but not before their time is over, and
+    shows one each 1000 / fps; one that is not done is shown when it is, and all behind it that much later.
     """
     done = done_times(frame_ms, fps)
     behind = done - _ticks(done.size, fps)
-    behind[0] = done[min(buffer, done.size - 1)]
+    behind[0] = max(done[min(buffer, done.size - 1)], (buffer + 1) * 1000 / fps)
     shown = np.maximum.accumulate(behind)
     return int((behind[1:] > shown[:-1] + TICK_MS).sum())
 

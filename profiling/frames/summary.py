@@ -10,7 +10,7 @@ import numpy as np
 from profiling.core.stats import summarize
 from profiling.frames.budget import budget_section
 from profiling.frames.causes import slow_frames, slow_section
-from profiling.frames.deadlines import deadlines, rate_key
+from profiling.frames.deadlines import deadlines, delivered_fps, rate_key
 from profiling.frames.memory import memory_section
 from profiling.frames.player import sustained_fps, underruns
 from profiling.frames.series import Array, Series, check_series, frame_count, stage_names
@@ -68,9 +68,11 @@ def _times(series: Series, sound_seconds: float | None) -> dict[str, Any]:
     for name in ("frame_ms", "latency_ms"):
         summary = summarize(series[name]).to_json()
         section[name] = {key: value for key, value in summary.items() if key != "samples"}
-    delivered = series["delivered_ms"]
-    if delivered.size > 1:
-        section["wall_fps"] = 1000 * (delivered.size - 1) / float(delivered[-1] - delivered[0])
+    gaps = series["gap_ms"][np.isfinite(series["gap_ms"])]
+    if gaps.size:
+        section["gap_ms"] = {"p50": float(np.median(gaps)), "max": float(gaps.max())}
+    if series["delivered_ms"].size > 1:
+        section["wall_fps"] = delivered_fps(series)
         if sound_seconds is not None:
             section["audio_rtf"] = sound_seconds * section["wall_fps"]
     return section

@@ -71,10 +71,6 @@ class Slots:
         """Keep `value` of a frame."""
         self._held[name, frame % self.depth] = value
 
-    def keep(self, name: str, frame: int, value: Tensor) -> None:
-        """Keep `value`: as it is where frames follow each other, a copy where the next one is in the making already."""
-        (self.put if self.depth == 1 else self.copy)(name, frame, value)
-
     def copy(self, name: str, frame: int, value: Tensor) -> None:
         """Keep a copy of `value`, which may be a graph's own memory, in memory that stays."""
         place = self._held.get((name, frame % self.depth))
@@ -111,8 +107,9 @@ def assemble(
 ) -> StagedPipeline:
     """Return the pipeline of the prepared `steps`: of world, picture and sound, or of the whole."""
     first = components[WHOLE if WHOLE in steps else WORLD]
-    feed = make_feeder(first, actions, options.depth, seed)
-    slots, delivery = Slots(options.depth), Delivery(options.depth)
+    depth = options.depth(first.device.type)
+    feed = make_feeder(first, actions, depth, seed)
+    slots, delivery = Slots(depth), Delivery(depth)
     whole = WHOLE in steps
     made = (WHOLE,) if whole else (PICTURE, SOUND)
 
@@ -131,7 +128,7 @@ def assemble(
         works.append(Work(DELIVER, deliver, beside[DELIVER], after=made))
     to_host = options.deliver == "host"
     last, places = ((DELIVER,), delivery.places) if to_host else (made, outputs)
-    return StagedPipeline(works, last, first.device, clock, places, options.depth)
+    return StagedPipeline(works, last, first.device, clock, places, depth)
 
 
 def _whole(feed: Feeder, steps: Mapping[str, Step], slots: Slots) -> Callable[[int], None]:
@@ -159,7 +156,7 @@ def _stages(
 
         def run(frame: int) -> None:
             latent.copy_(slots.get(f"latent of {name}", frame))
-            slots.keep(name, frame, steps[name].run())
+            slots.copy(name, frame, steps[name].run())
 
         return run
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,9 +27,9 @@ from profiling.loop.assemble import SOUND, WHOLE, WORLD, assemble
 from profiling.loop.clock import WallClock
 from profiling.loop.options import LoopOptions
 from profiling.loop.parts import Parts, blueprints_of, expected_of, parts_of
-from profiling.loop.pipeline import Pipeline
+from profiling.loop.pipeline import StagedPipeline
 from profiling.loop.play import Player, series_names
-from profiling.loop.prepared import check, prepare
+from profiling.loop.prepared import check, prepare, refuse_shared_pools
 from profiling.loop.rescued import known_facts
 from profiling.loop.sound import choose_window
 from profiling.loop.watch import FrameWatch
@@ -88,6 +87,7 @@ class RealtimeCell(Cell):
             return parts_of(fresh, expected, settings, whole=whole), sound
 
     def _prepare(self, variant: Variant, parts: Parts, stack: ExitStack) -> dict[str, Step]:
+        refuse_shared_pools(variant, parts.components, self.options)
         with self.phase("prepare"):
             steps, section = prepare(variant, parts, Path(self.job.run) / "kernels" / self.job.name, stack)
         self.add(prepare=section)
@@ -107,20 +107,16 @@ class RealtimeCell(Cell):
         frames, warmup = self.options.counts(world.device.type)
         return drawn_actions(frames + warmup, axes, buttons, self.job.settings.seed)
 
-    def _play(self, pipeline: Pipeline, sound: Mapping[str, Any]) -> None:
+    def _play(self, pipeline: StagedPipeline, sound: Mapping[str, Any]) -> None:
         options, settings, run = self.options, self.job.settings, Path(self.job.run)
         device = torch.device(settings.device)
         frames, warmup = options.counts(device.type)
         period = 1 / options.fps if options.pace == "realtime" else None
         watch, journal = FrameWatch(device), Journal(run, self.job.name, series_names(pipeline))
-        player = partial(Player, pipeline, WallClock(), depth=options.depth, period=period)
+        player = Player(pipeline, WallClock(), watch, depth=pipeline.depth, period=period)
         try:
-            with garbage(options.garbage):
-                with self.phase("warm-up"):
-                    player(look=lambda frame, frame_ms: {}).play(range(-warmup, 0), lambda row: None)
-                with self.phase("frames"):
-                    watch.start()
-                    player(look=watch).play(range(frames), journal.append)
+            with garbage(options.garbage), self.phase("frames"):
+                player.play(range(frames), journal.append, warmup=warmup, on_first=watch.start)
         finally:  # what was played is kept, whatever ended it
             watch.close()
             journal.close()
@@ -149,11 +145,11 @@ class RealtimeCell(Cell):
         if disturbed is not None:
             self.problems.append(("invalid", f"after the warm-up: {disturbed}"))
 
-    def _trace(self, pipeline: Pipeline, device: torch.device) -> None:
+    def _trace(self, pipeline: StagedPipeline, device: torch.device) -> None:
         """Profile some steady frames into the run folder, in one piece: what overlaps must be seen to overlap."""
         self.emit({"event": "phase", "phase": "trace"})
         frames = self.options.profile_frames
-        player = Player(pipeline, WallClock(), lambda frame, frame_ms: {}, depth=self.options.depth)
+        player = Player(pipeline, WallClock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
 
         def profile() -> None:
             result = trace_step(

@@ -68,10 +68,9 @@ class LoopOptions:
         frames, warmup = (600, 60) if device_type == "cuda" else (120, 20)
         return self.frames or frames, self.warmup_frames or warmup
 
-    @property
-    def depth(self) -> int:
-        """How many frames are in the making at the same time."""
-        return 2 if self.schedule == "overlap" else 1
+    def depth(self, device_type: str) -> int:
+        """Return how many frames are in the making at the same time: a CPU works on one after the other."""
+        return 2 if self.schedule == "overlap" and device_type == "cuda" else 1
 
 
 def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -11,6 +11,8 @@ from profiling.loop.pipeline import Clock, Pipeline, Ticket
 #: What happened in a frame that took so many milliseconds.
 Look = Callable[[int, float], Mapping[str, float]]
 Row = dict[str, float]
+#: Seconds between two looks at a frame in the making while the next one is not yet due.
+POLL = 1e-4
 
 
 def series_names(pipeline: Pipeline) -> tuple[str, ...]:
@@ -30,16 +32,31 @@ class Player:
         self._depth, self._period = depth, period
         self._pending: deque[tuple[Ticket, float, float]] = deque()
 
-    def play(self, frames: range, keep: Callable[[Row], None]) -> None:
-        """Make `frames`; times in the rows count from the first one's beginning."""
+    def play(
+        self,
+        frames: range,
+        keep: Callable[[Row], None],
+        *,
+        warmup: int = 0,
+        on_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make `frames`, in one piece with the `warmup` frames before them, which are no rows.
+
+        Times in the rows count from the first one's beginning; `on_first` is called right before it.
+        """
         clock = self._clock
-        self._keep, self._start, self._row = keep, clock.now(), None
+        self._keep, self._first, self._row = keep, frames.start, None
+        origin = self._start = clock.now()
         self._delivered = float("-inf")
         try:
-            for count, frame in enumerate(frames):
-                due = float("nan") if self._period is None else self._start + count * self._period
+            for count, frame in enumerate(range(frames.start - warmup, frames.stop)):
+                due = float("nan") if self._period is None else origin + count * self._period
                 self._until(due)
+                if frame == frames.start:
+                    on_first()
                 action = clock.now()
+                if warmup and frame == frames.start:
+                    self._start = action if self._period is None else due
                 self._close_gap(action)
                 self._pending.append((self._pipeline.begin(frame), action, due))
                 while len(self._pending) >= self._depth:
@@ -54,8 +71,8 @@ class Player:
         while self._clock.now() < due:
             if self._pending and self._pipeline.finished(self._pending[0][0]):
                 self._settle()
-            else:
-                self._clock.pause(due)
+            else:  # a nap would notice a frame that is finished late
+                self._clock.pause(min(due, self._clock.now() + POLL) if self._pending else due)
 
     def _settle(self) -> None:
         """Wait for the oldest frame in the making and write down what it took."""
@@ -66,6 +83,10 @@ class Player:
         frame_ms = 1e3 * (delivered - max(action, self._delivered))
         wait_ms = 1e3 * (delivered - waiting)
         self._delivered = delivered
+        if ticket.frame < self._first:
+            return
+        # With more frames in the making, the host's times of this one lie in the interval of another.
+        alone = self._depth == 1
         row = {
             "action_ms": 1e3 * (action - self._start),
             "due_ms": 1e3 * (due - self._start),
@@ -73,7 +94,7 @@ class Player:
             "frame_ms": frame_ms,
             "latency_ms": 1e3 * (delivered - action),
             "wait_ms": wait_ms,
-            "rest_ms": frame_ms - wait_ms - sum(ticket.host_ms.values()),
+            **({"rest_ms": frame_ms - wait_ms - sum(ticket.host_ms.values())} if alone else {}),
             **{f"host_{stage}_ms": value for stage, value in ticket.host_ms.items()},
             **{f"device_{stage}_ms": value for stage, value in self._pipeline.device_ms(ticket).items()},
             **self._look(ticket.frame, frame_ms),

@@ -10,12 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from profiling.core.records import Status
+from profiling.errors import InputError
+from profiling.loop.options import LoopOptions
 from profiling.loop.parts import Parts
 from profiling.metrics.metric import Metric, Subject
 from profiling.tracing.counters import snapshot
 from profiling.tracing.profiler import synchronize
+from profiling.variants.compile import Compile
 from profiling.variants.mixed import stage_variant
 from profiling.variants.variant import Step, Variant
+
+
+def refuse_shared_pools(variant: Variant, parts: Iterable[str], options: LoopOptions) -> None:
+    """Refuse what would overwrite its own frames: inductor's graphs of all stages share one pool of memory.
+
+    Raises:
+        InputError: stages that overlap, one of which is compiled in such a mode.
+
+    """
+    for name in parts:
+        chosen = stage_variant(variant, name)
+        if options.schedule == "overlap" and isinstance(chosen, Compile) and chosen.has_cuda_graphs():
+            raise InputError(
+                f"loop.schedule=overlap: mode={chosen.mode} keeps the CUDA graphs of all stages in one pool, and on "
+                "several streams they would overwrite each other. Use compile_cuda_graph, or loop.schedule=sequential."
+            )
 
 
 def prepare(variant: Variant, parts: Parts, folder: Path, stack: ExitStack) -> tuple[dict[str, Step], dict[str, Any]]:

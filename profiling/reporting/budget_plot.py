@@ -46,7 +46,7 @@ def plot_budget(records: Sequence[Record], path: Path) -> bool:
     handles, labels = panel.get_legend_handles_labels()
     by_label = dict(zip(labels, handles, strict=True))
     figure.legend(by_label.values(), by_label, loc="outside lower center", ncols=4)
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
     return True
 
 

@@ -10,6 +10,7 @@ from tabulate import tabulate
 from profiling.core.records import Record
 from profiling.reporting.facts import at, is_right, mapping_at, number_at
 from profiling.reporting.format import ABSENT, escaped, mebibytes, significant, struck
+from profiling.reporting.limits import limit_tables
 
 #: Metrics that have columns of their own; what else a record holds is some component's own metric.
 KNOWN_METRICS = frozenset({"wall_ms", "device_ms", "host_ms", "fps", "latency", "calls", "drift"})
@@ -36,7 +37,7 @@ def detail_tables(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
             _grid(("metric", "of", "value"), [row for record in records for row in _other(record)]),
         ),
     )
-    return tuple((title, table) for title, table in tables if table)
+    return (*limit_tables(records), *((title, table) for title, table in tables if table))
 
 
 def _grid(headers: Row, rows: Sequence[Row]) -> str:
@@ -96,7 +97,8 @@ def _memory_headers() -> Row:
     return ("phase", *(header for _, header in MEMORY_KINDS))
 
 
-def _memory(record: Record) -> Iterator[Row]:
+def memory_phases(record: Record) -> Mapping[str, Any]:
+    """Return the bytes of each kind by phase, the peaks of preparing and of the timed part behind all others."""
     memory = mapping_at(record.memory)
     phases: dict[str, Any] = dict(mapping_at(memory, "phases"))
     phases["prepare peak"] = {"allocated": memory.get("prepare_peak_allocated")}
@@ -107,7 +109,11 @@ def _memory(record: Record) -> Iterator[Row]:
         "graph_pool": memory.get("graph_pool"),
         "host_rss": memory.get("peak_host_rss"),
     }
-    for phase, sizes in phases.items():
+    return phases
+
+
+def _memory(record: Record) -> Iterator[Row]:
+    for phase, sizes in memory_phases(record).items():
         cells = [mebibytes(number_at(sizes, key)) for key, _ in MEMORY_KINDS]
         if any(cell != ABSENT for cell in cells):
             yield (*_name(record), escaped(phase), *cells)

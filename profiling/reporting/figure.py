@@ -15,9 +15,11 @@ def blank_figure(lines: int, columns: int, *, width: float, height: float) -> tu
 
     """
     try:
+        from matplotlib import rcParams
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib is not installed: pip install -e '.[plot]'") from None
+    rcParams["svg.hashsalt"] = "profiling"  # the same run is the same file, however often it is printed
     figure = Figure(figsize=(width * columns, height * lines), layout="constrained")
     return figure, list(figure.subplots(lines, columns, squeeze=False).flat)
 

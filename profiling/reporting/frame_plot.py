@@ -45,7 +45,7 @@ def plot_frames(loops: Sequence[Frames], path: Path) -> bool:
     for panel in panels:
         by_label |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
     figure.legend(by_label.values(), by_label, loc="outside lower center", ncols=min(4, len(by_label)))
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
     return True
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from profiling.reporting.facts import at, number_at
 from profiling.reporting.format import MIB, one_line
+from profiling.reporting.limits import ceilings_line
 
 ENVIRONMENT_FILE = "environment.json"
 
@@ -24,7 +25,7 @@ def read_environment(run: Path) -> Mapping[str, Any]:
 
 def environment_lines(environment: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the lines that stand above the table: the device, the software, the run's settings."""
-    lines = (_device(environment), _versions(environment), _settings(environment))
+    lines = (_device(environment), _versions(environment), ceilings_line(environment), _settings(environment))
     return tuple(" · ".join(parts) for parts in lines if parts)
 
 

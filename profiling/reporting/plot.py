@@ -24,7 +24,7 @@ def plot_sweep(records: Sequence[Record], path: Path) -> bool:
         MissingExtraError: matplotlib is not installed.
 
     """
-    rows = [record for record in records if is_right(record) and _points(record)]
+    rows = [record for record in records if is_right(record) and total_points(record)]
     groups = by_component(rows)
     if not groups:
         return False
@@ -43,24 +43,24 @@ def plot_sweep(records: Sequence[Record], path: Path) -> bool:
         panel.set_axis_off()
     handles = [_handle(name, colour) for name, colour in colours.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
     return True
 
 
-def _line(panel: Any, record: Record, colour: str) -> None:
-    points = _points(record)
-    panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, linewidth=1)
-    for x, y, measured in points:
-        panel.plot(x, y, "o", color=colour, markersize=4, fillstyle="full" if measured else "none")
-
-
-def _points(record: Record) -> list[tuple[int, float, bool]]:
+def total_points(record: Record) -> list[tuple[int, float, bool]]:
     """Return (calls, seconds with preparation, measured) of each total that is known."""
     prepare = number_at(record.prepare, "seconds")
     totals = [(calls, number_at(point, "seconds"), point) for calls, point in call_points(record).items()]
     if prepare is None:
         return []
     return [(calls, prepare + s, bool(at(point, "measured"))) for calls, s, point in totals if s is not None]
+
+
+def _line(panel: Any, record: Record, colour: str) -> None:
+    points = total_points(record)
+    panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, linewidth=1)
+    for x, y, measured in points:
+        panel.plot(x, y, "o", color=colour, markersize=4, fillstyle="full" if measured else "none")
 
 
 def _handle(name: str, colour: str) -> Any:

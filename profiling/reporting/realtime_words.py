@@ -21,7 +21,7 @@ LEGEND = (
     "Sustained FPS: the highest rate at which 99.9% of these frames are in time.",
     "Slow: above the steady median by 20% and by five times the median absolute deviation; "
     "a frame may have several causes.",
-    "Audio real-time factor: seconds of sound made in a second; above 1 the player does not run dry.",
+    "Audio real-time factor: seconds of sound made in a second; at 1 or above the player does not run dry.",
 )
 
 
@@ -46,6 +46,7 @@ def realtime_lines(records: Sequence[Record]) -> tuple[str, ...]:
             _slope(record),
             spikes(record),
             _overhead(record),
+            _between(record),
             _sound(record),
             _throttled(record),
         )
@@ -127,6 +128,14 @@ def _overhead(record: Record) -> str:
         return ""
     part = "" if share is None else f" ({share:.1%})"
     return f"{significant(overhead, 3)} ms of a frame{part} beside the longest path of its stages"
+
+
+def _between(record: Record) -> str:
+    """Say how long the loop was at its own business, which is in no frame."""
+    p50, most = (number_at(record.realtime, "gap_ms", key) for key in ("p50", "max"))
+    if p50 is None or most is None or at(record.realtime, "pace") == "realtime":
+        return ""
+    return f"{significant(p50, 3)} ms (at most {significant(most, 3)}) between two frames go to the measurement"
 
 
 def _sound(record: Record) -> str:

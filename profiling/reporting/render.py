@@ -1,4 +1,4 @@
-"""A run's records as the console text, `report.md` and `classic.txt`."""
+"""A run's records as the console text, `report.md`, `report.html` and `classic.txt`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from profiling.core.records import Record, read_records
 from profiling.reporting.classic import render_classic
 from profiling.reporting.detail_tables import detail_tables
 from profiling.reporting.details import artefacts, causes, legend, networks, notes
-from profiling.reporting.drift import drift_tables
 from profiling.reporting.facts import is_realtime
 from profiling.reporting.format import escaped, one_line
-from profiling.reporting.graphs import graph_tables
-from profiling.reporting.grid import Titled
 from profiling.reporting.heading import command_line, environment_lines, read_environment
-from profiling.reporting.launches import render_launches
+from profiling.reporting.html import HTML_FILE
+from profiling.reporting.own_tables import own_tables
 from profiling.reporting.plots import draw_plots, plot_links
-from profiling.reporting.realtime import realtime_tables
 from profiling.reporting.realtime_verdict import realtime_verdicts
 from profiling.reporting.realtime_words import realtime_legend, realtime_lines
-from profiling.reporting.sweep import sweep_legend, sweep_tables
+from profiling.reporting.sweep import sweep_legend
 from profiling.reporting.table import render_table
-from profiling.reporting.training import training_tables
 from profiling.reporting.verdict import verdicts
 
 REPORT_FILE = "report.md"
@@ -35,7 +31,7 @@ CONSOLE_LINES = 8
 
 
 def write_report(run: Path) -> str:
-    """Write the run's `report.md`, `classic.txt` and plots, and return the console text.
+    """Write the run's `report.md`, `report.html`, `classic.txt` and plots, and return the console text.
 
     A folder that can't be written to costs a line of the text and nothing else.
 
@@ -46,14 +42,27 @@ def write_report(run: Path) -> str:
     records = read_records(run)
     environment = read_environment(run)
     text = render_console(records, environment, run)
+    plots: tuple[str, ...] = ()
     try:
-        text = "\n".join((text, *draw_plots(records, run)))
+        plots = draw_plots(records, run)
         _write(run / REPORT_FILE, render_markdown(records, environment, run))
         _write(run / CLASSIC_FILE, render_classic(records) + "\n")
+        page = _page(records, environment, run)
     except OSError as error:
         cause = error.strerror or type(error).__name__
-        return f"{text}\n{REPORT_FILE} and {CLASSIC_FILE} could not be rewritten: {cause}."
-    return text
+        lost = f"{REPORT_FILE}, {CLASSIC_FILE} and {HTML_FILE} could not be rewritten: {cause}."
+        return "\n".join((text, *plots, lost))
+    return "\n".join((text, page, *plots))
+
+
+def _page(records: Sequence[Record], environment: Mapping[str, Any], run: Path) -> str:
+    """Write `report.html` and return the line that says where it is; a run must not be lost for want of a chart."""
+    try:
+        from profiling.reporting.html.page import render_html
+    except ModuleNotFoundError as error:
+        return f"{HTML_FILE} was not written: {error.name} is not installed. pip install {error.name}"
+    _write(run / HTML_FILE, render_html(records, environment, run))
+    return f"open in a browser: {run / HTML_FILE}"
 
 
 def render_console(records: Sequence[Record], environment: Mapping[str, Any], run: Path) -> str:
@@ -64,7 +73,7 @@ def render_console(records: Sequence[Record], environment: Mapping[str, Any], ru
         list(environment_lines(environment)),
         [render_table(timed)] if timed or not records else [],
         list(legend(cells)) if cells else [],
-        *([f"{title}:", "", table] for title, table in _own_tables(records, markdown=False)),
+        *([f"{title}:", "", table] for title, table in own_tables(records, markdown=False)),
         list(sweep_legend(records)),
         list(realtime_legend(records)),
         list(realtime_lines(records)),
@@ -88,7 +97,7 @@ def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], r
         render_table(timed, markdown=True) if timed or not records else "",
         # The legend shows what is struck out by striking it out, so it is not escaped.
         "\n".join(f"{line}  " for line in legend(cells)) if cells else "",
-        *(_titled(escaped(title), table) for title, table in _own_tables(records, markdown=True)),
+        *(_titled(escaped(title), table) for title, table in own_tables(records, markdown=True)),
         "\n".join(f"{escaped(line)}  " for line in sweep_legend(records)),
         "\n".join(f"{escaped(line)}  " for line in realtime_legend(records)),
         _titled("Over the frames", _bullets(realtime_lines(records))),
@@ -102,13 +111,6 @@ def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], r
         _titled("Command", _fenced(command_line(environment))),
     ]
     return "\n\n".join(section.rstrip() for section in sections if section) + "\n"
-
-
-def _own_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, ...]:
-    """Return the tables of what only some targets and variants measure."""
-    launches = [("What a launch costs", render_launches(r.launches, markdown=markdown)) for r in records if r.launches]
-    tables = (realtime_tables, sweep_tables, graph_tables, training_tables, drift_tables)
-    return (*launches, *(titled for made in tables for titled in made(records, markdown=markdown)))
 
 
 def _bullets(lines: Sequence[str]) -> str:

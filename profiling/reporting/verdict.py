@@ -18,14 +18,18 @@ from profiling.reporting.facts import (
     wall_p50,
 )
 from profiling.reporting.format import MIB, MINUS, count_of, listed, mebibytes, one_line, significant, times_faster
+from profiling.reporting.limits import bound_line
 
 #: The frame rates that real-time applications aim at.
 FRAME_RATES = (24, 30, 60, 120)
 
 
 def verdicts(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return one line of plain text for each component."""
-    return tuple(f"{one_line(name)}: {verdict(group)}." for name, group in by_component(records).items())
+    """Return one line of plain text for each component, and one more where it is known what bounds it."""
+    lines = []
+    for name, group in by_component(records).items():
+        lines += [f"{one_line(name)}: {said}." for said in (verdict(group), bound_line(group)) if said]
+    return tuple(lines)
 
 
 def verdict(group: Sequence[Record]) -> str:

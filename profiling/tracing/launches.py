@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 #: Calls of the CUDA runtime and driver that put work on a stream.
-_HANDS_OVER = re.compile(r"(cuda|cu)(Launch(Cooperative)?Kernel|Memcpy|Memset|GraphLaunch)")
+HANDS_OVER = re.compile(r"(cuda|cu)(Launch(Cooperative)?Kernel|Memcpy|Memset|GraphLaunch)")
 
 
 def host_launches(call: Callable[[], object], *, calls: int = 3) -> float | None:
@@ -25,5 +25,5 @@ def host_launches(call: Callable[[], object], *, calls: int = 3) -> float | None
                 call()
             torch.cuda.synchronize()
             profiler.step()
-    seen = sum(average.count for average in profiler.key_averages() if _HANDS_OVER.match(average.key))
+    seen = sum(average.count for average in profiler.key_averages() if HANDS_OVER.match(average.key))
     return seen / calls if seen else None

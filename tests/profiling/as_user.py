@@ -15,6 +15,7 @@ QUICK = (
     "device=cpu",
     "scale=tiny",
     "threads=1",
+    "ceilings=off",
     "metric.latency.min_iterations=5",
     "metric.latency.max_iterations=100",
     "metric.latency.warmup_min_iterations=1",

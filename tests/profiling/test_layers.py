@@ -14,6 +14,7 @@ LAYERS = (
     ("profiling.errors",),
     (
         "profiling.core.stats",
+        "profiling.core.rounds",
         "profiling.core.records",
         "profiling.core.job",
         "profiling.core.trees",
@@ -39,7 +40,7 @@ LAYERS = (
     ),
     ("profiling.transforms", "profiling.tracing"),
     ("profiling.variants",),
-    ("profiling.metrics", "profiling.calibration"),
+    ("profiling.metrics", "profiling.calibration", "profiling.limits"),
     (
         "profiling.core.probe",
         "profiling.core.cell",
@@ -55,6 +56,7 @@ LAYERS = (
         "profiling.core.outcome",
         "profiling.core.runner",
         "profiling.reporting",
+        "profiling.comparison",
     ),
     ("profiling.app", "profiling.targets"),
     (
@@ -64,6 +66,8 @@ LAYERS = (
         "profiling.launch_overhead",
         "profiling.realtime",
         "profiling.report",
+        "profiling.compare",
+        "profiling.history",
         "profiling.checkpoints",
     ),
 )
@@ -109,7 +113,7 @@ def test_imports_run_downward(module, path):
             assert rank(imported) <= rank(module), f"{module} imports {imported}, which stands above it"
 
 
-@pytest.mark.parametrize(("module", "path"), modules("profiling.reporting".replace(".", "/")))
+@pytest.mark.parametrize(("module", "path"), [*modules("profiling/reporting"), *modules("profiling/comparison")])
 def test_reporting_never_measures(module, path):
     for imported in imports(path):
         assert imported.split(".")[0] != "torch"
@@ -132,6 +136,8 @@ def test_only_targets_and_one_file_know_hydra():
     "module",
     [
         "profiling.report",
+        "profiling.compare",
+        "profiling.history",
         "profiling.generic_forward",
         "profiling.shape_sweep",
         "profiling.realtime",

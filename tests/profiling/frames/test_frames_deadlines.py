@@ -50,7 +50,7 @@ def played(frame_ms, fps, buffer):
     done = []
     for i, ms in enumerate(frame_ms):
         done.append(max(done[-1] if done else 0.0, i * period) + ms)
-    show, dry = done[min(buffer, len(done) - 1)], 0
+    show, dry = max(done[min(buffer, len(done) - 1)], (buffer + 1) * period), 0
     for moment in done[1:]:
         show += period
         if moment > show + 1e-9:
@@ -62,8 +62,8 @@ def test_the_player_by_hand():
     """At 100 FPS: done at 5, 15, 50 (a stall of 30), 55, 60, 65 ms."""
     frame_ms = np.array([5.0, 5.0, 30.0, 5.0, 5.0, 5.0])
     assert done_times(frame_ms, 100.0) == pytest.approx([5, 15, 50, 55, 60, 65])
-    assert underruns(frame_ms, 100.0, 0) == 1, "frame 2 was to show at 25 and does at 50"
-    assert underruns(frame_ms, 100.0, 1) == 1, "frame 0 shows at 15, frame 2 would at 35"
+    assert underruns(frame_ms, 100.0, 0) == 1, "frame 2 was to show at 30 and does at 50"
+    assert underruns(frame_ms, 100.0, 1) == 1, "frame 0 shows at 20, frame 2 would at 40"
     assert underruns(frame_ms, 100.0, 2) == 0, "frame 0 shows at 50, when frame 2 is done"
     assert underruns(frame_ms[:1], 100.0, 3) == 0, "shorter than its buffer"
 

@@ -38,7 +38,7 @@ def test_the_budget(fake_loop):
     section = summary(fake_loop(np.full(50, 10.0)), target_fps=50.0)["budget"]
     assert section["target_ms"] == 20.0
     assert section["parts"]["world"] == pytest.approx({"host_ms": 0.1, "device_ms": 6.0, "share": 0.3})
-    assert section["parts"]["wait"] == pytest.approx({"host_ms": 9.0, "share": 0.45})
+    assert section["parts"]["wait"] == pytest.approx({"host_ms": 9.0}), "its share is that of what it waits for"
     assert section["overhead_ms"] == pytest.approx(0.5), "10 ms less 6, 2, 1 and 0.5 ms"
     assert section["overhead_share"] == pytest.approx(0.05)
 

@@ -124,7 +124,7 @@ def test_report_and_console_show_both_tables_once(make: Make, save: Save) -> Non
     for title in (BY_HAND, PASSES):
         assert console.count(f"{title}:\n") == 1
         assert report.count(f"### {title}\n") == 1
-    assert sorted(path.name for path in run.iterdir()) == ["classic.txt", "report.md", "results.jsonl"]
+    assert sorted(path.name for path in run.iterdir()) == ["classic.txt", "report.html", "report.md", "results.jsonl"]
 
 
 def test_records_without_the_sections_change_nothing(three: tuple[Record, ...], tmp_path: Path) -> None:

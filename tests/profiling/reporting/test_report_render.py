@@ -39,13 +39,13 @@ def test_console_holds_table_causes_verdict_weights_and_folder(three: tuple[Reco
     assert "world_model: compile is fastest" in text
     assert "1,093,823,296 parameters, bfloat16, cuda:0, weights: random (make checkpoints)" in text
     assert "~~Struck out~~" in text
-    assert text.splitlines()[-1] == f"run: {run}"
+    assert text.splitlines()[-2:] == [f"run: {run}", f"open in a browser: {run / 'report.html'}"]
 
 
 def test_files_are_written_whole_and_name_no_outside_path(three: tuple[Record, ...], save: Save) -> None:
     run = save(three)
     write_report(run)
-    assert sorted(path.name for path in run.iterdir()) == ["classic.txt", "report.md", "results.jsonl"]
+    assert sorted(path.name for path in run.iterdir()) == ["classic.txt", "report.html", "report.md", "results.jsonl"]
     assert str(run.parent) not in report(run)
     assert "## generic_forward: 2026-01-02" in report(run)
     assert "* Torch Compile - WM" in (run / "classic.txt").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_written_still_reports(make: Make, save: Save) -
     (run / "report.md").mkdir()  # stands for a read-only folder, which stops no root
     text = write_report(run)
     assert "2.500" in text
-    assert text.splitlines()[-1].startswith("report.md and classic.txt could not be rewritten: ")
+    assert text.splitlines()[-1].startswith("report.md, classic.txt and report.html could not be rewritten: ")
     assert not list(run.glob(".*"))
 
 

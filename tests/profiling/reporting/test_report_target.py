@@ -73,7 +73,7 @@ def test_reporting_imports_neither_torch_nor_what_measures() -> None:
         *("profiling.core.records", "profiling.core.stats", "profiling.errors", "profiling.reporting"),
         "profiling.frames.series",
     )
-    for path in [*(ROOT / "profiling" / "reporting").glob("*.py"), ROOT / "profiling" / "report.py"]:
+    for path in [*(ROOT / "profiling" / "reporting").rglob("*.py"), ROOT / "profiling" / "report.py"]:
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith(("import ", "from ")):
                 module = line.split()[1]

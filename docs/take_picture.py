@@ -1,0 +1,39 @@
+"""Take the picture of a run's page that stands in the README: python docs/take_picture.py [RUN].
+
+Needs a Chromium on the path and playwright (the extra `dev`).
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from shutil import which
+
+from playwright.sync_api import sync_playwright
+
+from profiling.core.records import read_records
+from profiling.reporting.heading import read_environment
+from profiling.reporting.html.page import HTML_FILE, render_html
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = ROOT / "docs" / "results" / "h200"
+PICTURE = ROOT / "docs" / "report.png"
+#: As wide as the window of a laptop, and down to the end of the first chart.
+WIDTH, HEIGHT = 1400, 1130
+
+
+def take_picture(run: Path, picture: Path) -> None:
+    """Render the page of `run` anew and write the upper part of it as a PNG; the run itself is left as it is."""
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        page_file = Path(folder) / HTML_FILE
+        page_file.write_text(render_html(read_records(run), read_environment(run), run), encoding="utf-8")
+        browser = driver.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        page.goto(page_file.as_uri())
+        page.wait_for_function("[...document.querySelectorAll('.chart')].every(c => c.querySelector('.main-svg'))")
+        page.screenshot(path=picture)
+        browser.close()
+
+
+if __name__ == "__main__":
+    take_picture(Path(sys.argv[1]) if len(sys.argv) > 1 else RUN, PICTURE)
+    print(f"{PICTURE}: {PICTURE.stat().st_size / 1024:.0f} KiB")

@@ -1,0 +1,68 @@
+"""The ceilings of this device: bandwidth by size, the rate of matrix products, and what launching costs.
+
+Measured and not looked up: a table of models would know neither a power limit nor what a neighbour takes. A floor that
+is computed from them says how fast a call could be on this device as it is today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What one device does at best, in one dtype.
+
+    `copy_bytes_per_s` counts a large copy's bytes twice, read and written; `read_bytes_per_s` is of a large sum.
+    `bandwidth` holds [bytes touched, bytes per second] by size, the faster of the two each: small ones stay in a cache.
+    `matmul_flops_per_s` is the best of the square products in `dtype` (float32 in TF32 where the run has it).
+    `launch_us` is the host's time to launch an operator that does next to nothing (on a CPU: to run it). On CUDA,
+    `gap_us` is what passes between two kernels of a graph, absent where CUPTI sees none, and `replay_us` what a replay
+    costs besides its kernels, from the call to the end of waiting for it. `seconds` is what measuring all this took.
+    """
+
+    dtype: str
+    copy_bytes_per_s: float
+    read_bytes_per_s: float
+    bandwidth: tuple[tuple[int, float], ...]
+    matmul_flops_per_s: float
+    launch_us: float
+    gap_us: float | None
+    replay_us: float | None
+    seconds: float
+
+    def bytes_per_s(self, size: float) -> float:
+        """Return the best bandwidth for a call that touches `size` bytes.
+
+        Repeated calls find their bytes in a cache that is large enough, so each measured size not much smaller than
+        the call's own speaks for it: a floor must not lie above what a cache makes possible.
+        """
+        return max(rate for touched, rate in self.bandwidth if touched >= size / 4 or touched == self.bandwidth[-1][0])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what stands in the environment; absent (None) was not measured."""
+        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Ceilings:
+        """Read them back.
+
+        Raises:
+            ValueError: a field is missing, or is no number.
+
+        """
+        try:
+            return Ceilings(
+                dtype=str(content["dtype"]),
+                bandwidth=tuple((int(size), float(rate)) for size, rate in content["bandwidth"]),
+                gap_us=None if content.get("gap_us") is None else float(content["gap_us"]),
+                replay_us=None if content.get("replay_us") is None else float(content["replay_us"]),
+                **{name: float(content[name]) for name in _NUMBERS},
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no ceilings: {error}") from None
+
+
+_NUMBERS = ("copy_bytes_per_s", "read_bytes_per_s", "matmul_flops_per_s", "launch_us", "seconds")

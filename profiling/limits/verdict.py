@@ -1,0 +1,159 @@
+"""What bounds a call, with the evidence, and one piece of advice that follows from it: facts in, words out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Bound = Literal[
+    "launch-bound", "latency-bound", "memory-bound", "compute-bound", "transfer-bound", "sync-bound", "host-bound"
+]
+
+#: A GPU that waits for a quarter of the time is what to mend first: the rest of the time cannot be bought so cheaply.
+IDLE_SHARE = 0.25
+TRANSFER_SHARE = 0.25
+#: From here on a ceiling explains the time. Operators on a CPU come less close to its ceilings than kernels on a GPU.
+NEAR = {"cuda": 0.5, "cpu": 0.3}
+#: A kernel this short (µs) is mostly start-up and one trip to memory, whatever it computes; a chain of so many is slow.
+SHORT_US, CHAIN = 5.0, 20
+#: A wait for fewer kernels than this leaves the host no lead.
+KERNELS_A_WAIT = 32
+#: A host that takes this many times the cost of a launch for each is busy with other things.
+HOST_FACTOR = 10.0
+#: A prediction must save this share of the time to be advice.
+WORTH = 0.05
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one call, in milliseconds where the name says nothing else; None was not measured.
+
+    `memory_ms` and `compute_ms` are the terms of the floor, `traffic_ms` the same for all that the operators of an
+    eager call read and write (None where they were fused). `kernels`, `launches` and `waits` are numbers a call,
+    `busy_ms` is when the GPU worked, `transfer_ms` copies between host and device. `launch_us`, `gap_us` and
+    `replay_us` are the ceilings of the same names, `operators` the number of the eager call's.
+    """
+
+    device: Literal["cuda", "cpu"]
+    wall_ms: float
+    memory_ms: float
+    compute_ms: float
+    operators: int
+    launch_us: float
+    traffic_ms: float | None = None
+    kernels: float | None = None
+    launches: float | None = None
+    busy_ms: float | None = None
+    median_us: float | None = None
+    transfer_ms: float = 0.0
+    waits: float = 0.0
+    gap_us: float | None = None
+    replay_us: float | None = None
+
+    def share(self, part_ms: float | None) -> float:
+        """Return what share of the wall time `part_ms` is."""
+        return 0.0 if part_ms is None else part_ms / self.wall_ms
+
+    @property
+    def idle_share(self) -> float | None:
+        """The share of the wall time in which the GPU did nothing."""
+        return None if self.busy_ms is None else max(0.0, 1 - self.share(self.busy_ms))
+
+    @property
+    def replay_ms(self) -> float | None:
+        """What a captured replay of the same kernels should take: their time, the gaps between them, one launch."""
+        if self.busy_ms is None or self.kernels is None or self.gap_us is None or self.replay_us is None:
+            return None
+        return self.busy_ms + (self.kernels * self.gap_us + self.replay_us) / 1e3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`predicted_ms` is what the variant `predicts` should measure as wall time."""
+
+    bound: Bound
+    evidence: tuple[str, ...]
+    advice: str
+    predicts: str | None = None
+    predicted_ms: float | None = None
+
+
+def judge(facts: Facts) -> Verdict | None:
+    """Say what bounds the call; None on a GPU whose work was not seen, unless a ceiling explains the time."""
+    idle = facts.idle_share
+    if facts.share(facts.transfer_ms) >= TRANSFER_SHARE:
+        advice = "keep what crosses the bus on the device, or copy it from pinned memory, unwaited for"
+        return Verdict("transfer-bound", _evidence(facts), advice)
+    if idle is not None and idle >= IDLE_SHARE:
+        return _starved(facts, idle)
+    if facts.device == "cuda" and idle is None and _nearest(facts)[1] < NEAR["cuda"]:
+        return None
+    return _working(facts)
+
+
+def _starved(facts: Facts, idle: float) -> Verdict:
+    """Judge a GPU that waits: for answers that the host waits for too, for launches, or between short kernels."""
+    kernels, launches, evidence = facts.kernels or 0.0, facts.launches or 0.0, _evidence(facts)
+    if facts.waits and kernels / facts.waits < KERNELS_A_WAIT:
+        advice = f"the host waits for the GPU {facts.waits:.3g} times a call: drop .item(), .cpu() and bool(tensor)"
+        return Verdict("sync-bound", evidence, advice)
+    if launches and kernels > 2 * launches:
+        advice = f"{idle:.0%} of wall lies between kernels of a replay: fuse them (compile_cuda_graph), or batch calls"
+        return Verdict("latency-bound", evidence, advice)
+    predicted = facts.replay_ms
+    if predicted is not None and predicted > (1 - WORTH) * facts.wall_ms:
+        return Verdict("latency-bound", evidence, "a call does too little for a GPU: do several in one, as a batch")
+    if launches and facts.wall_ms * 1e3 / launches > HOST_FACTOR * facts.launch_us:
+        advice = "the host is busy between launches: capture the call (cuda_graph) if that work is the same every time"
+        return Verdict("host-bound", evidence, advice)
+    expect = "" if predicted is None else f", expect {predicted:.3g} ms"
+    advice = f"{idle:.0%} of wall is launch gaps: capture it (cuda_graph){expect}"
+    return Verdict("launch-bound", evidence, advice, None if predicted is None else "cuda_graph", predicted)
+
+
+def _working(facts: Facts) -> Verdict:
+    """Judge a device that works all the time."""
+    bound, near = _nearest(facts)
+    evidence = _evidence(facts)
+    if near >= NEAR[facts.device]:
+        saver = "quantise the weights, or batch calls so that they are read once for several"
+        if bound == "compute-bound":
+            saver = "a narrower dtype (dtype=bfloat16, tf32=true for float32) or fewer FLOPs"
+        return Verdict(bound, evidence, f"{near:.0%} of wall is what the device needs at best: {saver}")
+    chain = facts.median_us is not None and facts.median_us <= SHORT_US and (facts.kernels or 0) >= CHAIN
+    if chain:
+        return Verdict("latency-bound", evidence, "many short kernels: fuse them (compile), then capture them")
+    if facts.traffic_ms is not None and facts.share(facts.traffic_ms) >= NEAR["cuda"]:
+        advice = "each operator reads and writes its own tensors: fuse them (compile)"
+        return Verdict("memory-bound", evidence, advice)
+    if facts.device == "cpu":
+        advice = "operators run far below the ceilings: fuse them (compile), or batch calls"
+        return Verdict("host-bound", evidence, advice)
+    advice = f"kernels reach {near:.0%} of a ceiling: try others (compile_max_autotune, another memory layout)"
+    return Verdict(bound, evidence, advice)
+
+
+def _nearest(facts: Facts) -> tuple[Bound, float]:
+    """Return the term of the floor that explains more, and what share of the wall time it is."""
+    memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
+    return ("compute-bound", compute) if compute > memory else ("memory-bound", memory)
+
+
+def _evidence(facts: Facts) -> tuple[str, ...]:
+    memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
+    said = [f"of wall the ceilings explain {memory:.0%} by bytes, {compute:.0%} by FLOPs"]
+    if facts.traffic_ms is not None:
+        said.append(f"{facts.share(facts.traffic_ms):.0%} by what each operator reads and writes")
+    if facts.idle_share is not None:
+        said.append(f"GPU idle {facts.idle_share:.0%}")
+    if facts.kernels is not None and facts.median_us is not None:
+        said.append(f"{facts.kernels:.0f} kernels, median {facts.median_us:.3g} µs")
+    if facts.launches is not None:
+        said.append(f"{facts.launches:.0f} launches")
+    if facts.waits:
+        said.append(f"{facts.waits:.3g} waits")
+    if facts.transfer_ms:
+        said.append(f"transfers {facts.share(facts.transfer_ms):.0%}")
+    if facts.device == "cpu":
+        said.append(f"{facts.operators} operators, dispatch {facts.share(facts.operators * facts.launch_us / 1e3):.0%}")
+    return tuple(said)

@@ -1,0 +1,112 @@
+"""How far calls are from what the device could do, what bounds them, and whether the advice came true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from profiling.core.records import Record
+from profiling.reporting.facts import at, by_component, is_right, items_at, number_at, right_baseline, wall_p50
+from profiling.reporting.format import ABSENT, TIMES, one_line, significant, whole
+from profiling.reporting.grid import Titled, grid
+
+_LIMITS = (
+    "component",
+    "variant",
+    "floor ms",
+    "memory ms",
+    "compute ms",
+    "achieved / floor",
+    "GPU idle",
+    "kernels",
+    "kernel median µs",
+    "bound",
+)
+_PREDICTED = ("component", "variant", "predicted ms", "measured ms", "measured / predicted")
+
+
+def limit_tables(records: Sequence[Record]) -> tuple[Titled, ...]:
+    """Return the Markdown tables of floors and of predictions, those that have something in them."""
+    judged = [record for record in records if record.limits]
+    predicted = [row for group in by_component(judged).values() for row in _predictions(group, records)]
+    titled = (
+        ("Floor of a call on this device, and what bounds it", grid(_LIMITS, [_row(r) for r in judged], markdown=True)),
+        ("Predicted and measured, wall p50", grid(_PREDICTED, predicted, markdown=True)),
+    )
+    return tuple((title, table) for title, table in titled if table)
+
+
+def bound_line(group: Sequence[Record]) -> str | None:
+    """Say what bounds a component's baseline and what bounds its fastest variant; None where nothing was judged."""
+    judged = [record for record in group if is_right(record) and isinstance(at(record.limits, "bound"), str)]
+    timed = sorted((time, place) for place, r in enumerate(judged) if (time := wall_p50(r)) is not None)
+    if not timed:
+        return None
+    told = {id(r): r for r in (right_baseline(group), judged[timed[0][1]]) if r in judged}
+    lines = [_bound(record, group) for record in told.values() if record is not None]
+    return one_line("; ".join(lines))
+
+
+def ceilings_line(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parts of the line that says what the device does at best."""
+    found = at(environment, "ceilings")
+    kinds = (("copy", "copy_bytes_per_s"), ("read", "read_bytes_per_s"))
+    parts = [f"{name} {_short(rate)}B/s" for name, key in kinds if (rate := number_at(found, key))]
+    if rate := number_at(found, "matmul_flops_per_s"):
+        parts.append(f"products in {one_line(at(found, 'dtype'))} {_short(rate)}FLOP/s")
+    units = (("launch", "launch_us"), ("graph gap", "gap_us"), ("replay", "replay_us"))
+    parts += [f"{name} {significant(time, 3)} µs" for name, key in units if (time := number_at(found, key)) is not None]
+    reason = at(environment, "ceilings_reason")
+    parts += [one_line(reason)] if isinstance(reason, str) else []
+    return ("ceilings: " + parts[0], *parts[1:]) if parts else ()
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    limits, idle = record.limits, number_at(record.limits, "idle_share")
+    times = (significant(number_at(limits, key)) for key in ("floor_ms", "memory_ms", "compute_ms"))
+    return (
+        record.component,
+        record.variant,
+        *times,
+        _times(number_at(limits, "achieved_over_floor") if is_right(record) else None),
+        ABSENT if idle is None else f"{idle:.0%}",
+        whole(number_at(limits, "device_work", "kernels")),
+        significant(number_at(limits, "device_work", "median_us"), 3),
+        one_line(at(limits, "bound") or ABSENT),
+    )
+
+
+def _predictions(group: Sequence[Record], records: Sequence[Record]) -> list[tuple[str, ...]]:
+    rows = []
+    for record in group:
+        variant, predicted, measured = _came_true(record, records)
+        if predicted is not None:
+            ratio = None if measured is None else measured / predicted
+            rows.append((record.component, variant, significant(predicted), significant(measured), _times(ratio)))
+    return rows
+
+
+def _came_true(record: Record, records: Sequence[Record]) -> tuple[str, float | None, float | None]:
+    """Return (variant, predicted ms, measured ms) of what the record's judgement predicts."""
+    variant, predicted = at(record.limits, "predicted", "variant"), number_at(record.limits, "predicted", "wall_ms")
+    wanted = (r for r in records if r.cell == (record.component, variant) and is_right(r))
+    found = next(wanted, None)
+    return str(variant), predicted, None if found is None else wall_p50(found)
+
+
+def _bound(record: Record, group: Sequence[Record]) -> str:
+    limits, ratio = record.limits, number_at(record.limits, "achieved_over_floor")
+    floor = "" if ratio is None else f", {_times(ratio)} its floor of {significant(number_at(limits, 'floor_ms'))} ms"
+    evidence = ", ".join(map(str, items_at(limits, "evidence")))
+    variant, predicted, measured = _came_true(record, group)
+    true = "" if predicted is None or measured is None else f" ({variant} measured {significant(measured)} ms)"
+    return f"{record.variant} is {at(limits, 'bound')}{floor} ({evidence}): {at(limits, 'advice')}{true}"
+
+
+def _times(ratio: float | None) -> str:
+    return ABSENT if ratio is None else f"{significant(ratio, 3)}{TIMES}"
+
+
+def _short(rate: float) -> str:
+    unit, name = next(((unit, name) for unit, name in ((1e12, "T"), (1e9, "G")) if rate >= unit), (1e6, "M"))
+    return f"{significant(rate / unit, 3)} {name}"

@@ -1,0 +1,101 @@
+"""What one call makes the GPU do: kernels, their lengths, transfers, and how often the host waits for it.
+
+A short profiler pass of its own, far below a full trace: no shapes, no stacks, nothing kept. Durations are CUPTI's,
+and stay true although the profiler slows the host down; how long the call takes must come from another pass.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from profiling.tracing.launches import HANDS_OVER
+
+#: Chrome-trace categories of work on the device; spans drawn on its rows are not among them.
+WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
+#: What crosses the bus, as CUPTI names it: "Memcpy DtoH (Device -> Pageable)".
+_CROSSES = re.compile(r"Memcpy (HtoD|DtoH)")
+#: Waits that the called code asked for; a wait for the whole device is this pass's own at the end of it.
+_WAITS = re.compile(r"(cuda|cu)(Stream|Event)Synchronize")
+_MARK = "profiling: device work"
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """Per call: `kernels`, copies and fills on the device, and `launches` by the host (a replayed graph is one).
+
+    `busy_ms` is the time in which at least one of them ran, `median_us` a kernel's median length, `transfer_ms` the
+    part of copies between host and device, `waits` how often the host waited for a stream or an event.
+    """
+
+    kernels: float
+    launches: float
+    busy_ms: float
+    median_us: float
+    transfer_ms: float
+    waits: float
+
+
+def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | None:
+    """Run `call` a few times under the profiler; None where CUPTI saw nothing on the device."""
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
+        trace = Path(folder) / "trace.json"
+        with torch.profiler.profile(
+            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            schedule=schedule,
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+            acc_events=True,
+        ) as profiler:
+            for count in (1, calls):
+                with torch.profiler.record_function(_MARK):
+                    for _ in range(count):
+                        call()
+                torch.cuda.synchronize()
+                profiler.step()
+        events = json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
+    return summarize(events, calls)
+
+
+def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | None:
+    """Add up the events of a Chrome trace (microseconds) of `calls` calls; None without work on the device."""
+    events = [event for event in events if "dur" in event]
+    work = [event for event in events if event.get("cat") in WORK]
+    if not work:
+        return None
+    marks = [event for event in events if event.get("cat") == "user_annotation" and event.get("name") == _MARK]
+    spans = [(float(mark["ts"]), float(mark["ts"]) + float(mark["dur"])) for mark in marks]
+    asked = [
+        str(event.get("name"))
+        for event in events
+        if event.get("cat") in RUNTIME and any(begin <= float(event["ts"]) <= end for begin, end in spans)
+    ]
+    lengths = [float(event["dur"]) for event in work if event["cat"] == "kernel"]
+    crossing = sum(float(event["dur"]) for event in work if _CROSSES.match(str(event.get("name"))))
+    return DeviceWork(
+        kernels=len(work) / calls,
+        launches=sum(1 for name in asked if HANDS_OVER.match(name)) / calls,
+        busy_ms=_covered([(float(event["ts"]), float(event["dur"])) for event in work]) / 1e3 / calls,
+        median_us=statistics.median(lengths or [float(event["dur"]) for event in work]),
+        transfer_ms=crossing / 1e3 / calls,
+        waits=sum(1 for name in asked if _WAITS.match(name)) / calls,
+    )
+
+
+def _covered(stretches: list[tuple[float, float]]) -> float:
+    """Return how much of the time axis the (start, length) stretches cover: streams overlap."""
+    covered, reached = 0.0, float("-inf")
+    for start, length in sorted(stretches):
+        covered += max(0.0, start + length - max(start, reached))
+        reached = max(reached, start + length)
+    return covered

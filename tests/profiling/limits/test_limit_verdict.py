@@ -1,0 +1,97 @@
+"""What bounds a call, from facts made by hand: one for each class."""
+
+from dataclasses import replace
+
+import pytest
+
+from profiling.limits.verdict import Facts, judge
+
+#: A GPU that works through one long kernel, at a third of both ceilings.
+LONG = Facts(
+    device="cuda",
+    wall_ms=10.0,
+    memory_ms=3.0,
+    compute_ms=3.0,
+    operators=1,
+    launch_us=5.0,
+    kernels=1,
+    launches=1,
+    busy_ms=9.9,
+    median_us=9900.0,
+    gap_us=1.0,
+    replay_us=20.0,
+)
+LAUNCHES = replace(
+    LONG, memory_ms=0.5, compute_ms=0.2, kernels=1000, launches=1000, busy_ms=1.5, median_us=1.5, operators=1000
+)
+HOST = Facts(device="cpu", wall_ms=10.0, memory_ms=0.1, compute_ms=0.2, operators=900, launch_us=0.5)
+
+
+def judged(facts):
+    verdict = judge(facts)
+    assert verdict is not None
+    return verdict
+
+
+def test_launches():
+    verdict = judged(LAUNCHES)
+    assert verdict.bound == "launch-bound"
+    assert verdict.predicts == "cuda_graph"
+    assert verdict.predicted_ms == pytest.approx(1.5 + 1.0 + 0.02), "kernels, gaps between nodes, one replay"
+    assert verdict.advice == "85% of wall is launch gaps: capture it (cuda_graph), expect 2.52 ms"
+    assert any("GPU idle 85%" in line for line in verdict.evidence)
+    unknown = judged(replace(LAUNCHES, gap_us=None))
+    assert (unknown.bound, unknown.predicted_ms, unknown.predicts) == ("launch-bound", None, None)
+    assert "expect" not in unknown.advice
+
+
+def test_latency():
+    short = replace(LAUNCHES, busy_ms=8.5, median_us=3.0)
+    assert judged(short).bound == "latency-bound"
+    assert judged(replace(short, median_us=30.0)).bound != "latency-bound"
+    replayed = judged(replace(LAUNCHES, launches=1, busy_ms=6.0))
+    assert replayed.bound == "latency-bound"
+    assert replayed.predicted_ms is None
+    assert "compile_cuda_graph" in replayed.advice
+    tiny = judged(replace(LONG, wall_ms=0.03, busy_ms=0.012, memory_ms=0.001, compute_ms=0.0))
+    assert tiny.bound == "latency-bound", "a replay would take as long"
+
+
+def test_memory():
+    near = judged(replace(LONG, memory_ms=9.0))
+    assert near.bound == "memory-bound"
+    assert "90% of wall" in near.advice
+    between = judged(replace(LONG, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
+    assert between.bound == "memory-bound"
+    assert "compile" in between.advice
+    assert judged(replace(HOST, memory_ms=5.0)).bound == "memory-bound"
+
+
+def test_compute():
+    verdict = judged(replace(LONG, compute_ms=9.0))
+    assert verdict.bound == "compute-bound"
+    assert "dtype" in verdict.advice
+    assert judged(replace(HOST, compute_ms=5.0)).bound == "compute-bound"
+    slow = judged(replace(LONG, compute_ms=4.0))
+    assert slow.bound == "compute-bound"
+    assert "40% of a ceiling" in slow.advice
+
+
+def test_transfers_and_waits():
+    assert judged(replace(LONG, transfer_ms=4.0)).bound == "transfer-bound"
+    waiting = judged(replace(LAUNCHES, waits=100.0))
+    assert waiting.bound == "sync-bound"
+    assert "100 times" in waiting.advice
+    assert judged(replace(LAUNCHES, waits=1.0)).bound == "launch-bound", "one wait in a thousand kernels is none"
+
+
+def test_host():
+    assert judged(HOST).bound == "host-bound"
+    slow_host = replace(LAUNCHES, kernels=50, launches=50)
+    assert judged(slow_host).bound == "host-bound", "200 µs a launch where one takes 5"
+
+
+def test_a_gpu_that_was_not_seen_is_not_judged():
+    unseen = Facts(device="cuda", wall_ms=10.0, memory_ms=1.0, compute_ms=1.0, operators=9, launch_us=5.0)
+    assert judge(unseen) is None
+    assert judged(replace(unseen, compute_ms=8.0)).bound == "compute-bound"

@@ -1,0 +1,50 @@
+"""Floors and bounds in the main job, as a user runs it on a CPU."""
+
+import json
+
+NETWORKS = "component=[world_model,world_model_step,image_decoder,audio_decoder,net]"
+
+
+def test_every_cell_has_a_floor_that_nothing_is_below(profile, tmp_path):
+    cache = tmp_path / "cache"
+    outcome = profile(NETWORKS, "variant=[baseline]", "ceilings=auto", XDG_CACHE_HOME=str(cache))
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.records) == 5
+    for record in outcome.records.values():
+        limits = record.limits
+        assert limits is not None, record.notes
+        assert not record.notes
+        assert limits["floor_ms"] == max(limits["memory_ms"], limits["compute_ms"]) > 0
+        assert limits["floor_ms"] <= 1.1 * record.metrics["wall_ms"]["p50"]
+        assert limits["achieved_over_floor"] == record.metrics["wall_ms"]["p50"] / limits["floor_ms"]
+        assert limits["bytes"]["weights"] <= 4 * record.parameters * 1.2, "parameters, and a few constants"
+        assert limits["bound"] in ("host-bound", "memory-bound", "compute-bound")
+        assert f"{record.component}: baseline is {limits['bound']}" in outcome.out
+    assert outcome.records["world_model_step", "baseline"].limits["bytes"]["state_written"] > 0
+    environment = json.loads((outcome.folder / "environment.json").read_text())
+    assert environment["ceilings"]["dtype"] == "float32"
+    assert "ceilings: copy" in outcome.out
+    assert "Floor of a call on this device" in (outcome.folder / "report.md").read_text()
+
+    (kept,) = cache.rglob("*.json")
+    again = profile("component=[net]", "ceilings=auto", folder=tmp_path / "again", XDG_CACHE_HOME=str(cache))
+    assert json.loads((again.folder / "environment.json").read_text())["ceilings"] == environment["ceilings"]
+    kept.unlink()
+    resumed = profile(
+        "component=[net]", "ceilings=auto", f"resume={again.folder}", folder=again.folder, XDG_CACHE_HOME=str(cache)
+    )
+    assert resumed.code == 0, "ceilings of another hour are no other machine"
+
+
+def test_off_measures_nothing(profile, tmp_path):
+    outcome = profile("component=[net]", "variant=[baseline]", "ceilings=off", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    (record,) = outcome.records.values()
+    assert record.limits is None
+    assert "ceilings" not in json.loads((outcome.folder / "environment.json").read_text())
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_misspelt_choice_is_told(profile):
+    outcome = profile("component=[net]", "ceilings=always")
+    assert outcome.code == 2
+    assert "ceilings=always is none of auto, off." in outcome.err

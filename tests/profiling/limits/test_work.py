@@ -1,0 +1,106 @@
+"""Bytes and FLOPs of networks small enough to count them by hand."""
+
+import pytest
+import torch
+from planted_networks import Ring, Tied, Words, component
+from torch import nn
+from torch.nn import functional as F
+
+from profiling.limits.ceilings import Ceilings
+from profiling.limits.floor import floor_of
+from profiling.limits.work import Work, work_of
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_cell():
+    with torch.inference_mode():
+        yield
+
+
+def test_linear():
+    work = work_of(component(nn.Linear(24, 40), input=torch.randn(3, 24)))
+    assert work.flops == {"matmul": 2 * 3 * 24 * 40}
+    assert work.bytes["weights"] == 4 * (24 * 40 + 40)
+    assert work.bytes["inputs"] == 4 * 3 * 24
+    assert work.bytes["outputs"] == 4 * 3 * 40
+    assert work.bytes["state_read"] == work.bytes["state_written"] == 0
+    assert work.total_bytes == sum(work.bytes.values())
+
+
+def test_a_vector_times_a_matrix_counts_too():
+    assert work_of(component(nn.Linear(24, 40), input=torch.randn(24))).total_flops == 2 * 24 * 40
+
+
+def test_convolution():
+    layer = nn.Conv2d(4, 6, 3, padding=1, bias=False)
+    work = work_of(component(layer, input=torch.randn(2, 4, 8, 8)))
+    assert work.flops == {"convolution": 2 * (2 * 6 * 8 * 8) * (4 * 3 * 3)}
+    assert work.bytes["weights"] == 4 * 6 * 4 * 9
+
+
+class _Attention(nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_attention():
+    q, k, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+    work = work_of(component(_Attention(), q=q, k=k, v=v))
+    assert work.flops == {"attention": 2 * (2 * (2 * 3) * 5 * 7 * 8)}, "scores, and their product with the values"
+    assert work.bytes["inputs"] == 4 * (2 * 3 * 5 * 8 + 2 * (2 * 3 * 7 * 8))
+
+
+def test_an_embedding_counts_the_rows_it_takes_and_what_is_unused_counts_nothing():
+    ids = torch.tensor([3, 7, 7, 900])
+    work = work_of(component(Words(), ids=ids))
+    assert work.bytes["weights"] == 4 * (3 * 16 + 16 * 8), "three distinct rows, and the head"
+    assert work.bytes["inputs"] == 8 * 4
+
+
+def test_shared_weights_count_once():
+    work = work_of(component(Tied(), x=torch.randn(2, 32)))
+    assert work.bytes["weights"] == 4 * 32 * 32
+    assert work.flops["matmul"] == 2 * 2 * 32 * 32 * 2 + 2 * 2 * 32 * 16
+
+
+def test_state_is_read_and_written_by_what_a_call_touches():
+    planted = component(Ring(), x=torch.randn(1, 64))
+    work = work_of(planted)
+    assert work.bytes["state_read"] == 4 * 10 * 64 + 8, "all slots, and the position"
+    slot, number, position = 4 * 64, 8, 8
+    assert slot + position <= work.bytes["state_written"] <= slot + number + position, "one slot, not all"
+    assert work.bytes["weights"] == 0
+    assert not any(tensor.any() for tensor in planted.state()), "reset as it was"
+
+
+def test_an_output_that_is_the_input_moves_nothing():
+    work = work_of(component(nn.Identity(), input=torch.randn(1000)))
+    assert work.total_bytes == work.operators == work.traffic == 0
+
+
+def test_traffic_counts_every_operator():
+    work = work_of(component(nn.Sequential(nn.ReLU(), nn.Sigmoid()), input=torch.randn(100)))
+    assert (work.operators, work.traffic) == (2, 4 * 4 * 100)
+    assert work.total_bytes == 2 * 4 * 100, "what lies between the two need not reach memory"
+
+
+def test_an_operator_from_outside_is_named():
+    torch.library.define("planted_limits::twice", "(Tensor x) -> Tensor")
+    torch.library.impl("planted_limits::twice", "default", lambda x: x * 2)
+
+    class Outside(nn.Module):
+        def forward(self, x):
+            return torch.ops.planted_limits.twice(x)
+
+    work = work_of(component(Outside(), x=torch.randn(8)))
+    assert work.foreign == ("planted_limits::twice",)
+    assert work.total_bytes == 2 * 4 * 8
+
+
+def test_both_terms_and_the_larger_one():
+    ceilings = Ceilings("float32", 1e9, 2e9, ((1000, 8e9), (10**6, 2e9)), 1e9, 1.0, None, None, 0.0)
+    work = Work({"weights": 4 * 10**6}, {"matmul": 10**6}, 1, 0, ())
+    floor = floor_of(work, ceilings)
+    assert (floor.memory_ms, floor.compute_ms, floor.ms) == (2.0, 1.0, 2.0)
+    small = floor_of(Work({"weights": 4000}, {}, 1, 0, ()), ceilings)
+    assert small.ms == pytest.approx(1e3 * 4000 / 8e9), "a cache holds so much: its bandwidth is the ceiling"

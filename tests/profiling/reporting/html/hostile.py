@@ -1,0 +1,55 @@
+"""A run in which every name, reason and text tries to become something else than text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from profiling.core.records import Record
+
+SCRIPT = "<script>window.evil=1</script>"
+CLOSING = "</script><img src=x onerror=window.evil=2>"
+MARKUP = '<a href="javascript:window.evil=3">link</a><b>bold</b>&lt;i&gt;'
+FORMULA = "$x$ %{y} {{7*7}} {% raw %}"
+ATTRIBUTE = '" onmouseover="window.evil=4" \' x=\''
+ALL = (SCRIPT, CLOSING, MARKUP, FORMULA, ATTRIBUTE)
+#: Text that stands inside a `pre`, a `title` and a style of the page.
+BREAKOUT = f"</pre></title></style>{SCRIPT}{CLOSING}\n"
+
+
+def hostile_records(make: Callable[..., Record], loop: Mapping[str, Any]) -> list[Record]:
+    """Make records of calls, of a training and of a loop; each field that is text holds an attack."""
+    content: dict[str, Any] = {
+        "weights": MARKUP,
+        "weights_hint": SCRIPT,
+        "dtype": ATTRIBUTE,
+        "notes": ALL,
+        "compile": {
+            "index": "javascript:window.evil=5",
+            "compile_seconds": 1.0,
+            "graph_breaks": [{"reason": text, "file": text, "line": text} for text in ALL],
+            "recompiles": [{"compile_id": SCRIPT, "reason": CLOSING}],
+            "cudagraph_skips": list(ALL),
+        },
+        "trace": {"trace": SCRIPT, "operators": "//example.org/x"},
+        "kernels": ({"name": SCRIPT, "kind": CLOSING, "file": "javascript:window.evil=6"},),
+        "training": {"log": [{"step": 0, "loss": 1.0, "step_ms": 2.0}]},
+        "memory": {"phases": {SCRIPT: {"allocated": 2**20}, MARKUP: {"allocated": 2**21}}},
+    }
+    records = [make(text, 2.5 + i, component=ALL[-i], **content) for i, text in enumerate(ALL)]
+    records += [make(text, 5.0, component=MARKUP, status="failed", reason=text) for text in (SCRIPT, CLOSING)]
+    frames = [{"frame": 3, "ms": 40.0, "causes": [text]} for text in ALL]
+    slow = {"threshold_ms": 10.0, "count": 5, "causes": dict.fromkeys(ALL, 1), "frames": frames}
+    parts = {text: {"host_ms": 1.0, "share": 0.1} for text in ALL}
+    budget = {"target_ms": 16.7, "parts": parts, "overhead_ms": 0.5}
+    section = {**loop, "stages": list(ALL), "budget": budget, "slow": slow, "schedule": "sequential"}
+    return [*records, make(SCRIPT, target="realtime", component="loop", realtime=section)]
+
+
+ENVIRONMENT = {
+    **{text: text for text in ALL},
+    "command": f"python {SCRIPT} {CLOSING}",
+    "versions": {SCRIPT: CLOSING, "torch": MARKUP},
+    "device": {"type": "cuda", "name": SCRIPT},
+    "list": list(ALL),
+}

@@ -1,0 +1,103 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from profiling.core.records import Record
+from profiling.reporting.heading import environment_lines
+from profiling.reporting.limits import bound_line, limit_tables
+from profiling.reporting.render import render_console, render_markdown
+
+Make = Callable[..., Record]
+SPEEDUP = {"vs": "baseline", "wall": 10.0, "ci95": [9.9, 10.1]}
+
+
+def limits(**changes: Any) -> dict[str, Any]:
+    found = {
+        "bytes": {"weights": 4_000_000, "total": 4_200_000},
+        "flops": {"matmul": 2_000_000, "total": 2_000_000},
+        "memory_ms": 0.5,
+        "compute_ms": 0.25,
+        "floor_ms": 0.5,
+        "achieved_over_floor": 57.4,
+        "idle_share": 0.94,
+        "device_work": {"kernels": 1234.0, "launches": 1234.0, "busy_ms": 1.7, "median_us": 1.5},
+        "bound": "launch-bound",
+        "evidence": ["GPU idle 94%", "1234 kernels, median 1.5 µs"],
+        "advice": "94% of wall is launch gaps: capture it (cuda_graph), expect 2.4 ms",
+        "predicted": {"variant": "cuda_graph", "wall_ms": 2.4},
+    }
+    return found | changes
+
+
+def rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+
+
+REPLAYED = limits(bound="latency-bound", advice="fuse them", predicted=None, achieved_over_floor=5.0, idle_share=0.3)
+
+
+def test_predicted_and_measured(make: Make) -> None:
+    records = [make("baseline", 28.7, limits=limits()), make("cuda_graph", 2.52, limits=REPLAYED, speedup=SPEEDUP)]
+    floors, predicted = (rows(table) for _, table in limit_tables(records))
+    assert floors[2:] == [
+        ["world_model", "baseline", "0.5000", "0.5000", "0.2500", "57.4×", "94%", "1234", "1.50", "launch-bound"],
+        ["world_model", "cuda_graph", "0.5000", "0.5000", "0.2500", "5.00×", "30%", "1234", "1.50", "latency-bound"],
+    ]
+    assert predicted[2:] == [["world_model", "cuda_graph", "2.400", "2.520", "1.05×"]]
+    line = bound_line(records)
+    assert line is not None
+    assert line.startswith("baseline is launch-bound, 57.4× its floor of 0.5000 ms (GPU idle 94%, 1234 kernels")
+    assert "expect 2.4 ms (cuda_graph measured 2.520 ms); cuda_graph is latency-bound, 5.00× its floor" in line
+
+
+def test_a_prediction_that_nobody_tried_or_that_came_out_wrong_has_no_measured_side(make: Make) -> None:
+    alone = [make("baseline", 28.7, limits=limits())]
+    assert "measured" not in limit_tables(alone)[1][1], "a column in which nothing was measured is left out"
+    assert "measured" not in (bound_line(alone) or "")
+    wrong = make("cuda_graph", 2.5, status="failed", reason="parity")
+    assert "2.500" not in limit_tables([*alone, wrong])[1][1]
+
+
+def test_without_limits_nothing_is_said(make: Make) -> None:
+    records = [make("baseline", 28.7), make("compile", 2.5, speedup=SPEEDUP)]
+    assert limit_tables(records) == ()
+    assert bound_line(records) is None
+    unjudged = make("baseline", 28.7, limits={"floor_ms": 1.0, "memory_ms": 1.0, "compute_ms": 0.5})
+    assert bound_line([unjudged]) is None
+    assert len(limit_tables([unjudged])) == 1
+
+
+def test_a_wrong_cell_is_not_judged(make: Make) -> None:
+    wrong = make("baseline", 28.7, status="failed", reason="parity", limits=limits())
+    assert bound_line([wrong]) is None
+    assert "57.4" not in limit_tables([wrong])[0][1]
+
+
+def test_where_it_stands(make: Make, tmp_path: Path) -> None:
+    records = [make("baseline", 28.7, limits=limits())]
+    console, page = (render(records, {}, tmp_path) for render in (render_console, render_markdown))
+    assert "world_model: baseline is launch-bound" in console
+    assert "### Floor of a call on this device" in page
+    assert "### Predicted and measured" in page
+    assert "Floor of a call" not in console
+
+
+def test_the_ceilings_stand_in_the_heading() -> None:
+    found = {
+        "copy_bytes_per_s": 4.02e12,
+        "read_bytes_per_s": 4.41e12,
+        "matmul_flops_per_s": 6.9e14,
+        "dtype": "bfloat16",
+        "launch_us": 4.6,
+        "gap_us": 0.61,
+        "replay_us": 9.5,
+    }
+    (line,) = environment_lines({"ceilings": found})
+    assert line == (
+        "ceilings: copy 4.02 TB/s · read 4.41 TB/s · products in bfloat16 690 TFLOP/s · launch 4.60 µs · "
+        "graph gap 0.610 µs · replay 9.50 µs"
+    )
+    (cpu,) = environment_lines({"ceilings": {"copy_bytes_per_s": 2.4e10, "launch_us": 0.4}})
+    assert cpu == "ceilings: copy 24.0 GB/s · launch 0.400 µs"
+    (failed,) = environment_lines({"ceilings_reason": "not measured: out of memory"})
+    assert failed == "ceilings: not measured: out of memory"
