@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ from profiling.core.execution import Executor, InProcess, Isolated
 from profiling.core.folder import ENVIRONMENT_FILE, prepare_folder, write_json
 from profiling.core.git import git_facts
 from profiling.core.job import Job, Settings
+from profiling.core.left_behind import with_files
 from profiling.core.outcome import Outcome
 from profiling.core.progress import Progress
 from profiling.core.records import BASELINE, Record, append_record
-from profiling.core.rounds import rounds_done, samples_by_round, with_round
-from profiling.core.stats import ratio_interval
+from profiling.core.rounds import rounds_done, with_round
+from profiling.core.speedup import with_speedup
 from profiling.errors import InputError
 from profiling.loop.rescued import rescued_section
 from profiling.tracing.compile_log import CompileLogError, parse_compile_log
-from profiling.tracing.kernels import list_kernels
 
 #: Facts of the environment that change by themselves.
 IDLE_KEYS = ("device_reason", "ceilings", "ceilings_reason")
@@ -174,54 +173,12 @@ class Run:
         return next((record.reason for record in found if record.bad_input), None)
 
     def _with_speedup(self, record: Record) -> Record:
-        """Add the ratio of median wall times where both sides are right; a wrong answer has no speed."""
         baseline = self.records.get((record.component, BASELINE))
-        if record.variant == BASELINE or baseline is None or baseline.status != "ok" or record.status != "ok":
-            return record
-        if "wall_ms" not in record.metrics or "wall_ms" not in baseline.metrics:
-            return record
-        ratio, low, high = ratio_interval(
-            samples_by_round(baseline), samples_by_round(record), seed=self.config.settings.seed
-        )
-        speedup = {"vs": BASELINE, "wall": ratio, "ci95": [low, high]}
-        if (calls := break_even_calls(record, baseline)) is not None:
-            speedup["break_even_calls"] = calls
-        return replace(record, speedup=speedup)
+        return with_speedup(record, baseline, seed=self.config.settings.seed)
 
     def _with_files(self, record: Record, job: Job) -> Record:
-        """Add what the cell's process left in the run folder: frames, kernels, compile log.
-
-        Its numbers stand without them.
-        """
-        for read in (self._with_frames, self._with_round_frames, self._with_kernels, self._with_compile_log):
-            try:
-                record = read(record, job)
-            except (CompileLogError, OSError, ValueError) as error:
-                record = replace(record, notes=(*record.notes, " ".join(str(error).split())))
-        return record
-
-    def _with_frames(self, record: Record, job: Job) -> Record:
-        section = rescued_section(self.folder, job)
-        return record if section is None or record.realtime is not None else replace(record, realtime=section)
-
-    def _with_round_frames(self, record: Record, job: Job) -> Record:
-        """Put the frames of a round aside, since the next one writes its own in their place."""
-        frames = self.folder / "cells" / f"{job.name}.frames.npz"
-        if record.rounds and frames.is_file():
-            shutil.copyfile(frames, frames.with_name(f"{job.name}.round{len(record.rounds)}.frames.npz"))
-        return record
-
-    def _with_kernels(self, record: Record, job: Job) -> Record:
-        kernels = list_kernels(self.folder / "kernels" / job.name)
-        listed = tuple({**asdict(k), "file": f"kernels/{job.name}/{k.file}"} for k in kernels)
-        return replace(record, kernels=listed) if kernels else record
-
-    def _with_compile_log(self, record: Record, job: Job) -> Record:
-        if not job.settings.trace or self.config.isolation == "none":
-            return record
-        self.progress.phase("parse")
-        summary = parse_compile_log(self.folder / "torch_trace" / job.name, self.folder / "tl_out" / job.name)
-        return record if summary is None else replace(record, compile=asdict(summary))
+        parse = None if self.config.isolation == "none" else lambda: self.progress.phase("parse")
+        return with_files(record, job, self.folder, parse)
 
     def _keep(self, record: Record) -> None:
         append_record(self.folder, record)
@@ -234,9 +191,9 @@ class Run:
             environment = json.loads(path.read_text(encoding="utf-8"))
             write_json(path, {**environment, "launch_calibration": launches["launch_calibration"]})
         for record in tuple(self.records.values()):
-            with_speedup = self._with_speedup(record)
-            if record.speedup is None and with_speedup != record:
-                self._keep(with_speedup)
+            compared = self._with_speedup(record)
+            if record.speedup is None and compared != record:
+                self._keep(compared)
         if self.config.isolation == "none" and self.config.settings.trace:
             try:
                 found = parse_compile_log(self.folder / "torch_trace", self.folder / "tl_out" / "run")
@@ -249,24 +206,6 @@ def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     """Return the jobs with each component's baseline before its other variants, which are compared with it."""
     order = {name: place for place, name in enumerate(dict.fromkeys(job.component.name for job in jobs))}
     return tuple(sorted(jobs, key=lambda job: (order[job.component.name], job.variant != BASELINE)))
-
-
-def break_even_calls(record: Record, baseline: Record) -> int | None:
-    """Return after how many calls a variant has earned its longer preparation; None where it never does.
-
-    A call's time is that of calls in a row where those were measured, else the median wall time.
-    """
-    if record.prepare is None or baseline.prepare is None:
-        return None
-    saved = _call_seconds(baseline) - _call_seconds(record)
-    spent = record.prepare["seconds"] - baseline.prepare["seconds"]
-    return max(0, math.ceil(spent / saved)) if saved > 0 else None
-
-
-def _call_seconds(record: Record) -> float:
-    if "calls" in record.metrics:
-        return record.metrics["calls"]["seconds_per_call"]
-    return record.metrics["wall_ms"]["p50"] / 1e3
 
 
 def exit_code(records: tuple[Record, ...]) -> int:

@@ -15,6 +15,7 @@ LAYERS = (
     (
         "profiling.core.stats",
         "profiling.core.rounds",
+        "profiling.core.speedup",
         "profiling.core.records",
         "profiling.core.job",
         "profiling.core.trees",
@@ -54,6 +55,7 @@ LAYERS = (
         "profiling.core.execution",
         "profiling.core.progress",
         "profiling.core.outcome",
+        "profiling.core.left_behind",
         "profiling.core.runner",
         "profiling.reporting",
         "profiling.comparison",

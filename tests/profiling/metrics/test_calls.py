@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from profiling.core.records import Record
-from profiling.core.runner import break_even_calls
+from profiling.core.speedup import break_even_calls
 from profiling.errors import InputError
 from profiling.metrics.calls import Calls, rows
 
