@@ -16,7 +16,7 @@ from profiling.core.folder import CONFIG_FILE
 from profiling.core.records import Record, read_records, read_results
 from profiling.core.rounds import samples_by_round
 from profiling.errors import InputError
-from profiling.frames.series import read_series
+from profiling.frames.series import read_series, series_file
 from profiling.reporting.facts import is_realtime, number_at, wall_p50
 from profiling.reporting.heading import read_environment
 
@@ -72,7 +72,7 @@ def read_samples(side: Side, record: Record) -> Rounds:
         return samples_by_round(record)
     cell = f"{record.component}.{record.variant}"
     stems = [f"{cell}.round{n}" for n in range(1, len(record.rounds) + 1)] if record.rounds else [cell]
-    files = [side.folder / "cells" / f"{stem}.frames.npz" for stem in stems]
+    files = [side.folder / series_file(stem) for stem in stems]
     if not all(file.is_file() for file in files):
         return ()
     return tuple(times[np.isfinite(times)] for times in (read_series(file)["frame_ms"] for file in files))

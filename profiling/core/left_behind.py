@@ -9,6 +9,7 @@ from pathlib import Path
 
 from profiling.core.job import Job
 from profiling.core.records import Record
+from profiling.frames.series import series_file
 from profiling.loop.rescued import rescued_section
 from profiling.tracing.compile_log import CompileLogError, parse_compile_log
 from profiling.tracing.kernels import list_kernels
@@ -41,9 +42,9 @@ def _with_frames(record: Record, job: Job, folder: Path) -> Record:
 
 def _with_round_frames(record: Record, job: Job, folder: Path) -> Record:
     """Put the frames of a round aside, since the next one writes its own in their place."""
-    frames = folder / "cells" / f"{job.name}.frames.npz"
+    frames = folder / series_file(job.name)
     if record.rounds and frames.is_file():
-        shutil.copyfile(frames, frames.with_name(f"{job.name}.round{len(record.rounds)}.frames.npz"))
+        shutil.copyfile(frames, folder / series_file(f"{job.name}.round{len(record.rounds)}"))
     return record
 
 

@@ -9,14 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from profiling.frames.series import Array, write_series
+from profiling.frames.series import Array, series_file, write_series
 
 SUFFIX = ".frames.part"
-
-
-def series_file(run: Path, cell: str) -> Path:
-    """Return where a cell's series stand: `cells/<component>.<variant>.frames.npz` in the run folder."""
-    return run / "cells" / f"{cell}.frames.npz"
 
 
 class Journal:
@@ -54,7 +49,7 @@ def rescue(run: Path, cell: str) -> dict[str, Array] | None:
     if not path.is_file():
         return None
     series = _read(path)
-    write_series(series_file(run, cell), series)
+    write_series(run / series_file(cell), series)
     path.unlink()
     return series
 

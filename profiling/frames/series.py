@@ -43,7 +43,12 @@ NAMES = (*TIMES, "due_ms", "wait_ms", "rest_ms", "gap_ms", *MEMORY, *DISTURBANCE
 TICK_MS = 1e-6
 
 # What numpy and zipfile raise for archives that are none, damaged, locked, or hold something else.
-_UNREADABLE = (OSError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE = (OSError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+
+
+def series_file(cell: str) -> str:
+    """Return where the series of a cell (`<component>.<variant>`) stand, relative to the run folder."""
+    return f"cells/{cell}.frames.npz"
 
 
 def frame_count(series: Series) -> int:

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from profiling.core.records import Record
 from profiling.reporting.facts import at, is_right, mapping_at, number_at
-from profiling.reporting.format import ABSENT, escaped, mebibytes, significant, struck
+from profiling.reporting.format import ABSENT, escaped, mebibytes, significant, struck, whole
 from profiling.reporting.limits import limit_tables
 
 #: Metrics that have columns of their own; what else a record holds is some component's own metric.
@@ -82,11 +82,11 @@ def _timing(record: Record) -> Iterator[Row]:
     times = [significant(number_at(record.metrics, *keys)) for keys in clocks]
     yield (
         *_name(record),
-        _whole(number_at(wall, "n")),
+        whole(number_at(wall, "n")),
         _text(at(wall, "stopped_by")),
-        _whole(number_at(wall, "outliers")),
+        whole(number_at(wall, "outliers")),
         *(times if is_right(record) else [struck(time) for time in times]),
-        _whole(number_at(latency, "warmup_iterations")),
+        whole(number_at(latency, "warmup_iterations")),
         significant(number_at(latency, "warmup_seconds"), 3),
         _either(at(latency, "settled"), "yes", "no"),
         _either(at(latency, "cold"), "cold", "hot"),
@@ -129,10 +129,6 @@ def _other(record: Record) -> Iterator[Row]:
             if value is not None:
                 shown = significant(value)
                 yield (*_name(record), escaped(name), escaped(key), shown if is_right(record) else struck(shown))
-
-
-def _whole(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:.0f}"
 
 
 def _text(value: object) -> str:

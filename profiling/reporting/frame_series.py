@@ -10,20 +10,17 @@ from numpy.typing import NDArray
 
 from profiling.core.records import Record
 from profiling.errors import InputError
-from profiling.frames.series import read_series
+from profiling.frames.series import read_series, series_file
 from profiling.reporting.facts import is_realtime, number_at
 from profiling.reporting.format import one_line
 
 #: A record, and the time of each of its frames in milliseconds (float64 [n]; not finite where not measured).
 Frames = tuple[Record, NDArray[np.float64]]
 
-# An array that is no archive, a compression that is not known and a size that no memory holds are no user's error.
-_UNREADABLE = (InputError, TypeError, NotImplementedError, MemoryError)
-
 
 def frames_file(record: Record) -> str:
     """Return the file of the record's series, relative to the run."""
-    return f"cells/{record.component}.{record.variant}.frames.npz"
+    return series_file(f"{record.component}.{record.variant}")
 
 
 def read_frame_times(records: Sequence[Record], run: Path) -> tuple[tuple[Frames, ...], tuple[str, ...]]:
@@ -38,7 +35,7 @@ def read_frame_times(records: Sequence[Record], run: Path) -> tuple[tuple[Frames
             continue
         try:
             frames = read_series(path)["frame_ms"]
-        except _UNREADABLE as error:
+        except InputError as error:
             lines.append(one_line(f"no frames to plot: {frames_file(record)}: {error}"))
             continue
         if np.isfinite(frames).any():

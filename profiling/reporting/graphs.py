@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from profiling.core.records import Record
 from profiling.reporting.facts import at, number_at
-from profiling.reporting.format import ABSENT, TIMES, mebibytes, one_line, significant
+from profiling.reporting.format import ABSENT, TIMES, mebibytes, one_line, significant, whole
 from profiling.reporting.grid import Titled, grid
 
 _GRAPHS = (
@@ -42,8 +42,8 @@ def _graphs(record: Record) -> tuple[str, ...]:
     return (
         record.component,
         record.variant,
-        _whole(number_at(graphs, "graph_breaks")),
-        _whole(number_at(graphs, "compiled_pieces")),
+        whole(number_at(graphs, "graph_breaks")),
+        whole(number_at(graphs, "compiled_pieces")),
         significant(number_at(graphs, "host_launches", "before")),
         significant(number_at(graphs, "host_launches", "after")),
         significant(number_at(graphs, "wall_ms", "before")),
@@ -51,7 +51,7 @@ def _graphs(record: Record) -> tuple[str, ...]:
         _times(number_at(graphs, "gain")),
         significant(number_at(graphs, "capture_seconds"), 3),
         mebibytes(number_at(graphs, "pool_bytes")),
-        _whole(number_at(graphs, "held")),
+        whole(number_at(graphs, "held")),
     )
 
 
@@ -62,16 +62,12 @@ def _passes(record: Record) -> Iterator[tuple[str, ...]]:
             record.component,
             record.variant,
             "?" if name is None else one_line(name),
-            _whole(number_at(item, "replaced")),
+            whole(number_at(item, "replaced")),
             significant(number_at(item, "rel_l2"), 2),
             significant(number_at(item, "replay_ms", "before")),
             significant(number_at(item, "replay_ms", "after")),
             _times(number_at(item, "speedup")),
         )
-
-
-def _whole(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:.0f}"
 
 
 def _times(ratio: float | None) -> str:

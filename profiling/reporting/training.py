@@ -7,7 +7,7 @@ from typing import Any
 
 from profiling.core.records import Record
 from profiling.reporting.facts import by_component, items_at, mapping_at, number_at
-from profiling.reporting.format import ABSENT, mebibytes, one_line, significant
+from profiling.reporting.format import ABSENT, mebibytes, one_line, significant, whole
 from profiling.reporting.grid import Titled, grid
 
 _KINDS = (
@@ -64,7 +64,7 @@ def _log(record: Record) -> list[tuple[str, ...]]:
         (
             record.component,
             record.variant,
-            _whole(number_at(item, "step")),
+            whole(number_at(item, "step")),
             significant(number_at(item, "loss"), 5),
             significant(number_at(eager.get(number_at(item, "step")), "loss"), 5),
             significant(number_at(item, "step_ms")),
@@ -72,7 +72,3 @@ def _log(record: Record) -> list[tuple[str, ...]]:
         )
         for item in items_at(record.training, "log")
     ]
-
-
-def _whole(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:.0f}"

@@ -9,8 +9,8 @@ from as_user import ROOT, environment
 from planted_loop import CELL, FakeClock, FakeLoop, played
 
 from profiling.core.job import ComponentSpec, Job, Settings
-from profiling.frames.journal import rescue, series_file
-from profiling.frames.series import read_series
+from profiling.frames.journal import rescue
+from profiling.frames.series import read_series, series_file
 from profiling.loop.rescued import rescued_section
 
 DIES = """
@@ -35,11 +35,11 @@ def test_frames_of_a_dead_process(tmp_path, how, code):
     start = [sys.executable, "-c", DIES.format(how=how), str(tmp_path)]
     done = subprocess.run(start, env=environment(PYTHONPATH=f"{ROOT}:{here}"), capture_output=True, text=True)
     assert done.returncode == code, done.stderr
-    assert not series_file(tmp_path, CELL).exists()
+    assert not (tmp_path / series_file(CELL)).exists()
     series = rescue(tmp_path, CELL)
     assert series is not None
     np.testing.assert_allclose(series["frame_ms"], 6.0 + 0.01 * np.arange(100), atol=1e-6)
-    for name, values in read_series(series_file(tmp_path, CELL)).items():
+    for name, values in read_series(tmp_path / series_file(CELL)).items():
         np.testing.assert_array_equal(values, series[name])
     assert rescue(tmp_path, CELL) is None, "nothing is left to be rescued twice"
 

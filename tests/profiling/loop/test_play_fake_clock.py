@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from planted_loop import CELL, FakeClock, FakeLoop, judged, played
 
-from profiling.frames.journal import rescue, series_file
-from profiling.frames.series import read_series
+from profiling.frames.journal import rescue
+from profiling.frames.series import read_series, series_file
 from profiling.loop.play import Player
 
 LOOK_MS = 0.5
@@ -132,7 +132,7 @@ def test_a_crash_at_frame_100(tmp_path, clock, depth):
         played(tmp_path, pipeline, clock, 600, look=slow_look(clock), depth=depth)
     kept = 101 - depth  # with two in the making the last one was not delivered
     rescued = rescue(tmp_path, CELL)
-    series = read_series(series_file(tmp_path, CELL))
+    series = read_series(tmp_path / series_file(CELL))
     assert rescued is not None
     assert {len(values) for values in series.values()} == {kept}
     for name, values in series.items():

@@ -174,3 +174,17 @@ def save(tmp_path: Path) -> Callable[[Sequence[Record]], Path]:
         return run
 
     return write
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Keep the figures that are saved."""
+    module = pytest.importorskip("matplotlib.figure")
+    kept, saved = [], module.Figure.savefig
+
+    def save(figure: Any, *args: Any, **options: Any) -> None:
+        kept.append(figure)
+        saved(figure, *args, **options)
+
+    monkeypatch.setattr(module.Figure, "savefig", save)
+    return kept

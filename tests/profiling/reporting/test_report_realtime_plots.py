@@ -35,20 +35,6 @@ def keep(run: Path, record: Record, frames: NDArray[np.float64]) -> None:
     np.savez_compressed(run / frames_file(record), frame_ms=frames, wait_ms=np.full(frames.size, np.nan))
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Keep the figures that are saved."""
-    module = pytest.importorskip("matplotlib.figure")
-    kept, saved = [], module.Figure.savefig
-
-    def save(figure: Any, *args: Any, **options: Any) -> None:
-        kept.append(figure)
-        saved(figure, *args, **options)
-
-    monkeypatch.setattr(module.Figure, "savefig", save)
-    return kept
-
-
 def labelled(panel: Any) -> dict[str, Any]:
     handles, labels = panel.get_legend_handles_labels()
     return dict(zip(labels, handles, strict=True))

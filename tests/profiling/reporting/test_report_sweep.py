@@ -286,20 +286,6 @@ def test_hostile_sections_do_not_break_rendering(cell: Make, tmp_path: Path, cha
         assert re.search(r"compile +\|? +0\.00400 ", text)
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Keep the figures that are saved."""
-    module = pytest.importorskip("matplotlib.figure")
-    kept, saved = [], module.Figure.savefig
-
-    def save(figure: Any, *args: Any, **options: Any) -> None:
-        kept.append(figure)
-        saved(figure, *args, **options)
-
-    monkeypatch.setattr(module.Figure, "savefig", save)
-    return kept
-
-
 def drawn(figure: Any, place: int = 0) -> dict[str, dict[str, dict[float, float]]]:
     """Return seconds by calls of each variant's line, full and hollow markers; the legend says whose colour it is."""
     legend = figure.legends[0]
