@@ -1,7 +1,7 @@
 """A pass through the blocks in fused kernels: what `Block.steered` and `Attention.attended` do, in fewer launches.
 
 The residual stream is carried as a sum that is not yet made, `residual + gate·branch`: the add belongs to the kernel of
-the norm that follows it, also from one block to the next.
+the norm that follows it, also from one block to the next. So does the sum of a branch's parts, [parts, b, g, m, d].
 """
 
 from collections.abc import Iterable
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from models.attention import Attention
+from models.embeddings import MLP
 from models.ring_attention import Visibility, ring_attention
 from models.ring_cache import RingCache
 from models.ring_write_triton import write_ring
+from models.skinny_linear_triton import linear_parts, linear_silu, serves
 from models.steer_norm_triton import steer_norm
 from models.transformer import Block, Modulation
 
@@ -37,16 +39,26 @@ def through_layers(
         residual, normed = steer_norm(residual, branch, gate, steer.factor1, steer.shift1)
         branch = _attended(block.attn, cache, normed, rotation, slots, seen)
         residual, normed = steer_norm(residual, branch, steer.gate1, steer.factor2, steer.shift2)
-        branch, gate = block.mlp(normed), steer.gate2
+        branch, gate = _fed_forward(block.mlp, normed), steer.gate2
     if branch is None or gate is None:  # no layers
         return residual
-    return torch.addcmul(residual, branch, gate)
+    return torch.addcmul(residual, branch.sum(0).to(residual.dtype), gate)
 
 
 def _attended(
     attn: Attention, cache: RingCache, normed: Tensor, rotation: Tensor, slots: Tensor, seen: Visibility
 ) -> Tensor:
-    """Map normalised tokens [b, g, m, d] to attended ones."""
+    """Map normalised tokens [b, g, m, d] to parts of the attended ones."""
     gains = attn.qk_norm.q_norm.gain, attn.qk_norm.k_norm.gain
     q = write_ring(attn.qkv(normed.flatten(1, 2)), *gains, rotation, slots, cache.k, cache.v)
-    return attn.out(ring_attention(q, cache.k, cache.v, seen).flatten(3))
+    attended = ring_attention(q, cache.k, cache.v, seen).flatten(3)
+    if serves(attended, attn.out.weight):
+        return linear_parts(attended, attn.out.weight, attn.out.bias)
+    return attn.out(attended).unsqueeze(0)
+
+
+def _fed_forward(mlp: MLP, normed: Tensor) -> Tensor:
+    """Map normalised tokens [b, g, m, d] to parts of what the MLP makes of them."""
+    if not serves(normed, mlp.fc1.weight, mlp.fc2.weight):
+        return mlp(normed).unsqueeze(0)
+    return linear_parts(linear_silu(normed, mlp.fc1.weight, mlp.fc1.bias), mlp.fc2.weight, mlp.fc2.bias)

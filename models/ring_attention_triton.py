@@ -12,6 +12,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
+from torch.utils.flop_counter import register_flop_formula
 
 # Instead of -inf for the maximum of nothing: below every score, and the difference of two is 0 and not NaN.
 LOWEST = tl.constexpr(-1e38)
@@ -119,3 +120,10 @@ def attend_ring(q: Tensor, k: Tensor, v: Tensor, frames: Tensor, chunk: int = 0)
         partial, peaks, sums, out, rows, heads, chunks=chunks, d=d, block=min(triton.next_power_of_2(chunks), 32)
     )  # fmt: skip
     return out
+
+
+@register_flop_formula(torch.ops.models.attend_ring)
+def _flops(q: list[int], k: list[int], *_: object, **__: object) -> int:
+    """Count every slot's keys, seen or not, as torch's counter does with a mask."""
+    batches, groups, tokens, heads, d = q
+    return 4 * batches * heads * groups * tokens * k[1] * tokens * d

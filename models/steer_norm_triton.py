@@ -16,11 +16,11 @@ PER_WARP = 256  # elements: 8 a thread, which in half precision are one load of 
 @triton.jit
 def _steer_norm(
     residual, branch, gate, factor, shift, summed, normed,
-    gate_b, gate_g, factor_b, factor_g, shift_b, shift_g,
+    gate_b, gate_g, factor_b, factor_g, shift_b, shift_g, part_stride,
     eps: tl.constexpr, groups: tl.constexpr, tokens: tl.constexpr,
-    width: tl.constexpr, block: tl.constexpr, adds: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, parts: tl.constexpr,
 ):  # fmt: skip
-    """Serve one row; where `adds` is false there is no branch, and `branch`, `gate` and `summed` are not touched."""
+    """Serve one row; with 0 parts there is no branch, and `branch`, `gate` and `summed` are not touched."""
     row = tl.program_id(0).to(tl.int64)
     batch, group = row // tokens // groups, row // tokens % groups
     dim = tl.arange(0, block)
@@ -29,9 +29,11 @@ def _steer_norm(
     x = tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
     by = tl.load(factor + batch * factor_b + group * factor_g + dim, mask=real, other=0.0).to(tl.float32)
     to = tl.load(shift + batch * shift_b + group * shift_g + dim, mask=real, other=0.0).to(tl.float32)
-    if adds:
+    if parts > 0:
         weight = tl.load(gate + batch * gate_b + group * gate_g + dim, mask=real, other=0.0).to(tl.float32)
         added = tl.load(branch + at, mask=real, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, parts):
+            added += tl.load(branch + part * part_stride + at, mask=real, other=0.0).to(tl.float32)
         rounded = (x + weight * added).to(summed.dtype.element_ty)
         tl.store(summed + at, rounded, mask=real)
         x = rounded.to(tl.float32)  # the norm is that of the numbers which the next branch is added to
@@ -59,14 +61,14 @@ def add_norm(residual: Tensor, branch: Tensor, gate: Tensor, factor: Tensor, shi
 def steer_norm(
     residual: Tensor, branch: Tensor | None, gate: Tensor | None, factor: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return `summed = residual + gate·branch` and `normed = layer_norm(summed)·factor + shift`.
+    """Return `summed = residual + gate·(sum of branch)` and `normed = layer_norm(summed)·factor + shift`.
 
     All arithmetic is in fp32, with an epsilon of 1e-5; `summed` is rounded before it is normalised. There is no
     gradient. Without a branch, `summed` is `residual` itself.
 
     Args:
         residual: tokens [b, g, m, d]; registers hold a row of up to 4096 with ease, and spill far beyond that.
-        branch: what is added, of that shape, or None.
+        branch: what is added, in parts [parts, b, g, m, d] of any dtype that are summed here, or None.
         gate: its weight [b, g, 1, d], or None.
         factor: [b, g, 1, d]; like gate and shift a view of any strides over b and g, dense in d.
         shift: [b, g, 1, d].
@@ -87,8 +89,11 @@ def steer_norm(
     residual = residual.contiguous()
     if branch is None or gate is None:
         return residual, start_norm(residual, factor, shift)
-    if branch.shape != residual.shape:
-        raise ValueError(f"a branch {list(branch.shape)} cannot be added to tokens {list(residual.shape)}")
+    if branch.shape[1:] != residual.shape or not len(branch):
+        raise ValueError(
+            f"a branch {list(branch.shape)} cannot be added to tokens {list(residual.shape)}: "
+            "it must be [parts, b, g, m, d], of one part or more"
+        )
     return add_norm(residual, branch.contiguous(), gate, factor, shift)
 
 
@@ -102,7 +107,7 @@ def _launch(
     wrap_triton(_steer_norm)[(b * g * m,)](
         residual, factor if branch is None else branch, gate, factor, shift,
         factor if summed is None else summed, normed,
-        *gate.stride()[:2], *factor.stride()[:2], *shift.stride()[:2],
-        eps=1e-5, groups=g, tokens=m, width=d, block=block, adds=branch is not None,
+        *gate.stride()[:2], *factor.stride()[:2], *shift.stride()[:2], residual.numel(),
+        eps=1e-5, groups=g, tokens=m, width=d, block=block, parts=0 if branch is None else branch.shape[0],
         num_warps=min(max(block // PER_WARP, 1), 16),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 #: Classes by what an operator's name holds, the first that fits.
-CLASSES = {"attention": "attention", "convolution": "conv", "matmul": ""}
+CLASSES = {"attention": "atten", "convolution": "conv", "matmul": ""}
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -38,9 +38,9 @@ _MORE = {
 def counted_flops() -> Iterator[dict[str, int]]:
     """Count inside; the yielded mapping is filled at the end: FLOPs by class, classes that do not occur left out.
 
-    A multiplication with its addition counts as two. Products, convolutions and attention are counted, elementwise
-    work and reductions are not, nor what operators from outside torch do: a lower bound. A convolution counts as the
-    plain algorithm's, of which Winograd's needs a fraction.
+    A multiplication with its addition counts as two. Products, convolutions and attention are counted; elementwise
+    work and reductions are not, nor operators from outside torch that registered no formula: a lower bound. A
+    convolution counts as the plain algorithm's, of which Winograd's needs a fraction.
     """
     found: dict[str, int] = {}
     extra = {packet: formula for name, formula in _MORE.items() if (packet := getattr(torch.ops.aten, name, None))}

@@ -14,18 +14,18 @@ SHAPES = [(b, g, m, d) for b in (1, 2) for g in (1, 2) for m in (5, 17) for d in
 
 
 def drawn(b, g, m, d, dtype=torch.float32, device="cpu") -> tuple[torch.Tensor, ...]:
-    """Return residual and branch [b, g, m, d], and gate, factor and shift as parts of a wider tensor."""
+    """Return residual [b, g, m, d], its branch in parts, and gate, factor and shift as parts of a wider tensor."""
     torch.manual_seed(0)
     # A mean far from 0 and a small spread: a variance of one pass would lose them.
     residual = (3 + 0.2 * torch.randn(b, g, m, d)).to(device, dtype)
-    branch = torch.randn(b, g, m, d).to(device, dtype)
+    branch = torch.randn(1 + 2 * (g - 1), b, g, m, d).to(device, dtype)  # one part, or three
     wide = torch.randn(b, 4, 5 * d).to(device, dtype)[:, 1 : 1 + g]  # two more frames, and two more vectors
     gate, factor, shift = (wide[..., i * d : (i + 1) * d].unsqueeze(2) for i in (3, 0, 2))
     return residual, branch, gate, factor, shift
 
 
 def plain(residual, branch, gate, factor, shift):
-    summed = torch.addcmul(residual, branch, gate)
+    summed = torch.addcmul(residual, branch.sum(0), gate)
     return summed, modulated(summed, factor, shift)
 
 
@@ -46,7 +46,7 @@ def interpreted():
         assert relative_error(normed, exact) < bound, (shape, dtype)
         assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
     residual, branch, *vectors = drawn(2, 2, 5, 24)
-    turned = [tensor.transpose(2, 3).contiguous().transpose(2, 3) for tensor in (residual, branch)]
+    turned = [tensor.mT.contiguous().mT for tensor in (residual, branch)]
     for one, other in zip(steer_norm(*turned, *vectors), steer_norm(residual, branch, *vectors), strict=True):
         assert torch.equal(one, other)
 
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="a stride of 1 over d"):
         steer_norm(residual, branch, gate.repeat(1, 1, 1, 2)[..., ::2], factor, shift)
     with pytest.raises(ValueError, match="cannot be added"):
-        steer_norm(residual, branch[:1], gate, factor, shift)
+        steer_norm(residual, branch[0], gate, factor, shift)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,104 @@
+"""Linear layers of a few rows: the time is that of reading the weights once, by as many programs as keep a GPU busy.
+
+A library's product takes a launch more where it splits the inputs, and one for the SiLU behind it. Here the sums of
+the parts are left to the kernel that reads them (`steer_norm`), and the SiLU is done before anything is written.
+"""
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+from torch.utils.flop_counter import register_flop_formula
+
+MAX_ROWS = 64  # of more, the rows and not the weights are what the time goes into
+COLUMNS = 64  # outputs of a program: the least that a Hopper's warp group multiplies at once
+WAVE = 80  # programs that keep an H200's memory busy: more parts than that only have to be added up
+INNER = 128  # inputs that are loaded at a time
+
+
+@triton.jit
+def _skinny_linear(
+    x, weight, bias, out, rows,
+    n: tl.constexpr, k: tl.constexpr, parts: tl.constexpr, silu: tl.constexpr,
+    block: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """Write `columns` outputs of all rows, from the inputs of one part (axis 1 of the grid)."""
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    part = tl.program_id(1)
+    row = tl.arange(0, block)
+    total = tl.zeros((columns, block), tl.float32)
+    for start in tl.range(0, k // parts, inner, num_stages=stages):
+        at = part * (k // parts) + start + tl.arange(0, inner)
+        # Each weight is read once, and would only push the rows, which all programs read, out of the cache.
+        given = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
+        seen = tl.load(
+            x + row[:, None] * k + at[None, :], mask=row[:, None] < rows, other=0.0, eviction_policy="evict_last"
+        )
+        total = tl.dot(given, tl.trans(seen), total)  # the weights are the wide side
+    offset = tl.load(bias + column).to(tl.float32)
+    total += tl.where(part == 0, offset, 0.0)[:, None]
+    if silu:
+        total = total * tl.sigmoid(total)
+    to = (part * rows + row[None, :]) * n + column[:, None]
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=row[None, :] < rows)
+
+
+def serves(x: Tensor, *weights: Tensor) -> bool:
+    """Say whether the kernel can take `x` [..., k] through layers of these weights [n, k], one after the other."""
+    few = x.numel() // x.shape[-1] <= MAX_ROWS
+    return few and all(n % COLUMNS == 0 and k % 64 == 0 and w.is_contiguous() for w in weights for n, k in (w.shape,))
+
+
+def part_count(n: int, k: int) -> int:
+    """Return into how many parts k inputs of n outputs are cut: a power of two, up to a wave of programs."""
+    parts = 1
+    while triton.cdiv(n, COLUMNS) * parts < WAVE and k % (2 * parts * 64) == 0:
+        parts *= 2
+    return parts
+
+
+@triton_op("models::linear_silu", mutates_args=())
+def linear_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return `silu(x·weightᵀ + bias)` [..., n] in the dtype of `x`; sums are fp32, and so is the SiLU.
+
+    Args:
+        x: [..., k] of at most `MAX_ROWS` rows.
+        weight: contiguous [n, k]; n and k are multiples of 64.
+        bias: [n].
+    """
+    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    _launch(x, weight, bias, out, parts=1, silu=True)
+    return out
+
+
+@triton_op("models::linear_parts", mutates_args=())
+def linear_parts(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return fp32 [parts, ..., n] whose sum over the first axis is `x·weightᵀ + bias`; arguments of `linear_silu`."""
+    n, k = weight.shape
+    out = x.new_empty((part_count(n, k), *x.shape[:-1], n), dtype=torch.float32)
+    _launch(x, weight, bias, out, parts=out.shape[0], silu=False)
+    return out
+
+
+@register_flop_formula([torch.ops.models.linear_silu, torch.ops.models.linear_parts])
+def _flops(x: list[int], weight: list[int], *_: object, **__: object) -> int:
+    rows = 1
+    for size in x[:-1]:
+        rows *= size
+    return 2 * rows * weight[0] * weight[1]
+
+
+def _launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, parts: int, silu: bool) -> None:
+    n, k = weight.shape
+    rows = x.numel() // k
+    block = 32 if rows <= 32 else 64
+    inner = INNER
+    while (k // parts) % inner:
+        inner //= 2
+    # As many stages as fit into a Hopper's 227 KiB of shared memory beside nobody else, but never more than are run.
+    stages = min(6 if block == 32 else 4, k // parts // inner)
+    wrap_triton(_skinny_linear)[(n // COLUMNS, parts)](
+        x.contiguous(), weight, bias, out, rows,
+        n=n, k=k, parts=parts, silu=silu, block=block, columns=COLUMNS, inner=inner, stages=stages, num_warps=4,
+    )  # fmt: skip
