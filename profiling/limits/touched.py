@@ -23,7 +23,7 @@ _ROWS = {aten.embedding: 1, aten.index_select: 2}
 #: Operators of which only as much of the first argument is read as comes out.
 _PICKS = frozenset({aten.index, aten.gather, aten.take})
 #: In-place operators that do not look at what was there before.
-_OVERWRITES = frozenset(
+OVERWRITES = frozenset(
     {aten.copy_, aten.fill_, aten.zero_, aten.index_copy_, aten.scatter_, aten.index_put_, aten.set_}
 )
 
@@ -59,14 +59,14 @@ class Touched(TorchDispatchMode):
     nothing, and one writes at most as many bytes as its other arguments hold: of a ring it changes a slot. Operators
     from outside torch count by their arguments, in whole, and their in-place ones as overwriting.
     Besides, `operators` counts those that did more than make a view, and `traffic` all that they read and wrote, in
-    bytes: what the memory bus carries when every operator runs by itself. `foreign` names those from outside torch.
+    bytes: what the memory bus carries when every operator runs by itself. `foreign` holds those from outside torch.
     """
 
     def __init__(self, kinds: Mapping[str, Iterable[Tensor]]) -> None:
         super().__init__()
         self.storages: dict[int, _Storage] = {}
         self.operators, self.traffic = 0, 0
-        self.foreign: set[str] = set()
+        self.foreign: set[Any] = set()
         for kind, tensors in kinds.items():
             for tensor in tensors:
                 self.storages.setdefault(_address(tensor), _Storage(kind))
@@ -94,12 +94,12 @@ class Touched(TorchDispatchMode):
             return
         foreign = func.namespace not in ("aten", "prims")
         if foreign:
-            self.foreign.add(func._schema.name)
+            self.foreign.add(func)
         self.operators += 1
         self.traffic += sum(_stretch(tensor)[2] for tensor in (*given, *made))
         targets = {id(tensor) for tensor in written}
         out = "out" in func._schema.overload_name
-        overwrites = foreign or out or func.overloadpacket in _OVERWRITES
+        overwrites = foreign or out or func.overloadpacket in OVERWRITES
         others = sum(_stretch(tensor)[2] for tensor in given if id(tensor) not in targets)
         for place, tensor in enumerate(given):
             if id(tensor) not in targets or not overwrites:

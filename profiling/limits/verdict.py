@@ -98,7 +98,7 @@ def _starved(facts: Facts, idle: float) -> Verdict:
         advice = f"the host waits for the GPU {facts.waits:.3g} times a call: drop .item(), .cpu() and bool(tensor)"
         return Verdict("sync-bound", evidence, advice)
     if launches and kernels > 2 * launches:
-        advice = f"{idle:.0%} of wall lies between kernels of a replay: fuse them (compile_cuda_graph), or batch calls"
+        advice = f"{idle:.0%} of wall lies between kernels of a replay: {_fewer(facts)}"
         return Verdict("latency-bound", evidence, advice)
     predicted = facts.replay_ms
     if predicted is not None and predicted > (1 - WORTH) * facts.wall_ms:
@@ -122,7 +122,7 @@ def _working(facts: Facts) -> Verdict:
         return Verdict(bound, evidence, f"{near:.0%} of wall is what the device needs at best: {saver}")
     chain = facts.median_us is not None and facts.median_us <= SHORT_US and (facts.kernels or 0) >= CHAIN
     if chain:
-        return Verdict("latency-bound", evidence, "many short kernels: fuse them (compile), then capture them")
+        return Verdict("latency-bound", evidence, f"many short kernels: {_fewer(facts)}")
     if facts.traffic_ms is not None and facts.share(facts.traffic_ms) >= NEAR["cuda"]:
         advice = "each operator reads and writes its own tensors: fuse them (compile)"
         return Verdict("memory-bound", evidence, advice)
@@ -131,6 +131,13 @@ def _working(facts: Facts) -> Verdict:
         return Verdict("host-bound", evidence, advice)
     advice = f"kernels reach {near:.0%} of a ceiling: try others (compile_max_autotune, another memory layout)"
     return Verdict(bound, evidence, advice)
+
+
+def _fewer(facts: Facts) -> str:
+    """Advise how to come by fewer kernels; a step without an eager traffic is fused already."""
+    if facts.traffic_ms is None:
+        return "they are fused already; batch calls, or write larger ones by hand (trace=true shows where time goes)"
+    return "fuse them and capture that (compile_cuda_graph), or batch calls"
 
 
 def _nearest(facts: Facts) -> tuple[Bound, float]:

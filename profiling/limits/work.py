@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.flop_counter import flop_registry
+
 from profiling.core.components import Component
 from profiling.core.trees import named_tensors
 from profiling.limits.flops import counted_flops
@@ -19,7 +21,7 @@ class Work:
     `weights` are parameters and buffers that the call touches and leaves as they are (of an embedding the rows that it
     takes), `state` what it may change, `outputs` what it returns that is no input of its own. Tensors that a module
     keeps as plain attributes are none of these. `operators` and `traffic` (bytes) are those of the eager call with
-    nothing fused. `foreign` are operators from outside torch, whose FLOPs nobody counts.
+    nothing fused. `foreign` are operators from outside torch that registered no formula: nobody counts their FLOPs.
     """
 
     bytes: Mapping[str, int]
@@ -57,7 +59,8 @@ def work_of(component: Component) -> Work:
         "state_read": state_read,
         "state_written": state_written + changed,
     }
-    return Work(found, flops, touched.operators, touched.traffic, tuple(sorted(touched.foreign)))
+    uncounted = {func._schema.name for func in touched.foreign if func.overloadpacket not in flop_registry}
+    return Work(found, flops, touched.operators, touched.traffic, tuple(sorted(uncounted)))
 
 
 def _kinds(component: Component) -> dict[str, tuple[Any, ...]]:

@@ -49,10 +49,13 @@ def test_latency():
     short = replace(LAUNCHES, busy_ms=8.5, median_us=3.0)
     assert judged(short).bound == "latency-bound"
     assert judged(replace(short, median_us=30.0)).bound != "latency-bound"
-    replayed = judged(replace(LAUNCHES, launches=1, busy_ms=6.0))
+    replayed = judged(replace(LAUNCHES, launches=1, busy_ms=6.0, traffic_ms=1.0))
     assert replayed.bound == "latency-bound"
     assert replayed.predicted_ms is None
     assert "compile_cuda_graph" in replayed.advice
+    fused = judged(replace(LAUNCHES, launches=1, busy_ms=6.0, traffic_ms=None))
+    assert "fused already" in fused.advice
+    assert "compile_cuda_graph" not in fused.advice, "that is how it runs"
     tiny = judged(replace(LONG, wall_ms=0.03, busy_ms=0.012, memory_ms=0.001, compute_ms=0.0))
     assert tiny.bound == "latency-bound", "a replay would take as long"
 

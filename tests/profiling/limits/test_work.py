@@ -5,6 +5,7 @@ import torch
 from planted_networks import Ring, Tied, Words, component
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import register_flop_formula
 
 from profiling.limits.ceilings import Ceilings
 from profiling.limits.floor import floor_of
@@ -95,6 +96,10 @@ def test_an_operator_from_outside_is_named():
     work = work_of(component(Outside(), x=torch.randn(8)))
     assert work.foreign == ("planted_limits::twice",)
     assert work.total_bytes == 2 * 4 * 8
+    register_flop_formula(torch.ops.planted_limits.twice)(lambda shape, **_: shape[0])
+    counted = work_of(component(Outside(), x=torch.randn(8)))
+    assert counted.foreign == (), "somebody said what it costs"
+    assert counted.total_flops == 8
 
 
 def test_both_terms_and_the_larger_one():
