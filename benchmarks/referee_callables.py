@@ -12,11 +12,12 @@ Call = Callable[[], object]
 def callables(device: str) -> dict[str, Call]:
     """Return name → call that takes no arguments; each writes into memory of its own, so that none allocates."""
     cuda = device == "cuda"
-    side, length, count = (4096, 2**28, 100) if cuda else (512, 2**24, 50)
+    # On a GPU each takes milliseconds: what an idle device waits for its first kernel must not count.
+    rows, side, length, count = (16384, 8192, 2**30, 4000) if cuda else (512, 512, 2**23, 50)
     dtype = torch.bfloat16 if cuda else torch.float32
-    left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    left, right = (torch.randn(lines, side, device=device, dtype=dtype) for lines in (rows, side))
     product = torch.empty_like(left)
-    source = torch.randn(length, device=device)
+    source = torch.randn(length, device=device, dtype=torch.float64)
     target = torch.empty_like(source)
     small = torch.randn(16, device=device)
 
@@ -25,7 +26,7 @@ def callables(device: str) -> dict[str, Call]:
             small.neg_()
 
     return {
-        f"product {side}": lambda: torch.mm(left, right, out=product),
-        f"copy {4 * length // 2**20} MiB": lambda: target.copy_(source),
+        f"product {rows} × {side} × {side}": lambda: torch.mm(left, right, out=product),
+        f"copy {source.nbytes // 2**20} MiB": lambda: target.copy_(source),
         f"chain of {count} small operators": chain,
     }

@@ -81,3 +81,17 @@ def test_the_half_width_shrinks_with_samples():
     assert relative_half_width([1.0]) == float("inf")
     low, high = median_interval(values)
     assert relative_half_width(values) == pytest.approx((high - low) / 2 / float(np.median(values)), rel=0.25)
+
+
+def test_neighbours_that_go_together_widen_the_half_width_as_they_widen_the_interval():
+    rng = np.random.default_rng(5)
+    for size in (120, 1000):
+        noise = rng.normal(0, 1, size + 100)
+        drifting = np.zeros(noise.size)
+        for i in range(1, noise.size):
+            drifting[i] = 0.8 * drifting[i - 1] + noise[i]
+        series = drifting[100:] + 100
+        low, high = median_interval(series)
+        width = relative_half_width(series)
+        assert width == pytest.approx((high - low) / 2 / float(np.median(series)), rel=0.3)
+        assert width > 1.3 * relative_half_width(rng.permutation(series))

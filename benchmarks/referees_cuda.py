@@ -1,0 +1,67 @@
+"""The referees of `referees.py` that need a GPU: triton's two, and the profiler."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+from referee_callables import Call
+from referee_rows import Row, back_to_back, in_turns, ours, timer
+from triton.runtime import driver  # pyright: ignore[reportMissingImports]
+from triton.testing import do_bench, do_bench_cudagraph  # pyright: ignore[reportMissingImports]
+
+from profiling.core.graphs import CudaGraphed
+from profiling.tracing.device_work import device_work
+
+
+def against(name: str, call: Call, device: torch.device) -> list[Row]:
+    """Return a row a referee."""
+    graphed = CudaGraphed(call, alias_outputs=True)  # a copy of the output would be timed too
+    graphed()
+    return [
+        in_turns(name, "torch Timer, back to back", lambda: timer(call), lambda: back_to_back(call, device)),
+        in_turns(name, "do_bench, cold", lambda: queued(call), lambda: ours(call, device, cold=True)),
+        in_turns(name, "do_bench, hot", lambda: queued_hot(call), lambda: ours(call, device)),
+        in_turns(name, "do_bench_cudagraph", lambda: unrolled(call), lambda: ours(graphed, device)),
+        # Between kernels of a microsecond or two the gaps are as long as they are, and only ours has them.
+        in_turns(
+            name,
+            "kernels, captured",
+            lambda: busy_ms(graphed),
+            lambda: ours(graphed, device),
+            held="chain" not in name,
+        ),
+    ]
+
+
+def queued(call: Call) -> float:
+    """Return do_bench's median in ms; it overwrites a buffer larger than the L2 cache before each call."""
+    return do_bench(call, warmup=100, rep=300, return_mode="median")
+
+
+def queued_hot(call: Call) -> float:
+    """Return do_bench's median in ms with that buffer left alone."""
+
+    def leave(_buffer: torch.Tensor) -> None:
+        pass
+
+    with mock.patch.object(driver.active, "clear_cache", leave):
+        return queued(call)
+
+
+def unrolled(call: Call) -> float:
+    """Return do_bench_cudagraph's median in ms of a call among many in one graph, the cache left alone."""
+    return do_bench_cudagraph(call, rep=100, return_mode="median")
+
+
+def busy_ms(call: Call) -> float:
+    """Return how long kernels, copies and fills of a call ran, in ms, from a profiler trace.
+
+    Raises:
+        SystemExit: the profiler saw nothing on the device.
+
+    """
+    work = device_work(call, calls=5)
+    if work is None:
+        raise SystemExit("the profiler saw no kernel: another profiler holds CUPTI, or it may not be used here")
+    return work.busy_ms
