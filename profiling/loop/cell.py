@@ -23,7 +23,7 @@ from profiling.frames.series import Series
 from profiling.frames.summary import summarize_frames
 from profiling.frames.validity import compiled_or_captured
 from profiling.loop.actions import Actions, drawn_actions, read_actions
-from profiling.loop.assemble import SOUND, WHOLE, WORLD, assemble
+from profiling.loop.assemble import PRIORITIES, SOUND, WHOLE, WORLD, assemble
 from profiling.loop.clock import WallClock
 from profiling.loop.options import LoopOptions
 from profiling.loop.parts import Parts, blueprints_of, expected_of, parts_of
@@ -84,7 +84,8 @@ class RealtimeCell(Cell):
             fresh = blueprints_of(specs, settings)
             if "decoded" in sound:
                 cast(SoundStage, fresh[SOUND].module).decoded = sound["decoded"]
-            return parts_of(fresh, expected, settings, whole=whole), sound
+            priorities = PRIORITIES if self.options.schedule == "overlap" else {}
+            return parts_of(fresh, expected, settings, whole=whole, priorities=priorities), sound
 
     def _prepare(self, variant: Variant, parts: Parts, stack: ExitStack) -> dict[str, Step]:
         refuse_shared_pools(variant, parts.components, self.options)

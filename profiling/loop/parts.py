@@ -88,13 +88,19 @@ def _check_hand_over(
 
 
 def parts_of(
-    blueprints: Mapping[str, Blueprint], expected: Mapping[str, Outputs], settings: Settings, *, whole: bool
+    blueprints: Mapping[str, Blueprint],
+    expected: Mapping[str, Outputs],
+    settings: Settings,
+    *,
+    whole: bool,
+    priorities: Mapping[str, int],
 ) -> Parts:
-    """Cast the networks to the run's dtype and return them with their references."""
+    """Cast the networks to the run's dtype and return them with their references, and with stream `priorities`."""
     dtype = getattr(torch, settings.dtype)
     for blueprint in blueprints.values():
         blueprint.cast(dtype)
-    components = _components(blueprints, dtype, settings.seed, whole=whole)
+    made = _components(blueprints, dtype, settings.seed, whole=whole)
+    components = {name: replace(part, priority=priorities.get(name, 0)) for name, part in made.items()}
     eager = {name: outputs_of(component, settings.seed + CHECK_SEED) for name, component in components.items()}
     sources = {role: blueprint.weights for role, blueprint in blueprints.items()}
     same = len(set(sources.values())) == 1

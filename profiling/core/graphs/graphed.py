@@ -31,7 +31,8 @@ class CudaGraphed:
     order but only one after the other. The output is a copy that is the caller's to keep, unless `alias_outputs` asks
     for the graph's own memory, which the next replay of any signature may overwrite. Recording leaves random numbers
     and `state()` (by default the module's buffers) as they were: the first call is one call. Replays read parameters
-    and buffers where they stand, so they follow in-place changes; `clear()` after replacing them.
+    and buffers where they stand, so they follow in-place changes; `clear()` after replacing them. Kernels keep the
+    stream `priority` that they were captured with (0, or below for what goes first) wherever the graph is replayed.
 
     Raises:
         InputError: fewer than one graph or one warm-up call.
@@ -47,6 +48,7 @@ class CudaGraphed:
         alias_outputs: bool = False,
         call: Callable[..., Any] | None = None,
         state: Callable[[], Iterable[torch.Tensor]] | None = None,
+        priority: int = 0,
     ) -> None:
         if max_graphs < 1:
             raise InputError(f"max_graphs={max_graphs}: the cache needs room for at least 1 graph. Try max_graphs=8.")
@@ -56,6 +58,7 @@ class CudaGraphed:
             raise InputError("CUDA graphs need a CUDA device, and torch sees none here. Call the module itself.")
         self._module, self._call = module, module if call is None else call
         self._max_graphs, self._warmup, self._alias_outputs = max_graphs, warmup, alias_outputs
+        self._priority = priority
         self._state = state or (module.buffers if isinstance(module, nn.Module) else tuple)
         self._recordings: OrderedDict[Hashable, Recording] = OrderedDict()
         self._pools: list[tuple[int, int]] = []  # the last is in use; there are more where a capture failed
@@ -169,7 +172,7 @@ class CudaGraphed:
             put_back()
             inputs.fill(given)
 
-        self._stream = self._stream or torch.cuda.Stream(device)
+        self._stream = self._stream or torch.cuda.Stream(device, priority=self._priority)
         started = time.perf_counter()
         audit = audit_and_warm_up(call, rewind, warmup=self._warmup, stream=self._stream)
         self._warmup_seconds += time.perf_counter() - started

@@ -10,7 +10,7 @@ from profiling.app import CONF, register_resolvers
 from profiling.core.config import instantiate, read_config
 from profiling.core.job import Settings
 from profiling.loop.actions import drawn_actions
-from profiling.loop.assemble import assemble
+from profiling.loop.assemble import PRIORITIES, assemble
 from profiling.loop.clock import WallClock
 from profiling.loop.options import LoopOptions
 from profiling.loop.parts import blueprints_of, expected_of, parts_of
@@ -34,7 +34,13 @@ def tiny_loop(device="cpu", variant="baseline", dtype="float32", **options):
     whole = chosen.schedule == "one_graph"
     expected = expected_of(blueprints_of(specs, settings), settings, whole=whole)
     with torch.inference_mode():
-        parts = parts_of(blueprints_of(specs, settings), expected, settings, whole=whole)
+        parts = parts_of(
+            blueprints_of(specs, settings),
+            expected,
+            settings,
+            whole=whole,
+            priorities=PRIORITIES if chosen.schedule == "overlap" else {},
+        )
         made = instantiate(config.variants[variant], "variant")
         steps = {name: stage_variant(made, name)(c, Path("unused")) for name, c in parts.components.items()}
         for component in parts.components.values():

@@ -44,3 +44,13 @@ def test_every_schedule_hands_over_the_same_frames_on_a_gpu(schedule, variant):
     pictures, sounds = played(FRAMES, device="cuda", schedule=schedule, variant=variant)
     assert (pictures.int() - reference[0].int()).abs().max() <= 1, "a rounding to another of 256 values"
     torch.testing.assert_close(sounds, reference[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "overlap"])
+def test_stages_that_overlap_are_captured_with_priorities(schedule):
+    """What the next frame waits for goes first, and what fills the GPU last."""
+    _, parts, close = tiny_loop(schedule=schedule)
+    close()
+    priorities = {name: component.priority for name, component in parts.components.items()}
+    expected = {"world": -2, "sound": -1, "picture": 0} if schedule == "overlap" else dict.fromkeys(priorities, 0)
+    assert priorities == expected

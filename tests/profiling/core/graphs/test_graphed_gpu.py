@@ -2,6 +2,7 @@
 
 import gc
 import random
+import statistics
 
 import pytest
 import torch
@@ -377,3 +378,31 @@ def test_options_are_checked(net):
         CudaGraphed(net, warmup=0)
     with pytest.raises(CaptureError, match="is on cpu"), torch.no_grad():
         CudaGraphed(lambda a, b: a * b)(base(4), torch.ones(4))
+
+
+@torch.no_grad()
+def test_kernels_of_a_graph_keep_the_priority_that_they_were_captured_with():
+    """Both wait for multiprocessors that another stream's kernels of many blocks fill; one of them is let in first."""
+    large, small = torch.ones(2**29, device="cuda"), torch.ones(2**20, device="cuda")
+
+    def chain(x):
+        for _ in range(10):
+            x = x * 1.5
+        return x
+
+    graphs = {priority: CudaGraphed(chain, priority=priority) for priority in (0, -2)}
+    for graphed in graphs.values():
+        graphed(small)
+    urgent, times = torch.cuda.Stream(), {0: [], -2: []}
+    for priority in [0, -2] * 5:
+        torch.cuda.synchronize()
+        for _ in range(20):  # a millisecond each
+            large.neg_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(urgent):
+            start.record()
+            graphs[priority](small)
+            end.record()
+        end.synchronize()
+        times[priority].append(start.elapsed_time(end))
+    assert statistics.median(times[-2]) < 0.5 * statistics.median(times[0])
