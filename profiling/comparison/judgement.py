@@ -75,7 +75,8 @@ def exit_code(cells: Sequence[Judged], threshold: float) -> int:
     if any(cell.verdict == "slower" and cell.ratio is not None and cell.ratio > limit for cell in cells):
         return SLOWER
     compared = [cell for cell in cells if cell.verdict != "not compared"]
-    open_ones = [cell for cell in compared if cell.interval is None or cell.ratio is None or cell.ratio > limit]
+    # Not `> limit`: that of numbers which are none is beyond it too.
+    open_ones = [c for c in compared if c.interval is None or c.ratio is None or not c.ratio <= limit]
     return UNKNOWN if open_ones or not compared or any(cell.blocks for cell in cells) else PASSED
 
 

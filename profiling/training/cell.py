@@ -113,7 +113,8 @@ class TrainingCell(Cell):
         with self.phase("load"):
             blueprint = build(job.component, settings, getattr(torch, settings.dtype))
             module = self._step(blueprint)
-            inputs = {name: tensor.to(blueprint.device) for name, tensor in batches[0].items()}
+            # A copy also where the batch lies on the device already: steps write the next batch into these.
+            inputs = {name: tensor.to(blueprint.device, copy=True) for name, tensor in batches[0].items()}
             settle(module)
             synchronize(blueprint.device)
         self.add(weights=blueprint.weights, weights_hint=blueprint.hint)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from as_user import OUTSIDE, environment
+from as_user import OUTSIDE, environment, finished
 from test_conf import composed
 
 from profiling.core.config import read_config
@@ -14,6 +14,7 @@ from profiling.core.records import read_records
 from profiling.errors import InputError
 from profiling.shape_sweep import points_of
 
+QUICK = ("device=cpu", "threads=1", "ceilings=off", "isolation=none")
 QUICK_LATENCY = (
     "metric.latency.min_iterations=5",
     "metric.latency.max_iterations=50",
@@ -25,14 +26,8 @@ QUICK_LATENCY = (
 
 def started(target: str, folder: Path, *overrides: str, code: int = 0) -> str:
     """Run a target and return what it printed."""
-    flags = [f"--config-dir={OUTSIDE}", f"hydra.run.dir={folder}", "device=cpu", "threads=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", f"profiling.{target}", *flags, *overrides],
-        env=environment(),
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-    )
+    flags = [f"--config-dir={OUTSIDE}", f"hydra.run.dir={folder}", *QUICK]
+    done = finished([sys.executable, "-m", f"profiling.{target}", *flags, *overrides], folder.parent)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -129,12 +124,16 @@ def test_a_shape_that_another_one_spoils_fails_the_cell(tmp_path):
         "scale=tiny",
         *QUICK_LATENCY,
         "metric=[parity,latency]",
-        "isolation=none",
     )
     started("shape_sweep", tmp_path / "run", *options, "variant=[faulty_others]", code=1)
     records = {record.component: record for record in read_records(tmp_path / "run")}
     assert [records[name].status for name in ("net@batch=1", "net@batch=4", "net@batch=1-4")] == ["ok", "ok", "failed"]
     assert "another shape" in records["net@batch=1-4"].reason
+
+
+def test_a_training_step_without_processes_that_load_data(tmp_path):
+    options = ("component=[world_model_training]", "training.steps=6", "training.workers=0", *QUICK_LATENCY)
+    started("training_step", tmp_path / "run", "variant=[baseline]", "scale=tiny", *options)
 
 
 def test_a_training_step_runs_and_reports(tmp_path):
