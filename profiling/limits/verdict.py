@@ -103,12 +103,12 @@ def _starved(facts: Facts, idle: float) -> Verdict:
     predicted = facts.replay_ms
     if predicted is not None and predicted > (1 - WORTH) * facts.wall_ms:
         return Verdict("latency-bound", evidence, "a call does too little for a GPU: do several in one, as a batch")
+    expect, predicts = ("", None) if predicted is None else (f", expect {predicted:.3g} ms", "cuda_graph")
     if launches and facts.wall_ms * 1e3 / launches > HOST_FACTOR * facts.launch_us:
-        advice = "the host is busy between launches: capture the call (cuda_graph) if that work is the same every time"
-        return Verdict("host-bound", evidence, advice)
-    expect = "" if predicted is None else f", expect {predicted:.3g} ms"
+        advice = "the host is busy between launches: if that work is the same every time, capture it (cuda_graph)"
+        return Verdict("host-bound", evidence, advice + expect, predicts, predicted)
     advice = f"{idle:.0%} of wall is launch gaps: capture it (cuda_graph){expect}"
-    return Verdict("launch-bound", evidence, advice, None if predicted is None else "cuda_graph", predicted)
+    return Verdict("launch-bound", evidence, advice, predicts, predicted)
 
 
 def _working(facts: Facts) -> Verdict:

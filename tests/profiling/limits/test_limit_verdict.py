@@ -92,6 +92,9 @@ def test_host():
     assert judged(HOST).bound == "host-bound"
     slow_host = replace(LAUNCHES, kernels=50, launches=50)
     assert judged(slow_host).bound == "host-bound", "200 µs a launch where one takes 5"
+    measurable = judged(replace(slow_host, gap_us=1.0, replay_us=10.0))
+    assert measurable.predicts == "cuda_graph", "the advice names it"
+    assert f"expect {measurable.predicted_ms:.3g} ms" in measurable.advice
 
 
 def test_a_gpu_that_was_not_seen_is_not_judged():

@@ -3,11 +3,12 @@
 import json
 
 NETWORKS = "component=[world_model_step,audio_decoder,net]"
+NET = ("component=[net]", "variant=[baseline]", "isolation=none")
 
 
 def test_every_cell_has_a_floor_that_nothing_is_below(profile, tmp_path):
     cache = tmp_path / "cache"
-    outcome = profile(NETWORKS, "variant=[baseline]", "ceilings=auto", XDG_CACHE_HOME=str(cache))
+    outcome = profile(NETWORKS, *NET[1:], "ceilings=auto", XDG_CACHE_HOME=str(cache))
     assert outcome.code == 0, outcome.err
     assert len(outcome.records) == 3
     for record in outcome.records.values():
@@ -27,16 +28,15 @@ def test_every_cell_has_a_floor_that_nothing_is_below(profile, tmp_path):
     assert "Floor of a call on this device" in (outcome.folder / "report.md").read_text()
 
     (kept,) = cache.rglob("*.json")
-    net = ("component=[net]", "variant=[baseline]", "ceilings=auto")
-    again = profile(*net, folder=tmp_path / "again", XDG_CACHE_HOME=str(cache))
+    again = profile(*NET, "ceilings=auto", folder=tmp_path / "again", XDG_CACHE_HOME=str(cache))
     assert json.loads((again.folder / "environment.json").read_text())["ceilings"] == environment["ceilings"]
     kept.unlink()
-    resumed = profile(*net, f"resume={again.folder}", folder=again.folder, XDG_CACHE_HOME=str(cache))
+    resumed = profile(*NET, "ceilings=auto", f"resume={again.folder}", folder=again.folder, XDG_CACHE_HOME=str(cache))
     assert resumed.code == 0, "ceilings of another hour are no other machine"
 
 
 def test_off_measures_nothing(profile, tmp_path):
-    outcome = profile("component=[net]", "variant=[baseline]", "ceilings=off", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    outcome = profile(*NET, "ceilings=off", XDG_CACHE_HOME=str(tmp_path / "cache"))
     (record,) = outcome.records.values()
     assert record.limits is None
     assert "ceilings" not in json.loads((outcome.folder / "environment.json").read_text())
@@ -44,6 +44,6 @@ def test_off_measures_nothing(profile, tmp_path):
 
 
 def test_a_misspelt_choice_is_told(profile):
-    outcome = profile("component=[net]", "ceilings=always")
+    outcome = profile(*NET, "ceilings=always")
     assert outcome.code == 2
     assert "ceilings=always is none of auto, off." in outcome.err
