@@ -9,11 +9,15 @@ import argparse
 import io
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from profiling.comparison.compared import Comparison
 from profiling.comparison.judgement import exit_code, judge
+from profiling.comparison.page_file import LostPageError, checked_file, write_page
 from profiling.comparison.side import read_side
 from profiling.comparison.text import render
+from profiling.comparison.words import EXIT_CODES
 from profiling.errors import InputError
 
 
@@ -22,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m profiling.compare",
         description="Compare two runs, cell by cell.",
-        epilog="exit code: 0 no cell is slower beyond the threshold, 1 one is, 2 they cannot be compared",
+        epilog=f"{EXIT_CODES}; a page that could not be written is told on stderr and changes no exit code",
     )
     for name, what in (("A", "what B is held against"), ("B", "what is judged")):
         where = f"{what}: a run's folder, or a file like its results.jsonl"
@@ -32,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--cells", metavar="GLOB", help="only cells <component>.<variant> that match, 'world_model.*'")
     parser.add_argument("--markdown", action="store_true", help="tables as Markdown, for a pull request")
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="write a page too, FILE.html in a folder that is there"
+    )
     chosen = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ? and not a traceback
@@ -45,10 +52,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(chosen: argparse.Namespace) -> int:
     if not 0 < chosen.threshold < 1:
         raise InputError(f"--threshold {chosen.threshold}: a part of A above 0 and below 1; 0.02 is 2%.")
+    file = checked_file(chosen.html) if chosen.html else None
     a, b = (read_side(path, chosen.cells) for path in (chosen.a, chosen.b))
-    cells = judge(a, b, chosen.threshold)
-    print(render(a, b, cells, chosen.threshold, markdown=chosen.markdown))
-    return exit_code(cells, chosen.threshold)
+    comparison = Comparison(a, b, judge(a, b, chosen.threshold), chosen.threshold)
+    print(render(comparison, markdown=chosen.markdown))
+    if file:
+        _write_page(comparison, file)
+    return exit_code(comparison.cells, chosen.threshold)
+
+
+def _write_page(comparison: Comparison, file: Path) -> None:
+    """Write the page and say so on stderr: what is printed goes into pull requests as it is."""
+    try:
+        print(write_page(file, partial(_page, comparison)), file=sys.stderr)
+    except LostPageError as error:  # whoever asked is told, and the exit code goes on to say how B compares
+        print(f"error: {error}", file=sys.stderr)
+
+
+def _page(comparison: Comparison) -> str:
+    # The text needs neither jinja2 nor plotly.
+    from profiling.comparison.html.comparison_page import render_comparison
+
+    return render_comparison(comparison)
 
 
 if __name__ == "__main__":

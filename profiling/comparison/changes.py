@@ -40,6 +40,8 @@ _NUMBERS = (
     ),
     _Number("kernels, copies and fills a call", ("trace", "device_launches"), 0.0),
     _Number("device work a call, ms", ("trace", "device_ms"), 0.02),
+    _Number("idle: waiting for the host, ms a call", ("inside", "idle", "host_ms"), 0.1, 0.01),
+    _Number("idle: between kernels, ms a call", ("inside", "idle", "between_ms"), 0.1, 0.01),
 )
 _NAMES = ("dtype", "device", "weights", "parameters")
 _LOOP = ("schedule", "pace", "deliver", "steps", "commit", "guidance", "garbage", "frames", "late")

@@ -1,6 +1,7 @@
 """The kernels of a cell on either side: which appeared, vanished, or changed in number, time or source.
 
-From the profiler traces where both runs kept them, and from the list of files that inductor generated.
+From what the records say about the inside of a call where both do, else from the profiler traces where both runs kept
+them; and from the list of files that inductor generated.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from profiling.comparison.side import Side
 from profiling.comparison.surroundings import Difference
 from profiling.core.records import Record
 from profiling.errors import InputError
-from profiling.reporting.facts import at, number_at
-from profiling.reporting.format import ABSENT, TIMES, one_line, significant
+from profiling.reporting.facts import at, items_at, number_at
+from profiling.reporting.format import ABSENT, TIMES, one_line, shortened, significant
 
 #: A kernel's time changed where it differs by this much, and the difference is this share of all kernels' time.
 TIME_CHANGE, TIME_SHARE = 0.1, 0.01
@@ -40,7 +41,9 @@ def kernel_changes(a: Side, b: Side, one: Record, two: Record) -> list[Differenc
         InputError: a trace is there and cannot be read.
 
     """
-    before, after = _traced(a, one), _traced(b, two)
+    before, after = _recorded(one), _recorded(two)
+    if not before or not after:  # only like with like: records cut long names, and traces of one side alone say nothing
+        before, after = _traced(a, one), _traced(b, two)
     return [*_by_time(before, after), *_generated(one, two)] if before and after else _generated(one, two)
 
 
@@ -54,7 +57,7 @@ def _by_time(before: Mapping[str, Kernel], after: Mapping[str, Kernel]) -> list[
         slower = apart > TIME_CHANGE * max(one.microseconds, two.microseconds) and apart > TIME_SHARE * total
         if one.launches != two.launches or slower:
             how = "appeared" if name not in before else "vanished" if name not in after else "changed"
-            found.append((apart, (f"kernel {how}: {_short(name)}", _shown(one), _shown(two))))
+            found.append((apart, (f"kernel {how}: {shortened(name, _LONGEST_NAME)}", _shown(one), _shown(two))))
     return [difference for _, difference in sorted(found, key=lambda item: -item[0])]
 
 
@@ -72,7 +75,7 @@ def _generated(one: Record, two: Record) -> list[Difference]:
         if files != others:
             texts = (", ".join(sorted(side)) or ABSENT for side in (files, others))
             how = "changed" if files and others else "vanished" if files else "appeared"
-            found.append((f"generated kernel {how}: {_short(name)}", *texts))
+            found.append((f"generated kernel {how}: {shortened(name, _LONGEST_NAME)}", *texts))
     return found
 
 
@@ -82,6 +85,18 @@ def _sources(kernels: Sequence[Mapping[str, object]]) -> dict[str, set[str]]:
         if at(kernel, "kind") != "graph":
             sources.setdefault(str(at(kernel, "name")), set()).add(PurePosixPath(str(at(kernel, "file"))).name)
     return sources
+
+
+def _recorded(record: Record) -> dict[str, Kernel]:
+    """Return the kernels of a call by name from the record itself; empty where it holds none."""
+    found: dict[str, Kernel] = {}
+    for item in items_at(record.inside, "kernels"):
+        launches, ms = number_at(item, "count"), number_at(item, "ms")
+        if launches and ms is not None:
+            name = str(at(item, "name"))
+            before = found.get(name, Kernel(0, 0))  # names that were cut may be the same
+            found[name] = Kernel(before.launches + launches, before.microseconds + 1e3 * ms)
+    return found
 
 
 def _traced(side: Side, record: Record) -> dict[str, Kernel]:
@@ -100,11 +115,6 @@ def _traced(side: Side, record: Record) -> dict[str, Kernel]:
         launches[event["name"]] += 1
         times[event["name"]] += event["dur"]
     return {name: Kernel(count / iterations, times[name] / iterations) for name, count in launches.items()}
-
-
-def _short(name: str) -> str:
-    plain = one_line(name)
-    return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 1]}…"
 
 
 def _shown(kernel: Kernel) -> str:

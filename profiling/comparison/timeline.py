@@ -14,7 +14,7 @@ from profiling.reporting.facts import at, by_component, interval_at, is_realtime
 from profiling.reporting.format import ABSENT, TIMES, one_line, significant
 from profiling.reporting.grid import grid
 
-_HEADERS = ("date", "git", "run", "best variant", "p50 ms", "vs first", "vs previous")
+HEADERS = ("date", "git", "run", "best variant", "p50 ms", "vs first", "vs previous")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def timelines(folder: Path) -> Timelines:
 def history_text(lines: Timelines, *, markdown: bool) -> str:
     """Return a table for each component; ratios above 1 are faster."""
     titled = (
-        (one_line(title), grid(_HEADERS, _rows(line), markdown=markdown, names=4)) for title, line in lines.items()
+        (one_line(title), grid(HEADERS, milestone_rows(line), markdown=markdown, names=4))
+        for title, line in lines.items()
     )
     return "\n\n".join(f"{'### ' if markdown else ''}{title}\n\n{table}" for title, table in titled)
 
@@ -105,7 +106,8 @@ def _milestone(side: Side, record: Record, run: str) -> Milestone:
     )
 
 
-def _rows(line: Sequence[Milestone]) -> list[tuple[str, ...]]:
+def milestone_rows(line: Sequence[Milestone]) -> list[tuple[str, ...]]:
+    """Return what stands under the headers `HEADERS`; ratios above 1 are faster."""
     rows = []
     for place, stone in enumerate(line):
         gains = (f"{significant(line[i].p50_ms / stone.p50_ms, 3)}{TIMES}" for i in (0, max(0, place - 1)))

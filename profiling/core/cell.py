@@ -21,6 +21,7 @@ from profiling.core.config import instantiate
 from profiling.core.job import Job
 from profiling.core.records import Record, Status
 from profiling.errors import InputError, MissingExtraError
+from profiling.inside.look import Look
 from profiling.metrics.metric import Metric, Subject
 from profiling.tracing.counters import snapshot
 from profiling.tracing.profiler import synchronize, trace_step
@@ -116,7 +117,7 @@ class Cell(ABC):
             self.unless_it_fails("the variant could not explain itself", lambda: self.add(**step.explain()))
 
     def trace(self, component: Component, step: Step) -> None:
-        """Profile the step into the run folder."""
+        """Profile the step into the run folder, and say what the profile shows of one call."""
         self.emit({"event": "phase", "phase": "trace"})  # its range is opened by the tracing itself
 
         def profile() -> None:
@@ -129,8 +130,15 @@ class Cell(ABC):
                 stacks=self.job.settings.stacks,
             )
             self.add(trace=asdict(result))
+            file = Path(self.job.run) / result.trace
+            self.unless_it_fails("its trace could not be read", lambda: self._look_inside(component, step, file))
 
         self.unless_it_fails("the profiler trace failed", profile)
+
+    def _look_inside(self, component: Component, step: Step, trace: Path) -> None:
+        found = Look(component, self.job.variant, step, Path.cwd(), self.unless_it_fails).section(trace)
+        if found is not None:
+            self.add(inside=found)
 
     def unless_it_fails(self, what: str, work: Callable[[], None]) -> None:
         """Do what explains the numbers; failing costs a note and not the numbers."""

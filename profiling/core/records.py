@@ -57,6 +57,7 @@ class Record:
     passes: tuple[Section, ...] | None = None  # graph passes in order: what each replaced, its error, its gain
     rounds: tuple[Section, ...] | None = None  # of cells repeated in turns: each round's own n, mean and median
     limits: Section | None = None  # bytes and FLOPs of a call, its floor, what the GPU did, what bounds it, advice
+    inside: Section | None = None  # from the profiler trace: busy and idle time, kernels, modules, waits, copies
     notes: tuple[str, ...] = ()
     bad_input: bool = False  # the failure is the user's input, not the measured program (exit code 2)
     schema: int = SCHEMA

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from profiling.core.records import Record
-from profiling.reporting.facts import at, by_component, is_realtime, is_right, items_at, number_at, wall_p50
-from profiling.reporting.format import count_of, one_line
+from profiling.reporting.facts import at, by_component, is_realtime, is_right, items_at, mapping_at, number_at, wall_p50
+from profiling.reporting.format import count_of, one_line, significant
 
 Lines = tuple[str, ...]
 
@@ -103,6 +103,12 @@ def artefacts(records: Sequence[Record], *, root: str = "", most: int | None = N
     return tuple(lines)
 
 
+def compile_phases(record: Record) -> dict[str, float]:
+    """Return the seconds of each phase of compiling that the compiler's log tells, in its order."""
+    phases = mapping_at(record.compile, "phases")
+    return {str(name): seconds for name in phases if (seconds := number_at(phases, name)) is not None}
+
+
 def _name(record: Record) -> str:
     return f"{record.component}.{record.variant}"
 
@@ -134,7 +140,8 @@ def _compiler(record: Record) -> Iterator[str]:
 def _counts(record: Record) -> Iterator[str]:
     seconds = number_at(record.compile, "compile_seconds")
     if seconds is not None:
-        yield f"compiled in {seconds:.1f} s"
+        phases = ", ".join(f"{name} {significant(spent, 2)} s" for name, spent in compile_phases(record).items())
+        yield f"compiled in {seconds:.1f} s{f': {phases}' if phases else ''}"
     nouns = (("graphs", "graph"), ("graph_breaks", "graph break"), ("recompiles", "recompile"))
     counts = {key: number_at(record.prepare, key) for key, _ in nouns}
     if counts["graph_breaks"] or counts["recompiles"]:

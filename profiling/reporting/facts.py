@@ -54,6 +54,12 @@ def items_at(content: object, *keys: str) -> tuple[Any, ...]:
     return tuple(found) if isinstance(found, list | tuple) else ()
 
 
+def added(items: Iterable[object], key: str) -> float | None:
+    """Return the sum of the numbers under `key` of the items, or None where none of them has one."""
+    known = [value for item in items if (value := number_at(item, key)) is not None]
+    return sum(known) if known else None
+
+
 def mapping_at(content: object, *keys: str) -> Mapping[str, Any]:
     """Return the mapping under `keys`; empty where there is none."""
     found = at(content, *keys)

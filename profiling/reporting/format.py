@@ -73,9 +73,25 @@ def count_of(number: float, noun: str) -> str:
     return f"{number:g} {noun}{'' if number == 1 else 's'}"
 
 
+def average_count(value: float | None) -> str:
+    """Return how many there are on average: `308`, `2.4`."""
+    return ABSENT if value is None else f"{round(value, 1):.10g}"
+
+
 def whole(value: float | None) -> str:
     """Return a count."""
     return ABSENT if value is None else f"{value:.0f}"
+
+
+def percent(share: float | None, places: int = 0) -> str:
+    """Return a share of 1 as `63%`."""
+    return ABSENT if share is None else f"{share:.{places}%}"
+
+
+def shortened(text: object, most: int) -> str:
+    """Return `text` on one line, cut to `most` characters; a cut shows."""
+    plain = one_line(text)
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def listed(names: Sequence[str]) -> str:

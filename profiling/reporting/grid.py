@@ -26,3 +26,8 @@ def grid(headers: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: boo
         colalign=["left" if i < names else "right" for i in kept],
         disable_numparse=True,
     )
+
+
+def noted(table: str, lines: Sequence[str]) -> str:
+    """Return a Markdown table with `lines` below it, which are escaped here."""
+    return "\n".join((table, "", *(f"- {escaped(line)}" for line in lines))) if lines else table

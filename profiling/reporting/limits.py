@@ -7,7 +7,7 @@ from typing import Any
 
 from profiling.core.records import Record
 from profiling.reporting.facts import at, by_component, is_right, items_at, number_at, right_baseline, wall_p50
-from profiling.reporting.format import ABSENT, TIMES, one_line, significant, whole
+from profiling.reporting.format import ABSENT, TIMES, one_line, percent, significant, whole
 from profiling.reporting.grid import Titled, grid
 
 _LIMITS = (
@@ -69,7 +69,7 @@ def _row(record: Record) -> tuple[str, ...]:
         record.variant,
         *times,
         _times(number_at(limits, "achieved_over_floor") if is_right(record) else None),
-        ABSENT if idle is None else f"{idle:.0%}",
+        percent(idle),
         whole(number_at(limits, "device_work", "kernels")),
         significant(number_at(limits, "device_work", "median_us"), 3),
         one_line(at(limits, "bound") or ABSENT),

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from profiling.core.records import Record
 from profiling.reporting.facts import at, deadlines, is_realtime, is_right, mapping_at, number_at
-from profiling.reporting.format import ABSENT, TIMES, significant, struck, whole
+from profiling.reporting.format import ABSENT, TIMES, percent, significant, whole
 from profiling.reporting.grid import Titled, grid
 from profiling.reporting.realtime_frames import memory_table, slow_table, slowest_table
-from profiling.reporting.table import Column, cost_columns, layout
+from profiling.reporting.table import Column, cost_columns, layout, shown_times
 
 #: Frames that the simulated player keeps in hand.
 BUFFERS = ("0", "1", "2", "3")
@@ -91,11 +91,11 @@ def _budget(record: Record) -> Iterator[tuple[str, ...]]:
             record.component,
             record.variant,
             stage,
-            *_times(
+            *shown_times(
                 record,
                 significant(number_at(part, "device_ms")),
                 significant(number_at(part, "host_ms")),
-                ABSENT if share is None else f"{share:.1%}",
+                percent(share, 1),
             ),
         )
 
@@ -110,7 +110,7 @@ def _deadlines(record: Record) -> Iterator[tuple[str, ...]]:
             f"{rate:g}",
             significant(number_at(deadline, "budget_ms")),
             _verdict(record, deadline),
-            *_times(
+            *shown_times(
                 record,
                 whole(number_at(deadline, "misses")),
                 whole(number_at(deadline, "longest_run")),
@@ -118,7 +118,3 @@ def _deadlines(record: Record) -> Iterator[tuple[str, ...]]:
                 *(whole(number_at(underruns, size)) for size in BUFFERS),
             ),
         )
-
-
-def _times(record: Record, *cells: str) -> tuple[str, ...]:
-    return cells if is_right(record) else tuple(map(struck, cells))

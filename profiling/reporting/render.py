@@ -15,6 +15,7 @@ from profiling.reporting.facts import is_realtime
 from profiling.reporting.format import escaped, one_line
 from profiling.reporting.heading import command_line, environment_lines, read_environment
 from profiling.reporting.html import HTML_FILE
+from profiling.reporting.inside import inside_lines, inside_tables
 from profiling.reporting.own_tables import own_tables
 from profiling.reporting.plots import draw_plots, plot_links
 from profiling.reporting.realtime_verdict import realtime_verdicts
@@ -79,6 +80,7 @@ def render_console(records: Sequence[Record], environment: Mapping[str, Any], ru
         list(realtime_lines(records)),
         [*causes(records, run), *notes(records)],
         [*realtime_verdicts(records), *verdicts(timed)],
+        list(inside_lines(records)),
         list(networks(cells)),
         list(artefacts(records, root=f"{run}/", most=CONSOLE_LINES)),
         [f"run: {run}"],
@@ -106,7 +108,8 @@ def render_markdown(records: Sequence[Record], environment: Mapping[str, Any], r
         _titled("Not ok", _bullets(causes(records, run))),
         _titled("Notes", _bullets(notes(records))),
         _titled("Networks", _bullets(networks(cells))),
-        *(_titled(title, table) for title, table in detail_tables(records)),
+        _titled("Inside a call", _bullets(inside_lines(records))),
+        *(_titled(title, table) for title, table in (*inside_tables(records, environment), *detail_tables(records))),
         _titled("To look into (paths are relative to the run)", _bullets(artefacts(records))),
         _titled("Command", _fenced(command_line(environment))),
     ]

@@ -69,6 +69,11 @@ def layout(columns: Sequence[Column], rows: Sequence[Record], *, markdown: bool)
     )
 
 
+def shown_times(record: Record, *cells: str) -> tuple[str, ...]:
+    """Return `cells`, which hold times of `record`: struck out where they count for nothing."""
+    return cells if is_right(record) else tuple(map(struck, cells))
+
+
 def _cell(column: Column, record: Record, *, markdown: bool) -> str:
     text = column.cell(record)
     if column.kind == "time" and not is_right(record):

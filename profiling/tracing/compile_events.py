@@ -9,15 +9,17 @@ compiled, with its time, its failure, why it was compiled again and why CUDA gra
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from profiling.tracing.compile_phases import phases_of
 from profiling.tracing.compile_reasons import (
     CompileFailure,
     GraphBreak,
     Recompile,
+    cudagraph_skip,
     failure,
     graph_break,
     recompile,
@@ -30,13 +32,14 @@ class CompileEvents:
 
     `compile_seconds` sums `entire_frame_compile_time_s` over the frames: Dynamo and the back end, waits for parallel
     Triton compiles included, CUDA-graph capture and autotuning at run time not (backward graphs have `duration_us`
-    instead). None where the process died before its first frame was done. `frames` were taken up to compile, `graphs`
-    of them became a compiled graph with operators in it. `graph_breaks` are distinct places. `failures` are frames that
-    did not compile: a break under `fullgraph=True` is only here, one that made Dynamo skip its frame is in both.
-    `artifacts` is how many files the report links.
+    instead). None where the process died before its first frame was done; `phases` is where they went (`phases_of`).
+    `frames` were taken up to compile, `graphs` of them became a compiled graph with operators in it. `graph_breaks` are
+    distinct places. `failures` are frames that did not compile: a break under `fullgraph=True` is only here, one that
+    made Dynamo skip its frame is in both. `artifacts` is how many files the report links.
     """
 
     compile_seconds: float | None
+    phases: Mapping[str, float]
     frames: int
     graphs: int
     graph_breaks: tuple[GraphBreak, ...]
@@ -53,15 +56,16 @@ def read_events(folders: Iterable[Path], root: Path) -> CompileEvents:
     frames = _named([entry["compilation_metrics"] for entry in entries if "compilation_metrics" in entry])
     every = [*frames, *(entry["bwd_compilation_metrics"] for entry in entries if "bwd_compilation_metrics" in entry)]
     texts = (text for folder, log in logs for text in _graph_break_texts(log, folder))
-    skips = (metrics.get("cudagraph_skip_reason") for metrics in every)
+    skips = [str(metrics["cudagraph_skip_reason"]) for metrics in every if metrics.get("cudagraph_skip_reason")]
     return CompileEvents(
         compile_seconds=sum(_seconds(metrics) for metrics in every) if every else None,
+        phases=phases_of((metrics, _seconds(metrics)) for metrics in every),
         frames=len(frames),
         graphs=sum(not metrics.get("fail_type") and bool(metrics.get("graph_op_count")) for metrics in frames),
         graph_breaks=_merge(graph_break(text, root) for text in texts),
         recompiles=tuple(recompile(metrics, root) for metrics in frames if metrics.get("recompile_reason")),
         failures=tuple(failure(metrics, root) for metrics in frames if metrics.get("fail_type")),
-        cudagraph_skips=tuple(dict.fromkeys(skip for skip in skips if skip)),
+        cudagraph_skips=tuple(dict.fromkeys(cudagraph_skip(skip, root) for skip in skips)),
         artifacts=sum("payload_filename" in entry for entry in entries),
     )
 

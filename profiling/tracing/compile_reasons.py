@@ -108,6 +108,14 @@ def failure(metrics: dict[str, Any], root: Path) -> CompileFailure:
     return CompileFailure(_id(metrics), metrics.get("co_name"), metrics["fail_type"], reason, place, line)
 
 
+def cudagraph_skip(text: str, root: Path) -> str:
+    """Return inductor's reason for not capturing a graph in one line, with the place that it blames if it names one."""
+    message, _, stack = text.partition("Found from")
+    reason = message.strip().splitlines()[0].rstrip(" .")
+    frames = _FRAME.findall(stack)
+    return f"{reason}, at {short_path(frames[-1][0], root)}:{frames[-1][1]}" if frames else reason
+
+
 def short_path(file: str, root: Path) -> str:
     """Return `file` relative to `root`, or from the package on where it is an installed one, else as it is."""
     try:

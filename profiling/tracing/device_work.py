@@ -6,7 +6,6 @@ and stay true although the profiler slows the host down; how long the call takes
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import tempfile
@@ -18,13 +17,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from profiling.tracing.chrome_trace import CROSSES, RUNTIME, WORK, read_events
 from profiling.tracing.launches import HANDS_OVER
 
-#: Chrome-trace categories of work on the device; spans drawn on its rows are not among them.
-WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
-#: What crosses the bus, as CUPTI names it: "Memcpy DtoH (Device -> Pageable)".
-_CROSSES = re.compile(r"Memcpy (HtoD|DtoH)")
 #: Waits that the called code asked for; a wait for the whole device is this pass's own at the end of it.
 _WAITS = re.compile(r"(cuda|cu)(Stream|Event)Synchronize")
 _MARK = "profiling: device work"
@@ -63,8 +58,7 @@ def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | N
                         call()
                 torch.cuda.synchronize()
                 profiler.step()
-        events = json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
-    return summarize(events, calls)
+        return summarize(read_events(trace), calls)
 
 
 def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | None:
@@ -81,7 +75,7 @@ def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | N
         if event.get("cat") in RUNTIME and any(begin <= float(event["ts"]) <= end for begin, end in spans)
     ]
     lengths = [float(event["dur"]) for event in work if event["cat"] == "kernel"]
-    crossing = sum(float(event["dur"]) for event in work if _CROSSES.match(str(event.get("name"))))
+    crossing = sum(float(event["dur"]) for event in work if CROSSES.match(str(event.get("name"))))
     return DeviceWork(
         kernels=len(work) / calls,
         launches=sum(1 for name in asked if HANDS_OVER.match(name)) / calls,

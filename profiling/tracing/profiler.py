@@ -6,8 +6,6 @@ kernels are CUPTI's own and stay true, also for kernels that a CUDA graph replay
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +14,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from profiling.tracing.chrome_trace import WORK, read_events
 from profiling.tracing.operator_tables import operator_tables
 from profiling.tracing.spans import cell_span, span
-
-# Chrome-trace categories of work on the device; spans drawn on its row (gpu_user_annotation) are not among them.
-_DEVICE_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
 @dataclass(frozen=True)
@@ -102,16 +98,18 @@ def synchronize(device: torch.device) -> None:
 
 
 def _summarise(averages: Any, trace: Path, operators: Path, iterations: int) -> TraceResult:
-    with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as stream:
-        events = json.load(stream)["traceEvents"]
-    device_work = [event["dur"] for event in events if event.get("cat") in _DEVICE_WORK]  # microseconds
+    events, device_work = 0, []
+    for event in read_events(trace):
+        events += 1
+        if event.get("cat") in WORK:
+            device_work.append(event["dur"])  # microseconds
     flops = sum(average.flops for average in averages)
     run_folder = trace.parent.parent
     return TraceResult(
         trace=trace.relative_to(run_folder).as_posix(),
         operators=operators.relative_to(run_folder).as_posix(),
         iterations=iterations,
-        events=len(events),
+        events=events,
         device_ms=sum(device_work) / 1e3 / iterations if device_work else None,
         device_launches=len(device_work) / iterations if device_work else None,
         flops=flops / iterations if flops else None,

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from profiling.core.components import Component
-from profiling.variants.variant import Step, Variant
+from profiling.variants.variant import Step, Uncaptured, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,4 +19,5 @@ class Baseline(Variant):
         others = tuple(partial(component.module, **given) for given in component.also)
         for call in (*others, component.call):
             call()
-        return Step(run=component.call, others=others)
+        run = component.call
+        return Step(run=run, others=others, uncaptured=Uncaptured(run, component.module))

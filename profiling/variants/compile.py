@@ -21,7 +21,7 @@ from profiling.errors import InputError, did_you_mean
 from profiling.tracing.counters import CompileCounters, snapshot
 from profiling.tracing.kernels import kept_kernels
 from profiling.variants.toolchain import missing_toolchain
-from profiling.variants.variant import Step, Variant
+from profiling.variants.variant import Step, Uncaptured, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,9 @@ class Compile(Variant):
                     run()
             self.check(snapshot().since(before))
             # The flags stay until the step is closed: a recompile must meet the same ones.
-            return Step(run=steps[-1], close=flags.pop_all().close, others=tuple(steps[:-1]))
+            run = steps[-1]
+            plain = None if self.has_cuda_graphs() else Uncaptured(run)
+            return Step(run=run, close=flags.pop_all().close, others=tuple(steps[:-1]), uncaptured=plain)
 
     def check(self, happened: CompileCounters) -> None:
         """Refuse to pass something else off as compiled.

@@ -15,7 +15,7 @@ from profiling.core.graphs import CudaGraphed
 from profiling.errors import InputError
 from profiling.tracing.counters import CompileCounters, snapshot
 from profiling.variants.compile import Compile
-from profiling.variants.graph_facts import graph_facts
+from profiling.variants.graph_facts import graph_facts, uncaptured
 from profiling.variants.variant import Step, Variant
 
 
@@ -59,6 +59,7 @@ class CudaGraph(Variant):
             warmup=self.warmup,
             alias_outputs=self.alias_outputs,
             state=component.state,
+            priority=component.priority,
         )
         inputs = component.inputs
         for given in (inputs, *reversed(component.also)):  # the largest first: the pool is then large enough for all
@@ -69,6 +70,7 @@ class CudaGraph(Variant):
             close=graphed.clear,
             explain=lambda: {"graphs": graph_facts([graphed], call, inputs)},
             others=tuple(partial(graphed, **given) for given in component.also),
+            uncaptured=uncaptured(call, inputs, component.module if call is component.module else None),
         )
 
 

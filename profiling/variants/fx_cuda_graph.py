@@ -20,7 +20,7 @@ from profiling.transforms.facts import propagate
 from profiling.transforms.gain import replay_ms
 from profiling.transforms.stages import Pass, Stage, stages
 from profiling.transforms.tracer import trace
-from profiling.variants.graph_facts import graph_facts
+from profiling.variants.graph_facts import graph_facts, uncaptured
 from profiling.variants.variant import Step, Variant
 
 
@@ -63,8 +63,9 @@ class FxCudaGraph(Variant):
             CaptureError: what the passes made cannot be captured.
 
         """
-        others = [self._captured(replace(component, inputs=inputs)) for inputs in component.also]
-        graphed, inputs = self._captured(component), component.inputs
+        others = [self._captured(given, self.transformed(given)) for given in _each_also(component)]
+        module, inputs = self.transformed(component), component.inputs
+        graphed = self._captured(component, module)
         return Step(
             run=lambda: graphed(**inputs),
             close=lambda: _clear(graphed, *others),
@@ -73,12 +74,18 @@ class FxCudaGraph(Variant):
                 "passes": self.explained(component),
             },
             others=tuple(partial(other, **given) for other, given in zip(others, component.also, strict=True)),
+            uncaptured=uncaptured(module, inputs, None),  # of the submodules, the trace keeps nothing
         )
 
-    def _captured(self, component: Component) -> CudaGraphed:
-        """Return the graph of the component's inputs; a trace is for one shape, so there is a module for each."""
-        module = self.transformed(component)
-        graphed = CudaGraphed(module, warmup=self.warmup, alias_outputs=self.alias_outputs, state=component.state)
+    def _captured(self, component: Component, module: fx.GraphModule) -> CudaGraphed:
+        """Return the graph of `module` on the component's inputs."""
+        graphed = CudaGraphed(
+            module,
+            warmup=self.warmup,
+            alias_outputs=self.alias_outputs,
+            state=component.state,
+            priority=component.priority,
+        )
         graphed(**component.inputs)
         return graphed
 
@@ -115,6 +122,11 @@ class FxCudaGraph(Variant):
         except CaptureError as error:  # a pass can be what makes a network capturable: then there is no time before it
             return {"unmeasured": str(error).splitlines()[0]}
         return {"replay_ms": {"before": before, "after": after}, "speedup": before / after}
+
+
+def _each_also(component: Component) -> list[Component]:
+    """Return the component with each of its further inputs; a trace is for one shape, so each gets a module."""
+    return [replace(component, inputs=inputs) for inputs in component.also]
 
 
 def _clear(*graphs: CudaGraphed) -> None:

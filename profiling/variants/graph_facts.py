@@ -1,4 +1,4 @@
-"""What engines of CUDA graphs did, and what a capture saved against the same call uncaptured."""
+"""What engines of CUDA graphs did, and what a capture saved against the same call uncaptured, and that call."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from profiling.core.graphs import CudaGraphed
 from profiling.core.graphs.capture import casts_inside
 from profiling.tracing.launches import host_launches
 from profiling.variants.alternating import alternate
+from profiling.variants.variant import Uncaptured
+
+
+def uncaptured(call: Callable[..., Any], inputs: Mapping[str, torch.Tensor], module: nn.Module | None) -> Uncaptured:
+    """Return `call(**inputs)` under the conditions of its capture: else a compiled one would compile once more."""
+
+    def plain() -> Any:
+        with casts_inside():
+            return call(**inputs)
+
+    return Uncaptured(plain, module)
 
 
 def graph_facts(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from profiling.core.components import Component
 
@@ -23,18 +24,32 @@ def _no_sections() -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
+class Uncaptured:
+    """What a step runs, with every kernel launched by the host: the step itself, or what it captured.
+
+    `module` is the one whose submodules run one after the other in it, None where a compiler fused them. A trace of
+    this says of a replay's kernels what they are.
+    """
+
+    call: Callable[[], Any]
+    module: nn.Module | None = None
+
+
+@dataclass(frozen=True)
 class Step:
     """A prepared step: `run` takes no arguments, reads the component's inputs and returns the output.
 
     `explain` is asked once, after every metric, for record sections that only the variant knows (its graphs, its
     passes); it may run the step and measure. `close` puts back the global flags that the variant set. `others` are
-    steps of the component's further inputs (`also`), in their order, prepared beside this one.
+    steps of the component's further inputs (`also`), in their order, prepared beside this one. `uncaptured` is for who
+    looks inside: None where the variant has nothing that launches kernel by kernel.
     """
 
     run: Callable[[], Any]
     close: Callable[[], None] = _nothing
     explain: Callable[[], Mapping[str, Any]] = _no_sections
     others: tuple[Callable[[], Any], ...] = ()
+    uncaptured: Uncaptured | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,12 @@
 
 import json
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from warm_process import run_warm
 
 from profiling.core.records import Record, read_records
 
@@ -52,3 +55,16 @@ def command(
     flags = [item for item in overrides if item.startswith("--")]  # argparse wants them before the overrides
     keys = [item for item in overrides if not item.startswith("--")]
     return [*start, *flags, f"hydra.run.dir={folder}", *quick, *keys]
+
+
+def finished(start: list[str], cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run `start` to its end in `cwd`, with the variables `extra`.
+
+    Where all of it happens in one process, and torch reads no variable as it is imported (trace=true sets one), that
+    process is forked from a warm one.
+    """
+    env = environment(**extra)
+    read_by_torch = "trace=true" in start or any(name.startswith("TORCH") for name in extra)
+    if "isolation=none" in start and not read_by_torch:
+        return run_warm(start, cwd=cwd, env=env)
+    return subprocess.run(start, cwd=cwd, env=env, capture_output=True, text=True)

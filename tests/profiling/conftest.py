@@ -1,10 +1,9 @@
 """The fixture that runs the main job as a user does."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from as_user import Outcome, command, environment
+from as_user import Outcome, command, finished
 
 
 @pytest.fixture
@@ -13,9 +12,7 @@ def profile(tmp_path):
 
     def run(*overrides: str, folder: Path | None = None, **extra: str) -> Outcome:
         folder = folder or tmp_path / "run"
-        done = subprocess.run(
-            command(folder, *overrides), cwd=tmp_path, env=environment(**extra), capture_output=True, text=True
-        )
+        done = finished(command(folder, *overrides), tmp_path, **extra)
         return Outcome(done.returncode, done.stdout, done.stderr, folder)
 
     return run
@@ -33,7 +30,7 @@ def realtime(tmp_path):
         start = command(
             folder, *overrides, target="realtime", quick=("device=cpu", "scale=tiny", "threads=1", "ceilings=off")
         )
-        done = subprocess.run(start, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        done = finished(start, tmp_path)
         return Outcome(done.returncode, done.stdout, done.stderr, folder)
 
     return run

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from as_user import ROOT, command, environment
+from as_user import ROOT, command, environment, finished
 
 from profiling.core.records import read_records
 
@@ -65,7 +65,7 @@ def test_one_line_that_helps(profile, case):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without CUDA")
 def test_cuda_without_cuda(profile):
-    outcome = profile(COMPONENT, BASELINE, "device=cuda")
+    outcome = profile(COMPONENT, BASELINE, "device=cuda", "isolation=none")
     assert outcome.code == 2
     assert "device=cpu" in outcome.err
 
@@ -119,7 +119,8 @@ def test_checkpoints_that_are_none(profile, tmp_path):
         assert says in record.reason
         assert "\n" not in record.reason
     assert not (tmp_path / "it_ran").exists()
-    outcome = profile(COMPONENT, BASELINE, f"+component.net.checkpoint={tmp_path / 'good.pt'}", folder=tmp_path / "ok")
+    good = f"+component.net.checkpoint={tmp_path / 'good.pt'}"
+    outcome = profile(COMPONENT, BASELINE, "isolation=none", good, folder=tmp_path / "ok")
     (record,) = outcome.records.values()
     assert record.status == "ok"
     assert record.weights == str(tmp_path / "good.pt")
@@ -130,7 +131,7 @@ def test_a_disk_that_fills_up_keeps_the_records_until_then(tmp_path):
     folder = tmp_path / "run"
     arguments_of_both = ("component=[net,net_made]", BASELINE, "isolation=none", "metric.latency.interval=1e-9")
     arguments = command(folder, *arguments_of_both)
-    first = subprocess.run(arguments, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    first = finished(arguments, tmp_path)
     assert first.returncode == 0, first.stderr
     lines = (folder / "results.jsonl").read_bytes().splitlines(keepends=True)
     limit = len(lines[0]) + len(lines[1]) // 2
@@ -148,9 +149,7 @@ def test_a_disk_that_fills_up_keeps_the_records_until_then(tmp_path):
     assert "resume=" in done.stderr
     kept = read_records(tmp_path / "full")
     assert [record.component for record in kept] == ["net"]
-    resumed = subprocess.run(
-        [*again, f"resume={tmp_path / 'full'}"], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
+    resumed = finished([*again, f"resume={tmp_path / 'full'}"], tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [record.component for record in read_records(tmp_path / "full")] == ["net", "net_made"]
 

@@ -42,6 +42,7 @@ LAYERS = (
     ("profiling.transforms", "profiling.tracing"),
     ("profiling.variants",),
     ("profiling.metrics", "profiling.calibration", "profiling.limits"),
+    ("profiling.inside",),
     (
         "profiling.core.probe",
         "profiling.core.cell",

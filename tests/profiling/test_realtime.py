@@ -7,6 +7,7 @@ import numpy as np
 from profiling.frames.series import DISTURBANCES, read_series
 
 BASELINE = "variant=[baseline]"
+HERE = "isolation=none"  # where no process must die, and a process a cell is not what is asked
 FEW = ("loop.frames=8", "loop.warmup_frames=2")
 STAGES = ["world", "picture", "sound"]
 
@@ -65,6 +66,7 @@ def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path)
     np.savez(tmp_path / "played.npz", mouse=np.ones((5, 2)), btn=np.eye(5, 11))
     outcome = realtime(
         BASELINE,
+        HERE,
         "loop.pace=realtime",
         "loop.fps=20",
         f"loop.actions={tmp_path / 'played.npz'}",
@@ -85,6 +87,7 @@ def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path)
 def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realtime):
     outcome = realtime(
         "variant=[baseline,faulty_stale]",
+        HERE,
         "mix={world:baseline,picture:baseline,sound:faulty_stale}",
         "loop.schedule=overlap",
         "loop.deliver=device",
@@ -110,7 +113,7 @@ def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realt
 
 
 def test_the_whole_frame_as_one_without_metrics(realtime):
-    outcome = realtime(BASELINE, "metric=[]", "loop.schedule=one_graph", "loop.garbage=off", *FEW)
+    outcome = realtime(BASELINE, HERE, "metric=[]", "loop.schedule=one_graph", "loop.garbage=off", *FEW)
     record = only(outcome)
     assert record.realtime["stages"] == ["whole", "deliver"]
     assert record.realtime["garbage"] == "off"
@@ -122,6 +125,7 @@ FAILING = (
     BASELINE,
     "component=[world_model_frame,failing_picture,sound_stage]",
     "stages.picture=failing_picture",
+    "metric=[]",
     "loop.frames=100",
     "loop.warmup_frames=5",
 )
@@ -130,8 +134,11 @@ FAILING = (
 def test_what_was_played_before_a_failure_is_kept(realtime):
     """Two failures in the same call of the same network: an error, and the death of the process."""
     frames = {}
-    for how, reason in (("raise", "RuntimeError: planted in call 60"), ("kill", "SIGKILL")):
-        outcome = realtime(*FAILING, f"component.failing_picture.module.how={how}")
+    for how, where, reason in (
+        ("raise", HERE, "RuntimeError: planted in call 60"),
+        ("kill", "isolation=process", "SIGKILL"),
+    ):
+        outcome = realtime(*FAILING, where, f"component.failing_picture.module.how={how}")
         assert outcome.code == 1, outcome.out + outcome.err
         (record,) = outcome.records.values()
         assert record.status == "failed"
@@ -148,15 +155,15 @@ def test_what_was_played_before_a_failure_is_kept(realtime):
     assert 0 < frames["kill"] < 60 - 5, "not all of the 60 calls were timed frames"
 
 
-def test_frames_of_an_earlier_attempt_are_not_taken_for_this_ones(realtime):
-    """The process dies before its first frame, where an interrupted attempt had left some."""
-    dies = (*FAILING, "component.failing_picture.module.call=2", "component.failing_picture.module.how=kill")
-    first = realtime(*dies)
-    left = first.folder / "cells" / "realtime.baseline.frames.part"
+def test_frames_of_an_earlier_attempt_are_not_taken_for_this_ones(realtime, tmp_path):
+    """The process dies before its first frame, where an attempt that came to no record had left some."""
+    left = tmp_path / "run" / "cells" / "realtime.baseline.frames.part"
+    left.parent.mkdir(parents=True)
     left.write_bytes(json.dumps(["frame_ms"]).encode() + b"\n" + np.ones(3).tobytes())
-    for outcome in (first, realtime(*dies, f"resume={first.folder}", folder=first.folder)):
-        assert outcome.code == 1, outcome.err
-        (record,) = outcome.records.values()
-        assert (record.status, record.realtime) == ("failed", None)
-    assert len(first.lines) == 2, "what failed is done again"
+    dies = ("component.failing_picture.module.call=2", "component.failing_picture.module.how=kill")
+    outcome = realtime(*FAILING, *dies, folder=tmp_path / "run")
+    assert outcome.code == 1, outcome.err
+    (record,) = outcome.records.values()
+    assert (record.status, record.realtime) == ("failed", None)
+    assert "SIGKILL" in record.reason
     assert not list(left.parent.glob("*.frames.*"))

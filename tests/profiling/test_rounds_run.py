@@ -59,7 +59,7 @@ def test_one_round_leaves_the_record_as_it_is(profile):
 
 @pytest.mark.parametrize("rounds", ["0", "1.5", "true", "many"])
 def test_a_number_that_is_none_is_refused(profile, rounds):
-    outcome = profile("component=[net]", "variant=[baseline]", f"rounds={rounds}")
+    outcome = profile("component=[net]", "variant=[baseline]", "isolation=none", f"rounds={rounds}")
     assert outcome.code == 2
     assert "rounds=" in outcome.err
     assert "whole number" in outcome.err

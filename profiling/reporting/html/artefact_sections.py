@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from profiling.core.records import Record
+from profiling.reporting.details import compile_phases
 from profiling.reporting.facts import at, items_at, number_at
 from profiling.reporting.format import ABSENT, one_line, significant, whole
 from profiling.reporting.html.material import Material
@@ -32,6 +33,12 @@ def compile_section(material: Material) -> Section:
     compiled = [r for r in material.records if r.compile or number_at(r.prepare, "compiles")]
     headers = ("component", "variant", "compiled in s", *(words for _, words in _COUNTS), "report")
     summary = _table("What was compiled", headers, [_compiled(material, record) for record in compiled])
+    names = list(dict.fromkeys(name for record in compiled for name in compile_phases(record)))
+    phases = _table(
+        "Seconds of compiling by phase",
+        ("component", "variant", *map(one_line, names)),
+        [row for record in compiled if (row := _phases(record, names))],
+    )
     reasons = _table(
         "What the compiler reported",
         ("component", "variant", "what", "id", "reason", "where"),
@@ -42,7 +49,7 @@ def compile_section(material: Material) -> Section:
         ("component", "variant", "kernel", "kind", "file"),
         [row for record in material.records for row in _kernels(material, record)],
     )
-    tables = tuple(table for table in (summary, reasons, kernels) if table.rows)
+    tables = tuple(table for table in (summary, phases, reasons, kernels) if table.rows)
     return Section("compile", "Compiling", tables=tables)
 
 
@@ -70,6 +77,12 @@ def _compiled(material: Material, record: Record) -> Row:
     seconds = significant(number_at(record.compile, "compile_seconds"), 3)
     counts = [Cell(whole(number_at(record.prepare, key))) for key, _ in _COUNTS]
     return (*_names(record), Cell(seconds), *counts, _file(material, at(record.compile, "index")))
+
+
+def _phases(record: Record, names: Sequence[str]) -> Row:
+    """Return the row of phases; empty where none is known."""
+    phases = compile_phases(record)
+    return (*_names(record), *(Cell(significant(phases.get(name), 3)) for name in names)) if phases else ()
 
 
 def _reported(record: Record) -> Iterator[Row]:

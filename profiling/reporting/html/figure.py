@@ -69,6 +69,12 @@ def figure(
     return {"data": list(data), "layout": {**layout, **more, "shapes": [*lines, *more.get("shapes", ())]}}
 
 
+def tree_figure(trace: Mapping[str, Any]) -> Figure:
+    """Return a figure of one trace that has no axes; labels that would be too small to read are left out."""
+    layout = {"hoverlabel": {"namelength": -1}, "uniformtext": {"minsize": 9, "mode": "hide"}, "annotations": []}
+    return {"data": [trace], "layout": layout}
+
+
 def scale(values: Iterable[float]) -> dict[str, Any]:
     """Return what an axis of these `values` needs to show small and large ones alike."""
     known = np.array(list(values), dtype=np.float64)

@@ -15,6 +15,7 @@ from profiling.reporting.facts import is_realtime
 from profiling.reporting.frame_series import Frames, read_frame_times
 from profiling.reporting.html.markdown_tables import tables_of
 from profiling.reporting.html.section import Table
+from profiling.reporting.inside import inside_tables
 from profiling.reporting.own_tables import own_tables
 
 _CONFIG_FILE = "config.yaml"
@@ -54,7 +55,8 @@ class Material:
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """All tables of `report.md` but the first."""
-        return tables_of((*own_tables(self.records, markdown=True), *detail_tables(self.records)))
+        inside = inside_tables(self.records, self.environment)
+        return tables_of((*own_tables(self.records, markdown=True), *inside, *detail_tables(self.records)))
 
     @cached_property
     def colours(self) -> Mapping[str, str]:

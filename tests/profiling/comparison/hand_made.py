@@ -53,3 +53,33 @@ def write_run(folder: Path, *records: Record, environment: dict | None = ENVIRON
     if config:
         (folder / "config.yaml").write_text(config)
     return folder
+
+
+def two_runs(folder: Path, **environment) -> tuple[Path, Path]:
+    """Write A and B of six cells: one of each verdict, one with few samples, and one that failed in B."""
+    kernels = [{"name": "kept", "count": 1, "ms": 0.1}]
+    before, after = {"kernels": [*kernels, {"name": "old", "count": 2, "ms": 1.0}]}, {"kernels": kernels}
+    after["kernels"] = [*kernels, {"name": "new", "count": 3, "ms": 1.5}]
+    few = cell("few", noisy(3, n=3))
+    a = (
+        cell("unchanged", noisy(10, seed=1)),
+        cell("worse", noisy(4, seed=2), inside=before),
+        cell("better", noisy(3, seed=3)),
+        cell("wild", noisy(3, spread=0.2, seed=4)),
+        few,
+        cell("broken", noisy(2, seed=5)),
+    )
+    b = (
+        cell("unchanged", noisy(10, seed=11)),
+        cell("worse", noisy(4.3, seed=12), inside=after, memory={"peak_allocated": 300 * MIB}),
+        cell("better", noisy(2.5, seed=13)),
+        cell("wild", noisy(3, spread=0.2, seed=14)),
+        few,
+        cell("broken", status="failed", reason="out of memory"),
+    )
+    return write_run(folder / "a", *a), write_run(folder / "b", *b, environment={**ENVIRONMENT, **environment})
+
+
+def dated(when: str | None, revision: str = "a", *, dirty: bool = False) -> dict:
+    """Return an environment of that date and git revision."""
+    return {**ENVIRONMENT, "captured_at": when, "git": {"revision": revision * 40, "dirty": dirty}}

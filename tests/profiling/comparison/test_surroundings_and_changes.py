@@ -147,6 +147,47 @@ def test_kernels_of_the_traces(changed):
     )
 
 
+def recorded(**kernels):
+    items = [{"name": name, "count": count, "ms": us * count / 1e3} for name, (count, us) in kernels.items()]
+    return cell(inside={"kernels": items}, trace={"trace": "trace.json.gz", "iterations": 2})
+
+
+ONE = recorded(kept=(2.0, 50.0), gone=(1.0, 30.0), slower=(4.0, 10.0))
+TWO = recorded(kept=(2.0, 50.0), new=(1.0, 20.0), slower=(4.0, 25.0))
+TOLD = (
+    ("kernel changed: slower", "4 × 10.00 µs", "4 × 25.00 µs"),
+    ("kernel vanished: gone", "1 × 30.00 µs", "–"),
+    ("kernel appeared: new", "–", "1 × 20.00 µs"),
+)
+
+
+def test_kernels_of_the_records_are_enough_and_no_trace_is_read(changed):
+    def damage(folder):
+        for name in "ab":
+            (folder / name / "trace.json.gz").write_bytes(b"no gzip")
+
+    assert changed(ONE, TWO, damage) == TOLD
+
+
+def test_names_that_were_cut_to_the_same_are_added_up(changed):
+    halves = [{"name": "slower", "count": 2.0, "ms": 0.05}] * 2
+    others = [{"name": "kept", "count": 2.0, "ms": 0.1}, {"name": "new", "count": 1.0, "ms": 0.02}]
+    assert changed(ONE, replace(TWO, inside={"kernels": [*halves, *others]})) == TOLD
+
+
+def test_kernels_of_one_record_alone_are_not_held_against_a_trace(changed):
+    def write(folder):
+        with gzip.open(folder / "b" / "trace.json.gz", "wt") as file:
+            json.dump({"traceEvents": kernel("new", 20.0)}, file)
+
+    assert changed(ONE, replace(TWO, inside=None), write) == ()
+
+
+def test_idle_time_that_changed(changed):
+    one, two = (cell(inside={"idle": {"host_ms": ms, "between_ms": 0.3}}) for ms in (0.5, 0.1))
+    assert changed(one, two) == (("idle: waiting for the host, ms a call", "0.5000", "0.1000"),)
+
+
 def test_a_damaged_trace_is_one_line(changed):
     traced = cell(trace={"trace": "trace.json.gz", "iterations": 2})
 

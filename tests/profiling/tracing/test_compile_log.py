@@ -13,6 +13,7 @@ import pytest
 from profiling.tracing import compile_log
 from profiling.tracing.compile_events import read_events
 from profiling.tracing.compile_log import CompileLogError, CompileSummary, parse_compile_log
+from profiling.tracing.compile_phases import phases_of
 
 PROGRAM = Path(__file__).with_name("planted_compiles.py")
 
@@ -154,6 +155,44 @@ def test_cudagraph_skips_are_listed_once(tmp_path: Path) -> None:
     events = read_events([tmp_path], tmp_path)
     assert events.cudagraph_skips == (reason,)
     assert events.compile_seconds == pytest.approx(3.25)
+
+
+def test_a_cudagraph_skip_names_the_line_that_it_blames(tmp_path: Path) -> None:
+    reason = (
+        "skipping cudagraphs due to mutated inputs (1 instances). Found from : \n"
+        f'   File "{tmp_path}/models/net.py", line 9, in forward\n    self.step()\n'
+        f'  File "{tmp_path}/models/net.py", line 12, in step\n    self.count.add_(1)\n\n'
+    )
+    metrics = {"compile_id": "0/0", "entire_frame_compile_time_s": 1.5, "cudagraph_skip_reason": reason}
+    (tmp_path / "raw.jsonl").write_text(json.dumps({"compilation_metrics": metrics}))
+    events = read_events([tmp_path], tmp_path)
+    assert events.cudagraph_skips == ("skipping cudagraphs due to mutated inputs (1 instances), at models/net.py:12",)
+
+
+def test_phases_add_up_to_the_compile_seconds(parsed: tuple[Path, CompileSummary]) -> None:
+    summary = parsed[1]
+    assert sum(summary.phases.values()) == pytest.approx(summary.compile_seconds)
+    assert set(summary.phases) == {"dynamo", "aot autograd"}  # nothing in the program is for inductor
+
+
+def test_phases_are_without_those_inside_them() -> None:
+    forward = {
+        "aot_autograd_cumulative_compile_time_us": 8_000_000,
+        "inductor_cumulative_compile_time_us": 7_000_000,
+        "inductor_code_gen_cumulative_compile_time_us": 5_000_000,
+        "triton_compile_time_us": 4_500_000,
+    }
+    backward = {
+        "backward_cumulative_compile_time_us": 3_000_000,
+        "inductor_cumulative_compile_time_us": 2_000_000,
+        "inductor_code_gen_cumulative_compile_time_us": 1_000_000,
+        "triton_compile_time_us": 9_000_000,  # several at a time
+    }
+    failed = {"fail_type": "Unsupported"}
+    phases = phases_of([(forward, 10.0), (backward, 3.0), (failed, 0.25)])
+    assert phases == pytest.approx(
+        {"dynamo": 2.25, "aot autograd": 2, "inductor": 3, "code generation": 0.5, "kernel compilation": 5.5}
+    )
 
 
 def test_a_message_of_an_unknown_shape_keeps_its_first_line(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@
     const ground = getComputedStyle(document.body).backgroundColor;
     return {
       ...layout,
-      xaxis: axisLook(layout.xaxis, line),
-      yaxis: axisLook(layout.yaxis, line),
+      ...(layout.xaxis && { xaxis: axisLook(layout.xaxis, line), yaxis: axisLook(layout.yaxis, line) }),
       font: { color: text, family: "system-ui, sans-serif", size: 12 },
       hoverlabel: { ...layout.hoverlabel, bgcolor: ground, bordercolor: line, font: { color: text } },
       legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom" },

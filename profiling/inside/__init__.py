@@ -1,0 +1,1 @@
+"""Inside a cell: what a profiler trace says about one call of its step."""

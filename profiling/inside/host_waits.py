@@ -1,0 +1,131 @@
+"""Where a step waits for the device and what it carries over the bus, with the line of code that did it."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiling.inside.alignment import aligned
+from profiling.inside.nesting import innermost
+from profiling.inside.timeline import LINE, Stretch, Timeline, TracedCall, launched_by, traced_calls
+from profiling.tracing.chrome_trace import CROSSES
+from profiling.tracing.compile_reasons import short_path
+
+_WAITS = re.compile(r"(cuda|cu)(Stream|Event|Device|Ctx)Synchronize|cudaFree(Host)?$|(cuda|cu)Memcpy$")
+_WAY = re.compile(r"Memcpy \w+ \((\w+) -> (\w+)\)")
+_CODE_LENGTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A wait of the host or a copy over the bus.
+
+    `ms` are the host's in a wait and the device's in a copy, `begin` (µs) and `row` the call's. Of a copy `host_ms` is
+    how long the host stood in that call: one of pageable memory holds it up.
+    """
+
+    what: str
+    ms: float
+    begin: float
+    row: Any
+    bytes: int | None = None
+    host_ms: float | None = None
+
+
+def waits_and_copies(
+    main: Timeline, lined: Timeline | None, root: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return rows of waits and of copies, times a call; the longest first.
+
+    Times are those of `main`; lines come from `lined`, a trace of the same step with a span for each line of code, by
+    order. Files under `root` are named relative to it. A wait or copy that no line outside of torch and this harness
+    made has none.
+    """
+    calls = traced_calls(main)
+    other = () if lined is None else traced_calls(lined)[-1:]
+    rows = []
+    for crossings in (_waits, _copies):
+        known = [] if lined is None or not other else crossings(other[0], lined)
+        places = [] if lined is None else _lines(known, lined)
+        found = [_placed(crossings(call, main), known, places) for call in calls]
+        rows.append(_rows(found, root))
+    return rows[0], rows[1]
+
+
+def _waits(call: TracedCall, trace: Timeline) -> list[Crossing]:
+    asked = (host for host in call.host if _WAITS.match(host.name))
+    return [Crossing(host.name, (host.end - host.begin) / 1e3, host.begin, host.row) for host in asked]
+
+
+def _copies(call: TracedCall, trace: Timeline) -> list[Crossing]:
+    launches, found = launched_by(trace), []
+    for work in call.work:
+        if CROSSES.match(work.name):
+            launch = launches.get(work.correlation)
+            way, length = _way(work.name), work.length / 1e3
+            if launch is None:
+                found.append(Crossing(way, length, work.begin, None, work.bytes))
+            else:
+                stood = (launch.end - launch.begin) / 1e3
+                found.append(Crossing(way, length, launch.begin, launch.row, work.bytes, stood))
+    return found
+
+
+def _way(name: str) -> str:
+    """Return 'device to pageable host' for 'Memcpy DtoH (Device -> Pageable)'."""
+    way = _WAY.match(name)
+    if way is None:
+        return name
+    ends = (end.lower() if end == "Device" else f"{end.lower()} host" for end in way.groups())
+    return " to ".join(ends)
+
+
+def _lines(known: Sequence[Crossing], lined: Timeline) -> list[str | None]:
+    order = sorted(range(len(known)), key=lambda place: known[place].begin)
+    spans = innermost(lined.lines, [(known[place].begin, known[place].row) for place in order])
+    found: list[str | None] = [None] * len(known)
+    for place, span in zip(order, spans, strict=True):
+        found[place] = _line_of(span)
+    return found
+
+
+def _line_of(span: Stretch | None) -> str | None:
+    return None if span is None or not span.name.startswith(LINE) else span.name.removeprefix(LINE)
+
+
+def _placed(
+    found: Sequence[Crossing], known: Sequence[Crossing], places: Sequence[str | None]
+) -> list[tuple[Crossing, str | None]]:
+    order = aligned(tuple(each.what for each in found), tuple(each.what for each in known))
+    return [(each, None if place is None else places[place]) for each, place in zip(found, order, strict=True)]
+
+
+def _rows(calls: Sequence[Sequence[tuple[Crossing, str | None]]], root: Path) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str | None], list[Crossing]] = {}
+    for crossing, line in (pair for call in calls for pair in call):
+        groups.setdefault((crossing.what, line), []).append(crossing)
+    rows = []
+    for (what, line), items in groups.items():
+        row: dict[str, Any] = {
+            "what": what,
+            "count": len(items) / len(calls),
+            "ms": sum(item.ms for item in items) / len(calls),
+        }
+        for key in ("bytes", "host_ms"):
+            known = [getattr(item, key) for item in items if getattr(item, key) is not None]
+            if known:
+                row[key] = sum(known) / len(calls)
+        rows.append(row | _told(line, root))
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def _told(line: str | None, root: Path) -> dict[str, str]:
+    if line is None:
+        return {}
+    file, _, number = line.rpartition(":")
+    code = linecache.getline(file, int(number)).strip()
+    return {"line": f"{short_path(file, root)}:{number}", **({"code": code[:_CODE_LENGTH]} if code else {})}

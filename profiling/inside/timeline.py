@@ -1,0 +1,160 @@
+"""A trace as the objects that the analysis asks: work on the device, calls that handed it over, operators, spans."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from profiling.tracing.chrome_trace import RUNTIME, WORK
+
+#: What this harness writes around a submodule and around a line of code in passes of its own.
+MODULE, LINE = "module: ", "line: "
+#: What inductor writes around a graph of its own, in which Python stands at no line of the network's.
+_GRAPH = "## Call CompiledFxGraph"
+_TRACED_CALL = re.compile(r"/trace/\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Something with a name on a row of the trace: `begin` and `end` in microseconds, `row` is (process, thread)."""
+
+    name: str
+    begin: float
+    end: float
+    row: tuple[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A kernel, copy or fill on the device; times in microseconds.
+
+    `kind` is its category in the trace, `correlation` that of the call which handed it over (all nodes of a replayed
+    graph share one), `operator` the id of the innermost operator that ran then, `bytes` what a copy or fill moved.
+    """
+
+    name: str
+    kind: str
+    begin: float
+    end: float
+    correlation: int | None
+    operator: int | None
+    bytes: int | None
+
+    @property
+    def length(self) -> float:
+        """Microseconds on the device."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall(Stretch):
+    """A call of the CUDA runtime or driver."""
+
+    correlation: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operator(Stretch):
+    """An operator on the host, with the shapes that `record_shapes` kept; `id` links work to it."""
+
+    id: int | None
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A trace, every row sorted by begin. `calls` are the traced calls of the step.
+
+    Among `lines` are the calls of compiled graphs too: what runs in one has no line.
+    """
+
+    calls: tuple[Stretch, ...]
+    work: tuple[Work, ...]
+    host: tuple[HostCall, ...]
+    operators: tuple[Operator, ...]
+    modules: tuple[Stretch, ...]
+    lines: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """One traced call: its span on the host, the work that it handed over, by begin, and its calls into CUDA."""
+
+    span: Stretch
+    work: tuple[Work, ...]
+    host: tuple[HostCall, ...]
+
+
+def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
+    """Sort the events of a trace by what they are; those without a length say nothing here."""
+    spans, work, host, operators = [], [], [], []
+    for event in events:
+        if event.get("dur") is None:
+            continue
+        kind = event.get("cat")
+        if kind in WORK:
+            work.append(_work(event))
+        elif kind in RUNTIME:
+            host.append(HostCall(*_stretch(event), _whole(event.get("args", {}).get("correlation"))))
+        elif kind == "cpu_op":
+            arguments = event.get("args", {})
+            operators.append(Operator(*_stretch(event), _whole(arguments.get("External id")), arguments))
+        elif kind == "user_annotation":
+            spans.append(Stretch(*_stretch(event)))
+    by_begin = attrgetter("begin")
+    spans.sort(key=lambda span: (span.begin, -span.end))
+    return Timeline(
+        calls=tuple(span for span in spans if _TRACED_CALL.search(span.name)),
+        work=tuple(sorted(work, key=by_begin)),
+        host=tuple(sorted(host, key=by_begin)),
+        operators=tuple(sorted(operators, key=lambda operator: (operator.begin, -operator.end))),
+        modules=tuple(span for span in spans if span.name.startswith(MODULE)),
+        lines=tuple(span for span in spans if span.name.startswith((LINE, _GRAPH))),
+    )
+
+
+def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
+    """Return the traced calls that handed work to the device; work handed over outside of them is nobody's.
+
+    Work whose launch the trace lost counts by its own begin, up to the next call.
+    """
+    starts = [call.begin for call in trace.calls]
+    launches = launched_by(trace)
+    work: list[list[Work]] = [[] for _ in starts]
+    for item in trace.work:
+        launch = launches.get(item.correlation)
+        place = bisect_right(starts, item.begin if launch is None else launch.begin) - 1
+        if place >= 0 and (launch is None or launch.begin <= trace.calls[place].end):
+            work[place].append(item)
+    host: list[list[HostCall]] = [[] for _ in starts]
+    for call in trace.host:
+        place = bisect_right(starts, call.begin) - 1
+        if place >= 0 and call.begin <= trace.calls[place].end:
+            host[place].append(call)
+    found = zip(trace.calls, work, host, strict=True)
+    return tuple(TracedCall(span, tuple(mine), tuple(asked)) for span, mine, asked in found if mine)
+
+
+def launched_by(trace: Timeline) -> Mapping[int | None, HostCall]:
+    """Return the call that handed work over, by correlation."""
+    return {call.correlation: call for call in trace.host if call.correlation is not None}
+
+
+def _stretch(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[Any, Any]]:
+    begin = float(event["ts"])
+    return str(event.get("name")), begin, begin + float(event["dur"]), (event.get("pid"), event.get("tid"))
+
+
+def _work(event: Mapping[str, Any]) -> Work:
+    arguments = event.get("args", {})
+    name, begin, end, _ = _stretch(event)
+    correlation, operator, size = (_whole(arguments.get(key)) for key in ("correlation", "External id", "bytes"))
+    return Work(name, str(event["cat"]), begin, end, correlation, operator, size)
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None

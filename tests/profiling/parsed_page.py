@@ -1,0 +1,52 @@
+"""What a browser's parser finds in a page: its elements, and the figures of its charts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Parsed(HTMLParser):
+    """The elements of a page, and what stands in its scripts."""
+
+    text: str
+    elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+    scripts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.open_script = False
+        self.feed(self.text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "script":
+            self.open_script = True
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open_script = self.open_script and tag != "script"
+
+    def handle_data(self, data: str) -> None:
+        if self.open_script:
+            self.scripts[-1] += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def specs(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the figures of each chart."""
+        places = [i for i, script in enumerate(self.all("script")) if script.get("id") == "specs"]
+        return json.loads(self.scripts[places[0]])
+
+
+@pytest.fixture
+def parse() -> Callable[[str], Parsed]:
+    return Parsed
