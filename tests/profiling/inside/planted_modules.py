@@ -45,6 +45,24 @@ class Waiting(Stack):
         return y * scale + away(y).to(y.device)  # planted: copy back
 
 
+class Borrowing(nn.Module):
+    """Takes the weights of submodules that it does not call, beside one that it does."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.pair = nn.ModuleDict({name: nn.Linear(width, width) for name in ("one", "two")})
+        self.ring = nn.BatchNorm1d(width)
+        self.tied = nn.Linear(width, width)
+        self.tied.weight = self.pair["two"].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = self.pair["one"], self.pair["two"]
+        x = F.linear(x, one.weight, one.bias)
+        scale = one.weight * two.weight
+        x = x + self.ring.running_var
+        return self.tied(x.sigmoid()) @ scale
+
+
 class Trained(nn.Module):
     """A forward and a backward pass in one call."""
 

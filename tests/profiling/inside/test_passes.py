@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from planted_modules import Stack, Waiting, component, line_of
+from planted_modules import Borrowing, Stack, Waiting, component, line_of
 
 from profiling.inside.line_spans import line_spans
 from profiling.inside.module_spans import module_spans
@@ -35,6 +35,25 @@ def test_submodules_have_spans_while_the_pass_lasts():
     inside = [span.name.removeprefix("module: ") for span in spans if span is not None]
     assert inside == ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down", "head"]
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in planted.module.modules())
+
+
+def test_operators_that_borrow_weights_belong_to_the_module_that_has_them():
+    """A network in fused kernels calls few submodules and takes their weights."""
+    planted = component(Borrowing())
+    with torch.inference_mode():
+        trace = short_trace(planted.call, CPU, lambda: module_spans(planted.module), cell=CELL)
+    names = ("aten::addmm", "aten::mul", "aten::add", "aten::sigmoid")
+    working = [operator for operator in trace.operators if operator.name in names]
+    spans = innermost(trace.modules, [(operator.begin, operator.row) for operator in working])
+    told = [(op.name, span and span.name.removeprefix("module: ")) for op, span in zip(working, spans, strict=True)]
+    assert {
+        ("aten::addmm", "pair.one"),  # a weight of one that is never called
+        ("aten::mul", "pair"),  # of two: what they have in common
+        ("aten::add", "ring"),  # a buffer
+        ("aten::addmm", "tied"),  # its own forward, although the weight is another's too
+    } <= set(told)
+    assert {path for name, path in told if name == "aten::sigmoid"} == {""}, "nobody's"
+    assert not any(path == "pair.two" for _, path in told)
 
 
 def test_hooks_go_and_spans_close_when_a_submodule_raises():
