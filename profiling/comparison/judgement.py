@@ -53,8 +53,8 @@ class _Pair:
 def judge(a: Side, b: Side, threshold: float) -> tuple[Judged, ...]:
     """Judge every cell of either side, in the order of A.
 
-    `same`: the whole interval of the ratio is within 1 ± `threshold`; `faster` and `slower`: else, and the whole of it
-    is on one side of 1. With m cells compared the intervals are at the level 1 - 0.05 / m (Bonferroni).
+    `same`: the whole interval of the ratio is within 1 ± `threshold`; `faster` and `slower`: the ratio is beyond it,
+    and the whole interval on that side of 1. With m cells the intervals are at the level 1 - 0.05 / m (Bonferroni).
 
     Raises:
         InputError: frames that cannot be read.
@@ -112,9 +112,12 @@ def _judged(pair: _Pair, threshold: float, level: float) -> Judged:
     verdict: Verdict = "can't tell"
     if 1 - threshold <= low and high <= 1 + threshold:
         verdict = "same"
-    elif low > 1 or high < 1:
-        verdict = "slower" if low > 1 else "faster"
-    reason = "the interval holds 1 and more than the threshold" if verdict == "can't tell" else ""
+    elif low > 1 and ratio > 1 + threshold:
+        verdict = "slower"
+    elif high < 1 and ratio < 1 - threshold:
+        verdict = "faster"
+    held = "1" if low <= 1 <= high else "less"  # of a ratio within the threshold, whose interval reaches beyond it
+    reason = f"the interval holds {held} and more than the threshold" if verdict == "can't tell" else ""
     return replace(pair.judged, verdict=verdict, reason=reason, a_ms=a_ms, b_ms=b_ms, ratio=ratio, interval=(low, high))
 
 

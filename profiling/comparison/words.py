@@ -42,7 +42,7 @@ def legend(comparison: Comparison) -> list[str]:
     lines = [
         f"B / A: ratio of median times, above 1 is slower; bootstrap interval at {level:.4g}% "
         f"({count_of(len(compared), 'cell')}, Bonferroni). same: all of it within 1 ± {comparison.threshold:g}; "
-        "faster, slower: else, and all of it on one side of 1."
+        "faster, slower: the ratio is beyond that, and all of it on one side of 1."
     ]
     rounds = min(rounds_done(side.records[cell.cell]) for _, side in comparison.sides for cell in compared)
     if rounds == 1:

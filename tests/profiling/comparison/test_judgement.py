@@ -54,6 +54,18 @@ def test_surely_slower_but_by_less_than_the_threshold_passes(sides):
     assert exit_code([replace(judged, verdict="slower", ratio=1.04)], 0.05) == 0
 
 
+def test_a_difference_within_the_threshold_is_none_that_matters(sides):
+    """Surely slower, by 1.5%: with an interval that reaches beyond 2% nobody can say that it is too much."""
+    times = (noisy(10 * factor, spread=0.03, seed=seed) for factor, seed in ((1.0, 1), (1.016, 2)))
+    a, b = sides(*([cell(samples=samples)] for samples in times))
+    (judged,) = judge(a, b, T)
+    (back,) = judge(b, a, T)
+    assert back.verdict == "can't tell"
+    assert 1 < judged.interval[0] < judged.ratio < 1 + T < judged.interval[1]
+    assert (judged.verdict, exit_code([judged], T)) == ("can't tell", 0)
+    assert judged.reason == "the interval holds less and more than the threshold"
+
+
 def test_more_cells_make_wider_intervals(sides):
     names = [f"v{i}" for i in range(12)]
     a, b = sides([cell(name, noisy(10, seed=1)) for name in names], [cell(name, noisy(10.1, seed=2)) for name in names])

@@ -26,7 +26,8 @@ ALWAYS = {"verdict", "environment", "config", "command"}
 EXPECTED = {
     "h200": {"latency", "distribution", "memory", "compile", "notes"},
     "h200_realtime": {"realtime", "distribution", "memory", "compile", "notes"},
-    "h200_realtime_overlap": {"not-ok", "realtime", "distribution", "memory", "notes"},
+    "h200_realtime_overlap": {"realtime", "distribution", "memory", "compile", "notes"},
+    "h200_world_model_step": {"latency", "inside", "distribution", "memory", "compile", "traces", "notes", "more"},
     "h200_sweep_clip_text": {"latency", "distribution", "memory", "sweep", "compile", "notes", "more"},
     "h200_training_step": {"latency", "distribution", "memory", "training", "compile", "notes", "more"},
     "h200_launch_overhead": {"more"},
