@@ -37,9 +37,9 @@ class Crossing:
 
 
 def waits_and_copies(
-    main: Timeline, lined: Timeline | None, root: Path
+    main: Timeline, lined: Timeline | None, root: Path, parts: int = 1
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return rows of waits and of copies, times a call; the longest first.
+    """Return rows of waits and of copies, times a call, or one of its `parts`; the longest first.
 
     Times are those of `main`; lines come from `lined`, a trace of the same step with a span for each line of code, by
     order. Files under `root` are named relative to it. A wait or copy that no line outside of torch and this harness
@@ -52,7 +52,7 @@ def waits_and_copies(
         known = [] if lined is None or not other else crossings(other[0], lined)
         places = [] if lined is None else _lines(known, lined)
         found = [_placed(crossings(call, main), known, places) for call in calls]
-        rows.append(_rows(found, root))
+        rows.append(_rows(found, root, parts))
     return rows[0], rows[1]
 
 
@@ -104,7 +104,8 @@ def _placed(
     return [(each, None if place is None else places[place]) for each, place in zip(found, order, strict=True)]
 
 
-def _rows(calls: Sequence[Sequence[tuple[Crossing, str | None]]], root: Path) -> list[dict[str, Any]]:
+def _rows(calls: Sequence[Sequence[tuple[Crossing, str | None]]], root: Path, parts: int) -> list[dict[str, Any]]:
+    count = len(calls) * parts
     groups: dict[tuple[str, str | None], list[Crossing]] = {}
     for crossing, line in (pair for call in calls for pair in call):
         groups.setdefault((crossing.what, line), []).append(crossing)
@@ -112,13 +113,13 @@ def _rows(calls: Sequence[Sequence[tuple[Crossing, str | None]]], root: Path) ->
     for (what, line), items in groups.items():
         row: dict[str, Any] = {
             "what": what,
-            "count": len(items) / len(calls),
-            "ms": sum(item.ms for item in items) / len(calls),
+            "count": len(items) / count,
+            "ms": sum(item.ms for item in items) / count,
         }
         for key in ("bytes", "host_ms"):
             known = [getattr(item, key) for item in items if getattr(item, key) is not None]
             if known:
-                row[key] = sum(known) / len(calls)
+                row[key] = sum(known) / count
         rows.append(row | _told(line, root))
     return sorted(rows, key=lambda row: -row["ms"])
 

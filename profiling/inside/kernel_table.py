@@ -13,9 +13,10 @@ _NAME_LENGTH = 200
 _KNOWN = 0.5
 
 
-def kernel_rows(calls: Sequence[Sequence[Witness]]) -> list[dict[str, Any]]:
+def kernel_rows(calls: Sequence[Sequence[Witness]], parts: int = 1) -> list[dict[str, Any]]:
     """Return a row a name, the longest total first; milliseconds and counts are of one call, `mean_us` of one piece.
 
+    A traced call may be several `parts` (frames), of one of which they are then.
     `gbps` (10⁹ bytes a second) and `tflops` (10¹² FLOPs a second) are over the pieces whose bytes and FLOPs are known.
     """
     groups: dict[str, list[Witness]] = {}
@@ -24,7 +25,7 @@ def kernel_rows(calls: Sequence[Sequence[Witness]]) -> list[dict[str, Any]]:
             groups.setdefault(item.work.name, []).append(item)
     whole = _microseconds([item for call in calls for item in call])
     kinds = one_class_a_name(calls)
-    rows = [_row(name, kinds[name], items, whole, len(calls)) for name, items in groups.items()]
+    rows = [_row(name, kinds[name], items, whole, len(calls) * parts) for name, items in groups.items()]
     return sorted(rows, key=lambda row: -row["ms"])
 
 

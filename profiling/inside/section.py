@@ -32,26 +32,29 @@ class Traces:
     lined: Timeline | None = None
 
 
-def inside_of(traces: Traces, cost_of: CostOf, root: Path) -> dict[str, Any] | None:
-    """Return the section, times in milliseconds of one call; None where nothing ran on a device."""
+def inside_of(traces: Traces, cost_of: CostOf, root: Path, *, parts: int = 1) -> dict[str, Any] | None:
+    """Return the section, times in milliseconds of one call; None where nothing ran on a device.
+
+    Where each traced call is several `parts`, frames that may overlap, all is of one of them.
+    """
     calls = traced_calls(traces.main)
     if not calls:
         return None
     launches = launched_by(traces.main)
     idles = [idle_of(call.work, launches) for call in calls]
     known = _witnesses(traces, cost_of)
-    kernels = kernel_rows(known)
-    waits, copies = waits_and_copies(traces.main, traces.lined, root)
+    kernels = kernel_rows(known, parts)
+    waits, copies = waits_and_copies(traces.main, traces.lined, root, parts)
     return {
-        "calls": len(calls),
-        **_idle(idles),
+        "calls": len(calls) * parts,
+        **_idle(idles, parts),
         "kernel_ms": sum(row["ms"] for row in kernels),
-        "count": sum(len(call.work) for call in calls) / len(calls),
+        "count": sum(len(call.work) for call in calls) / len(calls) / parts,
         "classes": class_rows(kernels),
         "kernels": kernels,
         "waits": waits,
         "copies": copies,
-        **_modules(traces, known),
+        **_modules(traces, known, parts),
         "lines_from": traces.lines_from,
     }
 
@@ -65,9 +68,9 @@ def on_host(reference: Timeline) -> dict[str, Any] | None:
     return {"calls": calls, "modules": rows, "modules_from": "wall time of each forward, with the profiler on"}
 
 
-def _idle(idles: list[Idle]) -> dict[str, Any]:
+def _idle(idles: list[Idle], parts: int) -> dict[str, Any]:
     def mean_ms(name: str) -> float:
-        return sum(getattr(idle, name) for idle in idles) / 1e3 / len(idles)
+        return sum(getattr(idle, name) for idle in idles) / 1e3 / len(idles) / parts
 
     host, between = mean_ms("host"), mean_ms("between")
     return {
@@ -92,10 +95,10 @@ def _last_call(trace: Timeline | None, cost_of: CostOf) -> tuple[Witness, ...]:
     return Witnesses(trace, cost_of).of(calls[-1]) if trace is not None and calls else ()
 
 
-def _modules(traces: Traces, known: list[tuple[Witness, ...]]) -> dict[str, Any]:
+def _modules(traces: Traces, known: list[tuple[Witness, ...]], parts: int) -> dict[str, Any]:
     trace = traces.eager or traces.reference or traces.main
     spans = trace.modules
     pieces = ((item.module, item.work.length) for call in known for item in call)
-    rows, unattributed = module_rows(pieces, len(known), paths_in(spans))
+    rows, unattributed = module_rows(pieces, len(known) * parts, paths_in(spans))
     section = {"unattributed_ms": unattributed, "modules_from": traces.modules_from}
     return {"modules": rows, **section} if rows else section

@@ -22,6 +22,9 @@ from profiling.frames.journal import Journal, rescue
 from profiling.frames.series import Series
 from profiling.frames.summary import summarize_frames
 from profiling.frames.validity import compiled_or_captured
+from profiling.inside.look import costs
+from profiling.inside.section import Traces, inside_of
+from profiling.inside.timeline import timeline
 from profiling.loop.actions import Actions, drawn_actions, read_actions
 from profiling.loop.assemble import PRIORITIES, SOUND, WHOLE, WORLD, assemble
 from profiling.loop.clock import WallClock
@@ -33,11 +36,17 @@ from profiling.loop.prepared import check, prepare, refuse_shared_pools
 from profiling.loop.rescued import known_facts
 from profiling.loop.sound import choose_window
 from profiling.loop.watch import FrameWatch
+from profiling.tracing.chrome_trace import read_events
 from profiling.tracing.profiler import trace_step
 from profiling.variants.variant import Step, Variant
 
 #: Samples of sound a second.
 SAMPLE_RATE = 44100
+#: Why the trace of a loop tells neither submodules nor lines of code.
+_SEVERAL = (
+    "not attributable: several networks make a frame; the main job looks into each (component=[world_model_frame])"
+)
+_LOOP = "nothing: the loop is traced in one piece, and its waits are the harness's own"
 
 
 @dataclass
@@ -146,6 +155,11 @@ class RealtimeCell(Cell):
         if disturbed is not None:
             self.problems.append(("invalid", f"after the warm-up: {disturbed}"))
 
+    def _look_inside(self, trace: Path, frames: int) -> None:
+        section = inside_of(Traces(timeline(read_events(trace)), _SEVERAL, _LOOP), costs(), Path.cwd(), parts=frames)
+        if section is not None:
+            self.add(inside=section)
+
     def _trace(self, pipeline: StagedPipeline, device: torch.device) -> None:
         """Profile some steady frames into the run folder, in one piece: what overlaps must be seen to overlap."""
         self.emit({"event": "phase", "phase": "trace"})
@@ -164,5 +178,7 @@ class RealtimeCell(Cell):
                 stacks=self.job.settings.stacks,
             )
             self.add(trace={**asdict(result), "frames": frames})
+            file = Path(self.job.run) / result.trace
+            self.unless_it_fails("its trace could not be read", lambda: self._look_inside(file, frames))
 
         self.unless_it_fails("the profiler trace failed", profile)

@@ -67,3 +67,7 @@ def test_mixed_variants_and_a_trace(realtime):
     assert record.status == "ok", record.reason
     assert record.trace["frames"] == 20
     assert (outcome.folder / record.trace["trace"]).exists()
+    inside = record.inside
+    assert inside["calls"] == 20, "means of a frame, not of twenty"
+    assert inside["busy_ms"] + inside["idle_ms"] == pytest.approx(inside["span_ms"], rel=0.01)
+    assert inside["busy_ms"] < 1.2 * record.realtime["frame_ms"]["max"], "the device does no more than a frame's work"

@@ -36,6 +36,23 @@ def test_a_section_adds_up(name):
     assert ("modules" in found) == ("hooks" in name)
 
 
+def test_frames_of_a_call_that_is_traced_in_one_piece_share_it():
+    """A loop whose frames overlap is one call of the tracer: of its frames everything is a mean."""
+    whole = section("faulty.eager_hooks")
+    traces = Traces(stored("faulty.eager_hooks"), "here", "there")
+    part = inside_of(traces, costs(), Path("/nowhere"), parts=4)
+    assert part["calls"] == 4 * whole["calls"]
+    for key in ("span_ms", "busy_ms", "idle_ms", "kernel_ms", "count"):
+        assert part[key] == pytest.approx(whole[key] / 4), key
+    for rows in ("kernels", "classes", "modules", "waits", "copies"):
+        for mine, all_of_it in zip(part[rows], whole[rows], strict=True):
+            for key in ("ms", "count", "own_ms", "host_ms", "bytes"):
+                if key in all_of_it:
+                    assert mine[key] == pytest.approx(all_of_it[key] / 4), (rows, key)
+            for key in ("share", "mean_us", "gbps", "tflops"):
+                assert mine.get(key) == pytest.approx(all_of_it.get(key)), (rows, key)
+
+
 def test_a_replay_with_its_reference():
     plain, found = section("net.graph"), section("net.graph", reference=stored("net.eager_hooks"))
     assert found["kernel_ms"] == plain["kernel_ms"]
