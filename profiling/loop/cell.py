@@ -155,7 +155,7 @@ class RealtimeCell(Cell):
         if disturbed is not None:
             self.problems.append(("invalid", f"after the warm-up: {disturbed}"))
 
-    def _look_inside(self, trace: Path, frames: int) -> None:
+    def _inside_a_frame(self, trace: Path, frames: int) -> None:
         section = inside_of(Traces(timeline(read_events(trace)), _SEVERAL, _LOOP), costs(), Path.cwd(), parts=frames)
         if section is not None:
             self.add(inside=section)
@@ -179,6 +179,6 @@ class RealtimeCell(Cell):
             )
             self.add(trace={**asdict(result), "frames": frames})
             file = Path(self.job.run) / result.trace
-            self.unless_it_fails("its trace could not be read", lambda: self._look_inside(file, frames))
+            self.unless_it_fails("its trace could not be read", lambda: self._inside_a_frame(file, frames))
 
         self.unless_it_fails("the profiler trace failed", profile)
