@@ -121,6 +121,7 @@ class Cell(ABC):
         self.emit({"event": "phase", "phase": "trace"})  # its range is opened by the tracing itself
 
         def profile() -> None:
+            started = time.perf_counter()
             result = trace_step(
                 step.run,
                 component=component.name,
@@ -132,6 +133,7 @@ class Cell(ABC):
             self.add(trace=asdict(result))
             file = Path(self.job.run) / result.trace
             self.unless_it_fails("its trace could not be read", lambda: self._look_inside(component, step, file))
+            self.add(trace={**asdict(result), "seconds": time.perf_counter() - started})
 
         self.unless_it_fails("the profiler trace failed", profile)
 

@@ -46,8 +46,9 @@ class Look:
         """Return the section `inside`, the file `trace` being the step's main trace; None where it says nothing."""
         plain = self.step.uncaptured
         if self.component.device.type != "cuda":
-            modules = None if plain is None else plain.module
-            reference = None if plain is None or modules is None else self._by_module(plain.call, modules)
+            if plain is not None and plain.module is None:
+                return {"modules_from": "not attributable: the compiler fused operators of several submodules"}
+            reference = None if plain is None or plain.module is None else self._by_module(plain.call, plain.module)
             return None if reference is None else on_host(reference)
         traces = self._beside(Traces(timeline(read_events(trace)), _NOWHERE, "this step, line by line"))
         return inside_of(traces, costs(), self.root)

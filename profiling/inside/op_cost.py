@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -57,9 +58,10 @@ class OpCosts:
     def of(self, operator: Operator) -> Cost | None:
         """Return the cost of `operator` with its recorded shapes; None where it cannot be worked out.
 
-        Kernels that inductor generated have their arguments' bytes, each once and whole: of one that reads only a part,
-        too many. Of operators from outside torch the FLOPs are known where a formula is registered for them (see
-        `torch.utils.flop_counter`); what they touch of their arguments is theirs to know.
+        Kernels that inductor generated have their arguments' bytes, each once, and of each no more than an element an
+        iteration: one that takes a few rows of a large table does not read the table. Triton kernels from elsewhere
+        have none: nothing says what they do with their arguments. Of operators from outside torch the FLOPs are known
+        where a formula is registered for them (see `torch.utils.flop_counter`), and no bytes.
         """
         shapes = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
         key = f"{operator.name}{[operator.arguments.get(name) for name in shapes]}"
@@ -73,8 +75,7 @@ def _cost(operator: Operator) -> Cost | None:
     if "Input Dims" not in arguments:
         return None
     if arguments.get("kernel_backend") == "triton":
-        tensors = (_tensor(arguments, place) for place in range(len(arguments["Input Dims"])))
-        return Cost(bytes=sum(_size(tensor) for tensor in tensors if tensor is not None) or None)
+        return _generated(arguments) if operator.name.startswith("triton_") else None
     namespace, _, name = operator.name.partition("::")
     if namespace != "aten":
         return _registered(namespace, name, arguments)
@@ -84,6 +85,17 @@ def _cost(operator: Operator) -> Cost | None:
         if cost is not None:
             return cost
     return None
+
+
+def _generated(arguments: Mapping[str, Any]) -> Cost | None:
+    """Return the cost of inductor's own kernel; the numbers among its arguments are the lengths of its loops."""
+    kinds, values = arguments["Input type"], arguments["Concrete Inputs"]
+    lengths = [value for kind, value in zip(kinds, values, strict=True) if kind == "Scalar"]
+    if not lengths or not all(length.isdigit() for length in lengths):
+        return None  # a template, or one that tells them in another way
+    iterations = prod(map(int, lengths))
+    tensors = [tensor for place in range(len(kinds)) if (tensor := _tensor(arguments, place)) is not None]
+    return Cost(bytes=sum(min(_size(tensor), iterations * tensor.element_size()) for tensor in tensors) or None)
 
 
 def _registered(namespace: str, name: str, arguments: Mapping[str, Any]) -> Cost | None:

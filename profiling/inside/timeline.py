@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +16,7 @@ from profiling.tracing.chrome_trace import RUNTIME, WORK
 MODULE, LINE = "module: ", "line: "
 #: What inductor writes around a graph of its own, in which Python stands at no line of the network's.
 _GRAPH = "## Call CompiledFxGraph"
-_TRACED_CALL = re.compile(r"/trace/\d+$")
+_TRACED_CALL = re.compile(r"[^/]+/[^/]+/trace/\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,31 +91,41 @@ class TracedCall:
 
 
 def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
-    """Sort the events of a trace by what they are; those without a length say nothing here."""
+    """Sort the events of a trace by what they are; those without a length, or with an impossible one, say nothing."""
     spans, work, host, operators = [], [], [], []
     for event in events:
-        if event.get("dur") is None:
+        length = event.get("dur")
+        if not isinstance(length, int | float) or not 0 <= length < inf:
             continue
         kind = event.get("cat")
         if kind in WORK:
             work.append(_work(event))
         elif kind in RUNTIME:
-            host.append(HostCall(*_stretch(event), _whole(event.get("args", {}).get("correlation"))))
+            host.append(HostCall(*_stretch(event), _whole((event.get("args") or {}).get("correlation"))))
         elif kind == "cpu_op":
-            arguments = event.get("args", {})
+            arguments = event.get("args") or {}
             operators.append(Operator(*_stretch(event), _whole(arguments.get("External id")), arguments))
         elif kind == "user_annotation":
             spans.append(Stretch(*_stretch(event)))
     by_begin = attrgetter("begin")
     spans.sort(key=lambda span: (span.begin, -span.end))
     return Timeline(
-        calls=tuple(span for span in spans if _TRACED_CALL.search(span.name)),
+        calls=_outermost(span for span in spans if _TRACED_CALL.fullmatch(span.name)),
         work=tuple(sorted(work, key=by_begin)),
         host=tuple(sorted(host, key=by_begin)),
         operators=tuple(sorted(operators, key=lambda operator: (operator.begin, -operator.end))),
         modules=tuple(span for span in spans if span.name.startswith(MODULE)),
         lines=tuple(span for span in spans if span.name.startswith((LINE, _GRAPH))),
     )
+
+
+def _outermost(spans: Iterable[Stretch]) -> tuple[Stretch, ...]:
+    """Return those of `spans`, sorted by begin, that lie in no other one."""
+    found: list[Stretch] = []
+    for span in spans:
+        if not found or span.begin >= found[-1].end:
+            found.append(span)
+    return tuple(found)
 
 
 def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
@@ -150,7 +161,7 @@ def _stretch(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[Any, An
 
 
 def _work(event: Mapping[str, Any]) -> Work:
-    arguments = event.get("args", {})
+    arguments = event.get("args") or {}
     name, begin, end, _ = _stretch(event)
     correlation, operator, size = (_whole(arguments.get(key)) for key in ("correlation", "External id", "bytes"))
     return Work(name, str(event["cat"]), begin, end, correlation, operator, size)

@@ -108,3 +108,31 @@ def test_an_operator_from_outside_has_the_flops_of_its_formula():
     )
     assert cost("planted_cost::product", *arguments) == Cost(flops=2 * 17 * 64 * 32)
     assert cost("planted_cost::unknown", *arguments) is None
+
+
+def generated(name, *tensors, lengths):
+    recorded = {
+        "kernel_backend": "triton",
+        "Input type": [*(kind for kind, _ in tensors), *("Scalar" for _ in lengths)],
+        "Input Dims": [*(dims for _, dims in tensors), *([] for _ in lengths)],
+        "Input Strides": [*([1024, 1] if len(dims) == 2 else [1] for _, dims in tensors), *([] for _ in lengths)],
+        "Concrete Inputs": [*("" for _ in tensors), *(str(length) for length in lengths)],
+    }
+    return OpCosts().of(Operator(name, 0, 1, (1, 1), 1, recorded))
+
+
+def test_a_generated_kernel_reads_an_element_an_iteration():
+    """Three rows of a table of 100,000 by their numbers: the table has 200 MB, and 6 kB of it are read."""
+    rows = ("c10::BFloat16", [3, 1024])
+    table = ("c10::BFloat16", [100_000, 1024])
+    numbers = ("long int", [3])
+    found = generated("triton_poi_fused_embedding_0", numbers, table, rows, lengths=[3 * 1024])
+    assert found == Cost(bytes=3 * 8 + 2 * 3 * 1024 * BF16)
+    normed = generated("triton_per_fused_norm_0", rows, rows, lengths=[3, 1024])
+    assert normed == Cost(bytes=2 * 3 * 1024 * BF16)
+
+
+def test_what_a_kernel_from_elsewhere_does_with_its_arguments_is_not_known():
+    ring = ("c10::BFloat16", [61, 1024])
+    assert generated("_write_ring", ring, ring, lengths=[3]) is None
+    assert generated("triton_tem_fused_mm_1", ring, ring, lengths=[]) is None, "a template has no lengths"

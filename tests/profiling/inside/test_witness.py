@@ -9,8 +9,8 @@ from stored_traces import calls_of, stored, witnesses
 
 from profiling.inside.anchors import anchored
 from profiling.inside.counterparts import told_by
-from profiling.inside.timeline import timeline, traced_calls
-from profiling.inside.witness import Witnesses
+from profiling.inside.timeline import Work, timeline, traced_calls
+from profiling.inside.witness import Witness, Witnesses
 
 
 def known_of(events):
@@ -77,6 +77,23 @@ def test_a_kernel_that_the_replay_chose_otherwise_is_nobodys():
     assert [item.module for item in told if item] == [item.module for item in reference if item is not reference[7]]
 
 
+def test_branches_of_a_replay_that_run_side_by_side_are_not_mixed_up():
+    """The order in which they begin is chance: `norm` is in both branches, `product` in one, `sum` after both."""
+
+    def known(name, module, begin):
+        return Witness(Work(name, "kernel", begin, begin + 1, 0, 1, None), "gemm", "aten::mm", module, None, 8)
+
+    reference = [known("norm", "a", 0), known("norm", "b", 1), known("product", "b", 2), known("sum", "", 3)]
+
+    def replayed(*stretches):
+        return [Work(name, "kernel", begin, end, 9, None, None) for name, begin, end in stretches]
+
+    beside = replayed(("norm", 0, 200), ("norm", 1, 20), ("product", 21, 40), ("sum", 201, 202))
+    assert [item and item.module for item in told_by(reference, beside)] == [None, None, "b", ""]
+    in_turn = replayed(("norm", 0, 20), ("norm", 20, 40), ("product", 40, 60), ("sum", 60, 61))
+    assert [item and item.module for item in told_by(reference, in_turn)] == ["a", "b", "b", ""]
+
+
 def test_what_a_compiler_leaves_whole_keeps_its_submodule():
     eager, fused = witnesses("net.eager_hooks"), witnesses("net.compile")
     found = anchored(fused, eager)
@@ -136,3 +153,20 @@ def test_calls_of_a_trace_have_the_same_work(name):
     for call in rest:
         assert [work.name for work in call.work] == [work.name for work in first.work]
     assert sum(len(call.work) for call in (first, *rest)) == len(stored(name).work)
+
+
+def test_spans_of_a_users_own_are_no_traced_calls():
+    launch, kernel = host(12, 13, correlation=1), work(20, 30, correlation=1)
+    for begin, end in ((1, 90), (200, 300)):
+        trace = timeline([span(0, 100, "c/v/trace/0"), span(begin, end, "mine/trace/7"), launch, kernel])
+        assert [call.name for call in trace.calls] == ["c/v/trace/0"]
+    nested = timeline([span(0, 100, "c/v/trace/0"), span(1, 90, "my/own/trace/7"), launch, kernel])
+    assert [len(call.work) for call in traced_calls(nested)] == [1]
+
+
+@pytest.mark.parametrize("fault", [{"args": None}, {"dur": float("nan")}, {"dur": -3.0}, {"dur": "long"}])
+def test_damaged_events_cost_only_themselves(fault):
+    sound = [span(0, 100, "c/v/trace/0"), host(12, 13, correlation=1), work(20, 30, correlation=1)]
+    (call,) = traced_calls(timeline([*sound, {**work(40, 50, correlation=1), **fault}, {**host(14, 15), **fault}]))
+    assert call.work[0].length == 10
+    assert all(item.length >= 0 for item in call.work)
