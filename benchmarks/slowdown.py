@@ -3,7 +3,8 @@
 A component is a chain of 100 equal links; a slower one has 103. Runs of the main job hold many copies of it under names
 of their own, played in turns (rounds), and `profiling.compare` judges each name by itself, as if it were the only cell:
 
-  A/A        the same chain in two runs: at most 1 false alarm in 20, that is a verdict of slower or faster
+  A/A        the same chain in two runs: at most 1 false alarm in 20, that is a verdict of slower or faster, and at most
+             1 in 20 that would stop a CI job: an exit code other than 0, which "can't tell" has beyond the threshold
   slowdown   100 links against 103: `slower`, with exit code 1, in at least 9 of 10
 
 The device's own clock says whether what was planted is there: its ratio of medians stands beside each pair.
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from slowdown_pairs import HEADERS, LINKS, SLOWER_LINKS, Kind, Pair, bars, pair_of, row
+from slowdown_pairs import HEADERS, LINKS, SLOWER_LINKS, Kind, Pair, bars, pair_of, row, untold
 from slowdown_runs import Run
 from tabulate import tabulate
 
@@ -50,6 +51,7 @@ def show(pairs: Sequence[Pair]) -> None:
     print(tabulate([row(i, pair) for i, pair in sorted_], HEADERS, "github", disable_numparse=True), end="\n\n")
     shown = [(what, bar, value, "yes" if ok else "no") for what, bar, value, ok in bars(pairs)]
     print(tabulate(shown, ("what", "bar", "measured", "reached"), "github", disable_numparse=True))
+    print(f"\n{untold(pairs)}")
 
 
 def read_options() -> argparse.Namespace:

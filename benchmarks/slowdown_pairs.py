@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from profiling.comparison.judgement import SLOWER, Judged, exit_code, judge
+from profiling.comparison.judgement import PASSED, SLOWER, Judged, exit_code, judge
 from profiling.comparison.side import Side, read_side
 from profiling.reporting.facts import number_at
-from profiling.reporting.format import ABSENT
+from profiling.reporting.format import ABSENT, count_of
 
 LINKS, SLOWER_LINKS, THRESHOLD = 100, 103, 0.02
+CANNOT_TELL = "can't tell"
 PLANTED = SLOWER_LINKS / LINKS
 Kind = Literal["A/A", "slowdown"]
 HEADERS = ("pair", "A p50 ms", "B / A", "interval", "device B / A", "verdict", "exit code", "wrong", "why")
@@ -77,6 +78,17 @@ def row(number: int, pair: Pair) -> tuple[str, ...]:
     )
 
 
+def untold(pairs: Sequence[Pair]) -> str:
+    """Return how many pairs of each kind could not be told: no bar holds it, for noise alone is no fault."""
+    kinds = [[pair for pair in pairs if pair.kind == kind] for kind in ("A/A", "slowdown")]
+    counts = [
+        f"{sum(pair.judged.verdict == CANNOT_TELL for pair in kind)} of {count_of(len(kind), name)}"
+        for kind, name in zip(kinds, ("A/A pair", "slowdown"), strict=True)
+        if kind
+    ]
+    return f"{CANNOT_TELL}: {', '.join(counts)}"
+
+
 def bars(pairs: Sequence[Pair]) -> list[tuple[str, str, str, bool]]:
     """Return (what, bar, measured, reached), for the kinds of pairs and the clocks that there are."""
     same, slow = ([pair for pair in pairs if pair.kind == kind] for kind in ("A/A", "slowdown"))
@@ -85,6 +97,8 @@ def bars(pairs: Sequence[Pair]) -> list[tuple[str, str, str, bool]]:
     if same:
         alarms, most = sum(pair.false_alarm for pair in same), max(1, len(same) // 20)
         rows.append((f"false alarms in {len(same)} A/A pairs", f"<= {most}", str(alarms), alarms <= most))
+        red = sum(pair.code != PASSED for pair in same)
+        rows.append((f"exit codes other than 0 in {len(same)} A/A pairs", f"<= {most}", str(red), red <= most))
     if slow:
         found, least = sum(pair.found for pair in slow), math.ceil(0.9 * len(slow))
         what = f"slowdowns of {PLANTED - 1:.0%} found, of {len(slow)}"

@@ -76,7 +76,8 @@ def _guarded(work: Callable[[], int], target: str = "") -> int:
     except InputError as error:
         return _complain(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        return _complain(explain(error, target))
+        cause = error.__cause__ or error.__context__
+        return _complain(explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target))
     except YAMLError as error:
         return _complain(f"a YAML file cannot be read: {' '.join(str(error).split())}. Correct it there.")
     except OSError as error:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from profiling.comparison.compared import Comparison
+from profiling.comparison.edge import unforeseen
 from profiling.comparison.judgement import exit_code, judge
 from profiling.comparison.page_file import LostPageError, checked_file, write_page
 from profiling.comparison.side import read_side
@@ -46,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _compare(chosen)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        return InputError.exit_code
+    except Exception as error:  # a traceback would end with 1, which says that a cell is slower
+        what = f"{chosen.a} and {chosen.b} cannot be compared: {unforeseen(error)}"
+        print(f"error: {what}. Leave the cell out with --cells, or repeat the run.", file=sys.stderr)
         return InputError.exit_code
 
 

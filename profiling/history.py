@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from profiling.comparison.edge import unforeseen
 from profiling.comparison.page_file import LostPageError, checked_file, write_page
 from profiling.comparison.timeline import Timelines, history_text, timelines
 from profiling.comparison.timeline_plot import HISTORY_FILE, plot_history
@@ -37,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return InputError.exit_code
+    except Exception as error:  # a record that was edited by hand may hold anything
+        what = f"{chosen.folder} has a run that cannot be read: {unforeseen(error)}"
+        print(f"error: {what}. Hold the runs against each other with profiling.compare.", file=sys.stderr)
+        return InputError.exit_code
     # The text stands; neither file costs the other.
     written = [_plot(lines, chosen.folder / HISTORY_FILE), file is None or _write_page(lines, chosen.folder, file)]
     return 0 if all(written) else InputError.exit_code
@@ -51,6 +56,9 @@ def _plot(lines: Timelines, file: Path) -> bool:
         print(f"\nno plot: {error}")
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
+        return False
+    except Exception as error:  # a name or number that a plot has no place for
+        print(f"error: {file} was not written: {unforeseen(error)}. The table above stands.", file=sys.stderr)
         return False
     return True
 

@@ -104,7 +104,10 @@ def mixed(config: RunConfig) -> dict[str, Mapping[str, Any]] | None:
     known = ("whole",) if config.source["loop"].get("schedule") == "one_graph" else ROLES
     if not isinstance(mix, Mapping) or set(mix) != set(known):
         example = ",".join(f"{stage}:baseline" for stage in known)
-        raise InputError(f"mix={mix}: name a variant for each stage and nothing else, as in mix={{{example}}}.")
+        raise InputError(
+            f"mix={mix}: name a variant for each stage and nothing else, as in 'mix={{{example}}}' "
+            "(quoted: a shell takes braces apart)."
+        )
     for stage, name in mix.items():
         if not isinstance(name, str) or name not in config.variants:
             raise InputError(

@@ -48,12 +48,7 @@ _LOOP = ("schedule", "pace", "deliver", "steps", "commit", "guidance", "garbage"
 
 
 def changes(a: Side, b: Side, cell: tuple[str, str]) -> tuple[Difference, ...]:
-    """Return (what, in A, in B) of everything told in a cell that both sides have and that is right in both.
-
-    Raises:
-        InputError: a profiler trace that cannot be read.
-
-    """
+    """Return (what, in A, in B) of everything told in a cell that both sides have and that is right in both."""
     one, two = a.records.get(cell), b.records.get(cell)
     if one is None or two is None or not is_right(one) or not is_right(two):
         return ()
@@ -67,6 +62,7 @@ def _facts(one: Record, two: Record) -> Iterator[Difference]:
     read: list[tuple[str, Callable[[Record], object]]] = [
         *((name, lambda record, name=name: getattr(record, name)) for name in _NAMES),
         *((name, lambda record, name=name: at(record.realtime, name)) for name in _LOOP),
+        ("parity", lambda record: "not checked" if at(record.parity, "passed") is None else "checked"),
     ]
     for what, look in read:
         if look(one) != look(two):

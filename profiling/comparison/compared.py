@@ -38,10 +38,5 @@ class Comparison:
 
     @cached_property
     def changed(self) -> tuple[tuple[str, ...], ...]:
-        """Rows (component, variant, what, in A, in B) of what else changed in the cells.
-
-        Raises:
-            InputError: a profiler trace that cannot be read.
-
-        """
+        """Rows (component, variant, what, in A, in B) of what else changed in the cells."""
         return tuple((*cell.cell, *change) for cell in self.cells for change in changes(self.a, self.b, cell.cell))

@@ -8,11 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from profiling.comparison.side import Rounds, Side, median_ms, read_samples
+from profiling.comparison.side import Rounds, Side, median_ms, no_times, read_samples
+from profiling.comparison.work import other_work
 from profiling.core.records import Record
 from profiling.core.stats import ratio_interval
 from profiling.errors import InputError
-from profiling.reporting.facts import at, is_right
+from profiling.reporting.facts import is_right, times_taken_away
 
 Verdict = Literal["same", "faster", "slower", "can't tell", "not compared"]
 
@@ -35,6 +36,7 @@ class Judged:
     b_ms: float | None = None
     ratio: float | None = None
     interval: tuple[float, float] | None = None  # at the level that many cells need
+    rounds: int = 1  # of the side that has fewer
     blocks: bool = False  # A was measured and B cannot be held against it
 
     @property
@@ -48,6 +50,7 @@ class _Pair:
     judged: Judged
     a: Rounds = ()
     b: Rounds = ()
+    disturbed: str = ""  # which sides were timed while other programs took the processor away
 
 
 def judge(a: Side, b: Side, threshold: float) -> tuple[Judged, ...]:
@@ -55,10 +58,6 @@ def judge(a: Side, b: Side, threshold: float) -> tuple[Judged, ...]:
 
     `same`: the whole interval of the ratio is within 1 ± `threshold`; `faster` and `slower`: the ratio is beyond it,
     and the whole interval on that side of 1. With m cells the intervals are at the level 1 - 0.05 / m (Bonferroni).
-
-    Raises:
-        InputError: frames that cannot be read.
-
     """
     pairs = [_pair(a, b, cell) for cell in dict.fromkeys((*a.records, *b.records))]
     level = 1 - FALSE_ALARM / max(1, sum(1 for pair in pairs if pair.a))
@@ -94,11 +93,25 @@ def _pair(a: Side, b: Side, cell: tuple[str, str]) -> _Pair:
         return _Pair(replace(judged, reason=f"no times in {lacking}", blocks=judged.a_ms is not None))
     if other := other_work(one, two):
         return _Pair(replace(judged, reason=f"not the same work: {other}", blocks=True))
-    samples = read_samples(a, one), read_samples(b, two)
+    untold = replace(judged, verdict="can't tell", ratio=judged.b_ms / judged.a_ms)
+    try:
+        pair = _sampled(judged, untold, read_samples(a, one), read_samples(b, two))
+        taken = [name for name, record in (("A", one), ("B", two)) if times_taken_away(record) is not None]
+        return replace(pair, disturbed=" and ".join(taken))
+    except InputError as error:  # the frames of one cell: the others are judged all the same
+        return _Pair(replace(untold, reason=str(error)))
+
+
+def _sampled(judged: Judged, untold: Judged, *samples: Rounds) -> _Pair:
+    """Add the samples of A and B to a cell, or say why they cannot be used; `untold` is the cell by its medians."""
+    wrong = [no_times(side) for side in samples]
+    if any(wrong):
+        reasons = [f"the samples of {name} are no times: {why}" for name, why in zip("AB", wrong, strict=True) if why]
+        known = [None if why else ms for why, ms in zip(wrong, (judged.a_ms, judged.b_ms), strict=True)]
+        return _Pair(replace(judged, reason="; ".join(reasons), a_ms=known[0], b_ms=known[1], blocks=not wrong[0]))
     if min(sum(map(len, side)) for side in samples) < LEAST_SAMPLES:
-        ratio, reason = judged.b_ms / judged.a_ms, f"fewer than {LEAST_SAMPLES} samples were kept"
-        return _Pair(replace(judged, verdict="can't tell", reason=reason, ratio=ratio))
-    return _Pair(judged, *samples)
+        return _Pair(replace(untold, reason=f"fewer than {LEAST_SAMPLES} samples were kept"))
+    return _Pair(replace(judged, rounds=min(map(len, samples))), samples[0], samples[1])
 
 
 def _judged(pair: _Pair, threshold: float, level: float) -> Judged:
@@ -108,7 +121,11 @@ def _judged(pair: _Pair, threshold: float, level: float) -> Judged:
             pair.judged, verdict="same", reason="the same samples", a_ms=a_ms, b_ms=b_ms, ratio=1.0, interval=(1.0, 1.0)
         )
     resamples = max(2000, round(20 / (1 - level)))  # ten beyond either end of the interval
-    ratio, low, high = ratio_interval(pair.b, pair.a, level=level, resamples=resamples)
+    with np.errstate(all="ignore"):  # resampled, a median may be 0: then the interval has no end, which is told
+        ratio, low, high = ratio_interval(pair.b, pair.a, level=level, resamples=resamples)
+    if not np.isfinite((ratio, low, high)).all():
+        reason = "so many times are 0 or near it that the ratio has no interval"
+        return replace(pair.judged, verdict="can't tell", reason=reason, a_ms=a_ms, b_ms=b_ms)
     verdict: Verdict = "can't tell"
     if 1 - threshold <= low and high <= 1 + threshold:
         verdict = "same"
@@ -117,16 +134,11 @@ def _judged(pair: _Pair, threshold: float, level: float) -> Judged:
     elif high < 1 and ratio < 1 - threshold:
         verdict = "faster"
     held = "1" if low <= 1 <= high else "less"  # of a ratio within the threshold, whose interval reaches beyond it
-    reason = f"the interval holds {held} and more than the threshold" if verdict == "can't tell" else ""
+    reasons = [f"the interval holds {held} and more than the threshold"] if verdict == "can't tell" else []
+    if pair.disturbed and verdict != "same":  # not in the interval of one round, and hardly in that of a few
+        reasons.append(f"other programs ran while {pair.disturbed} was timed")
+    reason = "; ".join(reasons)
     return replace(pair.judged, verdict=verdict, reason=reason, a_ms=a_ms, b_ms=b_ms, ratio=ratio, interval=(low, high))
-
-
-def other_work(a: Record, b: Record) -> str:
-    """Return in what two records differ so that their times say nothing about each other; empty if in nothing."""
-    facts = [(name, getattr(a, name), getattr(b, name)) for name in ("target", "scale", "frames_per_call")]
-    facts += [("cold", *(at(record.metrics, "latency", "cold") for record in (a, b)))]
-    facts += [("pace", *(at(record.realtime, "pace") for record in (a, b)))]
-    return ", ".join(f"{name} {one} → {two}" for name, one, two in facts if one != two and None not in (one, two))
 
 
 def _state(record: Record) -> str:

@@ -17,13 +17,14 @@ from pathlib import Path, PurePosixPath
 from profiling.comparison.side import Side
 from profiling.comparison.surroundings import Difference
 from profiling.core.records import Record
-from profiling.errors import InputError
 from profiling.reporting.facts import at, items_at, number_at
-from profiling.reporting.format import ABSENT, TIMES, one_line, shortened, significant
+from profiling.reporting.format import ABSENT, TIMES, count_of, one_line, shortened, significant
 
 #: A kernel's time changed where it differs by this much, and the difference is this share of all kernels' time.
 TIME_CHANGE, TIME_SHARE = 0.1, 0.01
 _LONGEST_NAME = 80
+# What gzip, json, and events that are none raise.
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,18 @@ class Kernel:
 
 
 def kernel_changes(a: Side, b: Side, one: Record, two: Record) -> list[Difference]:
-    """Return the differences, those that cost or save most time first.
-
-    Raises:
-        InputError: a trace is there and cannot be read.
-
-    """
+    """Return the differences, those that cost or save most time first; a trace that cannot be read is told before."""
     before, after = _recorded(one), _recorded(two)
+    told: list[Difference] = []
     if not before or not after:  # only like with like: records cut long names, and traces of one side alone say nothing
-        before, after = _traced(a, one), _traced(b, two)
-    return [*_by_time(before, after), *_generated(one, two)] if before and after else _generated(one, two)
+        (before, lost), (after, lost_too) = _traced(a, one), _traced(b, two)
+        if lost or lost_too:  # the times were judged without it
+            told = [("kernels", lost or _how_many(before), lost_too or _how_many(after))]
+    return [*told, *(_by_time(before, after) if before and after else ()), *_generated(one, two)]
+
+
+def _how_many(kernels: Mapping[str, Kernel]) -> str:
+    return count_of(len(kernels), "name") if kernels else ABSENT
 
 
 def _by_time(before: Mapping[str, Kernel], after: Mapping[str, Kernel]) -> list[Difference]:
@@ -99,21 +102,31 @@ def _recorded(record: Record) -> dict[str, Kernel]:
     return found
 
 
-def _traced(side: Side, record: Record) -> dict[str, Kernel]:
-    """Return the kernels of the cell's trace by name; empty without a trace, or without a kernel in it."""
+def _traced(side: Side, record: Record) -> tuple[dict[str, Kernel], str]:
+    """Return the kernels of the cell's trace by name, and why they could not be read.
+
+    No kernels and no reason: there is no trace, or no kernel in it.
+    """
     file, iterations = at(record.trace, "trace"), number_at(record.trace, "iterations")
-    path: Path = side.folder / str(file)
-    if file is None or not iterations or not path.is_file():
-        return {}
+    if file is None or not iterations:
+        return {}, ""
     try:
-        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as stream:
-            events = [event for event in json.load(stream)["traceEvents"] if event.get("cat") == "kernel"]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
-        raise InputError(f"{path} is no trace: {one_line(error)}. Delete it, or run again with trace=true.") from None
-    launches, times = Counter(), Counter()
+        path: Path = side.folder / str(file)
+        return (_of_trace(path, iterations), "") if path.is_file() else ({}, "")
+    except _UNREADABLE as error:
+        said = one_line(error) or type(error).__name__
+        return {}, f"{file} cannot be read: {said}. Run again with trace=true."
+
+
+def _of_trace(path: Path, iterations: float) -> dict[str, Kernel]:
+    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as stream:
+        events = [event for event in json.load(stream)["traceEvents"] if event.get("cat") == "kernel"]
+    launches: Counter[str] = Counter()
+    times: dict[str, float] = {}
     for event in events:
-        launches[event["name"]] += 1
-        times[event["name"]] += event["dur"]
+        name = str(event["name"])
+        launches[name] += 1
+        times[name] = times.get(name, 0.0) + event["dur"]
     return {name: Kernel(count / iterations, times[name] / iterations) for name, count in launches.items()}
 
 

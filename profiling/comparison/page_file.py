@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from profiling.comparison.edge import unforeseen
 from profiling.core.folder import write_text
 from profiling.errors import InputError
 
@@ -36,7 +37,8 @@ def write_page(file: Path, render: Callable[[], str]) -> str:
     """Write the page that `render` makes; return the line that says where it is.
 
     Raises:
-        LostPageError: what a page needs is not installed, or the file cannot be written; the message says which.
+        LostPageError: what a page needs is not installed, the file cannot be written, or a number or name is one that
+            a page has no place for; the message says which.
 
     """
     try:
@@ -47,4 +49,6 @@ def write_page(file: Path, render: Callable[[], str]) -> str:
     except OSError as error:
         cause = f"{error.strerror or type(error).__name__}. Name another file with --html."
         raise LostPageError(f"{file} was not written: {cause}") from None
+    except Exception as error:  # whatever else: the text stands
+        raise LostPageError(f"{file} was not written: {unforeseen(error)}. Leave --html out.") from None
     return f"open in a browser: {file}"

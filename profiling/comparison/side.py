@@ -57,8 +57,9 @@ def read_side(path: Path, cells: str | None = None) -> Side:
 
 
 def median_ms(record: Record) -> float | None:
-    """Return the median wall time of a call, or frame time of a loop, in milliseconds."""
-    return number_at(record.realtime, "frame_ms", "p50") if is_realtime(record) else wall_p50(record)
+    """Return the median wall time of a call, or frame time of a loop, in milliseconds; no time is 0 or below it."""
+    found = number_at(record.realtime, "frame_ms", "p50") if is_realtime(record) else wall_p50(record)
+    return found if found is not None and found > 0 else None
 
 
 def read_samples(side: Side, record: Record) -> Rounds:
@@ -75,12 +76,23 @@ def read_samples(side: Side, record: Record) -> Rounds:
     files = [side.folder / series_file(stem) for stem in stems]
     if not all(file.is_file() for file in files):
         return ()
-    return tuple(times[np.isfinite(times)] for times in (read_series(file)["frame_ms"] for file in files))
+    rounds = [times[np.isfinite(times)] for times in (read_series(file)["frame_ms"] for file in files)]
+    return tuple(times for times in rounds if times.size)
+
+
+def no_times(rounds: Rounds) -> str:
+    """Say why samples that were kept are no times; empty where they are, and where none were kept."""
+    values = np.concatenate(rounds) if rounds else np.empty(0)
+    if count := np.count_nonzero(~np.isfinite(values)):
+        return f"{count} of {values.size} {'is' if count == 1 else 'are'} not finite"
+    with np.errstate(over="ignore"):  # the mean of the middle two may be too large for a number
+        median = float(np.median(values)) if values.size else 1.0
+    return "" if 0 < median < np.inf else f"their median is {median:g}"
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # ValueError: a date that is in no calendar
         return {}
     return content if isinstance(content, dict) else {}

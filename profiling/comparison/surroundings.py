@@ -43,7 +43,7 @@ def unknown(a: Side, b: Side) -> tuple[str, ...]:
     ]
     revisions = [at(side.environment, "git", "revision") for side in (a, b)]
     if revisions[0] and revisions[0] == revisions[1] and at(b.environment, "git", "dirty"):
-        lines.append(f"both at git {revisions[0][:12]}, B with uncommitted changes: the code may differ")
+        lines.append(f"both at git {_short(revisions[0])}, B with uncommitted changes: the code may differ")
     return tuple(lines)
 
 
@@ -51,7 +51,7 @@ def _environment(side: Side) -> dict[str, Any]:
     flat = dict(_flat({key: value for key, value in side.environment.items() if key not in PASSED_OVER}))
     known = {key: value for key, value in flat.items() if not key.endswith("_reason")}
     if revision := at(side.environment, "git", "revision"):
-        known["git"] = f"{revision[:12]}{' (dirty)' if at(side.environment, 'git', 'dirty') else ''}"
+        known["git"] = f"{_short(revision)}{' (dirty)' if at(side.environment, 'git', 'dirty') else ''}"
     clocks = [number_at(r.metrics, "latency", f"sm_clock_{end}_mhz") for r in side.records.values() for end in _ENDS]
     if seen := [clock for clock in clocks if clock is not None]:
         known["clock while timed"] = f"{min(seen):.0f} to {max(seen):.0f} MHz"
@@ -85,6 +85,10 @@ def _ceilings(a: Side, b: Side) -> Iterable[Difference]:
             continue
         if abs(before - after) > CEILING_CHANGE * max(abs(before), abs(after)):
             yield f"ceilings.{name}", f"{before:.4g}", f"{after:.4g}"
+
+
+def _short(revision: object) -> str:
+    return str(revision)[:12]
 
 
 def _rank(key: str) -> int:

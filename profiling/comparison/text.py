@@ -20,12 +20,7 @@ from profiling.reporting.grid import grid
 
 
 def render(comparison: Comparison, *, markdown: bool) -> str:
-    """Return the whole text; numbers are times, so a ratio above 1 is slower.
-
-    Raises:
-        InputError: a profiler trace that cannot be read.
-
-    """
+    """Return the whole text; numbers are times, so a ratio above 1 is slower."""
     shown = escaped if markdown else one_line  # a reason and a changed fact are words, though they stand behind numbers
     cells = [(*row[:-1], shown(row[-1])) for row in map(cell_row, comparison.cells)]
     changed = [(*row[:-2], *map(shown, row[-2:])) for row in comparison.changed]

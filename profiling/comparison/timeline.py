@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiling.comparison.side import Side, median_ms, read_side
+from profiling.comparison.work import loop_work
 from profiling.core.records import RESULTS_FILE, Record
 from profiling.errors import InputError
 from profiling.reporting.facts import at, by_component, interval_at, is_realtime, is_right
@@ -83,10 +84,11 @@ def _alike(side: Side) -> dict[str, list[Record]]:
 def _kind(side: Side, record: Record) -> Iterator[str]:
     yield record.target
     yield from map(str, filter(None, (at(side.environment, "device", "name"), record.dtype, record.scale)))
-    if is_realtime(record):
-        yield f"pace {at(record.realtime, 'pace')}"
-    elif record.frames_per_call is not None:
+    if record.parameters is not None:
+        yield f"{record.parameters} parameters"
+    if not is_realtime(record) and record.frames_per_call is not None:
         yield f"{record.frames_per_call} a call"
+    yield from (f"{name} {fact}" for name, fact in loop_work(record).items())
     if at(record.metrics, "latency", "cold"):
         yield "cold"
 

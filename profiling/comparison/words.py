@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from profiling.comparison.compared import Comparison
 from profiling.comparison.judgement import FALSE_ALARM, PASSED, SLOWER, Judged, exit_code
 from profiling.comparison.side import Side
-from profiling.core.rounds import rounds_done
 from profiling.reporting.facts import at
 from profiling.reporting.format import ABSENT, TIMES, count_of, one_line, significant
 
@@ -44,8 +43,7 @@ def legend(comparison: Comparison) -> list[str]:
         f"({count_of(len(compared), 'cell')}, Bonferroni). same: all of it within 1 ± {comparison.threshold:g}; "
         "faster, slower: the ratio is beyond that, and all of it on one side of 1."
     ]
-    rounds = min(rounds_done(side.records[cell.cell]) for _, side in comparison.sides for cell in compared)
-    if rounds == 1:
+    if min(cell.rounds for cell in compared) == 1:
         lines.append("One round a side: drift of the machine is not in the intervals. Measure both with rounds=5.")
     return lines
 

@@ -108,6 +108,9 @@ class Record:
             for name in ("notes", "kernels", "passes", "rounds"):
                 if name in chosen:
                     chosen[name] = tuple(chosen[name])
+            unnamed = [name for name in ("target", "component", "variant") if not isinstance(chosen.get(name), str)]
+            if unnamed:
+                raise ValueError(f"not a record: no text for {', '.join(unnamed)}")
             return Record(**chosen)
         except TypeError as error:
             raise ValueError(f"not a record: {error}") from None

@@ -52,14 +52,29 @@ def with_round(before: Record | None, new: Record, number: int, total: int, *, s
 
 
 def samples_by_round(record: Record, clock: str = "wall_ms") -> tuple[NDArray[np.float64], ...]:
-    """Return the record's samples of `clock` in milliseconds, a float64 [n] a round; empty where it holds none."""
-    values = np.asarray(record.metrics.get(clock, {}).get("samples", ()), dtype=np.float64)
-    if values.size == 0:
+    """Return the record's samples of `clock` in milliseconds, a float64 [n] a round; empty where it holds none.
+
+    A sample that is no number is NaN. Where the rounds do not say how many of the samples each took, all are one round.
+    """
+    samples = _at(_at(record.metrics, clock), "samples")
+    if not isinstance(samples, list | tuple) or not samples:
         return ()
-    sizes = [round_[clock]["n"] for round_ in record.rounds or () if clock in round_]
-    if sum(sizes) != values.size:  # not taken in rounds
+    values = np.array([_number(sample) for sample in samples], dtype=np.float64)
+    parts = [round_ for round_ in record.rounds or () if not isinstance(round_, Mapping) or clock in round_]
+    sizes = [_at(_at(part, clock), "n") for part in parts]
+    known = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0]
+    if len(known) != len(sizes) or sum(known) != values.size:  # not taken in rounds
         return (values,)
-    return tuple(np.split(values, np.cumsum(sizes)[:-1]))
+    return tuple(np.split(values, np.cumsum(known)[:-1]))
+
+
+def _at(content: object, key: str) -> Any:
+    """Return what stands under `key`; None where `content` is no mapping, for records are edited by hand too."""
+    return content.get(key) if isinstance(content, Mapping) else None
+
+
+def _number(sample: object) -> float:
+    return float(sample) if isinstance(sample, int | float) and not isinstance(sample, bool) else float("nan")
 
 
 def _section(record: Record) -> Section:

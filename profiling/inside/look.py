@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from profiling.inside.witness import CostOf
 from profiling.tracing.chrome_trace import read_events
 from profiling.variants.variant import Step
 
+#: On a CPU wall times are what is told, and one call's are chance; kernels on a device take as long in each.
+_CALLS_ON_HOST = 5
 _NOWHERE = "not attributable: the variant has nothing that launches kernel by kernel"
 _FAILED = "not attributable: the pass that would tell failed"
 _FUSED = "the eager module, for products, convolutions, attention and custom operators; the rest is fused"
@@ -71,14 +74,16 @@ class Look:
         return replace(traces, reference=reference, eager=eager, modules_from=said)
 
     def _by_module(self, call: Callable[[], Any], module: nn.Module) -> Timeline | None:
-        return self._trace("submodules could not be told", call, lambda: module_spans(module))
+        cuda = self.component.device.type == "cuda"
+        spans = partial(module_spans, module, borrowed=cuda)
+        return self._trace("submodules could not be told", call, spans, calls=1 if cuda else _CALLS_ON_HOST)
 
     def _trace(
-        self, what: str, call: Callable[[], Any], around: Callable[[], AbstractContextManager[None]]
+        self, what: str, call: Callable[[], Any], around: Callable[[], AbstractContextManager[None]], calls: int = 1
     ) -> Timeline | None:
         found: list[Timeline] = []
         device, cell = self.component.device, (self.component.name, self.variant)
-        self.spare(what, lambda: found.append(short_trace(call, device, around, cell=cell)))
+        self.spare(what, lambda: found.append(short_trace(call, device, around, cell=cell, calls=calls)))
         return found[0] if found else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -17,13 +17,13 @@ from profiling.inside.timeline import MODULE
 
 
 @contextmanager
-def module_spans(module: nn.Module) -> Iterator[None]:
+def module_spans(module: nn.Module, *, borrowed: bool = True) -> Iterator[None]:
     """Open a span `module: path` around every forward of `module` and of what is in it; "" is `module` itself.
 
     A network that hands a submodule's weights to an operator of its own, and never calls its forward, has the span
-    around that operator. By hooks and a dispatch mode, which are taken off at the end. For code that runs eagerly: a
-    compiled module would run without them, or be compiled again. A module that stands at several paths has the first;
-    scripted ones take no hooks.
+    around that operator, where `borrowed` asks for it: on the host that costs more than many an operator. By hooks and
+    a dispatch mode, which are taken off at the end. For code that runs eagerly: a compiled module would run without
+    them, or be compiled again. A module that stands at several paths has the first; scripted ones take no hooks.
     """
     handles: list[Any] = []
     spans = _Spans()
@@ -32,7 +32,7 @@ def module_spans(module: nn.Module) -> Iterator[None]:
             if not isinstance(part, torch.jit.ScriptModule):
                 handles.append(part.register_forward_pre_hook(partial(spans.open, path)))
                 handles.append(part.register_forward_hook(spans.close, always_call=True))
-        with _Borrowed(module, spans):
+        with _Borrowed(module, spans) if borrowed else nullcontext():
             yield
     finally:
         for handle in handles:

@@ -18,8 +18,10 @@ from typing import Any
 from profiling.limits.ceilings import Ceilings
 
 KEPT_SECONDS = 24 * 3600
-#: Counts the changes of what is measured and how.
-METHOD = 1
+#: How ceilings are measured: what an older version of these kept is no ceiling of this one.
+METHOD_FILES = tuple(
+    Path(__file__).parents[1] / name for name in ("limits/measure.py", "limits/pace.py", "tracing/device_work.py")
+)
 
 Key = Mapping[str, Any]
 
@@ -28,9 +30,10 @@ def kept_ceilings(key: Key, measure: Callable[[], Ceilings], folder: Path | None
     """Return the ceilings of `key` and when they were taken (seconds since the epoch), measured only where need be.
 
     `key` names all they depend on: device, driver, torch, dtype, threads, TF32. A file that is damaged, of another key
-    or older than a day is measured again and rewritten; a folder that can't be written to keeps nothing.
+    or older than a day is measured again and rewritten; a folder that can't be written to keeps nothing. How they are
+    measured is part of the key: who changes that need not remember this file.
     """
-    key = {"method": METHOD, **key}
+    key = {"method": _method(), **key}
     path = (folder or cache_folder()) / f"{hashlib.sha256(_text(key).encode()).hexdigest()[:24]}.json"
     found = _read(path, key)
     if found is None:
@@ -44,6 +47,11 @@ def cache_folder() -> Path:
     """Return where ceilings are kept: below XDG_CACHE_HOME where it is an absolute path, else below ~/.cache."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path("~/.cache").expanduser()) / "rt-profiling" / "ceilings"
+
+
+def _method() -> str:
+    """Return a digest of the code that measures."""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in METHOD_FILES)).hexdigest()[:16]
 
 
 def _read(path: Path, key: Key) -> tuple[Ceilings, float] | None:

@@ -10,7 +10,7 @@ from profiling.core.components import Component
 from profiling.limits.ceilings import Ceilings
 from profiling.limits.floor import floor_of, traffic_ms
 from profiling.limits.verdict import Facts, Verdict, judge
-from profiling.limits.work import work_of
+from profiling.limits.work import Work, work_of
 from profiling.tracing.device_work import DeviceWork, device_work
 
 
@@ -24,18 +24,7 @@ def limits_of(
     """
     work = work_of(component)
     floor = floor_of(work, ceilings)
-    traffic = None if fused else traffic_ms(work, ceilings)
-    section: dict[str, Any] = {
-        "bytes": {**work.bytes, "total": work.total_bytes},
-        "flops": {**work.flops, "total": work.total_flops},
-        "operators": work.operators,
-        "traffic_bytes": work.traffic,
-        "memory_ms": floor.memory_ms,
-        "compute_ms": floor.compute_ms,
-        "floor_ms": floor.ms,
-    }
-    if work.foreign:
-        section["uncounted"] = work.foreign
+    section = needs_of(work, ceilings)
     seen = device_work(run) if component.device.type == "cuda" else None
     if seen is not None:
         section["device_work"] = asdict(seen)
@@ -48,8 +37,8 @@ def limits_of(
         wall_ms=wall_ms,
         memory_ms=floor.memory_ms,
         compute_ms=floor.compute_ms,
-        traffic_ms=traffic,
-        operators=work.operators,
+        traffic_ms=None if fused else traffic_ms(work, ceilings),
+        operators=None if fused else work.operators,
         launch_us=ceilings.launch_us,
         gap_us=ceilings.gap_us,
         replay_us=ceilings.replay_us,
@@ -59,6 +48,24 @@ def limits_of(
         section["idle_share"] = facts.idle_share
     verdict = judge(facts)
     return section if verdict is None else section | _told(verdict)
+
+
+def needs_of(work: Work, ceilings: Ceilings) -> dict[str, Any]:
+    """Return what a call must do at least, whatever executes it: bytes by kind, FLOPs by class, and the times of both.
+
+    `operators` and `traffic_bytes` are the eager call's.
+    """
+    floor = floor_of(work, ceilings)
+    section: dict[str, Any] = {
+        "bytes": {**work.bytes, "total": work.total_bytes},
+        "flops": {**work.flops, "total": work.total_flops},
+        "operators": work.operators,
+        "traffic_bytes": work.traffic,
+        "memory_ms": floor.memory_ms,
+        "compute_ms": floor.compute_ms,
+        "floor_ms": floor.ms,
+    }
+    return section | ({"uncounted": work.foreign} if work.foreign else {})
 
 
 def _seen(work: DeviceWork | None) -> Mapping[str, Any]:

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.core.trees import named_tensors
 from profiling.core.writes import written_tensors
+from profiling.limits.extents import Extent, address_of, bytes_of, extent_of, united
+from profiling.limits.written import most_written
 
 aten = torch.ops.aten
 #: Operators that take rows by number: of their first argument, by their second or third, only those rows are read.
@@ -30,14 +32,14 @@ OVERWRITES = frozenset(
 
 @dataclass
 class _Storage:
-    """What was touched of one storage: stretches (start, stop, bytes), rows by the view they belong to, picks."""
+    """What was touched of one storage: stretches of it, rows by the view they belong to, picks."""
 
     kind: str
-    read: set[tuple[int, int, int]] = field(default_factory=set)
-    written: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    rows: dict[tuple[int, int, int], list[Tensor]] = field(default_factory=dict)
-    row_bytes: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    picks: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    read: set[Extent] = field(default_factory=set)
+    written: dict[Extent, int] = field(default_factory=dict)
+    rows: dict[Extent, list[Tensor]] = field(default_factory=dict)
+    row_bytes: dict[Extent, int] = field(default_factory=dict)
+    picks: dict[Extent, int] = field(default_factory=dict)
 
     def bytes_read(self) -> int:
         partly = 0
@@ -46,18 +48,18 @@ class _Storage:
             if stretch in self.rows:
                 wanted += int(torch.unique(torch.cat(self.rows[stretch])).numel()) * self.row_bytes[stretch]
             partly += min(stretch[2], wanted)
-        return _union(self.read) + partly
+        return united(self.read) + partly
 
     def bytes_written(self) -> int:
-        return min(_union(self.written), sum(self.written.values()))
+        return min(united(self.written), sum(self.written.values()))
 
 
 class Touched(TorchDispatchMode):
     """Notes, while it is entered, what operators touch of the tensors that it was given.
 
     Embeddings and `index_select` count the distinct rows that they take. An in-place operator that overwrites reads
-    nothing, and one writes at most as many bytes as its other arguments hold: of a ring it changes a slot. Operators
-    from outside torch count by their arguments, in whole, and their in-place ones as overwriting.
+    nothing, and may write a part: of a ring it changes a slot (`most_written`). Operators from outside torch count by
+    their arguments, in whole, and their in-place ones as overwriting.
     Besides, `operators` counts those that did more than make a view, and `traffic` all that they read and wrote, in
     bytes: what the memory bus carries when every operator runs by itself. `foreign` holds those from outside torch.
     """
@@ -69,7 +71,7 @@ class Touched(TorchDispatchMode):
         self.foreign: set[Any] = set()
         for kind, tensors in kinds.items():
             for tensor in tensors:
-                self.storages.setdefault(_address(tensor), _Storage(kind))
+                self.storages.setdefault(address_of(tensor), _Storage(kind))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -87,8 +89,8 @@ class Touched(TorchDispatchMode):
         given = [tensor for _, tensor in named_tensors((args, kwargs))]
         made = [tensor for _, tensor in named_tensors(result)]
         written = list(written_tensors(func, args, kwargs))
-        mine = {_address(tensor) for tensor in given}
-        if not written and (not made or all(_address(tensor) in mine for tensor in made)):
+        mine = {address_of(tensor) for tensor in given}
+        if not written and (not made or all(address_of(tensor) in mine for tensor in made)):
             return  # a view, or a question about a tensor
         if not given and "empty" in func._schema.name:
             return
@@ -96,25 +98,23 @@ class Touched(TorchDispatchMode):
         if foreign:
             self.foreign.add(func)
         self.operators += 1
-        self.traffic += sum(_stretch(tensor)[2] for tensor in (*given, *made))
+        self.traffic += bytes_of((*given, *made))
         targets = {id(tensor) for tensor in written}
         out = "out" in func._schema.overload_name
         overwrites = foreign or out or func.overloadpacket in OVERWRITES
-        others = sum(_stretch(tensor)[2] for tensor in given if id(tensor) not in targets)
         for place, tensor in enumerate(given):
             if id(tensor) not in targets or not overwrites:
-                self._read(func, args, place, tensor, sum(_stretch(item)[2] for item in made))
-        for tensor in written:
-            if (storage := self.storages.get(_address(tensor))) is not None:
-                stretch = _stretch(tensor)
-                most = min(stretch[2], others) if overwrites and others else stretch[2]
+                self._read(func, args, place, tensor, bytes_of(made))
+        for tensor, most in zip(written, most_written(func, written, given, made), strict=True):
+            if (storage := self.storages.get(address_of(tensor))) is not None:
+                stretch = extent_of(tensor)
                 storage.written[stretch] = min(stretch[2], storage.written.get(stretch, 0) + most)
 
     def _read(self, func: Any, args: Any, place: int, tensor: Tensor, made: int) -> None:
-        storage = self.storages.get(_address(tensor))
+        storage = self.storages.get(address_of(tensor))
         if storage is None:
             return
-        stretch = _stretch(tensor)
+        stretch = extent_of(tensor)
         if place == 0 and func.overloadpacket in _ROWS:
             numbers = args[_ROWS[func.overloadpacket]]
             axis = 0 if func.overloadpacket is aten.embedding else args[1]
@@ -124,38 +124,3 @@ class Touched(TorchDispatchMode):
             storage.picks[stretch] = max(storage.picks.get(stretch, 0), made)
         elif stretch[2]:
             storage.read.add(stretch)
-
-
-def distinct_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of `tensors`, those that lie in one storage counted once."""
-    by_storage: dict[int, set[tuple[int, int, int]]] = {}
-    for tensor in tensors:
-        by_storage.setdefault(_address(tensor), set()).add(_stretch(tensor))
-    return sum(map(_union, by_storage.values()))
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _stretch(tensor: Tensor) -> tuple[int, int, int]:
-    """Return (start, stop, bytes) in the tensor's storage; elements that lie on one another count once."""
-    if tensor.numel() == 0:
-        return 0, 0, 0
-    size, axes = tensor.element_size(), list(zip(tensor.shape, tensor.stride(), strict=True))
-    start = int(tensor.storage_offset()) * size
-    elements, last = 1, 0
-    for length, stride in axes:
-        elements *= length if stride else 1
-        last += (length - 1) * stride
-    return start, start + (last + 1) * size, min(elements, last + 1) * size
-
-
-def _union(stretches: Iterable[tuple[int, int, int]]) -> int:
-    """Return how many bytes the stretches cover, or hold by themselves where that is less (a column of a matrix)."""
-    covered, reached, held = 0, 0, 0
-    for start, stop, size in sorted(stretches):
-        covered += max(0, stop - max(start, reached))
-        reached = max(reached, stop)
-        held += size
-    return min(covered, held)

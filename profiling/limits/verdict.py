@@ -14,6 +14,8 @@ IDLE_SHARE = 0.25
 TRANSFER_SHARE = 0.25
 #: From here on a ceiling explains the time. Operators on a CPU come less close to its ceilings than kernels on a GPU.
 NEAR = {"cuda": 0.5, "cpu": 0.3}
+#: From here on it is not the time that is wrong but the ceiling.
+BEYOND = 1.1
 #: A kernel this short (µs) is mostly start-up and one trip to memory, whatever it computes; a chain of so many is slow.
 SHORT_US, CHAIN = 5.0, 20
 #: A wait for fewer kernels than this leaves the host no lead.
@@ -22,6 +24,8 @@ KERNELS_A_WAIT = 32
 HOST_FACTOR = 10.0
 #: A prediction must save this share of the time to be advice.
 WORTH = 0.05
+#: A replay whose kernels and gaps explain less of the wall time than this waits for a host that does other things.
+REPLAY_EXPLAINS = 0.5
 
 
 @dataclass(frozen=True)
@@ -31,15 +35,16 @@ class Facts:
     `memory_ms` and `compute_ms` are the terms of the floor, `traffic_ms` the same for all that the operators of an
     eager call read and write (None where they were fused). `kernels`, `launches` and `waits` are numbers a call,
     `busy_ms` is when the GPU worked, `transfer_ms` copies between host and device. `launch_us`, `gap_us` and
-    `replay_us` are the ceilings of the same names, `operators` the number of the eager call's.
+    `replay_us` are the ceilings of the same names, `operators` the number of the eager call's (None where they were
+    fused).
     """
 
     device: Literal["cuda", "cpu"]
     wall_ms: float
     memory_ms: float
     compute_ms: float
-    operators: int
     launch_us: float
+    operators: int | None = None
     traffic_ms: float | None = None
     kernels: float | None = None
     launches: float | None = None
@@ -58,6 +63,21 @@ class Facts:
     def idle_share(self) -> float | None:
         """The share of the wall time in which the GPU did nothing."""
         return None if self.busy_ms is None else max(0.0, 1 - self.share(self.busy_ms))
+
+    @property
+    def fused(self) -> bool:
+        """Whether a compiler made the operators into others: there is no traffic of single ones then."""
+        return self.traffic_ms is None
+
+    @property
+    def captured(self) -> bool:
+        """Whether graphs are replayed: one launch by the host makes many kernels."""
+        return bool(self.launches) and (self.kernels or 0.0) > 2 * (self.launches or 0.0)
+
+    @property
+    def capture(self) -> str:
+        """The variant that captures this step as it is."""
+        return "compile_cuda_graph" if self.fused else "cuda_graph"
 
     @property
     def replay_ms(self) -> float | None:
@@ -97,24 +117,42 @@ def _starved(facts: Facts, idle: float) -> Verdict:
     if facts.waits and kernels / facts.waits < KERNELS_A_WAIT:
         advice = f"the host waits for the GPU {facts.waits:.3g} times a call: drop .item(), .cpu() and bool(tensor)"
         return Verdict("sync-bound", evidence, advice)
-    if launches and kernels > 2 * launches:
-        advice = f"{idle:.0%} of wall lies between kernels of a replay: {_fewer(facts)}"
-        return Verdict("latency-bound", evidence, advice)
+    if facts.captured:
+        return _replayed(facts, idle)
     predicted = facts.replay_ms
     if predicted is not None and predicted > (1 - WORTH) * facts.wall_ms:
         return Verdict("latency-bound", evidence, "a call does too little for a GPU: do several in one, as a batch")
-    expect, predicts = ("", None) if predicted is None else (f", expect {predicted:.3g} ms", "cuda_graph")
+    expect, predicts = ("", None) if predicted is None else (f", expect {predicted:.3g} ms", facts.capture)
     if launches and facts.wall_ms * 1e3 / launches > HOST_FACTOR * facts.launch_us:
-        advice = "the host is busy between launches: if that work is the same every time, capture it (cuda_graph)"
-        return Verdict("host-bound", evidence, advice + expect, predicts, predicted)
-    advice = f"{idle:.0%} of wall is launch gaps: capture it (cuda_graph){expect}"
+        busy = "the host is busy between launches: if that work is the same every time, capture it"
+        return Verdict("host-bound", evidence, f"{busy} ({facts.capture}){expect}", predicts, predicted)
+    advice = f"{idle:.0%} of wall is launch gaps: capture it ({facts.capture}){expect}"
     return Verdict("launch-bound", evidence, advice, predicts, predicted)
+
+
+def _replayed(facts: Facts, idle: float) -> Verdict:
+    """Judge replays that leave the GPU idle: in them or around them."""
+    needed = facts.replay_ms
+    if needed is not None and facts.share(needed) < REPLAY_EXPLAINS:
+        advice = (
+            f"the host does other work around the replays, which take {needed:.3g} of {facts.wall_ms:.3g} ms: "
+            "move it out of the step, or into the graph"
+        )
+        return Verdict("host-bound", _evidence(facts), advice)
+    advice = f"{idle:.0%} of wall lies between kernels of a replay and around it: {_fewer(facts)}"
+    return Verdict("latency-bound", _evidence(facts), advice)
 
 
 def _working(facts: Facts) -> Verdict:
     """Judge a device that works all the time."""
     bound, near = _nearest(facts)
     evidence = _evidence(facts)
+    if near > BEYOND:
+        advice = (
+            "it takes less than its floor, so the ceilings are too low: other programs ran while they were measured "
+            "(they are measured again after a day), or its operators are quicker than the products that were"
+        )
+        return Verdict(bound, evidence, advice)
     if near >= NEAR[facts.device]:
         saver = "quantise the weights, or batch calls so that they are read once for several"
         if bound == "compute-bound":
@@ -124,18 +162,21 @@ def _working(facts: Facts) -> Verdict:
     if chain:
         return Verdict("latency-bound", evidence, f"many short kernels: {_fewer(facts)}")
     if facts.traffic_ms is not None and facts.share(facts.traffic_ms) >= NEAR["cuda"]:
-        advice = "each operator reads and writes its own tensors: fuse them (compile)"
+        fuse = "compile_cuda_graph" if facts.captured else "compile"
+        advice = f"each operator reads and writes its own tensors: fuse them ({fuse})"
         return Verdict("memory-bound", evidence, advice)
     if facts.device == "cpu":
         advice = "operators run far below the ceilings: fuse them (compile), or batch calls"
+        if facts.fused:
+            advice = "fused operators run far below the ceilings: batch calls (trace=true shows where the time goes)"
         return Verdict("host-bound", evidence, advice)
     advice = f"kernels reach {near:.0%} of a ceiling: try others (compile_max_autotune, another memory layout)"
     return Verdict(bound, evidence, advice)
 
 
 def _fewer(facts: Facts) -> str:
-    """Advise how to come by fewer kernels; a step without an eager traffic is fused already."""
-    if facts.traffic_ms is None:
+    """Advise how to come by fewer kernels."""
+    if facts.fused:
         return "they are fused already; batch calls, or write larger ones by hand (trace=true shows where time goes)"
     return "fuse them and capture that (compile_cuda_graph), or batch calls"
 
@@ -161,6 +202,6 @@ def _evidence(facts: Facts) -> tuple[str, ...]:
         said.append(f"{facts.waits:.3g} waits")
     if facts.transfer_ms:
         said.append(f"transfers {facts.share(facts.transfer_ms):.0%}")
-    if facts.device == "cpu":
+    if facts.device == "cpu" and facts.operators is not None:
         said.append(f"{facts.operators} operators, dispatch {facts.share(facts.operators * facts.launch_us / 1e3):.0%}")
     return tuple(said)

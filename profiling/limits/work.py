@@ -10,8 +10,9 @@ from torch.utils.flop_counter import flop_registry
 
 from profiling.core.components import Component
 from profiling.core.trees import named_tensors
+from profiling.limits.extents import address_of, distinct_bytes
 from profiling.limits.flops import counted_flops
-from profiling.limits.touched import Touched, distinct_bytes
+from profiling.limits.touched import Touched
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Work:
     """Of one call: `bytes` by what they are of, each byte once, and `flops` by class of operator.
 
     `weights` are parameters and buffers that the call touches and leaves as they are (of an embedding the rows that it
-    takes), `state` what it may change, `outputs` what it returns that is no input of its own. Tensors that a module
+    takes), `state` what it may change (of an operator from outside torch, which says nothing of it, at most
+    as much as it is given), `outputs` what it returns that is no input of its own. Tensors that a module
     keeps as plain attributes are none of these. `operators` and `traffic` (bytes) are those of the eager call with
     nothing fused. `foreign` are operators from outside torch that registered no formula: nobody counts their FLOPs.
     """
@@ -51,7 +53,7 @@ def work_of(component: Component) -> Work:
     weights, changed = touched.bytes_by("weights")
     state_read, state_written = touched.bytes_by("state")
     inputs, _ = touched.bytes_by("inputs")
-    made = [t for _, t in named_tensors(output) if t.untyped_storage().data_ptr() not in touched.storages]
+    made = [t for _, t in named_tensors(output) if address_of(t) not in touched.storages]
     found = {
         "weights": weights,
         "inputs": inputs,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from models.playback import SoundStage
@@ -25,9 +26,11 @@ from profiling.frames.validity import compiled_or_captured
 from profiling.inside.look import costs
 from profiling.inside.section import Traces, inside_of
 from profiling.inside.timeline import timeline
+from profiling.limits.of_run import ceilings_in
 from profiling.loop.actions import Actions, drawn_actions, read_actions
 from profiling.loop.assemble import PRIORITIES, SOUND, WHOLE, WORLD, assemble
 from profiling.loop.clock import WallClock
+from profiling.loop.floor import frame_limits
 from profiling.loop.options import LoopOptions
 from profiling.loop.parts import Parts, blueprints_of, expected_of, parts_of
 from profiling.loop.pipeline import StagedPipeline
@@ -57,7 +60,7 @@ class RealtimeCell(Cell):
     stages: str = ""  # the specs of the three networks by role, as JSON
 
     def measure(self) -> None:
-        """Load, compute the references, prepare, check, play, and trace."""
+        """Load, compute the references, prepare, check, play, trace, and hold the frames against their floor."""
         settings = self.job.settings
         variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
         for name, metric in metrics_of(self.job).items():
@@ -75,9 +78,11 @@ class RealtimeCell(Cell):
             pipeline = assemble(parts.components, steps, self.options, actions, settings.seed, WallClock())
             for component in parts.components.values():
                 component.reset()
-            self._play(pipeline, sound)
+            frame_ms = self._play(pipeline, sound)
             if settings.trace:
                 self._trace(pipeline, torch.device(settings.device))
+            if settings.ceilings == "auto":
+                self._explain_limits(parts, frame_ms)
 
     def _load(self, specs: Mapping[str, ComponentSpec]) -> tuple[Parts, dict[str, Any]]:
         settings, whole = self.job.settings, self.options.schedule == "one_graph"
@@ -117,7 +122,8 @@ class RealtimeCell(Cell):
         frames, warmup = self.options.counts(world.device.type)
         return drawn_actions(frames + warmup, axes, buttons, self.job.settings.seed)
 
-    def _play(self, pipeline: StagedPipeline, sound: Mapping[str, Any]) -> None:
+    def _play(self, pipeline: StagedPipeline, sound: Mapping[str, Any]) -> float:
+        """Play, and return the median frame in ms."""
         options, settings, run = self.options, self.job.settings, Path(self.job.run)
         device = torch.device(settings.device)
         frames, warmup = options.counts(device.type)
@@ -133,6 +139,7 @@ class RealtimeCell(Cell):
             series = rescue(run, self.job.name)
             assert series is not None
             self._summarize(series, watch, sound)
+        return float(np.median(series["frame_ms"]))
 
     def _summarize(self, series: Series, watch: FrameWatch, sound: Mapping[str, Any]) -> None:
         options, settings = self.options, self.job.settings
@@ -154,6 +161,18 @@ class RealtimeCell(Cell):
         disturbed = compiled_or_captured(series, watch.events)
         if disturbed is not None:
             self.problems.append(("invalid", f"after the warm-up: {disturbed}"))
+
+    def _explain_limits(self, parts: Parts, frame_ms: float) -> None:
+        """Say what a frame must take at least; last, since it takes the networks back to their first frame."""
+
+        def explain() -> None:
+            ceilings = ceilings_in(Path(self.job.run))
+            if ceilings is not None:
+                overlapping = self.options.schedule == "overlap"
+                self.add(limits=frame_limits(parts.components, ceilings, frame_ms, overlapping=overlapping))
+
+        with self.phase("limits"):
+            self.unless_it_fails("its limits could not be told", explain)
 
     def _inside_a_frame(self, trace: Path, frames: int) -> None:
         section = inside_of(Traces(timeline(read_events(trace)), _SEVERAL, _LOOP), costs(), Path.cwd(), parts=frames)

@@ -10,13 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from profiling.core.records import Record
-from profiling.reporting.facts import at, by_component, is_realtime, is_right, items_at, mapping_at, number_at, wall_p50
+from profiling.reporting.facts import (
+    at,
+    by_component,
+    is_realtime,
+    is_right,
+    items_at,
+    mapping_at,
+    number_at,
+    times_taken_away,
+    wall_p50,
+)
 from profiling.reporting.format import count_of, one_line, significant
 
 Lines = tuple[str, ...]
-
-#: Interruptions per timed call from which a run was disturbed by other programs.
-BUSY_SHARE = 0.1
 
 
 def legend(records: Sequence[Record]) -> Lines:
@@ -62,8 +69,7 @@ def notes(records: Sequence[Record]) -> Lines:
         if at(record.metrics, "latency", "settled") is False
     ]
     for record in records:
-        taken, calls = number_at(record.metrics, "latency", "descheduled"), number_at(record.metrics, "wall_ms", "n")
-        if taken and calls and taken >= BUSY_SHARE * calls:
+        if taken := times_taken_away(record):
             lines.append(
                 f"{_name(record)}: the processor was taken away {count_of(taken, 'time')} while timing: "
                 "other programs run here, and the times say as much about them"

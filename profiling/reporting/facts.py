@@ -21,6 +21,9 @@ PEAK_KINDS = (
     ("peak_host_rss", "peak host RSS"),
 )
 
+#: Interruptions per timed call from which a cell was disturbed by other programs.
+_BUSY_SHARE = 0.1
+
 
 def at(content: object, *keys: str) -> Any:
     """Return what stands under `keys` in nested mappings, or None where any of them is missing."""
@@ -95,6 +98,12 @@ def by_component(records: Iterable[Record]) -> dict[str, tuple[Record, ...]]:
 def is_right(record: Record) -> bool:
     """Say whether the record's times may be compared at all: it is ok, and no parity check speaks against it."""
     return record.status == "ok" and at(record.parity, "passed") is not False
+
+
+def times_taken_away(record: Record) -> float | None:
+    """Return how often the processor was taken away while timing, where other programs disturbed it; else None."""
+    taken, calls = number_at(record.metrics, "latency", "descheduled"), number_at(record.metrics, "wall_ms", "n")
+    return taken if taken and calls and taken >= _BUSY_SHARE * calls else None
 
 
 def wall_p50(record: Record) -> float | None:

@@ -18,7 +18,7 @@ NOT_ATTRIBUTABLE = "not attributable"
 _HEADERS = ("component", "variant", "module", "modules", "count", "ms", "share", "own ms", "own share")
 _NOTE = (
     "Own: without its submodules. A star: submodules that are built alike, added up. "
-    "Count: kernels, copies and fills; on a CPU, calls of the submodule."
+    "Count: kernels, copies and fills; on a CPU, calls of the submodule and of those in it."
 )
 
 

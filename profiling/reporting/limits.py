@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from profiling.core.records import Record
-from profiling.reporting.facts import at, by_component, is_right, items_at, number_at, right_baseline, wall_p50
+from profiling.reporting.facts import (
+    at,
+    by_component,
+    is_right,
+    items_at,
+    mapping_at,
+    number_at,
+    right_baseline,
+    wall_p50,
+)
 from profiling.reporting.format import ABSENT, TIMES, one_line, percent, significant, whole
 from profiling.reporting.grid import Titled, grid
 
@@ -22,16 +31,20 @@ _LIMITS = (
     "kernel median µs",
     "bound",
 )
-_PREDICTED = ("component", "variant", "predicted ms", "measured ms", "measured / predicted")
+_PARTS = ("component", "variant", "part", "floor ms", "memory ms", "compute ms", "achieved / floor")
+_PREDICTED = ("component", "variant", "predicted by", "predicted ms", "measured ms", "measured / predicted")
 
 
 def limit_tables(records: Sequence[Record]) -> tuple[Titled, ...]:
     """Return the Markdown tables of floors and of predictions, those that have something in them."""
     judged = [record for record in records if record.limits]
+    calls = [_row(record) for record in judged if not mapping_at(record.limits, "parts")]
+    frames = [row for record in judged for row in _parts(record)]
     predicted = [row for group in by_component(judged).values() for row in _predictions(group, records)]
     titled = (
-        ("Floor of a call on this device, and what bounds it", grid(_LIMITS, [_row(r) for r in judged], markdown=True)),
-        ("Predicted and measured, wall p50", grid(_PREDICTED, predicted, markdown=True)),
+        ("Floor of a call on this device, and what bounds it", grid(_LIMITS, calls, markdown=True)),
+        ("Floor of a frame on this device, part by part", grid(_PARTS, frames, markdown=True, names=3)),
+        ("Predicted and measured, wall p50", grid(_PREDICTED, predicted, markdown=True, names=3)),
     )
     return tuple((title, table) for title, table in titled if table)
 
@@ -63,11 +76,10 @@ def ceilings_line(environment: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _row(record: Record) -> tuple[str, ...]:
     limits, idle = record.limits, number_at(record.limits, "idle_share")
-    times = (significant(number_at(limits, key)) for key in ("floor_ms", "memory_ms", "compute_ms"))
     return (
         record.component,
         record.variant,
-        *times,
+        *_terms(limits),
         _times(number_at(limits, "achieved_over_floor") if is_right(record) else None),
         percent(idle),
         whole(number_at(limits, "device_work", "kernels")),
@@ -76,13 +88,26 @@ def _row(record: Record) -> tuple[str, ...]:
     )
 
 
+def _parts(record: Record) -> list[tuple[str, ...]]:
+    """Return a row for each part of a frame, and the frame's own, which is held against its median."""
+    parts = mapping_at(record.limits, "parts")
+    rows = [(record.component, record.variant, name, *_terms(part), ABSENT) for name, part in parts.items()]
+    achieved = _times(number_at(record.limits, "achieved_over_floor") if is_right(record) else None)
+    return [*rows, (record.component, record.variant, "frame", *_terms(record.limits), achieved)] if rows else []
+
+
+def _terms(limits: object) -> tuple[str, ...]:
+    return tuple(significant(number_at(limits, key)) for key in ("floor_ms", "memory_ms", "compute_ms"))
+
+
 def _predictions(group: Sequence[Record], records: Sequence[Record]) -> list[tuple[str, ...]]:
     rows = []
     for record in group:
         variant, predicted, measured = _came_true(record, records)
         if predicted is not None:
-            ratio = None if measured is None else measured / predicted
-            rows.append((record.component, variant, significant(predicted), significant(measured), _times(ratio)))
+            ratio = measured / predicted if measured is not None and predicted > 0 else None
+            names = (record.component, variant, record.variant)
+            rows.append((*names, significant(predicted), significant(measured), _times(ratio)))
     return rows
 
 

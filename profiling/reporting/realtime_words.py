@@ -106,8 +106,9 @@ def _steady(record: Record) -> str:
 
 def _slope(record: Record) -> str:
     growing, slope = at(record.realtime, "slope", "growing"), _slope_of(record)
-    verdict = "" if not isinstance(growing, bool) else ": growing" if growing else ": not growing"
-    return f"slope {slope}{verdict}" if slope else ""
+    if not slope or not isinstance(growing, bool):
+        return f"slope {slope}" if slope else ""
+    return f"slope {slope}: {'growing' if growing else 'not growing by 1% over the run'}"
 
 
 def _slope_of(record: Record) -> str:

@@ -12,7 +12,7 @@ from profiling.reporting.classic import render_classic
 from profiling.reporting.detail_tables import detail_tables
 from profiling.reporting.details import artefacts, causes, legend, networks, notes
 from profiling.reporting.facts import is_realtime
-from profiling.reporting.format import escaped, one_line
+from profiling.reporting.format import escaped, listed, one_line
 from profiling.reporting.heading import command_line, environment_lines, read_environment
 from profiling.reporting.html import HTML_FILE
 from profiling.reporting.inside import inside_lines, inside_tables
@@ -44,15 +44,18 @@ def write_report(run: Path) -> str:
     environment = read_environment(run)
     text = render_console(records, environment, run)
     plots: tuple[str, ...] = ()
+    left = [REPORT_FILE, CLASSIC_FILE, HTML_FILE]
     try:
         plots = draw_plots(records, run)
         _write(run / REPORT_FILE, render_markdown(records, environment, run))
+        left.remove(REPORT_FILE)
         _write(run / CLASSIC_FILE, render_classic(records) + "\n")
+        left.remove(CLASSIC_FILE)
         page = _page(records, environment, run)
     except OSError as error:
         cause = error.strerror or type(error).__name__
-        lost = f"{REPORT_FILE}, {CLASSIC_FILE} and {HTML_FILE} could not be rewritten: {cause}."
-        return "\n".join((text, *plots, lost))
+        again = f"Make room or change the permissions, then: python -m profiling.report {run}"
+        return "\n".join((text, *plots, f"{listed(left)} could not be rewritten: {cause}. {again}"))
     return "\n".join((text, page, *plots))
 
 

@@ -15,6 +15,7 @@ from profiling.reporting.facts import (
     overlap,
     peak_memory,
     right_baseline,
+    times_taken_away,
     wall_p50,
 )
 from profiling.reporting.format import MIB, MINUS, count_of, listed, mebibytes, one_line, significant, times_faster
@@ -44,6 +45,7 @@ def verdict(group: Sequence[Record]) -> str:
     runners_up = [record for _, record in ranked[1:]]
     parts = [f"{_lead(fastest, group, alone=not runners_up)}, {significant(time)} ms (wall p50)"]
     parts += [_gain(fastest, group, alone=not runners_up), _frame(fastest), _cost(fastest, group)]
+    parts.append(_disturbed(fastest, runners_up))
     parts.append(_tie(fastest, runners_up))
     parts.append(_by_mean(fastest, runners_up))
     if fastest.parity is None:
@@ -62,6 +64,12 @@ def _frame(fastest: Record) -> str:
         return f"its p99 of {significant(p99)} ms does not fit a frame even at {FRAME_RATES[0]} FPS"
     missed = [str(rate) for rate in FRAME_RATES if str(rate) not in held]
     return f"its p99 fits a frame at {listed(held)} FPS{f', not at {listed(missed)}' if missed else ''}"
+
+
+def _disturbed(fastest: Record, runners_up: Sequence[Record]) -> str:
+    """Say which times tell as much about other programs."""
+    names = [record.variant for record in (fastest, *runners_up) if times_taken_away(record) is not None]
+    return f"other programs ran while {listed(names)} {'was' if len(names) == 1 else 'were'} timed" if names else ""
 
 
 def _by_mean(fastest: Record, runners_up: Sequence[Record]) -> str:
@@ -105,7 +113,7 @@ def _cost(fastest: Record, group: Sequence[Record]) -> str:
     seconds = number_at(fastest.prepare, "seconds")
     if seconds is not None:
         calls = number_at(fastest.speedup, "break_even_calls")
-        paid = "" if calls is None else f" (paid back after {count_of(calls, 'call')})"
+        paid = "" if not calls else f" (paid back after {count_of(calls, 'call')})"
         costs.append(f"{significant(seconds, 3)} s to prepare{paid}")
     peak, baseline = peak_memory(fastest), right_baseline(group)
     before = peak_memory(baseline) if baseline else None

@@ -1,5 +1,6 @@
 """What the slowdown benchmark says of runs whose times are known, and that its chain is as long as it claims."""
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,10 @@ def pairs_module(monkeypatch):
     return slowdown_pairs
 
 
-def kept(folder, name, centre, *, seed, device=None, **changes):
-    """A run with one cell of that name: 100 wall times around `centre`, and a device clock on request."""
+def kept(folder, name, centre, *, seed, device=None, n=100, **changes):
+    """A run with one cell of that name: `n` wall times around `centre`, and a device clock on request."""
     folder.mkdir(exist_ok=True)
-    times = centre * (1 + 0.002 * np.random.default_rng(seed).standard_normal(100))
+    times = centre * (1 + 0.002 * np.random.default_rng(seed).standard_normal(n))
     metrics = {"wall_ms": summarize(times).to_json()}
     metrics |= {} if device is None else {"device_ms": {"p50": device}, "host_ms": {"p50": 0.5 * device}}
     record = Record("generic_forward", name, "baseline", "ok", scale="full", frames_per_call=1, metrics=metrics)
@@ -73,10 +74,25 @@ def test_bars_hold_what_they_promise(pairs_module, judged):
     assert all(reached(pairs_module, good).values())
     assert not reached(pairs_module, [*good, alarm])["false alarms in 21 A/A pairs"]
     assert not reached(pairs_module, [*good, missed])["slowdowns of 3% found"]
+    red = [replace(alike, code=2)] * 2
+    assert not reached(pairs_module, [*good, *red])["exit codes other than 0 in 22 A/A pairs"]
+    assert reached(pairs_module, [*good, *red])["false alarms in 22 A/A pairs"], "no verdict, and still a red CI"
     weak = [replace(found, device_ratio=1.01)] * 3
     assert not reached(pairs_module, weak)["what was planted"], "found, but not what was to be found"
     launches = [replace(found, host_share=0.95)]
     assert not all(reached(pairs_module, launches).values()), "the host set the time"
+
+
+def test_a_pair_that_cannot_be_told_is_counted_and_stops_ci_beyond_the_threshold(tmp_path, pairs_module):
+    few = [kept(tmp_path / side, "chain", ms, seed=1, n=3) for side, ms in (("a", 3.0), ("b", 3.3))]
+    pair = pairs_module.pair_of("A/A", *few, "chain", "baseline")
+    assert (pair.judged.verdict, pair.code, pair.false_alarm) == ("can't tell", 2, False)
+    slow = replace(pair, kind="slowdown", judged=replace(pair.judged, verdict="slower"))
+    assert pairs_module.untold([pair, pair, slow]) == "can't tell: 2 of 2 A/A pairs, 0 of 1 slowdown"
+    assert pairs_module.untold([pair]) == "can't tell: 1 of 1 A/A pair"
+    rows = {what: (measured, ok) for what, _, measured, ok in pairs_module.bars([pair, pair])}
+    assert rows["exit codes other than 0 in 2 A/A pairs"] == ("2", False)
+    assert rows["false alarms in 2 A/A pairs"] == ("0", True)
 
 
 def test_a_cell_that_was_disturbed_is_not_passed_over(pairs_module, judged):
@@ -90,7 +106,7 @@ def test_without_a_device_clock_nothing_is_said_of_it(tmp_path, pairs_module):
     sides = [kept(tmp_path / side, "chain", 3.0, seed=seed) for seed, side in enumerate("ab")]
     pair = pairs_module.pair_of("A/A", *sides, "chain", "baseline")
     assert (pair.device_ratio, pair.host_share) == (None, None)
-    assert len(pairs_module.bars([pair])) == 2
+    assert not [what for what, *_ in pairs_module.bars([pair]) if "device" in what]
 
 
 @pytest.mark.parametrize("links", [100, 103])
@@ -118,6 +134,7 @@ def test_it_ends_in_a_table_and_its_runs_are_kept(tmp_path, monkeypatch, capsys)
     printed = capsys.readouterr().out
     assert "| A/A 1 " in printed
     assert "| slowdown 1 " in printed
+    assert re.search(r"\ncan't tell: [01] of 1 A/A pair, [01] of 1 slowdown\n", printed)
     links = [
         (tmp_path / f"0_{run}_config" / "component" / "chain_00.yaml").read_text().split("links: ")[1].split()[0]
         for run in ("a", "same", "slower")

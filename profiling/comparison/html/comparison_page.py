@@ -25,12 +25,7 @@ from profiling.reporting.html.section import Section
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Return the page; it says what the text says.
-
-    Raises:
-        InputError: a profiler trace that cannot be read.
-
-    """
+    """Return the page; it says what the text says."""
     title = f"{_name(comparison.b)} compared with {_name(comparison.a)}"
     heading = [titled(name, side) for name, side in comparison.sides]
     return render_document(title, heading, _sections(comparison))

@@ -35,7 +35,7 @@ def realtime_section(material: Material) -> Section:
         "Frames against the deadline",
         (*realtime_lines(material.records), *realtime_legend(material.records), *unread),
         tuple(chart for chart in charts if chart.views),
-        material.titled("Frames", "Stage budget", "Deadlines", "Slow"),
+        material.titled("Frames", "Stage budget", "Floor of a frame", "Deadlines", "Slow"),
     )
 
 

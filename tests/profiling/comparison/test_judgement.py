@@ -66,6 +66,16 @@ def test_a_difference_within_the_threshold_is_none_that_matters(sides):
     assert judged.reason == "the interval holds less and more than the threshold"
 
 
+@pytest.mark.parametrize(("taken", "said"), [(9, False), (10, True)])
+def test_times_that_other_programs_disturbed_are_called_so(sides, taken, said):
+    quiet, slow = noisy(10, seed=1)[:100], cell(samples=noisy(11, seed=2)[:100])
+    metrics = {**slow.metrics, "latency": {"descheduled": taken}}
+    a, b = sides([cell(samples=quiet)], [replace(slow, metrics=metrics)])
+    (judged,) = judge(a, b, T)
+    assert (judged.verdict, exit_code([judged], T)) == ("slower", 1)
+    assert judged.reason == ("other programs ran while B was timed" if said else "")
+
+
 def test_more_cells_make_wider_intervals(sides):
     names = [f"v{i}" for i in range(12)]
     a, b = sides([cell(name, noisy(10, seed=1)) for name in names], [cell(name, noisy(10.1, seed=2)) for name in names])
@@ -114,6 +124,45 @@ def test_what_cannot_be_compared_is_told(sides, a, b, told, code):
     assert exit_code(cells, T) == code
 
 
+def with_samples(samples, p50=1.0):
+    """A cell that says p50, whatever its samples are."""
+    return cell("w", metrics={"wall_ms": {"n": 100, "p50": p50, "samples": samples}})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (with_samples([0.0] * 100), "the samples of B are no times: their median is 0"),
+        (with_samples([1.0] * 49 + [-1.0] * 51), "the samples of B are no times: their median is -1"),
+        (with_samples([None] * 30 + [1.0] * 70), "the samples of B are no times: 30 of 100 are not finite"),
+        (with_samples(["1"] * 2 + [1.0] * 98), "the samples of B are no times: 2 of 100 are not finite"),
+        (with_samples([1.7e308] * 100), "the samples of B are no times: their median is inf"),
+        (with_samples(noisy(1), p50=0.0), "no times in B"),
+        (with_samples(noisy(1), p50=-1.0), "no times in B"),
+        (with_samples(noisy(1), p50=None), "no times in B"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_samples_that_are_no_times_are_not_compared_and_the_reason_is_true(sides, wrong, told):
+    a, b = sides([V, W], [V, wrong])
+    cells = judge(a, b, T)
+    assert (cells[1].verdict, cells[1].reason) == ("not compared", told)
+    assert (cells[1].b_ms, cells[1].ratio, cells[1].interval) == (None, None, None)
+    assert exit_code(cells, T) == 2
+    back = judge(b, a, T)
+    assert back[1].reason == told.replace("of B", "of A").replace("in B", "in A")
+    assert exit_code(back, T) == 0, "A had nothing that B could lose"
+
+
+@pytest.mark.filterwarnings("error")
+def test_times_that_are_mostly_0_have_no_interval(sides):
+    a, b = sides([cell("w", [0.0] * 49 + [1.0] * 51)], [W])
+    (judged,) = judge(a, b, T)
+    assert (judged.verdict, judged.interval) == ("can't tell", None)
+    assert "times are 0" in judged.reason
+    assert exit_code([judged], T) == 2
+
+
 def test_nothing_compared_is_no_pass(sides):
     a, b = sides([BAD], [BAD])
     assert exit_code(judge(a, b, T), T) == 2
@@ -138,6 +187,29 @@ def test_loops_are_compared_by_their_frames_where_those_were_kept(sides):
     keep_frames(b, [*noisy(11, n=50, seed=2), np.nan])
     (judged,) = judge(a, b, T)
     assert (judged.verdict, exit_code([judged], T)) == ("slower", 1)
+
+
+def test_frames_that_cannot_be_read_cost_their_own_cell_alone(sides):
+    a, b = sides([V, loop(10.0)], [V, loop(11.0)])
+    keep_frames(a, noisy(10, n=50, seed=1))
+    keep_frames(b, noisy(11, n=50, seed=2))
+    (b.folder / "cells" / "realtime.v.frames.npz").write_bytes(b"no archive")
+    same, judged = judge(a, b, T)
+    assert same.verdict == "same"
+    assert (judged.verdict, judged.ratio, judged.interval) == ("can't tell", pytest.approx(1.1), None)
+    assert "cannot be read as series of frames" in judged.reason
+    assert exit_code([same, judged], T) == 2
+
+
+@pytest.mark.parametrize("frames", [[np.nan] * 50, []])
+def test_a_round_without_a_frame_is_none(sides, frames):
+    rounds = ({"frame_ms": {"n": 50}},) * 2
+    a, b = sides([loop(10.0, rounds)], [loop(10.0, rounds)])
+    for side in (a, b):
+        keep_frames(side, noisy(10, n=50, seed=1), "realtime.v.round1")
+        keep_frames(side, frames, "realtime.v.round2")
+    (judged,) = judge(a, b, T)
+    assert (judged.verdict, judged.rounds) == ("same", 1)
 
 
 def test_loops_in_rounds_use_the_frames_of_every_round(sides):

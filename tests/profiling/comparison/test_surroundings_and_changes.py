@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from hand_made import ENVIRONMENT, MIB, cell, noisy, write_run
 
+from profiling.compare import main
 from profiling.comparison.changes import changes
 from profiling.comparison.side import read_side
 from profiling.comparison.surroundings import differences, unknown
-from profiling.errors import InputError
 
 CELL = ("net", "baseline")
 PLAIN = (cell(), cell())
@@ -77,6 +77,12 @@ def test_options_of_the_runs(around):
     )
     found, _ = around(ENVIRONMENT, configs=configs)
     assert found == (("variant.x.mode", "a", "b"),)
+
+
+@pytest.mark.parametrize("config", ["when: 2026-13-45\n", "a: [\n", "[" * 5_000])
+def test_a_config_that_cannot_be_read_is_passed_over(around, config):
+    found, _ = around(ENVIRONMENT, configs=(config, "when: 1\n"))
+    assert found == ()
 
 
 def test_what_is_not_known_is_told(around):
@@ -188,15 +194,65 @@ def test_idle_time_that_changed(changed):
     assert changed(one, two) == (("idle: waiting for the host, ms a call", "0.5000", "0.1000"),)
 
 
-def test_a_damaged_trace_is_one_line(changed):
-    traced = cell(trace={"trace": "trace.json.gz", "iterations": 2})
+NO_TIMES = '{"traceEvents": [{"cat": "kernel", "name": "k"}]}'
+
+
+@pytest.mark.parametrize("text", [None, "no json", "[]", "{}", '{"traceEvents": 3}', NO_TIMES, "[" * 100_000])
+def test_a_damaged_trace_is_one_line(changed, text):
+    content = b"no gzip" if text is None else gzip.compress(text.encode())
+    one = cell(trace={"trace": "trace.json.gz", "iterations": 2})
+    two = replace(one, memory={"peak_allocated": 150 * MIB}, kernels=({"name": "new", "file": "n.py"},))
 
     def write(folder):
-        for name in "ab":
-            (folder / name / "trace.json.gz").write_bytes(b"no gzip")
+        with gzip.open(folder / "a" / "trace.json.gz", "wt") as file:
+            json.dump({"traceEvents": kernel("fine", 20.0)}, file)
+        (folder / "b" / "trace.json.gz").write_bytes(content)
 
-    with pytest.raises(InputError, match=r"trace\.json\.gz is no trace"):
-        changed(traced, traced, write)
+    old = replace(one, kernels=({"name": "old", "file": "o.py"},))
+    memory, (what, known, lost), *sources = changed(old, two, write)
+    assert memory[0] == "peak allocated MiB"
+    assert (what, known) == ("kernels", "1 name")
+    assert lost.startswith("trace.json.gz cannot be read: ")
+    assert lost.endswith("Run again with trace=true.")
+    assert sources == [
+        ("generated kernel vanished: old", "o.py", "–"),
+        ("generated kernel appeared: new", "–", "n.py"),
+    ]
+
+
+def test_a_damaged_trace_does_not_cost_the_judgement(tmp_path, capsys):
+    traced = {"trace": {"trace": "trace.json.gz", "iterations": 2}}
+    a, b = (
+        write_run(tmp_path / name, cell(samples=noisy(factor, seed=seed), **traced))
+        for name, factor, seed in (("a", 1, 1), ("b", 1.1, 2))
+    )
+    for run in (a, b):
+        (run / "trace.json.gz").write_bytes(b"no gzip")
+    assert main([str(a), str(b)]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "1.10" in printed.out
+    assert printed.out.count("trace.json.gz cannot be read") == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "told"),
+    [
+        (cell(), cell(parity=None), ("checked", "not checked")),
+        (cell(parity={"reference": "fp32 eager"}), cell(), ("not checked", "checked")),
+        (cell(parity=None), cell(parity={}), None),
+    ],
+)
+def test_a_parity_check_that_only_one_side_has_is_told(changed, one, two, told):
+    rows = {what: sides for what, *sides in changed(one, two)}
+    assert rows.get("parity") == (list(told) if told else None)
+
+
+@pytest.mark.parametrize(("revision", "told"), [(5, "5"), ([1], "[1]"), ({"x": 1}, "{'x': 1}")])
+def test_a_revision_that_is_no_text_is_shown_as_it_is(around, revision, told):
+    other = {**ENVIRONMENT, "git": {"revision": revision, "dirty": True}}
+    found, _ = around(other)
+    assert found == (("git", "a" * 12, f"{told} (dirty)"),)
 
 
 def generated(*pairs):

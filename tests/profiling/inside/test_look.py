@@ -39,7 +39,7 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
     step = step(planted)
     noted = []
 
-    def passed(call, device, around, *, cell):
+    def passed(call, device, around, *, cell, calls):
         assert (device.type, cell) == ("cuda", ("planted", "v"))
         if around is line_spans:
             assert call is step.run

@@ -79,6 +79,36 @@ class Ring(nn.Module):
         return self.slots.sum(0)
 
 
+@torch.library.custom_op("planted_limits::write_rings", mutates_args={"k", "v"})
+def write_rings(qkv: Tensor, gain: Tensor, rotation: Tensor, slot: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Write the keys and values in `qkv` [3, width] into a slot of two rings, and return the queries."""
+    queries, keys, values = (qkv * gain).unbind(0)
+    for ring, row in ((k, keys), (v, values)):
+        ring[int(slot)] = row + rotation.sum().to(row.dtype)
+    return queries.clone()
+
+
+class WritesRings(nn.Module):
+    """Writes one slot of two rings by an operator from outside torch, which also gets what it does not write."""
+
+    k: Tensor
+    v: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("k", "v"):
+            self.register_buffer(name, torch.zeros(50, 128, dtype=torch.bfloat16))
+        self.gain = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        self.register_buffer("rotation", torch.ones(32))
+        self.register_buffer("slot", torch.zeros((), dtype=torch.int64))
+
+    def state_tensors(self) -> tuple[Tensor, ...]:
+        return self.k, self.v
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        return write_rings(qkv, self.gain, self.rotation, self.slot, self.k, self.v)
+
+
 class Chain(nn.Module):
     """Kernels that do next to nothing, one after the other."""
 

@@ -1,11 +1,14 @@
 """Ceilings of the CPU against numpy, and the cache that remembers them."""
 
+import ast
+import importlib
 import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +16,15 @@ import torch
 from profiling.core.config import FORWARD
 from profiling.core.job import ComponentSpec, Job, Settings
 from profiling.core.probe import probe
-from profiling.limits import of_run
+from profiling.limits import ceilings_cache, of_run
+from profiling.limits import measure as measuring
 from profiling.limits.ceilings import Ceilings
-from profiling.limits.ceilings_cache import KEPT_SECONDS, cache_folder, kept_ceilings
+from profiling.limits.ceilings_cache import KEPT_SECONDS, METHOD_FILES, cache_folder, kept_ceilings
 from profiling.limits.measure import measure_ceilings
 
 KNOWN = Ceilings("float32", 1e9, 2e9, ((1024, 4e9), (2**20, 2e9)), 3e9, 5.0, None, 7.5, 0.1)
+#: What a trace is read with, and what a ceiling is kept in: nothing that is timed.
+HOLDERS = {"ceilings", "chrome_trace", "launches"}
 KEY = {"device": "this one", "threads": 1}
 
 #: The same two measurements without torch, on one thread.
@@ -106,6 +112,30 @@ def test_another_device_or_setup_is_measured(measure, tmp_path):
     assert measure.times == 3
     kept_ceilings(KEY, measure, tmp_path)
     assert measure.times == 3, "one does not push the other out"
+
+
+def test_another_way_to_measure_is_measured(measure, monkeypatch, tmp_path):
+    ways = tmp_path / "measure.py", tmp_path / "pace.py"
+    for way in ways:
+        way.write_text("one way")
+    monkeypatch.setattr(ceilings_cache, "METHOD_FILES", ways)
+    for _ in range(2):
+        kept_ceilings(KEY, measure, tmp_path / "kept")
+    assert measure.times == 1
+    ways[1].write_text("another")
+    kept_ceilings(KEY, measure, tmp_path / "kept")
+    assert measure.times == 2
+
+
+def test_all_that_measures_is_part_of_the_way():
+    """Every module of this program that the measuring ones import, but for those that only hold what they return."""
+    named = set(METHOD_FILES)
+    assert Path(measuring.__file__) in named
+    for path in named:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("profiling."):
+                imported = Path(str(importlib.import_module(str(node.module)).__file__))
+                assert imported in named or imported.stem in HOLDERS, f"{path.name} measures by {imported.name} too"
 
 
 @pytest.mark.parametrize("age", [KEPT_SECONDS + 1, -3600])

@@ -22,9 +22,17 @@ LONG = Facts(
     replay_us=20.0,
 )
 LAUNCHES = replace(
-    LONG, memory_ms=0.5, compute_ms=0.2, kernels=1000, launches=1000, busy_ms=1.5, median_us=1.5, operators=1000
+    LONG,
+    memory_ms=0.5,
+    compute_ms=0.2,
+    kernels=1000,
+    launches=1000,
+    busy_ms=1.5,
+    median_us=1.5,
+    operators=1000,
+    traffic_ms=0.6,
 )
-HOST = Facts(device="cpu", wall_ms=10.0, memory_ms=0.1, compute_ms=0.2, operators=900, launch_us=0.5)
+HOST = Facts(device="cpu", wall_ms=10.0, memory_ms=0.1, compute_ms=0.2, operators=1000, launch_us=0.5, traffic_ms=0.3)
 
 
 def judged(facts):
@@ -45,6 +53,28 @@ def test_launches():
     assert "expect" not in unknown.advice
 
 
+def test_a_compiled_step_predicts_its_own_capture():
+    """What it launches are fused kernels, and a capture of the eager ones says nothing of them."""
+    for kernels, bound in ((1000, "launch-bound"), (50, "host-bound")):
+        verdict = judged(replace(LAUNCHES, traffic_ms=None, operators=None, kernels=kernels, launches=kernels))
+        assert verdict.bound == bound
+        assert verdict.predicts == "compile_cuda_graph"
+        assert f"capture it (compile_cuda_graph), expect {verdict.predicted_ms:.3g} ms" in verdict.advice
+
+
+def test_a_captured_step_with_a_slow_host():
+    """303 kernels in 5 launches: the replays take 1.355 of 6.4 ms, so what is slow lies around them."""
+    facts = replace(
+        LAUNCHES, wall_ms=6.4, busy_ms=1.319, kernels=303, launches=5, median_us=3.5, gap_us=0.084, replay_us=10.5
+    )
+    assert facts.replay_ms == pytest.approx(1.355, abs=1e-3)
+    verdict = judged(facts)
+    assert verdict.bound == "host-bound"
+    assert "other work around the replays, which take 1.35 of 6.4 ms" in verdict.advice
+    assert verdict.predicts is None, "it is captured already"
+    assert judged(replace(facts, wall_ms=1.9)).bound == "latency-bound", "the replays explain 71% of it"
+
+
 def test_latency():
     short = replace(LAUNCHES, busy_ms=8.5, median_us=3.0)
     assert judged(short).bound == "latency-bound"
@@ -52,6 +82,8 @@ def test_latency():
     replayed = judged(replace(LAUNCHES, launches=1, busy_ms=6.0, traffic_ms=1.0))
     assert replayed.bound == "latency-bound"
     assert replayed.predicted_ms is None
+    assert "40% of wall lies between kernels of a replay and around it" in replayed.advice
+    assert judged(replace(LAUNCHES, launches=1, gap_us=None)).bound == "latency-bound", "gaps that nobody measured"
     assert "compile_cuda_graph" in replayed.advice
     fused = judged(replace(LAUNCHES, launches=1, busy_ms=6.0, traffic_ms=None))
     assert "fused already" in fused.advice
@@ -67,6 +99,8 @@ def test_memory():
     between = judged(replace(LONG, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
     assert between.bound == "memory-bound"
     assert "compile" in between.advice
+    captured = judged(replace(LONG, kernels=100, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
+    assert "compile_cuda_graph" in captured.advice, "fused, and captured as it is"
     assert judged(replace(HOST, memory_ms=5.0)).bound == "memory-bound"
 
 
@@ -88,8 +122,23 @@ def test_transfers_and_waits():
     assert judged(replace(LAUNCHES, waits=1.0)).bound == "launch-bound", "one wait in a thousand kernels is none"
 
 
+def test_a_floor_that_is_beaten_is_no_floor():
+    beaten = judged(replace(LONG, compute_ms=22.4))
+    assert "the ceilings are too low" in beaten.advice
+    assert "at best" not in beaten.advice
+    assert "at best" in judged(replace(LONG, compute_ms=10.5)).advice, "a few per cent are noise"
+
+
 def test_host():
-    assert judged(HOST).bound == "host-bound"
+    eager = judged(HOST)
+    assert eager.bound == "host-bound"
+    assert "fuse them (compile)" in eager.advice
+    assert "1000 operators, dispatch 5%" in eager.evidence
+    compiled = judged(replace(HOST, operators=None, traffic_ms=None))
+    assert compiled.bound == "host-bound"
+    assert "(compile)" not in compiled.advice
+    assert "fused operators" in compiled.advice
+    assert not any("operators" in line or "dispatch" in line for line in compiled.evidence), "the eager call's"
     slow_host = replace(LAUNCHES, kernels=50, launches=50)
     assert judged(slow_host).bound == "host-bound", "200 µs a launch where one takes 5"
     measurable = judged(replace(slow_host, gap_us=1.0, replay_us=10.0))

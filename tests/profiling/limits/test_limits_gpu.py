@@ -112,7 +112,8 @@ def test_in_a_run_the_prediction_meets_what_was_measured(profile, tmp_path):
     )
     assert outcome.code == 0, outcome.out
     eager, replayed = outcome.records.values()
-    assert eager.limits["bound"] == "launch-bound"
+    assert eager.limits["bound"] in ("launch-bound", "host-bound"), "a slow host: both advise and predict the capture"
+    assert eager.limits["predicted"]["variant"] == "cuda_graph"
     predicted, measured = eager.limits["predicted"]["wall_ms"], replayed.metrics["wall_ms"]["p50"]
     assert 0.6 < measured / predicted < 1.7
     assert "Predicted and measured" in (outcome.folder / "report.md").read_text()

@@ -2,6 +2,12 @@
 
 import json
 
+import torch
+from planted_networks import Chain, component
+
+from profiling.limits.ceilings import Ceilings
+from profiling.limits.section import limits_of
+
 NETWORKS = "component=[world_model_step,audio_decoder,net]"
 NET = ("component=[net]", "variant=[baseline]", "isolation=none")
 
@@ -33,6 +39,17 @@ def test_every_cell_has_a_floor_that_nothing_is_below(profile, tmp_path):
     kept.unlink()
     resumed = profile(*NET, "ceilings=auto", f"resume={again.folder}", folder=again.folder, XDG_CACHE_HOME=str(cache))
     assert resumed.code == 0, "ceilings of another hour are no other machine"
+
+
+@torch.inference_mode()
+def test_of_a_compiled_call_the_eager_operators_are_no_evidence():
+    ceilings = Ceilings("float32", 1e9, 1e9, ((1000, 1e9),), 1e9, 1.0, None, None, 0.0)
+    planted = component(Chain(), x=torch.ones(64))
+    eager, fused = (limits_of(planted, planted.call, ceilings, 10.0, fused=fused) for fused in (False, True))
+    assert any("500 operators, dispatch 5%" in line for line in eager["evidence"])
+    assert not any("operator" in line or "dispatch" in line for line in fused["evidence"])
+    assert eager["bound"] == fused["bound"] == "host-bound"
+    assert eager["advice"] != fused["advice"]
 
 
 def test_off_measures_nothing(profile, tmp_path):

@@ -4,6 +4,9 @@ from typing import Any
 
 from profiling.core.records import Record
 from profiling.reporting.heading import environment_lines
+from profiling.reporting.html.latency_section import latency_section
+from profiling.reporting.html.material import Material
+from profiling.reporting.html.realtime_section import realtime_section
 from profiling.reporting.limits import bound_line, limit_tables
 from profiling.reporting.render import render_console, render_markdown
 
@@ -43,11 +46,62 @@ def test_predicted_and_measured(make: Make) -> None:
         ["world_model", "baseline", "0.5000", "0.5000", "0.2500", "57.4×", "94%", "1234", "1.50", "launch-bound"],
         ["world_model", "cuda_graph", "0.5000", "0.5000", "0.2500", "5.00×", "30%", "1234", "1.50", "latency-bound"],
     ]
-    assert predicted[2:] == [["world_model", "cuda_graph", "2.400", "2.520", "1.05×"]]
+    assert predicted[2:] == [["world_model", "cuda_graph", "baseline", "2.400", "2.520", "1.05×"]]
     line = bound_line(records)
     assert line is not None
     assert line.startswith("baseline is launch-bound, 57.4× its floor of 0.5000 ms (GPU idle 94%, 1234 kernels")
     assert "expect 2.4 ms (cuda_graph measured 2.520 ms); cuda_graph is latency-bound, 5.00× its floor" in line
+
+
+def test_a_prediction_says_whose_it_is(make: Make) -> None:
+    """Two cells predict the same variant: each row names its own."""
+    again = limits(predicted={"variant": "cuda_graph", "wall_ms": 2.5})
+    records = [make("baseline", 28.7, limits=limits()), make("swapped", 27.0, limits=again), make("cuda_graph", 2.52)]
+    predicted = rows(limit_tables(records)[1][1])
+    assert predicted[0][:3] == ["component", "variant", "predicted by"]
+    assert [row[1:3] for row in predicted[2:]] == [["cuda_graph", "baseline"], ["cuda_graph", "swapped"]]
+
+
+def test_a_predicted_time_of_nothing_costs_its_ratio_and_not_the_report(make: Make) -> None:
+    records = [
+        make("baseline", 28.7, limits=limits(predicted={"variant": "cuda_graph", "wall_ms": 0.0})),
+        make("cuda_graph", 2.5, limits=limits(predicted={"variant": "nobody", "wall_ms": 1.0})),
+    ]
+    table = rows(limit_tables(records)[1][1])
+    assert table[2] == ["world_model", "cuda_graph", "baseline", "0.000", "2.500"]
+    assert "measured / predicted" not in table[0]
+
+
+FRAME = {
+    "memory_ms": 1.5,
+    "compute_ms": 2.25,
+    "floor_ms": 2.5,
+    "achieved_over_floor": 4.64,
+    "parts": {
+        "world": {"memory_ms": 0.5, "compute_ms": 0.25, "floor_ms": 0.5},
+        "picture": {"memory_ms": 1.0, "compute_ms": 2.0, "floor_ms": 2.0},
+    },
+}
+
+
+def test_a_frame_part_by_part(make: Make, tmp_path: Path) -> None:
+    loop = make("cuda_graph", target="realtime", component="realtime", realtime={"frames": 8}, limits=FRAME)
+    ((title, table),) = limit_tables([loop])
+    assert title == "Floor of a frame on this device, part by part"
+    assert rows(table)[2:] == [
+        ["realtime", "cuda_graph", "world", "0.5000", "0.5000", "0.2500", "–"],
+        ["realtime", "cuda_graph", "picture", "2.000", "1.000", "2.000", "–"],
+        ["realtime", "cuda_graph", "frame", "2.500", "1.500", "2.250", "4.64×"],
+    ]
+    assert bound_line([loop]) is None, "nothing says what bounds it"
+    assert f"### {title}" in render_markdown([loop], {}, tmp_path)
+    page = Material([loop], {}, tmp_path)
+    assert [table.title for table in realtime_section(page).tables if "Floor" in table.title] == [title]
+    assert not latency_section(page).tables
+    both = limit_tables([make("baseline", 28.7, limits=limits()), loop])
+    assert ["realtime" in table for _, table in both] == [False, True, False]
+    wrong = make("cuda_graph", component="realtime", status="failed", reason="parity", limits=FRAME)
+    assert "4.64" not in limit_tables([wrong])[0][1]
 
 
 def test_a_prediction_that_nobody_tried_or_that_came_out_wrong_has_no_measured_side(make: Make) -> None:

@@ -169,7 +169,7 @@ def test_words_over_the_frames(make_loop: MakeLoop, loop: Loop) -> None:
     invalid = {"status": "invalid", "reason": "throttled"}
     assert realtime_lines([make_loop("cuda_graph"), make_loop("compile", drifting, **invalid)]) == (
         "realtime.cuda_graph: steady from frame 12 on, p50 8.990 ms, p99 9.080 ms; "
-        "slope −0.0100 µs a frame [−0.100, +0.0800]: not growing; "
+        "slope −0.0100 µs a frame [−0.100, +0.0800]: not growing by 1% over the run; "
         "0.750 ms of a frame (8.3%) beside the longest path of its stages.",
         "realtime.compile (invalid, its times do not count): its frame times never settled, p50 9.500 ms, "
         "p99 12.00 ms; slope +12.0 µs a frame [+11.5, +12.5]: growing; "

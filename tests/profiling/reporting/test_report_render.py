@@ -106,7 +106,9 @@ def test_a_write_that_fails_keeps_the_old_report(make: Make, save: Save, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    assert write_report(run).endswith("could not be rewritten: No space left on device.")
+    lost = write_report(run).splitlines()[-1]
+    assert "could not be rewritten: No space left on device." in lost
+    assert lost.endswith(f"python -m profiling.report {run}"), "what to type next"
     assert report(run) == "old"
     assert not list(run.glob(".*"))
 

@@ -99,6 +99,19 @@ def test_a_mean_that_ranks_otherwise_is_told(make: Make, make_clocks: Callable[.
     assert "by the mean baseline is faster" in text
 
 
+def test_times_that_other_programs_disturbed_are_called_so(
+    make: Make, make_clocks: Callable[..., dict[str, Any]]
+) -> None:
+    def line(taken: int) -> str:
+        clocks = make_clocks(2.5)
+        clocks["wall_ms"] = {**clocks["wall_ms"], "n": 100}
+        disturbed = {**clocks, "latency": {"descheduled": taken}}
+        return verdict([make("baseline", 3.0), make("compile", metrics=disturbed, speedup=SPEEDUP)])
+
+    assert "other programs ran while compile was timed" in line(10)
+    assert "other programs" not in line(9)
+
+
 def test_the_frame_rates_that_a_call_leaves_room_for(make: Make, make_clocks: Callable[..., dict[str, Any]]) -> None:
     def line(p99: float) -> str:
         clocks = make_clocks(5.0)
