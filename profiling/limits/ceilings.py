@@ -17,7 +17,8 @@ class Ceilings:
 
     `copy_bytes_per_s` counts a large copy's bytes twice, read and written; `read_bytes_per_s` is of a large sum.
     `bandwidth` holds [bytes touched, bytes per second] by size, the faster of the two each: small ones stay in a cache.
-    `matmul_flops_per_s` is the best of the square products in `dtype` (float32 in TF32 where the run has it).
+    `matmul_flops_per_s` is the best of the square products in `dtype` (float32 in TF32 where the run has it),
+    `conv_flops_per_s` of some convolutions, which on a CPU can be quicker; absent where it has none in that dtype.
     `launch_us` is the host's time to launch an operator that does next to nothing (on a CPU: to run it). On CUDA,
     `gap_us` is what passes between two kernels of a graph, absent where CUPTI sees none, and `replay_us` what a replay
     costs besides its kernels, from the call to the end of waiting for it. `seconds` is what measuring all this took.
@@ -32,6 +33,12 @@ class Ceilings:
     gap_us: float | None
     replay_us: float | None
     seconds: float
+    conv_flops_per_s: float | None = None
+
+    @property
+    def flops_per_s(self) -> float:
+        """The faster of the two rates: what no operator should beat."""
+        return max(self.matmul_flops_per_s, self.conv_flops_per_s or 0.0)
 
     def bytes_per_s(self, size: float) -> float:
         """Return the best bandwidth for a call that touches `size` bytes.
@@ -57,12 +64,12 @@ class Ceilings:
             return Ceilings(
                 dtype=str(content["dtype"]),
                 bandwidth=tuple((int(size), float(rate)) for size, rate in content["bandwidth"]),
-                gap_us=None if content.get("gap_us") is None else float(content["gap_us"]),
-                replay_us=None if content.get("replay_us") is None else float(content["replay_us"]),
+                **{name: None if content.get(name) is None else float(content[name]) for name in _OPTIONAL},
                 **{name: float(content[name]) for name in _NUMBERS},
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"no ceilings: {error}") from None
 
 
+_OPTIONAL = ("gap_us", "replay_us", "conv_flops_per_s")
 _NUMBERS = ("copy_bytes_per_s", "read_bytes_per_s", "matmul_flops_per_s", "launch_us", "seconds")

@@ -29,7 +29,7 @@ def floor_of(work: Work, ceilings: Ceilings) -> Floor:
     size = work.total_bytes
     return Floor(
         memory_ms=1e3 * size / ceilings.bytes_per_s(size),
-        compute_ms=1e3 * work.total_flops / ceilings.matmul_flops_per_s,
+        compute_ms=1e3 * work.total_flops / ceilings.flops_per_s,
     )
 
 

@@ -20,6 +20,8 @@ SIZES = {
 }
 #: Widths of the square products. The next one is tried as long as one takes less than this.
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
+#: Channels, and the side of the image, of the convolutions.
+CHANNELS, SIDE = (64, 128, 256), 64
 ENOUGH_SECONDS = {"cpu": 0.01, "cuda": 1e-3}
 #: Kernels in the graph whose gaps are looked at.
 NODES = 200
@@ -37,6 +39,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
     with _as_the_run(device, threads, tf32):
         points = dict(_bandwidths(device, pace))
         rate = _matmul_rate(device, dtype, pace)
+        convolved = _conv_rate(device, dtype, pace)
         launch, gap, replay = _launch_costs(device)
     if not points or not rate:
         raise RuntimeError("too little memory is free to measure it")
@@ -49,6 +52,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
         read_bytes_per_s=read,
         bandwidth=tuple((size, max(rates)) for size, rates in sorted(points.items())),
         matmul_flops_per_s=rate,
+        conv_flops_per_s=convolved,
         launch_us=launch,
         gap_us=gap,
         replay_us=replay,
@@ -80,6 +84,25 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, pace: Pace) -> float:
         product = torch.empty_like(left)
         seconds = pace(lambda a=left, b=right, out=product: torch.mm(a, b, out=out))
         best = max(best, 2 * width**3 / seconds)
+        if seconds > ENOUGH_SECONDS[device.type]:
+            break
+    return best
+
+
+def _conv_rate(device: torch.device, dtype: torch.dtype, pace: Pace) -> float | None:
+    """Return the best FLOPs per second of 3 × 3 convolutions; None where there is none in `dtype` here."""
+    best = 0.0
+    generator = torch.Generator(device).manual_seed(0)
+    images = 16 if device.type == "cuda" else 1
+    for channels in CHANNELS:
+        shapes = (images, channels, SIDE, SIDE), (channels, channels, 3, 3)
+        given = (torch.randn(*shape, device=device, generator=generator).to(dtype) for shape in shapes)
+        image, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in given)
+        try:
+            seconds = pace(lambda image=image, weight=weight: torch.conv2d(image, weight, padding=1))
+        except RuntimeError:  # not implemented for this dtype
+            return None
+        best = max(best, 2 * images * SIDE**2 * channels**2 * 9 / seconds)
         if seconds > ENOUGH_SECONDS[device.type]:
             break
     return best

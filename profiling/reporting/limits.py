@@ -67,6 +67,8 @@ def ceilings_line(environment: Mapping[str, Any]) -> tuple[str, ...]:
     parts = [f"{name} {_short(rate)}B/s" for name, key in kinds if (rate := number_at(found, key))]
     if rate := number_at(found, "matmul_flops_per_s"):
         parts.append(f"products in {one_line(at(found, 'dtype'))} {_short(rate)}FLOP/s")
+    if rate := number_at(found, "conv_flops_per_s"):
+        parts.append(f"convolutions {_short(rate)}FLOP/s")
     units = (("launch", "launch_us"), ("graph gap", "gap_us"), ("replay", "replay_us"))
     parts += [f"{name} {significant(time, 3)} µs" for name, key in units if (time := number_at(found, key)) is not None]
     reason = at(environment, "ceilings_reason")

@@ -91,12 +91,17 @@ def test_they_are_numpys_within_a_factor_of_two():
     assert all(0.5 < ratio < 2 for ratio in ratios), ratios
     assert torch.get_num_threads() == threads
     assert 0 < found.launch_us < 100
+    assert found.conv_flops_per_s is not None
+    assert found.flops_per_s == max(found.matmul_flops_per_s, found.conv_flops_per_s)
     assert found.gap_us is None
     assert found.replay_us is None
     assert [size for size, _ in found.bandwidth] == sorted(size for size, _ in found.bandwidth)
     assert found.bytes_per_s(1e12) == found.bandwidth[-1][1]
     assert found.bytes_per_s(1) == max(rate for _, rate in found.bandwidth)
     assert Ceilings.from_json(json.loads(json.dumps(found.to_json()))) == found
+    without = replace(found, conv_flops_per_s=None)
+    assert Ceilings.from_json(without.to_json()) == without, "measured before convolutions were"
+    assert without.flops_per_s == found.matmul_flops_per_s
 
 
 def test_the_second_time_nothing_is_measured(measure, tmp_path):

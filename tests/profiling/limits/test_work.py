@@ -1,5 +1,7 @@
 """Bytes and FLOPs of networks small enough to count them by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from planted_networks import Ring, Tied, Words, WritesRings, component
@@ -130,5 +132,7 @@ def test_both_terms_and_the_larger_one():
     work = Work({"weights": 4 * 10**6}, {"matmul": 10**6}, 1, 0, ())
     floor = floor_of(work, ceilings)
     assert (floor.memory_ms, floor.compute_ms, floor.ms) == (2.0, 1.0, 2.0)
+    quicker = replace(ceilings, conv_flops_per_s=4e9)
+    assert floor_of(work, quicker).compute_ms == 0.25, "no operator beats the faster of the two rates"
     small = floor_of(Work({"weights": 4000}, {}, 1, 0, ()), ceilings)
     assert small.ms == pytest.approx(1e3 * 4000 / 8e9), "a cache holds so much: its bandwidth is the ceiling"

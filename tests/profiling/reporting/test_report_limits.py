@@ -141,6 +141,7 @@ def test_the_ceilings_stand_in_the_heading() -> None:
         "copy_bytes_per_s": 4.02e12,
         "read_bytes_per_s": 4.41e12,
         "matmul_flops_per_s": 6.9e14,
+        "conv_flops_per_s": 5.1e14,
         "dtype": "bfloat16",
         "launch_us": 4.6,
         "gap_us": 0.61,
@@ -148,8 +149,8 @@ def test_the_ceilings_stand_in_the_heading() -> None:
     }
     (line,) = environment_lines({"ceilings": found})
     assert line == (
-        "ceilings: copy 4.02 TB/s · read 4.41 TB/s · products in bfloat16 690 TFLOP/s · launch 4.60 µs · "
-        "graph gap 0.610 µs · replay 9.50 µs"
+        "ceilings: copy 4.02 TB/s · read 4.41 TB/s · products in bfloat16 690 TFLOP/s · convolutions 510 TFLOP/s · "
+        "launch 4.60 µs · graph gap 0.610 µs · replay 9.50 µs"
     )
     (cpu,) = environment_lines({"ceilings": {"copy_bytes_per_s": 2.4e10, "launch_us": 0.4}})
     assert cpu == "ceilings: copy 24.0 GB/s · launch 0.400 µs"
