@@ -1,9 +1,15 @@
 """The fixture that runs the main job as a user does."""
 
+import signal
 from pathlib import Path
 
 import pytest
 from as_user import Outcome, command, finished
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts into the background so, every process under it inherits that, and tests that
+    # interrupt one would wait for ever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
