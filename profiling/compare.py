@@ -6,14 +6,13 @@ Exit code 0: no cell of B is slower by more than the threshold; 1: one is; 2: th
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from profiling.comparison.compared import Comparison
-from profiling.comparison.edge import unforeseen
+from profiling.comparison.edge import read_options, unforeseen
 from profiling.comparison.judgement import exit_code, judge
 from profiling.comparison.page_file import LostPageError, checked_file, write_page
 from profiling.comparison.side import read_side
@@ -36,13 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--threshold", type=float, default=0.02, help="how far apart is still the same, as a part of A (default 0.02)"
     )
     parser.add_argument("--cells", metavar="GLOB", help="only cells <component>.<variant> that match, 'world_model.*'")
-    parser.add_argument("--markdown", action="store_true", help="tables as Markdown, for a pull request")
-    parser.add_argument(
-        "--html", metavar="FILE", type=Path, help="write a page too, FILE.html in a folder that is there"
-    )
-    chosen = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ? and not a traceback
+    chosen = read_options(parser, arguments)
     try:
         return _compare(chosen)
     except InputError as error:

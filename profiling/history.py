@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from profiling.comparison.edge import unforeseen
+from profiling.comparison.edge import read_options, unforeseen
 from profiling.comparison.page_file import LostPageError, checked_file, write_page
 from profiling.comparison.timeline import Timelines, history_text, timelines
 from profiling.comparison.timeline_plot import HISTORY_FILE, plot_history
@@ -24,13 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="exit code: 0 done, 2 no runs there, or the plot or the page could not be written",
     )
     parser.add_argument("folder", type=Path, help="a folder with the folders of runs anywhere below it")
-    parser.add_argument("--markdown", action="store_true", help="tables as Markdown")
-    parser.add_argument(
-        "--html", metavar="FILE", type=Path, help="write a page too, FILE.html in a folder that is there"
-    )
-    chosen = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ? and not a traceback
+    chosen = read_options(parser, arguments)
     try:
         file = checked_file(chosen.html) if chosen.html else None
         lines = timelines(chosen.folder)

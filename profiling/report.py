@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from profiling.errors import InputError
 from profiling.reporting.classic import render_classic
 from profiling.reporting.heading import read_environment
 from profiling.reporting.render import render_console, render_markdown, write_report
+from profiling.reporting.terminal import print_what_it_can
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,8 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--format", choices=("table", "markdown", "classic"), help="print this one only, and write no file"
     )
     chosen = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ? and not a traceback
+    print_what_it_can()
     try:
         print(_text(chosen.run, chosen.format))
     except InputError as error:

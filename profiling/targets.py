@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from profiling.core.progress import make_progress
 from profiling.core.records import RESULTS_FILE
 from profiling.core.runner import Run
 from profiling.reporting.render import write_report
+from profiling.reporting.terminal import print_what_it_can
 
 
 def execute(target: str, config: RunConfig, folder: Path) -> int:
@@ -33,6 +33,5 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
 
 def main(target: str, run: Target) -> None:
     """Start a target from the command line; does not return."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ? and not a traceback
+    print_what_it_can()
     sys.exit(launch(target, run))
