@@ -23,15 +23,21 @@ def against(name: str, call: Call, device: torch.device) -> list[Row]:
         in_turns(name, "do_bench, cold", lambda: queued(call), lambda: ours(call, device, cold=True)),
         in_turns(name, "do_bench, hot", lambda: queued_hot(call), lambda: ours(call, device)),
         in_turns(name, "do_bench_cudagraph", lambda: unrolled(call), lambda: ours(graphed, device)),
-        # Between kernels of a microsecond or two the gaps are as long as they are, and only ours has them.
-        in_turns(
-            name,
-            "kernels, captured",
-            lambda: busy_ms(graphed, calls=5 if "chain" in name else 50),  # few calls find other clocks than many
-            lambda: ours(graphed, device),
-            held="chain" not in name,
-        ),
+        _kernels(name, "kernels, eager", call, device),
+        _kernels(name, "kernels, captured", graphed, device),
     ]
+
+
+def _kernels(name: str, referee: str, call: Call, device: torch.device) -> Row:
+    """Hold the kernels' sum against calls in a row: under both the device never rests, so its clocks are the same.
+
+    Between kernels of a microsecond or two the gaps are as long as they are, and only ours has them.
+    """
+    short = "chain" in name
+    calls = 5 if short else 100  # few calls find other clocks than many
+    return in_turns(
+        name, referee, lambda: busy_ms(call, calls=calls), lambda: back_to_back(call, device), held=not short
+    )
 
 
 def queued(call: Call) -> float:

@@ -20,8 +20,9 @@ class Ceilings:
     `matmul_flops_per_s` is the best of the square products in `dtype` (float32 in TF32 where the run has it),
     `conv_flops_per_s` of some convolutions, which on a CPU can be quicker; absent where it has none in that dtype.
     `launch_us` is the host's time to launch an operator that does next to nothing (on a CPU: to run it). On CUDA,
-    `gap_us` is what passes between two kernels of a graph, absent where CUPTI sees none, and `replay_us` what a replay
-    costs besides its kernels, from the call to the end of waiting for it. `seconds` is what measuring all this took.
+    `gap_us` is what a kernel costs in a graph beyond its length when it is launched by itself, absent where CUPTI sees
+    none, and `replay_us` what a replay costs besides its kernels, from the call to the end of waiting for it. `seconds`
+    is what measuring all this took.
     """
 
     dtype: str

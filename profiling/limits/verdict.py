@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from profiling.tracing.device_work import SHORT_US
+
 Bound = Literal[
     "launch-bound", "latency-bound", "memory-bound", "compute-bound", "transfer-bound", "sync-bound", "host-bound"
 ]
@@ -16,8 +18,8 @@ TRANSFER_SHARE = 0.25
 NEAR = {"cuda": 0.5, "cpu": 0.3}
 #: From here on it is not the time that is wrong but the ceiling.
 BEYOND = 1.1
-#: A kernel this short (µs) is mostly start-up and one trip to memory, whatever it computes; a chain of so many is slow.
-SHORT_US, CHAIN = 5.0, 20
+#: So many short kernels are a chain; of fewer nobody says that they are many.
+CHAIN = 20
 #: A wait for fewer kernels than this leaves the host no lead.
 KERNELS_A_WAIT = 32
 #: A host that takes this many times the cost of a launch for each is busy with other things.
@@ -34,7 +36,8 @@ class Facts:
 
     `memory_ms` and `compute_ms` are the terms of the floor, `traffic_ms` the same for all that the operators of an
     eager call read and write (None where they were fused). `kernels`, `launches` and `waits` are numbers a call,
-    `busy_ms` is when the GPU worked, `transfer_ms` copies between host and device. `launch_us`, `gap_us` and
+    `busy_ms` is when the GPU worked, `short_ms` when it worked at short kernels, `transfer_ms` copies between host and
+    device. `launch_us`, `gap_us` and
     `replay_us` are the ceilings of the same names, `operators` the number of the eager call's (None where they were
     fused).
     """
@@ -50,6 +53,7 @@ class Facts:
     launches: float | None = None
     busy_ms: float | None = None
     median_us: float | None = None
+    short_ms: float = 0.0
     transfer_ms: float = 0.0
     waits: float = 0.0
     gap_us: float | None = None
@@ -81,7 +85,7 @@ class Facts:
 
     @property
     def replay_ms(self) -> float | None:
-        """What a captured replay of the same kernels should take: their time, the gaps between them, one launch."""
+        """What a captured replay of the same kernels should take: their time, what a graph adds to each, one launch."""
         if self.busy_ms is None or self.kernels is None or self.gap_us is None or self.replay_us is None:
             return None
         return self.busy_ms + (self.kernels * self.gap_us + self.replay_us) / 1e3
@@ -120,7 +124,7 @@ def _starved(facts: Facts, idle: float) -> Verdict:
     if facts.captured:
         return _replayed(facts, idle)
     predicted = facts.replay_ms
-    if predicted is not None and predicted > (1 - WORTH) * facts.wall_ms:
+    if predicted is not None and not _worth_capturing(facts):
         return Verdict("latency-bound", evidence, "a call does too little for a GPU: do several in one, as a batch")
     expect, predicts = ("", None) if predicted is None else (f", expect {predicted:.3g} ms", facts.capture)
     if launches and facts.wall_ms * 1e3 / launches > HOST_FACTOR * facts.launch_us:
@@ -158,10 +162,13 @@ def _working(facts: Facts) -> Verdict:
         if bound == "compute-bound":
             saver = "a narrower dtype (dtype=bfloat16, tf32=true for float32) or fewer FLOPs"
         return Verdict(bound, evidence, f"{near:.0%} of wall is what the device needs at best: {saver}")
-    chain = facts.median_us is not None and facts.median_us <= SHORT_US and (facts.kernels or 0) >= CHAIN
-    if chain:
+    traffic, short = facts.share(facts.traffic_ms), facts.share(facts.short_ms)
+    idle = facts.idle_share or 0.0
+    if idle > max(near, traffic, short) and _worth_capturing(facts):
+        return _starved(facts, idle)
+    if (facts.kernels or 0) >= CHAIN and short > max(near, traffic):
         return Verdict("latency-bound", evidence, f"many short kernels: {_fewer(facts)}")
-    if facts.traffic_ms is not None and facts.share(facts.traffic_ms) >= NEAR["cuda"]:
+    if traffic >= NEAR["cuda"]:
         fuse = "compile_cuda_graph" if facts.captured else "compile"
         advice = f"each operator reads and writes its own tensors: fuse them ({fuse})"
         return Verdict("memory-bound", evidence, advice)
@@ -170,8 +177,13 @@ def _working(facts: Facts) -> Verdict:
         if facts.fused:
             advice = "fused operators run far below the ceilings: batch calls (trace=true shows where the time goes)"
         return Verdict("host-bound", evidence, advice)
-    advice = f"kernels reach {near:.0%} of a ceiling: try others (compile_max_autotune, another memory layout)"
+    others = "try others (compile_max_autotune, another memory layout; trace=true shows which take the time)"
+    advice = f"kernels reach {near:.0%} of a ceiling: {others}"
     return Verdict(bound, evidence, advice)
+
+
+def _worth_capturing(facts: Facts) -> bool:
+    return not facts.captured and facts.replay_ms is not None and facts.replay_ms <= (1 - WORTH) * facts.wall_ms
 
 
 def _fewer(facts: Facts) -> str:
@@ -195,7 +207,8 @@ def _evidence(facts: Facts) -> tuple[str, ...]:
     if facts.idle_share is not None:
         said.append(f"GPU idle {facts.idle_share:.0%}")
     if facts.kernels is not None and facts.median_us is not None:
-        said.append(f"{facts.kernels:.0f} kernels, median {facts.median_us:.3g} µs")
+        short = f"{facts.share(facts.short_ms):.0%} in those of at most {SHORT_US:.0f} µs"
+        said.append(f"{facts.kernels:.0f} kernels, median {facts.median_us:.3g} µs, {short}")
     if facts.launches is not None:
         said.append(f"{facts.launches:.0f} launches")
     if facts.waits:

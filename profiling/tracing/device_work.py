@@ -23,20 +23,24 @@ from profiling.tracing.launches import HANDS_OVER
 #: Waits that the called code asked for; a wait for the whole device is this pass's own at the end of it.
 _WAITS = re.compile(r"(cuda|cu)(Stream|Event)Synchronize")
 _MARK = "profiling: device work"
+#: A kernel this short (µs) is mostly start-up and one trip to memory, whatever it computes.
+SHORT_US = 5.0
 
 
 @dataclass(frozen=True)
 class DeviceWork:
     """Per call: `kernels`, copies and fills on the device, and `launches` by the host (a replayed graph is one).
 
-    `busy_ms` is the time in which at least one of them ran, `median_us` a kernel's median length, `transfer_ms` the
-    part of copies between host and device, `waits` how often the host waited for a stream or an event.
+    `busy_ms` is the time in which at least one of them ran, `median_us` a kernel's median length, `short_ms` how long
+    those of at most `SHORT_US` ran in all, `transfer_ms` the part of copies between host and device, `waits` how often
+    the host waited for a stream or an event.
     """
 
     kernels: float
     launches: float
     busy_ms: float
     median_us: float
+    short_ms: float
     transfer_ms: float
     waits: float
 
@@ -81,6 +85,7 @@ def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | N
         launches=sum(1 for name in asked if HANDS_OVER.match(name)) / calls,
         busy_ms=_covered([(float(event["ts"]), float(event["dur"])) for event in work]) / 1e3 / calls,
         median_us=statistics.median(lengths or [float(event["dur"]) for event in work]),
+        short_ms=sum(length for length in lengths if length <= SHORT_US) / 1e3 / calls,
         transfer_ms=crossing / 1e3 / calls,
         waits=sum(1 for name in asked if _WAITS.match(name)) / calls,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from profiling.frames.memory import memory_section
 from profiling.frames.spikes import find_period
@@ -105,6 +106,18 @@ def test_a_slope_against_its_known_value():
         inside.append(slope.ci95[0] <= 0.001 <= slope.ci95[1])
         assert slope.ci999[0] < slope.ci95[0] < slope.per_frame < slope.ci95[1] < slope.ci999[1]
     assert 88 <= sum(inside) <= 100
+
+
+def test_a_machine_that_is_slower_for_a_while_is_no_slope():
+    """Noise that keeps 0.95 of itself from frame to frame: blocks of 10 neighbours keep 0.6."""
+    frames, around, strictly = np.arange(640, dtype=np.float64), 0, 0
+    for seed in range(200):
+        noise = lfilter([1.0], [1.0, -0.95], np.random.default_rng(seed).normal(0, 0.01, 840))[200:]
+        slope = fit_slope(frames, 5 + noise)
+        around += slope.ci95[0] <= 0 <= slope.ci95[1]
+        strictly += slope.rises
+    assert around >= 170, "of 200; blocks taken for strangers make it 130"
+    assert strictly <= 3
 
 
 @pytest.mark.parametrize("frame", [0, 300, 599])

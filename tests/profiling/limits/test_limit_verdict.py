@@ -53,6 +53,20 @@ def test_launches():
     assert "expect" not in unknown.advice
 
 
+def test_gaps_that_are_the_largest_part():
+    """The same decoder compiled: 16% idle, which is more than a ceiling, or short kernels, explain."""
+    decoder = replace(
+        LAUNCHES, wall_ms=8.62, busy_ms=7.23, kernels=330, launches=330, median_us=3.8, short_ms=0.35, gap_us=0.23
+    )
+    verdict = judged(replace(decoder, compute_ms=0.82, traffic_ms=None, operators=None))
+    assert verdict.bound == "launch-bound"
+    assert verdict.advice == "16% of wall is launch gaps: capture it (compile_cuda_graph), expect 7.33 ms"
+    nearer = judged(replace(decoder, compute_ms=2.0, traffic_ms=None, operators=None))
+    assert nearer.bound == "compute-bound"
+    replayed = judged(replace(decoder, launches=1, compute_ms=0.82, traffic_ms=None, operators=None))
+    assert replayed.predicts is None
+
+
 def test_a_compiled_step_predicts_its_own_capture():
     """What it launches are fused kernels, and a capture of the eager ones says nothing of them."""
     for kernels, bound in ((1000, "launch-bound"), (50, "host-bound")):
@@ -76,9 +90,11 @@ def test_a_captured_step_with_a_slow_host():
 
 
 def test_latency():
-    short = replace(LAUNCHES, busy_ms=8.5, median_us=3.0)
+    short = replace(LAUNCHES, busy_ms=9.0, median_us=3.0, short_ms=8.0)
     assert judged(short).bound == "latency-bound"
-    assert judged(replace(short, median_us=30.0)).bound != "latency-bound"
+    assert "many short kernels" in judged(short).advice
+    assert judged(replace(short, short_ms=0.3)).bound != "latency-bound", "the time is in long ones"
+    assert judged(replace(short, kernels=10)).bound != "latency-bound", "ten are not many"
     replayed = judged(replace(LAUNCHES, launches=1, busy_ms=6.0, traffic_ms=1.0))
     assert replayed.bound == "latency-bound"
     assert replayed.predicted_ms is None
@@ -99,6 +115,10 @@ def test_memory():
     between = judged(replace(LONG, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
     assert between.bound == "memory-bound"
     assert "compile" in between.advice
+    # An image decoder on an H200, eager: 731 kernels, most of them short, and next to all the time is in the long ones.
+    decoder = replace(LAUNCHES, wall_ms=16.2, busy_ms=14.1, kernels=731, launches=731, median_us=4.1, short_ms=0.8)
+    unfused = judged(replace(decoder, memory_ms=0.1, compute_ms=0.82, traffic_ms=13.3))
+    assert (unfused.bound, unfused.predicts) == ("memory-bound", None)
     captured = judged(replace(LONG, kernels=100, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
     assert "compile_cuda_graph" in captured.advice, "fused, and captured as it is"
     assert judged(replace(HOST, memory_ms=5.0)).bound == "memory-bound"

@@ -38,6 +38,7 @@ def test_two_calls():
     assert work.busy_ms == pytest.approx((6 + 10 + 20 + 6 + 2) / 2e3)
     assert work.transfer_ms == pytest.approx(20 / 2e3)
     assert work.median_us == 4
+    assert work.short_ms == pytest.approx((4 + 4) / 2e3), "kernels alone, and no long one"
 
 
 def test_nothing_seen_is_nothing_told():
@@ -48,4 +49,5 @@ def test_copies_alone_have_a_length_too():
     work = summarize([MARK, event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 10, 2000)], 1)
     assert work is not None
     assert work.median_us == 2000
+    assert work.short_ms == 0
     assert work.transfer_ms == 0
