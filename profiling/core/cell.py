@@ -22,6 +22,8 @@ from profiling.core.job import Job
 from profiling.core.records import Record, Status
 from profiling.errors import InputError, MissingExtraError
 from profiling.inside.look import Look
+from profiling.limits.of_run import ceilings_in
+from profiling.limits.section import limits_of
 from profiling.metrics.metric import Metric, Subject
 from profiling.tracing.counters import snapshot
 from profiling.tracing.profiler import synchronize, trace_step
@@ -43,6 +45,12 @@ class Cell(ABC):
     metric_sections: dict[str, Any] = field(default_factory=dict)
     problems: list[tuple[Status, str]] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
+    fused: bool = False  # whether a compiler made the step's operators into others
+
+    @classmethod
+    def computes_in(cls, dtype: str, **_procedure: Any) -> str:
+        """Return the dtype of the products of a cell whose run is in `dtype`: what the ceilings are measured in."""
+        return dtype
 
     def run(self) -> None:
         """Run the cell and emit how it ended, whatever happens short of the process dying."""
@@ -96,6 +104,7 @@ class Cell(ABC):
             first_output = time.perf_counter() - started
             compiled = snapshot().since(before)
             self.add(prepare={"seconds": seconds, "first_call_s": first_output, **asdict(compiled)})
+            self.fused = compiled.graphs > 0
             return step
 
     def take(self, name: str, metric: Metric, subject: Subject) -> None:
@@ -115,6 +124,20 @@ class Cell(ABC):
         """Ask the variant for what only it knows."""
         with self.phase("explain"):
             self.unless_it_fails("the variant could not explain itself", lambda: self.add(**step.explain()))
+
+    def explain_limits(self, component: Component, step: Step) -> None:
+        """Say what a call must do at least, and what bounds it; nothing in a run without ceilings."""
+        if self.job.settings.ceilings != "auto":
+            return
+
+        def explain() -> None:
+            ceilings = ceilings_in(Path(self.job.run))
+            if ceilings is not None:
+                wall = self.metric_sections.get("wall_ms", {}).get("p50")
+                self.add(limits=limits_of(component, step.run, ceilings, wall, fused=self.fused))
+
+        with self.phase("limits"):
+            self.unless_it_fails("its limits could not be told", explain)
 
     def trace(self, component: Component, step: Step) -> None:
         """Profile the step into the run folder, and say what the profile shows of one call."""

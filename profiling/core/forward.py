@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +16,7 @@ from profiling.core.components import Component
 from profiling.core.config import instantiate
 from profiling.core.distance import relative_l2
 from profiling.core.reference import CHECK_SEED, Outputs, Reference, first_call, outputs_of, strict_float32, to_host
-from profiling.limits.of_run import ceilings_in
-from profiling.limits.section import limits_of
 from profiling.metrics.metric import Metric, Subject
-from profiling.tracing.counters import snapshot
 from profiling.tracing.profiler import synchronize
 from profiling.variants.variant import Step, Variant
 
@@ -57,9 +53,7 @@ class ForwardCell(Cell):
             component = blueprint.component(run_dtype, settings.seed)
             self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
             reached("inputs")
-            before = snapshot()
             step = self.prepare(variant, component)
-            fused = snapshot().since(before).graphs > 0
             try:
                 reached("prepared")
                 subject = Subject(component, step, reference, variant.tolerance, settings.seed)
@@ -69,8 +63,7 @@ class ForwardCell(Cell):
                 if with_reference:
                     self._others_right(component, step)
                 self.explain(step)
-                if settings.ceilings == "auto":
-                    self._explain_limits(component, step, fused=fused)
+                self.explain_limits(component, step)
                 if settings.trace:
                     self.trace(component, step)
             finally:
@@ -119,18 +112,6 @@ class ForwardCell(Cell):
         if not all(error <= limit for error in apart):
             reason = f"another shape, prepared beside this one, is {max(apart):.2g} from eager, allowed {limit:.2g}"
             self.problems.append(("failed", reason))
-
-    def _explain_limits(self, component: Component, step: Step, *, fused: bool) -> None:
-        """Say what a call must do at least, and what bounds it."""
-
-        def explain() -> None:
-            ceilings = ceilings_in(Path(self.job.run))
-            if ceilings is not None:
-                wall = self.metric_sections.get("wall_ms", {}).get("p50")
-                self.add(limits=limits_of(component, step.run, ceilings, wall, fused=fused))
-
-        with self.phase("limits"):
-            self.unless_it_fails("its limits could not be told", explain)
 
 
 def _apart(run: Callable[[], Any], eager: Callable[[], Any]) -> float:

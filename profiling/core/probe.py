@@ -37,7 +37,7 @@ def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
     for job in jobs:
         if job.variant not in variants:
             variants[job.variant] = _made(Variant, job.variant_options, f"variant.{job.variant}")
-    partial_of(jobs[0].procedure, jobs[0].target)
+    cell: Any = partial_of(jobs[0].procedure, jobs[0].target)
     for name, node in jobs[0].metrics.items():
         _made(Metric, node, f"metric.{name}")
     for spec in {job.component.name: job.component for job in jobs}.values():
@@ -48,7 +48,8 @@ def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
     found = environment(settings, reasons)
     if settings.ceilings == "auto":
         try:
-            found["ceilings"] = ceilings_of(settings, found)
+            computed = cell.func.computes_in(settings.dtype, **cell.keywords)
+            found["ceilings"] = ceilings_of(replace(settings, dtype=computed), found)
         except RuntimeError as error:  # a run without floors is better than none
             found["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
     return {"settings": asdict(settings), "environment": found, "skip": skip}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 #: Classes by what an operator's name holds, the first that fits.
 CLASSES = {"attention": "atten", "convolution": "conv", "matmul": ""}
@@ -15,6 +15,10 @@ CLASSES = {"attention": "atten", "convolution": "conv", "matmul": ""}
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     return sdpa_flop_count(query, key, value)
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(gradient, query, key, value)
 
 
 def _mv(matrix: Any, *_: Any, **__: Any) -> int:
@@ -29,6 +33,8 @@ def _addmv(_bias: Any, matrix: Any, *_: Any, **__: Any) -> int:
 _MORE = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_fused_attention_overrideable": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
     "mv": _mv,
     "addmv": _addmv,
 }

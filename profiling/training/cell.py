@@ -23,7 +23,7 @@ from profiling.training.data import Batches, make_loader
 from profiling.training.options import TrainingOptions
 from profiling.training.step import TrainingComponent, TrainingStep, make_optimizer, settle
 from profiling.training.trajectory import compare, faults
-from profiling.variants.variant import Step, Variant
+from profiling.variants.variant import Variant
 
 
 @dataclass
@@ -37,6 +37,11 @@ class TrainingCell(Cell):
         """Refuse an optimizer that is made already, without its parameters."""
         if not isinstance(self.optimizer, partial) or "lr" not in self.optimizer.keywords:
             raise InputError("optimizer: its YAML needs _target_, _partial_: true and lr. See conf/optimizer/sgd.yaml.")
+
+    @classmethod
+    def computes_in(cls, dtype: str, *, options: TrainingOptions, **_procedure: Any) -> str:
+        """Return what autocast computes products in, where it is on."""
+        return options.autocast or dtype
 
     def measure(self) -> None:
         """Load, follow eager, prepare, train, let the metrics measure, and train once more deterministically."""
@@ -76,7 +81,11 @@ class TrainingCell(Cell):
             for name, metric in metrics.items():
                 bench.start.restore()
                 self.take(name, metric, subject)
-            self._explain(step, component)
+            self.explain(step)
+            bench.start.restore()
+            self.explain_limits(component, step)
+            if settings.trace:
+                self.trace(component, step)
         finally:
             step.close()
         self._judge(timed, timed if device.type == "cpu" else self._strictly(variant, component, bench))
@@ -131,11 +140,6 @@ class TrainingCell(Cell):
         """Return the rounding error of what the step computes in, as a share."""
         dtype = getattr(torch, self.options.autocast or self.job.settings.dtype)
         return torch.finfo(dtype).eps / 2
-
-    def _explain(self, step: Step, component: TrainingComponent) -> None:
-        self.explain(step)
-        if self.job.settings.trace:
-            self.trace(component, step)
 
 
 @contextmanager

@@ -48,9 +48,13 @@ class TrainingStep(nn.Module):
 
     def state(self) -> list[Tensor]:
         """Return every tensor that a step changes or reads: weights, buffers, moments, learning rates."""
+        return [*self.model.parameters(), *self.state_tensors()]
+
+    def state_tensors(self) -> tuple[Tensor, ...]:
+        """Return what a step changes or reads besides the weights: buffers, moments, learning rates."""
         moments = [value for kept in self.optimizer.state.values() for value in kept.values()]
-        tensors = [*self.model.parameters(), *self.model.buffers(), *moments, *self.learning_rates()]
-        return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+        tensors = [*self.model.buffers(), *moments, *self.learning_rates()]
+        return tuple(tensor for tensor in tensors if isinstance(tensor, Tensor))
 
 
 @dataclass(frozen=True)

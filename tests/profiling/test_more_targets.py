@@ -133,7 +133,12 @@ def test_a_shape_that_another_one_spoils_fails_the_cell(tmp_path):
 
 def test_a_training_step_without_processes_that_load_data(tmp_path):
     options = ("component=[world_model_training]", "training.steps=6", "training.workers=0", *QUICK_LATENCY)
-    started("training_step", tmp_path / "run", "variant=[baseline]", "scale=tiny", *options)
+    autocast = ("training.autocast=bfloat16", "training.tolerance=1", "training.loss_tolerance=1", "ceilings=auto")
+    started("training_step", tmp_path / "run", "variant=[baseline]", "scale=tiny", *options, *autocast)
+    (record,) = read_records(tmp_path / "run")
+    assert record.limits["floor_ms"] > 0
+    assert record.limits["bytes"]["state_written"] >= 2 * record.limits["bytes"]["weights"], "weights and momentum"
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["ceilings"]["dtype"] == "bfloat16"
 
 
 def test_a_training_step_runs_and_reports(tmp_path):
