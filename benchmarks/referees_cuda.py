@@ -22,7 +22,9 @@ def against(name: str, call: Call, device: torch.device) -> list[Row]:
         in_turns(name, "torch Timer, back to back", lambda: timer(call), lambda: back_to_back(call, device)),
         in_turns(name, "do_bench, cold", lambda: queued(call), lambda: ours(call, device, cold=True)),
         in_turns(name, "do_bench, hot", lambda: queued_hot(call), lambda: ours(call, device)),
-        in_turns(name, "do_bench_cudagraph", lambda: unrolled(call), lambda: ours(graphed, device)),
+        in_turns(
+            name, "do_bench_cudagraph", lambda: unrolled(call, short="chain" in name), lambda: ours(graphed, device)
+        ),
         _kernels(name, "kernels, eager", call, device),
         _kernels(name, "kernels, captured", graphed, device),
     ]
@@ -33,11 +35,15 @@ def _kernels(name: str, referee: str, call: Call, device: torch.device) -> Row:
 
     Between kernels of a microsecond or two the gaps are as long as they are, and only ours has them.
     """
-    short = "chain" in name
+    short = _is_short(name)
     calls = 5 if short else 100  # few calls find other clocks than many
     return in_turns(
         name, referee, lambda: busy_ms(call, calls=calls), lambda: back_to_back(call, device), held=not short
     )
+
+
+def _is_short(name: str) -> bool:
+    return "chain" in name
 
 
 def queued(call: Call) -> float:
@@ -55,13 +61,14 @@ def queued_hot(call: Call) -> float:
         return queued(call)
 
 
-def unrolled(call: Call) -> float:
-    """Return do_bench_cudagraph's median in ms, the cache left alone.
+def unrolled(call: Call, short: bool) -> float:
+    """Return do_bench_cudagraph's median in ms, the cache left alone; it replays a graph of `rep` ms ten times.
 
-    The callables last longer than `rep`, so a graph holds one call, as ours does. With rep=100 it held three of the
-    chain's 4000 nodes each, and a call took 7% longer than in a graph of its own.
+    A second of long kernels, so that a device at its power limit has the clocks that it has under ours. A chain of
+    short ones draws little, but three of its calls in one graph, 4000 nodes each, took 7% longer than in a graph of
+    their own: there a graph holds one, as ours does.
     """
-    return do_bench_cudagraph(call, rep=1, return_mode="median")
+    return do_bench_cudagraph(call, rep=1 if short else 100, return_mode="median")
 
 
 def busy_ms(call: Call, *, calls: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,33 +18,44 @@ def told_by(reference: Sequence[Witness], work: Sequence[Work]) -> list[Witness 
     """Return for each piece of `work` what `reference`, the same work launched one by one, knows of it.
 
     The two are aligned by names in order; what has no counterpart gets None: copies around a replay, and kernels that
-    the one chose and the other did not. Where work overlaps, on branches of a graph, its order is no witness: a name
-    that stands for different things in `reference` has no counterpart there.
+    the one chose and the other did not. Where work overlaps, on branches of a graph, its order is no witness. There a
+    name is known if it stands for one thing among all that lies between the counterparts of what ran alone before and
+    behind.
     """
     places = aligned(tuple(item.name for item in work), tuple(item.work.name for item in reference))
-    unclear = _of_several(reference) if _overlaps(work) else frozenset()
-    pairs = zip(work, places, strict=True)
-    return [
-        None if place is None or item.name in unclear else replace(reference[place], work=item) for item, place in pairs
-    ]
+    alone, known_alone = _alone(work), _alone([item.work for item in reference])
+    trusted = [calm and place is not None and known_alone[place] for place, calm in zip(places, alone, strict=True)]
+    bounds = [-1, *(place for place, sure in zip(places, trusted, strict=True) if place is not None and sure)]
+    bounds.append(len(reference))
+    found: list[Witness | None] = []
+    passed = 0  # of the bounds
+    for item, place, sure, calm in zip(work, places, trusted, alone, strict=True):
+        passed += sure
+        told = reference[bounds[passed]] if sure else None
+        if not sure and not (calm and place is None):
+            told = _one_called(item.name, reference[bounds[passed] + 1 : bounds[passed + 1]])
+        found.append(None if told is None else replace(told, work=item))
+    return found
 
 
-def _overlaps(work: Sequence[Work]) -> bool:
-    """Say whether any of `work`, sorted by begin, began before all earlier ones had ended."""
-    reached = float("-inf")
-    for item in work:
-        if item.begin < reached - _CLOCK_US:
-            return True
-        reached = max(reached, item.end)
-    return False
+def _alone(work: Sequence[Work]) -> list[bool]:
+    """Say of each of `work`, sorted by begin, whether it ran by itself, on the stream that most of it ran on."""
+    trunk = Counter(item.stream for item in work).most_common(1)[0][0] if work else None
+    alone = [item.stream == trunk for item in work]
+    longest = 0  # which of the earlier ones ends last
+    for place, item in enumerate(work[1:], 1):
+        if item.begin < work[longest].end - _CLOCK_US:
+            alone[place] = alone[longest] = False
+        if item.end > work[longest].end:
+            longest = place
+    return alone
 
 
-def _of_several(reference: Sequence[Witness]) -> frozenset[str]:
-    """Return the names that belong to more than one submodule, or to operators of different sizes."""
-    known: dict[str, set[tuple[object, ...]]] = {}
-    for item in reference:
-        known.setdefault(item.work.name, set()).add((item.module, item.operator, item.bytes, item.flops))
-    return frozenset(name for name, kinds in known.items() if len(kinds) > 1)
+def _one_called(name: str, reference: Sequence[Witness]) -> Witness | None:
+    """Return what is called `name`, if all of it belongs to one submodule, and to operators of one size."""
+    called = [item for item in reference if item.work.name == name]
+    kinds = {(item.module, item.operator, item.bytes, item.flops) for item in called}
+    return called[0] if len(kinds) == 1 else None
 
 
 def by_work(found: Sequence[Witness | None], own: Sequence[Witness]) -> tuple[Witness, ...]:

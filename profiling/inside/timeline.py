@@ -34,7 +34,8 @@ class Work:
     """A kernel, copy or fill on the device; times in microseconds.
 
     `kind` is its category in the trace, `correlation` that of the call which handed it over (all nodes of a replayed
-    graph share one), `operator` the id of the innermost operator that ran then, `bytes` what a copy or fill moved.
+    graph share one), `operator` the id of the innermost operator that ran then, `bytes` what a copy or fill moved,
+    `stream` the row of the device that it ran on.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Work:
     correlation: int | None
     operator: int | None
     bytes: int | None
+    stream: Any = None
 
     @property
     def length(self) -> float:
@@ -162,9 +164,9 @@ def _stretch(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[Any, An
 
 def _work(event: Mapping[str, Any]) -> Work:
     arguments = event.get("args") or {}
-    name, begin, end, _ = _stretch(event)
+    name, begin, end, (_, stream) = _stretch(event)
     correlation, operator, size = (_whole(arguments.get(key)) for key in ("correlation", "External id", "bytes"))
-    return Work(name, str(event["cat"]), begin, end, correlation, operator, size)
+    return Work(name, str(event["cat"]), begin, end, correlation, operator, size, stream)
 
 
 def _whole(value: Any) -> int | None:

@@ -1,7 +1,9 @@
 """Which submodule work belongs to: from spans, through a replay, and through a compiler."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 from hand_made_events import host, operator, span, work
@@ -92,6 +94,45 @@ def test_branches_of_a_replay_that_run_side_by_side_are_not_mixed_up():
     assert [item and item.module for item in told_by(reference, beside)] == [None, None, "b", ""]
     in_turn = replayed(("norm", 0, 20), ("norm", 20, 40), ("product", 40, 60), ("sum", 60, 61))
     assert [item and item.module for item in told_by(reference, in_turn)] == ["a", "b", "b", ""]
+
+
+def test_branches_between_what_runs_alone_belong_to_what_lies_there():
+    """Two grouped convolutions, each on streams of its own between kernels of the trunk, as cuDNN captures them."""
+
+    def layer(module):
+        parts = ("norm", "scale", "slice", "product", "slice", "product", "sum")
+        inner = {"norm": f"{module}.norm", "scale": f"{module}.norm", "sum": module}
+        return [known(name, inner.get(name, f"{module}.conv")) for name in parts]
+
+    def known(name, module):
+        place = next(count)
+        return Witness(Work(name, "kernel", place, place + 1, 0, 1, None, 7), "conv", "aten::conv1d", module, 4, 8)
+
+    def replayed(begin, names, beside=0.0):
+        spans = {
+            "norm": (7, 0, 1 + beside),
+            "scale": (7, 1 + beside, 2 + beside),
+            "slice": (20, 2, 6),
+            "slice'": (21, 2.5, 5),
+            "product'": (21, 5, 10),
+            "product": (20, 6, 9),
+            "sum": (7, 10 + beside, 11 + beside),
+        }
+        found = [(name.strip("'"), *spans[name]) for name in names]
+        return [Work(n, "kernel", begin + a, begin + b, 9, None, None, stream) for n, stream, a, b in found]
+
+    count = itertools.count()
+    reference = [*layer("a"), *layer("b")]
+    whole = ("norm", "scale", "slice", "slice'", "product'", "product", "sum")
+    told = told_by(reference, [*replayed(100, whole), *replayed(111, whole)])
+    of_layers = [m for name in "ab" for m in (*2 * [f"{name}.norm"], *4 * [f"{name}.conv"], name)]
+    assert [item and item.module for item in told] == of_layers
+    # Where nothing runs alone between the two, nothing says whose the branches are.
+    merged = [*replayed(100, whole[:-1]), *replayed(104, whole[:2], beside=5), *replayed(108, whole[2:])]
+    told = told_by(reference, sorted(merged, key=attrgetter("begin")))
+    assert {item and item.module for item in told if item is None or item.work.name in ("slice", "product")} == {None}
+    assert told[-1] is not None
+    assert told[-1].module == "b"
 
 
 def test_what_a_compiler_leaves_whole_keeps_its_submodule():
