@@ -18,6 +18,8 @@ TRANSFER_SHARE = 0.25
 NEAR = {"cuda": 0.5, "cpu": 0.3}
 #: From here on it is not the time that is wrong but the ceiling.
 BEYOND = 1.1
+#: What explains most of the time is named from this share on where no ceiling comes near.
+MOST = 0.25
 #: So many short kernels are a chain; of fewer nobody says that they are many.
 CHAIN = 20
 #: A wait for fewer kernels than this leaves the host no lead.
@@ -166,9 +168,9 @@ def _working(facts: Facts) -> Verdict:
     idle = facts.idle_share or 0.0
     if idle > max(near, traffic, short) and _worth_capturing(facts):
         return _starved(facts, idle)
-    if (facts.kernels or 0) >= CHAIN and short > max(near, traffic):
+    if (facts.kernels or 0) >= CHAIN and short > max(near, traffic, MOST):
         return Verdict("latency-bound", evidence, f"many short kernels: {_fewer(facts)}")
-    if traffic >= NEAR["cuda"]:
+    if traffic > max(near, MOST if facts.device == "cuda" else NEAR["cuda"]):
         fuse = "compile_cuda_graph" if facts.captured else "compile"
         advice = f"each operator reads and writes its own tensors: fuse them ({fuse})"
         return Verdict("memory-bound", evidence, advice)

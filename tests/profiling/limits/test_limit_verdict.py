@@ -119,6 +119,12 @@ def test_memory():
     decoder = replace(LAUNCHES, wall_ms=16.2, busy_ms=14.1, kernels=731, launches=731, median_us=4.1, short_ms=0.8)
     unfused = judged(replace(decoder, memory_ms=0.1, compute_ms=0.82, traffic_ms=13.3))
     assert (unfused.bound, unfused.predicts) == ("memory-bound", None)
+    # An audio decoder, captured: as much by traffic as by short kernels, and fusing mends both.
+    both = replace(decoder, wall_ms=7.47, busy_ms=7.35, kernels=1248, launches=1, short_ms=2.24, compute_ms=0.4)
+    assert judged(replace(both, traffic_ms=2.25)).bound == "memory-bound"
+    assert judged(replace(both, traffic_ms=2.2)).bound == "latency-bound"
+    nothing = judged(replace(both, traffic_ms=1.0, short_ms=1.0))
+    assert "7% of a ceiling" in nothing.advice
     captured = judged(replace(LONG, kernels=100, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
     assert "compile_cuda_graph" in captured.advice, "fused, and captured as it is"
     assert judged(replace(HOST, memory_ms=5.0)).bound == "memory-bound"
