@@ -15,9 +15,8 @@ SWEEP, TRAINING, LAUNCHES, REALTIME = (
 def results_block() -> str:
     """Return the device's lines, the table, its legend and the verdicts of the committed run's report."""
     report = (RESULTS / "report.md").read_text(encoding="utf-8")
-    head, _, rest = report.partition("### Verdict")
-    verdict = rest.split("###")[0].strip()
-    return f"{head.partition(chr(10))[2].strip()}\n\n{verdict}"
+    head = report.partition("\n### ")[0].partition("\n")[2]
+    return f"{head.strip()}\n\n{section(RESULTS, 'Verdict')}"
 
 
 def cost_block() -> str:

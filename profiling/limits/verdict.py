@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,16 @@ KERNELS_A_WAIT = 32
 HOST_FACTOR = 10.0
 #: A prediction must save this share of the time to be advice.
 WORTH = 0.05
+#: What of the evidence decides.
+DECISIVE: Mapping[Bound, tuple[str, ...]] = {
+    "launch-bound": ("idle", "launches"),
+    "latency-bound": ("idle", "kernels"),
+    "memory-bound": ("ceilings",),
+    "compute-bound": ("ceilings",),
+    "transfer-bound": ("transfers",),
+    "sync-bound": ("idle", "waits"),
+    "host-bound": ("idle", "launches", "operators", "ceilings"),
+}
 #: A replay whose kernels and gaps explain less of the wall time than this waits for a host that does other things.
 REPLAY_EXPLAINS = 0.5
 
@@ -71,6 +82,11 @@ class Facts:
         return None if self.busy_ms is None else max(0.0, 1 - self.share(self.busy_ms))
 
     @property
+    def fusable_share(self) -> float:
+        """The share of the wall time that the operators' traffic takes beyond what must cross the bus anyway."""
+        return max(0.0, self.share(self.traffic_ms) - self.share(self.memory_ms))
+
+    @property
     def fused(self) -> bool:
         """Whether a compiler made the operators into others: there is no traffic of single ones then."""
         return self.traffic_ms is None
@@ -95,7 +111,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`predicted_ms` is what the variant `predicts` should measure as wall time."""
+    """`evidence` begins with what decided; `predicted_ms` is the wall time that the variant `predicts` should take."""
 
     bound: Bound
     evidence: tuple[str, ...]
@@ -109,7 +125,7 @@ def judge(facts: Facts) -> Verdict | None:
     idle = facts.idle_share
     if facts.share(facts.transfer_ms) >= TRANSFER_SHARE:
         advice = "keep what crosses the bus on the device, or copy it from pinned memory, unwaited for"
-        return Verdict("transfer-bound", _evidence(facts), advice)
+        return _verdict(facts, "transfer-bound", advice)
     if idle is not None and idle >= IDLE_SHARE:
         return _starved(facts, idle)
     if facts.device == "cuda" and idle is None and _nearest(facts)[1] < NEAR["cuda"]:
@@ -119,21 +135,21 @@ def judge(facts: Facts) -> Verdict | None:
 
 def _starved(facts: Facts, idle: float) -> Verdict:
     """Judge a GPU that waits: for answers that the host waits for too, for launches, or between short kernels."""
-    kernels, launches, evidence = facts.kernels or 0.0, facts.launches or 0.0, _evidence(facts)
+    kernels, launches = facts.kernels or 0.0, facts.launches or 0.0
     if facts.waits and kernels / facts.waits < KERNELS_A_WAIT:
         advice = f"the host waits for the GPU {facts.waits:.3g} times a call: drop .item(), .cpu() and bool(tensor)"
-        return Verdict("sync-bound", evidence, advice)
+        return _verdict(facts, "sync-bound", advice)
     if facts.captured:
         return _replayed(facts, idle)
     predicted = facts.replay_ms
     if predicted is not None and not _worth_capturing(facts):
-        return Verdict("latency-bound", evidence, "a call does too little for a GPU: do several in one, as a batch")
+        return _verdict(facts, "latency-bound", "a call does too little for a GPU: do several in one, as a batch")
     expect, predicts = ("", None) if predicted is None else (f", expect {predicted:.3g} ms", facts.capture)
     if launches and facts.wall_ms * 1e3 / launches > HOST_FACTOR * facts.launch_us:
         busy = "the host is busy between launches: if that work is the same every time, capture it"
-        return Verdict("host-bound", evidence, f"{busy} ({facts.capture}){expect}", predicts, predicted)
+        return _verdict(facts, "host-bound", f"{busy} ({facts.capture}){expect}", predicts, predicted)
     advice = f"{idle:.0%} of wall is launch gaps: capture it ({facts.capture}){expect}"
-    return Verdict("launch-bound", evidence, advice, predicts, predicted)
+    return _verdict(facts, "launch-bound", advice, predicts, predicted)
 
 
 def _replayed(facts: Facts, idle: float) -> Verdict:
@@ -144,44 +160,49 @@ def _replayed(facts: Facts, idle: float) -> Verdict:
             f"the host does other work around the replays, which take {needed:.3g} of {facts.wall_ms:.3g} ms: "
             "move it out of the step, or into the graph"
         )
-        return Verdict("host-bound", _evidence(facts), advice)
+        return _verdict(facts, "host-bound", advice)
     advice = f"{idle:.0%} of wall lies between kernels of a replay and around it: {_fewer(facts)}"
-    return Verdict("latency-bound", _evidence(facts), advice)
+    return _verdict(facts, "latency-bound", advice)
 
 
 def _working(facts: Facts) -> Verdict:
     """Judge a device that works all the time."""
     bound, near = _nearest(facts)
-    evidence = _evidence(facts)
     if near > BEYOND:
         advice = (
             "it takes less than its floor, so the ceilings are too low: other programs ran while they were measured "
             "(they are measured again after a day), or its operators are quicker than the products that were"
         )
-        return Verdict(bound, evidence, advice)
+        return _verdict(facts, bound, advice)
     if near >= NEAR[facts.device]:
         saver = "quantise the weights, or batch calls so that they are read once for several"
         if bound == "compute-bound":
             saver = "a narrower dtype (dtype=bfloat16, tf32=true for float32) or fewer FLOPs"
-        return Verdict(bound, evidence, f"{near:.0%} of wall is what the device needs at best: {saver}")
-    traffic, short = facts.share(facts.traffic_ms), facts.share(facts.short_ms)
+        return _verdict(facts, bound, f"{near:.0%} of wall is what the device needs at best: {saver}")
+    fusable, short = facts.fusable_share, facts.share(facts.short_ms)
     idle = facts.idle_share or 0.0
-    if idle > max(near, traffic, short) and _worth_capturing(facts):
+    if idle > max(near, fusable, short) and _worth_capturing(facts):
         return _starved(facts, idle)
-    if (facts.kernels or 0) >= CHAIN and short > max(near, traffic, MOST):
-        return Verdict("latency-bound", evidence, f"many short kernels: {_fewer(facts)}")
-    if traffic > max(near, MOST if facts.device == "cuda" else NEAR["cuda"]):
+    if (facts.kernels or 0) >= CHAIN and short > max(near, fusable, MOST):
+        return _verdict(facts, "latency-bound", f"many short kernels: {_fewer(facts)}")
+    if fusable > max(near, MOST if facts.device == "cuda" else NEAR["cuda"]):
         fuse = "compile_cuda_graph" if facts.captured else "compile"
         advice = f"each operator reads and writes its own tensors: fuse them ({fuse})"
-        return Verdict("memory-bound", evidence, advice)
+        return _verdict(facts, "memory-bound", advice)
     if facts.device == "cpu":
         advice = "operators run far below the ceilings: fuse them (compile), or batch calls"
         if facts.fused:
             advice = "fused operators run far below the ceilings: batch calls (trace=true shows where the time goes)"
-        return Verdict("host-bound", evidence, advice)
+        return _verdict(facts, "host-bound", advice)
     others = "try others (compile_max_autotune, another memory layout; trace=true shows which take the time)"
     advice = f"kernels reach {near:.0%} of a ceiling: {others}"
-    return Verdict(bound, evidence, advice)
+    return _verdict(facts, bound, advice)
+
+
+def _verdict(
+    facts: Facts, bound: Bound, advice: str, predicts: str | None = None, predicted_ms: float | None = None
+) -> Verdict:
+    return Verdict(bound, _evidence(facts, bound), advice, predicts, predicted_ms)
 
 
 def _worth_capturing(facts: Facts) -> bool:
@@ -201,22 +222,27 @@ def _nearest(facts: Facts) -> tuple[Bound, float]:
     return ("compute-bound", compute) if compute > memory else ("memory-bound", memory)
 
 
-def _evidence(facts: Facts) -> tuple[str, ...]:
+def _evidence(facts: Facts, bound: Bound) -> tuple[str, ...]:
+    """Return what was found, that which decided for `bound` first."""
     memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
-    said = [f"of wall the ceilings explain {memory:.0%} by bytes, {compute:.0%} by FLOPs"]
+    said = {"ceilings": f"the ceilings explain {memory:.0%} of wall by bytes, {compute:.0%} by FLOPs"}
     if facts.traffic_ms is not None:
-        said.append(f"{facts.share(facts.traffic_ms):.0%} by what each operator reads and writes")
+        said["traffic"] = f"{facts.share(facts.traffic_ms):.0%} of wall by what each operator reads and writes"
     if facts.idle_share is not None:
-        said.append(f"GPU idle {facts.idle_share:.0%}")
+        said["idle"] = f"GPU idle {facts.idle_share:.0%}"
     if facts.kernels is not None and facts.median_us is not None:
-        short = f"{facts.share(facts.short_ms):.0%} in those of at most {SHORT_US:.0f} µs"
-        said.append(f"{facts.kernels:.0f} kernels, median {facts.median_us:.3g} µs, {short}")
+        short = f"{facts.share(facts.short_ms):.0%} of wall in those of at most {SHORT_US:.0f} µs"
+        said["kernels"] = f"{facts.kernels:.0f} kernels, median {facts.median_us:.3g} µs, {short}"
     if facts.launches is not None:
-        said.append(f"{facts.launches:.0f} launches")
+        said["launches"] = f"{facts.launches:.0f} launches"
     if facts.waits:
-        said.append(f"{facts.waits:.3g} waits")
+        said["waits"] = f"{facts.waits:.3g} waits"
     if facts.transfer_ms:
-        said.append(f"transfers {facts.share(facts.transfer_ms):.0%}")
+        said["transfers"] = f"transfers {facts.share(facts.transfer_ms):.0%}"
     if facts.device == "cpu" and facts.operators is not None:
-        said.append(f"{facts.operators} operators, dispatch {facts.share(facts.operators * facts.launch_us / 1e3):.0%}")
-    return tuple(said)
+        dispatch = facts.share(facts.operators * facts.launch_us / 1e3)
+        said["operators"] = f"{facts.operators} operators, dispatch {dispatch:.0%}"
+    first = DECISIVE[bound]
+    if bound == "memory-bound" and facts.fusable_share > max(memory, compute):
+        first = ("traffic",)
+    return tuple(said[name] for name in sorted(said, key=lambda name: name not in first))

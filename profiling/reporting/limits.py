@@ -32,6 +32,9 @@ _LIMITS = (
     "bound",
 )
 _PARTS = ("component", "variant", "part", "floor ms", "memory ms", "compute ms", "achieved / floor")
+_JUDGED = ("component", "variant", "bound", "evidence, what decided first", "advice")
+#: So much of the evidence stands in a verdict; all of it in the table.
+TOLD = 2
 _PREDICTED = ("component", "variant", "predicted by", "predicted ms", "measured ms", "measured / predicted")
 
 
@@ -40,24 +43,25 @@ def limit_tables(records: Sequence[Record]) -> tuple[Titled, ...]:
     judged = [record for record in records if record.limits]
     calls = [_row(record) for record in judged if not mapping_at(record.limits, "parts")]
     frames = [row for record in judged for row in _parts(record)]
+    said = [_judged(record) for record in judged if at(record.limits, "bound")]
     predicted = [row for group in by_component(judged).values() for row in _predictions(group, records)]
     titled = (
         ("Floor of a call on this device, and what bounds it", grid(_LIMITS, calls, markdown=True)),
         ("Floor of a frame on this device, part by part", grid(_PARTS, frames, markdown=True, names=3)),
+        ("What bounds a call, and why", grid(_JUDGED, said, markdown=True, names=5)),
         ("Predicted and measured, wall p50", grid(_PREDICTED, predicted, markdown=True, names=3)),
     )
     return tuple((title, table) for title, table in titled if table)
 
 
-def bound_line(group: Sequence[Record]) -> str | None:
-    """Say what bounds a component's baseline and what bounds its fastest variant; None where nothing was judged."""
+def bound_lines(group: Sequence[Record]) -> tuple[str, ...]:
+    """Say what bounds a component's baseline and what bounds its fastest variant, where they were judged."""
     judged = [record for record in group if is_right(record) and isinstance(at(record.limits, "bound"), str)]
     timed = sorted((time, place) for place, r in enumerate(judged) if (time := wall_p50(r)) is not None)
     if not timed:
-        return None
+        return ()
     told = {id(r): r for r in (right_baseline(group), judged[timed[0][1]]) if r in judged}
-    lines = [_bound(record, group) for record in told.values() if record is not None]
-    return one_line("; ".join(lines))
+    return tuple(one_line(_bound(record, group)) for record in told.values() if record is not None)
 
 
 def ceilings_line(environment: Mapping[str, Any]) -> tuple[str, ...]:
@@ -88,6 +92,12 @@ def _row(record: Record) -> tuple[str, ...]:
         significant(number_at(limits, "device_work", "median_us"), 3),
         one_line(at(limits, "bound") or ABSENT),
     )
+
+
+def _judged(record: Record) -> tuple[str, ...]:
+    limits = record.limits
+    evidence = "; ".join(map(str, items_at(limits, "evidence")))
+    return record.component, record.variant, *map(one_line, (at(limits, "bound"), evidence, at(limits, "advice")))
 
 
 def _parts(record: Record) -> list[tuple[str, ...]]:
@@ -124,10 +134,10 @@ def _came_true(record: Record, records: Sequence[Record]) -> tuple[str, float | 
 def _bound(record: Record, group: Sequence[Record]) -> str:
     limits, ratio = record.limits, number_at(record.limits, "achieved_over_floor")
     floor = "" if ratio is None else f", {_times(ratio)} its floor of {significant(number_at(limits, 'floor_ms'))} ms"
-    evidence = ", ".join(map(str, items_at(limits, "evidence")))
+    evidence = ", ".join(map(str, items_at(limits, "evidence")[:TOLD]))
     variant, predicted, measured = _came_true(record, group)
     true = "" if predicted is None or measured is None else f" ({variant} measured {significant(measured)} ms)"
-    return f"{record.variant} is {at(limits, 'bound')}{floor} ({evidence}): {at(limits, 'advice')}{true}"
+    return f"{record.variant} is {at(limits, 'bound')} ({evidence}){floor}: {at(limits, 'advice')}{true}"
 
 
 def _times(ratio: float | None) -> str:

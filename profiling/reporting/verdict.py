@@ -19,17 +19,17 @@ from profiling.reporting.facts import (
     wall_p50,
 )
 from profiling.reporting.format import MIB, MINUS, count_of, listed, mebibytes, one_line, significant, times_faster
-from profiling.reporting.limits import bound_line
+from profiling.reporting.limits import bound_lines
 
 #: The frame rates that real-time applications aim at.
 FRAME_RATES = (24, 30, 60, 120)
 
 
 def verdicts(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return one line of plain text for each component, and one more where it is known what bounds it."""
+    """Return one line of plain text for each component, and more where it is known what bounds it."""
     lines = []
     for name, group in by_component(records).items():
-        lines += [f"{one_line(name)}: {said}." for said in (verdict(group), bound_line(group)) if said]
+        lines += [f"{one_line(name)}: {said}." for said in (verdict(group), *bound_lines(group)) if said]
     return tuple(lines)
 
 

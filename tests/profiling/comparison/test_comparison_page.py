@@ -131,7 +131,7 @@ def test_a_page_changes_neither_the_text_nor_the_exit_code(tmp_path, compare, ca
 
 
 def test_nothing_to_compare_is_a_page_without_charts(compare, parse):
-    code, _, page = compare(RESULTS / "h200", RESULTS / "h200_world_model_step")
+    code, _, page = compare(RESULTS / "h200_five_variants", RESULTS / "h200_world_model_step")
     assert code == 2
     assert parse(page).specs() == {}
     assert len(page) < 100_000, "plotly's script is left out"

@@ -47,7 +47,7 @@ def test_launches():
     assert verdict.predicts == "cuda_graph"
     assert verdict.predicted_ms == pytest.approx(1.5 + 1.0 + 0.02), "kernels, gaps between nodes, one replay"
     assert verdict.advice == "85% of wall is launch gaps: capture it (cuda_graph), expect 2.52 ms"
-    assert any("GPU idle 85%" in line for line in verdict.evidence)
+    assert verdict.evidence[:2] == ("GPU idle 85%", "1000 launches"), "what decided comes first"
     unknown = judged(replace(LAUNCHES, gap_us=None))
     assert (unknown.bound, unknown.predicted_ms, unknown.predicts) == ("launch-bound", None, None)
     assert "expect" not in unknown.advice
@@ -119,12 +119,18 @@ def test_memory():
     decoder = replace(LAUNCHES, wall_ms=16.2, busy_ms=14.1, kernels=731, launches=731, median_us=4.1, short_ms=0.8)
     unfused = judged(replace(decoder, memory_ms=0.1, compute_ms=0.82, traffic_ms=13.3))
     assert (unfused.bound, unfused.predicts) == ("memory-bound", None)
+    assert unfused.evidence[0] == "82% of wall by what each operator reads and writes"
+    assert near.evidence[0] == "the ceilings explain 90% of wall by bytes, 30% by FLOPs"
     # An audio decoder, captured: as much by traffic as by short kernels, and fusing mends both.
-    both = replace(decoder, wall_ms=7.47, busy_ms=7.35, kernels=1248, launches=1, short_ms=2.24, compute_ms=0.4)
+    both = replace(
+        decoder, wall_ms=7.47, busy_ms=7.35, kernels=1248, launches=1, short_ms=2.24, compute_ms=0.4, memory_ms=0.0
+    )
     assert judged(replace(both, traffic_ms=2.25)).bound == "memory-bound"
     assert judged(replace(both, traffic_ms=2.2)).bound == "latency-bound"
+    step = judged(replace(both, memory_ms=2.8, traffic_ms=3.0))
+    assert "37% of a ceiling" in step.advice, "nothing to fuse: that much must be read"
     nothing = judged(replace(both, traffic_ms=1.0, short_ms=1.0))
-    assert "7% of a ceiling" in nothing.advice
+    assert "5% of a ceiling" in nothing.advice
     captured = judged(replace(LONG, kernels=100, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
     assert "compile_cuda_graph" in captured.advice, "fused, and captured as it is"
     assert judged(replace(HOST, memory_ms=5.0)).bound == "memory-bound"

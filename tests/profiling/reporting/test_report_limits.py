@@ -7,7 +7,7 @@ from profiling.reporting.heading import environment_lines
 from profiling.reporting.html.latency_section import latency_section
 from profiling.reporting.html.material import Material
 from profiling.reporting.html.realtime_section import realtime_section
-from profiling.reporting.limits import bound_line, limit_tables
+from profiling.reporting.limits import bound_lines, limit_tables
 from profiling.reporting.render import render_console, render_markdown
 
 Make = Callable[..., Record]
@@ -25,7 +25,7 @@ def limits(**changes: Any) -> dict[str, Any]:
         "idle_share": 0.94,
         "device_work": {"kernels": 1234.0, "launches": 1234.0, "busy_ms": 1.7, "median_us": 1.5},
         "bound": "launch-bound",
-        "evidence": ["GPU idle 94%", "1234 kernels, median 1.5 µs"],
+        "evidence": ["GPU idle 94%", "1234 launches", "1234 kernels"],
         "advice": "94% of wall is launch gaps: capture it (cuda_graph), expect 2.4 ms",
         "predicted": {"variant": "cuda_graph", "wall_ms": 2.4},
     }
@@ -41,23 +41,35 @@ REPLAYED = limits(bound="latency-bound", advice="fuse them", predicted=None, ach
 
 def test_predicted_and_measured(make: Make) -> None:
     records = [make("baseline", 28.7, limits=limits()), make("cuda_graph", 2.52, limits=REPLAYED, speedup=SPEEDUP)]
-    floors, predicted = (rows(table) for _, table in limit_tables(records))
+    floors, judged, predicted = (rows(table) for _, table in limit_tables(records))
     assert floors[2:] == [
         ["world_model", "baseline", "0.5000", "0.5000", "0.2500", "57.4×", "94%", "1234", "1.50", "launch-bound"],
         ["world_model", "cuda_graph", "0.5000", "0.5000", "0.2500", "5.00×", "30%", "1234", "1.50", "latency-bound"],
     ]
     assert predicted[2:] == [["world_model", "cuda_graph", "baseline", "2.400", "2.520", "1.05×"]]
-    line = bound_line(records)
-    assert line is not None
-    assert line.startswith("baseline is launch-bound, 57.4× its floor of 0.5000 ms (GPU idle 94%, 1234 kernels")
-    assert "expect 2.4 ms (cuda_graph measured 2.520 ms); cuda_graph is latency-bound, 5.00× its floor" in line
+    assert judged[2:] == [
+        [
+            "world_model",
+            "baseline",
+            "launch-bound",
+            "GPU idle 94%; 1234 launches; 1234 kernels",
+            f"{limits()['advice']}",
+        ],
+        ["world_model", "cuda_graph", "latency-bound", "GPU idle 94%; 1234 launches; 1234 kernels", "fuse them"],
+    ]
+    eager, replayed = bound_lines(records)
+    assert eager == (
+        "baseline is launch-bound (GPU idle 94%, 1234 launches), 57.4× its floor of 0.5000 ms: "
+        "94% of wall is launch gaps: capture it (cuda_graph), expect 2.4 ms (cuda_graph measured 2.520 ms)"
+    )
+    assert replayed.startswith("cuda_graph is latency-bound (GPU idle 94%, 1234 launches), 5.00× its floor")
 
 
 def test_a_prediction_says_whose_it_is(make: Make) -> None:
     """Two cells predict the same variant: each row names its own."""
     again = limits(predicted={"variant": "cuda_graph", "wall_ms": 2.5})
     records = [make("baseline", 28.7, limits=limits()), make("swapped", 27.0, limits=again), make("cuda_graph", 2.52)]
-    predicted = rows(limit_tables(records)[1][1])
+    predicted = rows(limit_tables(records)[2][1])
     assert predicted[0][:3] == ["component", "variant", "predicted by"]
     assert [row[1:3] for row in predicted[2:]] == [["cuda_graph", "baseline"], ["cuda_graph", "swapped"]]
 
@@ -67,7 +79,7 @@ def test_a_predicted_time_of_nothing_costs_its_ratio_and_not_the_report(make: Ma
         make("baseline", 28.7, limits=limits(predicted={"variant": "cuda_graph", "wall_ms": 0.0})),
         make("cuda_graph", 2.5, limits=limits(predicted={"variant": "nobody", "wall_ms": 1.0})),
     ]
-    table = rows(limit_tables(records)[1][1])
+    table = rows(limit_tables(records)[2][1])
     assert table[2] == ["world_model", "cuda_graph", "baseline", "0.000", "2.500"]
     assert "measured / predicted" not in table[0]
 
@@ -93,37 +105,37 @@ def test_a_frame_part_by_part(make: Make, tmp_path: Path) -> None:
         ["realtime", "cuda_graph", "picture", "2.000", "1.000", "2.000", "–"],
         ["realtime", "cuda_graph", "frame", "2.500", "1.500", "2.250", "4.64×"],
     ]
-    assert bound_line([loop]) is None, "nothing says what bounds it"
+    assert not bound_lines([loop]), "nothing says what bounds it"
     assert f"### {title}" in render_markdown([loop], {}, tmp_path)
     page = Material([loop], {}, tmp_path)
     assert [table.title for table in realtime_section(page).tables if "Floor" in table.title] == [title]
     assert not latency_section(page).tables
     both = limit_tables([make("baseline", 28.7, limits=limits()), loop])
-    assert ["realtime" in table for _, table in both] == [False, True, False]
+    assert ["realtime" in table for _, table in both] == [False, True, False, False]
     wrong = make("cuda_graph", component="realtime", status="failed", reason="parity", limits=FRAME)
     assert "4.64" not in limit_tables([wrong])[0][1]
 
 
 def test_a_prediction_that_nobody_tried_or_that_came_out_wrong_has_no_measured_side(make: Make) -> None:
     alone = [make("baseline", 28.7, limits=limits())]
-    assert "measured" not in limit_tables(alone)[1][1], "a column in which nothing was measured is left out"
-    assert "measured" not in (bound_line(alone) or "")
+    assert "measured" not in limit_tables(alone)[2][1], "a column in which nothing was measured is left out"
+    assert "measured" not in "".join(bound_lines(alone))
     wrong = make("cuda_graph", 2.5, status="failed", reason="parity")
-    assert "2.500" not in limit_tables([*alone, wrong])[1][1]
+    assert "2.500" not in limit_tables([*alone, wrong])[2][1]
 
 
 def test_without_limits_nothing_is_said(make: Make) -> None:
     records = [make("baseline", 28.7), make("compile", 2.5, speedup=SPEEDUP)]
     assert limit_tables(records) == ()
-    assert bound_line(records) is None
+    assert bound_lines(records) == ()
     unjudged = make("baseline", 28.7, limits={"floor_ms": 1.0, "memory_ms": 1.0, "compute_ms": 0.5})
-    assert bound_line([unjudged]) is None
+    assert bound_lines([unjudged]) == ()
     assert len(limit_tables([unjudged])) == 1
 
 
 def test_a_wrong_cell_is_not_judged(make: Make) -> None:
     wrong = make("baseline", 28.7, status="failed", reason="parity", limits=limits())
-    assert bound_line([wrong]) is None
+    assert bound_lines([wrong]) == ()
     assert "57.4" not in limit_tables([wrong])[0][1]
 
 

@@ -24,7 +24,8 @@ Parse = Callable[[str], Any]
 MIB = 2**20
 ALWAYS = {"verdict", "environment", "config", "command"}
 EXPECTED = {
-    "h200": {"latency", "distribution", "memory", "compile", "notes"},
+    "h200": {"latency", "inside", "distribution", "memory", "compile", "traces", "notes", "more"},
+    "h200_five_variants": {"latency", "distribution", "memory", "compile", "notes"},
     "h200_realtime": {"realtime", "distribution", "memory", "compile", "notes"},
     "h200_realtime_overlap": {"realtime", "distribution", "memory", "compile", "notes"},
     "h200_world_model_step": {"latency", "inside", "distribution", "memory", "compile", "traces", "notes", "more"},
