@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from profiling.inside.alignment import aligned
 from profiling.inside.timeline import Work
@@ -27,13 +28,15 @@ def told_by(reference: Sequence[Witness], work: Sequence[Work]) -> list[Witness 
     trusted = [calm and place is not None and known_alone[place] for place, calm in zip(places, alone, strict=True)]
     bounds = [-1, *(place for place, sure in zip(places, trusted, strict=True) if place is not None and sure)]
     bounds.append(len(reference))
+    passed = list(accumulate(map(int, trusted)))  # how many of the bounds lie before each
+    unsure = zip(passed, work, trusted, strict=True)
+    beside = Counter((begun, item.name) for begun, item, sure in unsure if not sure)
     found: list[Witness | None] = []
-    passed = 0  # of the bounds
-    for item, place, sure, calm in zip(work, places, trusted, alone, strict=True):
-        passed += sure
-        told = reference[bounds[passed]] if sure else None
+    for item, place, sure, calm, begun in zip(work, places, trusted, alone, passed, strict=True):
+        told = reference[bounds[begun]] if sure else None
         if not sure and not (calm and place is None):
-            told = _one_called(item.name, reference[bounds[passed] + 1 : bounds[passed + 1]])
+            between = reference[bounds[begun] + 1 : bounds[begun + 1]]
+            told = _one_called(item.name, between, beside[begun, item.name])
         found.append(None if told is None else replace(told, work=item))
     return found
 
@@ -51,11 +54,17 @@ def _alone(work: Sequence[Work]) -> list[bool]:
     return alone
 
 
-def _one_called(name: str, reference: Sequence[Witness]) -> Witness | None:
-    """Return what is called `name`, if all of it belongs to one submodule, and to operators of one size."""
+def _one_called(name: str, reference: Sequence[Witness], count: int) -> Witness | None:
+    """Return what is called `name`, if all of it belongs to one submodule, and to operators of one size.
+
+    Where the replay has `count` of them and the reference another number, the work was split otherwise: nobody knows
+    what one of them moved and computed.
+    """
     called = [item for item in reference if item.work.name == name]
     kinds = {(item.module, item.operator, item.bytes, item.flops) for item in called}
-    return called[0] if len(kinds) == 1 else None
+    if len(kinds) != 1:
+        return None
+    return called[0] if len(called) == count else replace(called[0], bytes=None, flops=None, operator_flops=None)
 
 
 def by_work(found: Sequence[Witness | None], own: Sequence[Witness]) -> tuple[Witness, ...]:

@@ -109,7 +109,7 @@ def _conv_rate(device: torch.device, dtype: torch.dtype, pace: Pace) -> float | 
 
 
 def _launch_costs(device: torch.device) -> tuple[float, float | None, float | None]:
-    """Return microseconds: the host's for a launch, and on CUDA between two kernels of a graph, and for a replay."""
+    """Return microseconds: the host's for a launch, and on CUDA a graph's beyond a kernel, and a replay's."""
     operator = torch.ones(1, device=device).neg_
     launch = launch_seconds(operator) * 1e6
     if device.type != "cuda":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,26 +18,18 @@ TRANSFER_SHARE = 0.25
 NEAR = {"cuda": 0.5, "cpu": 0.3}
 #: From here on it is not the time that is wrong but the ceiling.
 BEYOND = 1.1
-#: What explains most of the time is named from this share on where no ceiling comes near.
+#: From here on what explains most of the time is named where no ceiling comes near.
 MOST = 0.25
+#: Gaps that explain most of the time are what to mend from here on, though the GPU works for the rest of it.
+GAPS = 0.15
 #: So many short kernels are a chain; of fewer nobody says that they are many.
 CHAIN = 20
 #: A wait for fewer kernels than this leaves the host no lead.
 KERNELS_A_WAIT = 32
 #: A host that takes this many times the cost of a launch for each is busy with other things.
-HOST_FACTOR = 10.0
+HOST_FACTOR = 20.0
 #: A prediction must save this share of the time to be advice.
 WORTH = 0.05
-#: What of the evidence decides.
-DECISIVE: Mapping[Bound, tuple[str, ...]] = {
-    "launch-bound": ("idle", "launches"),
-    "latency-bound": ("idle", "kernels"),
-    "memory-bound": ("ceilings",),
-    "compute-bound": ("ceilings",),
-    "transfer-bound": ("transfers",),
-    "sync-bound": ("idle", "waits"),
-    "host-bound": ("idle", "launches", "operators", "ceilings"),
-}
 #: A replay whose kernels and gaps explain less of the wall time than this waits for a host that does other things.
 REPLAY_EXPLAINS = 0.5
 
@@ -125,7 +116,7 @@ def judge(facts: Facts) -> Verdict | None:
     idle = facts.idle_share
     if facts.share(facts.transfer_ms) >= TRANSFER_SHARE:
         advice = "keep what crosses the bus on the device, or copy it from pinned memory, unwaited for"
-        return _verdict(facts, "transfer-bound", advice)
+        return _verdict(facts, "transfer-bound", ("transfers",), advice)
     if idle is not None and idle >= IDLE_SHARE:
         return _starved(facts, idle)
     if facts.device == "cuda" and idle is None and _nearest(facts)[1] < NEAR["cuda"]:
@@ -135,21 +126,28 @@ def judge(facts: Facts) -> Verdict | None:
 
 def _starved(facts: Facts, idle: float) -> Verdict:
     """Judge a GPU that waits: for answers that the host waits for too, for launches, or between short kernels."""
-    kernels, launches = facts.kernels or 0.0, facts.launches or 0.0
+    kernels = facts.kernels or 0.0
     if facts.waits and kernels / facts.waits < KERNELS_A_WAIT:
-        advice = f"the host waits for the GPU {facts.waits:.3g} times a call: drop .item(), .cpu() and bool(tensor)"
-        return _verdict(facts, "sync-bound", advice)
-    if facts.captured:
-        return _replayed(facts, idle)
+        waits = f"{facts.waits:.3g} time{'' if facts.waits == 1 else 's'}"
+        advice = f"the host waits for the GPU {waits} a call: drop .item(), .cpu() and bool(tensor)"
+        return _verdict(facts, "sync-bound", ("waits", "idle"), advice)
+    return _replayed(facts, idle) if facts.captured else _launched(facts, idle)
+
+
+def _launched(facts: Facts, idle: float) -> Verdict:
+    """Judge gaps between kernels that the host launches one by one."""
+    launches, decisive = facts.launches or 0.0, ("idle", "launches")
     predicted = facts.replay_ms
     if predicted is not None and not _worth_capturing(facts):
-        return _verdict(facts, "latency-bound", "a call does too little for a GPU: do several in one, as a batch")
+        advice = "a call does too little for a GPU: do several in one, as a batch"
+        return _verdict(facts, "latency-bound", decisive, advice)
     expect, predicts = ("", None) if predicted is None else (f", expect {predicted:.3g} ms", facts.capture)
     if launches and facts.wall_ms * 1e3 / launches > HOST_FACTOR * facts.launch_us:
         busy = "the host is busy between launches: if that work is the same every time, capture it"
-        return _verdict(facts, "host-bound", f"{busy} ({facts.capture}){expect}", predicts, predicted)
+        advice = f"{busy} ({facts.capture}){expect}"
+        return _verdict(facts, "host-bound", ("launches", "idle"), advice, predicts, predicted)
     advice = f"{idle:.0%} of wall is launch gaps: capture it ({facts.capture}){expect}"
-    return _verdict(facts, "launch-bound", advice, predicts, predicted)
+    return _verdict(facts, "launch-bound", decisive, advice, predicts, predicted)
 
 
 def _replayed(facts: Facts, idle: float) -> Verdict:
@@ -160,49 +158,58 @@ def _replayed(facts: Facts, idle: float) -> Verdict:
             f"the host does other work around the replays, which take {needed:.3g} of {facts.wall_ms:.3g} ms: "
             "move it out of the step, or into the graph"
         )
-        return _verdict(facts, "host-bound", advice)
+        return _verdict(facts, "host-bound", ("idle", "launches"), advice)
     advice = f"{idle:.0%} of wall lies between kernels of a replay and around it: {_fewer(facts)}"
-    return _verdict(facts, "latency-bound", advice)
+    return _verdict(facts, "latency-bound", ("idle", "kernels"), advice)
 
 
 def _working(facts: Facts) -> Verdict:
     """Judge a device that works all the time."""
     bound, near = _nearest(facts)
+    ceilings, idle = ("ceilings",), facts.idle_share or 0.0
     if near > BEYOND:
         advice = (
             "it takes less than its floor, so the ceilings are too low: other programs ran while they were measured "
             "(they are measured again after a day), or its operators are quicker than the products that were"
         )
-        return _verdict(facts, bound, advice)
+        return _verdict(facts, bound, ceilings, advice)
     if near >= NEAR[facts.device]:
         saver = "quantise the weights, or batch calls so that they are read once for several"
         if bound == "compute-bound":
             saver = "a narrower dtype (dtype=bfloat16, tf32=true for float32) or fewer FLOPs"
-        return _verdict(facts, bound, f"{near:.0%} of wall is what the device needs at best: {saver}")
+        return _verdict(facts, bound, ceilings, f"{near:.0%} of wall is what the device needs at best: {saver}")
     fusable, short = facts.fusable_share, facts.share(facts.short_ms)
-    idle = facts.idle_share or 0.0
-    if idle > max(near, fusable, short) and _worth_capturing(facts):
-        return _starved(facts, idle)
+    if idle >= max(near, fusable, short, GAPS) and _worth_capturing(facts):
+        return _launched(facts, idle)
     if (facts.kernels or 0) >= CHAIN and short > max(near, fusable, MOST):
-        return _verdict(facts, "latency-bound", f"many short kernels: {_fewer(facts)}")
+        return _verdict(facts, "latency-bound", ("kernels",), f"many short kernels: {_fewer(facts)}")
     if fusable > max(near, MOST if facts.device == "cuda" else NEAR["cuda"]):
         fuse = "compile_cuda_graph" if facts.captured else "compile"
         advice = f"each operator reads and writes its own tensors: fuse them ({fuse})"
-        return _verdict(facts, "memory-bound", advice)
+        return _verdict(facts, "memory-bound", ("traffic",), advice)
     if facts.device == "cpu":
         advice = "operators run far below the ceilings: fuse them (compile), or batch calls"
         if facts.fused:
             advice = "fused operators run far below the ceilings: batch calls (trace=true shows where the time goes)"
-        return _verdict(facts, "host-bound", advice)
+        return _verdict(facts, "host-bound", ceilings, advice)
     others = "try others (compile_max_autotune, another memory layout; trace=true shows which take the time)"
     advice = f"kernels reach {near:.0%} of a ceiling: {others}"
-    return _verdict(facts, bound, advice)
+    # Kernels that neither bytes nor FLOPs explain wait for what they asked for: Nsight Compute calls it latency too.
+    return _verdict(facts, bound if near >= MOST else "latency-bound", ceilings, advice)
 
 
 def _verdict(
-    facts: Facts, bound: Bound, advice: str, predicts: str | None = None, predicted_ms: float | None = None
+    facts: Facts,
+    bound: Bound,
+    decisive: tuple[str, ...],
+    advice: str,
+    predicts: str | None = None,
+    predicted_ms: float | None = None,
 ) -> Verdict:
-    return Verdict(bound, _evidence(facts, bound), advice, predicts, predicted_ms)
+    found = _evidence(facts)
+    first = [found[name] for name in decisive if name in found]
+    rest = [said for name, said in found.items() if name not in decisive]
+    return Verdict(bound, (*first, *rest), advice, predicts, predicted_ms)
 
 
 def _worth_capturing(facts: Facts) -> bool:
@@ -222,8 +229,8 @@ def _nearest(facts: Facts) -> tuple[Bound, float]:
     return ("compute-bound", compute) if compute > memory else ("memory-bound", memory)
 
 
-def _evidence(facts: Facts, bound: Bound) -> tuple[str, ...]:
-    """Return what was found, that which decided for `bound` first."""
+def _evidence(facts: Facts) -> dict[str, str]:
+    """Return what was found, by name."""
     memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
     said = {"ceilings": f"the ceilings explain {memory:.0%} of wall by bytes, {compute:.0%} by FLOPs"}
     if facts.traffic_ms is not None:
@@ -236,13 +243,10 @@ def _evidence(facts: Facts, bound: Bound) -> tuple[str, ...]:
     if facts.launches is not None:
         said["launches"] = f"{facts.launches:.0f} launches"
     if facts.waits:
-        said["waits"] = f"{facts.waits:.3g} waits"
+        said["waits"] = f"{facts.waits:.3g} wait{'' if facts.waits == 1 else 's'}"
     if facts.transfer_ms:
         said["transfers"] = f"transfers {facts.share(facts.transfer_ms):.0%}"
     if facts.device == "cpu" and facts.operators is not None:
         dispatch = facts.share(facts.operators * facts.launch_us / 1e3)
         said["operators"] = f"{facts.operators} operators, dispatch {dispatch:.0%}"
-    first = DECISIVE[bound]
-    if bound == "memory-bound" and facts.fusable_share > max(memory, compute):
-        first = ("traffic",)
-    return tuple(said[name] for name in sorted(said, key=lambda name: name not in first))
+    return said

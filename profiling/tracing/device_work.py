@@ -31,9 +31,9 @@ SHORT_US = 5.0
 class DeviceWork:
     """Per call: `kernels`, copies and fills on the device, and `launches` by the host (a replayed graph is one).
 
-    `busy_ms` is the time in which at least one of them ran, `median_us` a kernel's median length, `short_ms` how long
-    those of at most `SHORT_US` ran in all, `transfer_ms` the part of copies between host and device, `waits` how often
-    the host waited for a stream or an event.
+    `busy_ms` is the time in which at least one of them ran, `median_us` a kernel's median length, `short_ms` the part
+    of `busy_ms` in which only kernels of at most `SHORT_US` ran, `transfer_ms` that of copies between host and device,
+    `waits` how often the host waited for a stream or an event.
     """
 
     kernels: float
@@ -79,13 +79,15 @@ def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | N
         if event.get("cat") in RUNTIME and any(begin <= float(event["ts"]) <= end for begin, end in spans)
     ]
     lengths = [float(event["dur"]) for event in work if event["cat"] == "kernel"]
+    busy = _covered([(float(event["ts"]), float(event["dur"])) for event in work])
+    long = [event for event in work if event["cat"] != "kernel" or float(event["dur"]) > SHORT_US]
     crossing = sum(float(event["dur"]) for event in work if CROSSES.match(str(event.get("name"))))
     return DeviceWork(
         kernels=len(work) / calls,
         launches=sum(1 for name in asked if HANDS_OVER.match(name)) / calls,
-        busy_ms=_covered([(float(event["ts"]), float(event["dur"])) for event in work]) / 1e3 / calls,
+        busy_ms=busy / 1e3 / calls,
         median_us=statistics.median(lengths or [float(event["dur"]) for event in work]),
-        short_ms=sum(length for length in lengths if length <= SHORT_US) / 1e3 / calls,
+        short_ms=(busy - _covered([(float(event["ts"]), float(event["dur"])) for event in long])) / 1e3 / calls,
         transfer_ms=crossing / 1e3 / calls,
         waits=sum(1 for name in asked if _WAITS.match(name)) / calls,
     )

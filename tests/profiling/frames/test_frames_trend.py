@@ -8,7 +8,7 @@ from scipy.signal import lfilter
 
 from profiling.frames.memory import memory_section
 from profiling.frames.spikes import find_period
-from profiling.frames.trend import Steady, find_steady, fit_slope
+from profiling.frames.trend import Steady, find_steady, fit_slope, slope_section
 
 MIB = 2**20
 FRAMES = 600
@@ -118,6 +118,16 @@ def test_a_machine_that_is_slower_for_a_while_is_no_slope():
         strictly += slope.rises
     assert around >= 170, "of 200; blocks taken for strangers make it 130"
     assert strictly <= 3
+
+
+@pytest.mark.parametrize("frames", [600, 10_000])
+@pytest.mark.parametrize("growth", [lambda t: t**3, lambda t: t**0.5, lambda t: np.clip(t - 0.5, 0, None)])
+def test_growth_of_any_shape_is_growth(growth, frames):
+    time = np.arange(frames) / frames
+    frame_ms = 10 + 10 * growth(time) + np.random.default_rng(0).normal(0, 0.05, frames)
+    section = slope_section(frame_ms, find_steady(frame_ms))
+    assert section["growing"]
+    assert section["ci95"][0] > 0
 
 
 @pytest.mark.parametrize("frame", [0, 300, 599])

@@ -135,6 +135,13 @@ def test_branches_between_what_runs_alone_belong_to_what_lies_there():
     assert told[-1].module == "b"
 
 
+def test_work_that_a_replay_splits_otherwise_keeps_its_submodule_and_no_sizes():
+    reference = [Witness(Work("product", "kernel", 0, 9, 0, 1, None, 7), "gemm", "aten::mm", "a", 4, 1000, 1000)]
+    split = [Work("product", "kernel", begin, begin + 3, 9, None, None, 7) for begin in (0, 1, 2)]
+    told = told_by(reference, split)
+    assert [item and (item.module, item.bytes, item.flops) for item in told] == 3 * [("a", None, None)]
+
+
 def test_what_a_compiler_leaves_whole_keeps_its_submodule():
     eager, fused = witnesses("net.eager_hooks"), witnesses("net.compile")
     found = anchored(fused, eager)

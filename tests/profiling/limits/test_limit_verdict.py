@@ -62,7 +62,11 @@ def test_gaps_that_are_the_largest_part():
     assert verdict.bound == "launch-bound"
     assert verdict.advice == "16% of wall is launch gaps: capture it (compile_cuda_graph), expect 7.33 ms"
     nearer = judged(replace(decoder, compute_ms=2.0, traffic_ms=None, operators=None))
-    assert nearer.bound == "compute-bound"
+    assert "23% of a ceiling" in nearer.advice
+    busy = judged(replace(decoder, busy_ms=8.0, compute_ms=0.2, traffic_ms=None, operators=None))
+    assert "6% of a ceiling" in busy.advice, "7% of wall are no bound"
+    waits = judged(replace(decoder, waits=30.0, compute_ms=0.82, traffic_ms=None, operators=None))
+    assert waits.bound == "launch-bound", "a GPU that works for most of the time is not held up by waits"
     replayed = judged(replace(decoder, launches=1, compute_ms=0.82, traffic_ms=None, operators=None))
     assert replayed.predicts is None
 
@@ -93,8 +97,12 @@ def test_latency():
     short = replace(LAUNCHES, busy_ms=9.0, median_us=3.0, short_ms=8.0)
     assert judged(short).bound == "latency-bound"
     assert "many short kernels" in judged(short).advice
-    assert judged(replace(short, short_ms=0.3)).bound != "latency-bound", "the time is in long ones"
-    assert judged(replace(short, kernels=10)).bound != "latency-bound", "ten are not many"
+    assert judged(short).evidence[0].startswith("1000 kernels, median 3 µs, 80% of wall"), "what decided comes first"
+    assert "short" not in judged(replace(short, short_ms=0.3)).advice, "the time is in long ones"
+    assert "short" not in judged(replace(short, kernels=10)).advice, "ten are not many"
+    nowhere = judged(replace(LONG, memory_ms=0.1, compute_ms=0.2))
+    assert nowhere.bound == "latency-bound", "neither bytes nor FLOPs explain it"
+    assert "2% of a ceiling" in nowhere.advice
     replayed = judged(replace(LAUNCHES, launches=1, busy_ms=6.0, traffic_ms=1.0))
     assert replayed.bound == "latency-bound"
     assert replayed.predicted_ms is None
@@ -151,6 +159,7 @@ def test_transfers_and_waits():
     waiting = judged(replace(LAUNCHES, waits=100.0))
     assert waiting.bound == "sync-bound"
     assert "100 times" in waiting.advice
+    assert waiting.evidence[:2] == ("100 waits", "GPU idle 85%")
     assert judged(replace(LAUNCHES, waits=1.0)).bound == "launch-bound", "one wait in a thousand kernels is none"
 
 
@@ -173,6 +182,7 @@ def test_host():
     assert not any("operators" in line or "dispatch" in line for line in compiled.evidence), "the eager call's"
     slow_host = replace(LAUNCHES, kernels=50, launches=50)
     assert judged(slow_host).bound == "host-bound", "200 µs a launch where one takes 5"
+    assert judged(slow_host).evidence[:2] == ("50 launches", "GPU idle 85%")
     measurable = judged(replace(slow_host, gap_us=1.0, replay_us=10.0))
     assert measurable.predicts == "cuda_graph", "the advice names it"
     assert f"expect {measurable.predicted_ms:.3g} ms" in measurable.advice

@@ -38,7 +38,14 @@ def test_two_calls():
     assert work.busy_ms == pytest.approx((6 + 10 + 20 + 6 + 2) / 2e3)
     assert work.transfer_ms == pytest.approx(20 / 2e3)
     assert work.median_us == 4
-    assert work.short_ms == pytest.approx((4 + 4) / 2e3), "kernels alone, and no long one"
+    assert work.short_ms == pytest.approx(6 / 2e3), "two of 4 µs, half of it side by side"
+
+
+def test_a_short_kernel_beside_a_long_one_costs_nothing():
+    beside = [event("kernel", "short", begin, 4) for begin in (10, 15, 20)]
+    work = summarize([MARK, event("kernel", "long", 0, 30), *beside, event("kernel", "short", 40, 3)], 1)
+    assert work is not None
+    assert work.short_ms == pytest.approx(3e-3)
 
 
 def test_nothing_seen_is_nothing_told():
