@@ -21,7 +21,7 @@ from profiling.reporting.facts import (
     times_taken_away,
     wall_p50,
 )
-from profiling.reporting.format import count_of, one_line, significant
+from profiling.reporting.format import count_of, listed, one_line, significant
 
 Lines = tuple[str, ...]
 
@@ -48,15 +48,20 @@ def legend(records: Sequence[Record]) -> Lines:
 
 
 def causes(records: Sequence[Record], run: Path | None = None) -> Lines:
-    """Return a line for each cell that is not ok: why, and its log if the run kept one."""
+    """Return why cells are not ok: a line each, with its log if the run kept one; those skipped share one a reason."""
+    skipped: dict[str, list[str]] = {}
     lines = []
     for record in records:
         if record.status == "ok" and is_right(record):
             continue
         reason = record.reason or "parity failed"
+        if record.status == "skipped":
+            skipped.setdefault(reason, []).append(_name(record))
+            continue
         log = f"cells/{record.component}.{record.variant}.log"
-        kept = run is not None and record.status != "skipped" and (run / log).is_file()
+        kept = run is not None and (run / log).is_file()
         lines.append(f"{_name(record)} {record.status}: {reason}{f' (log: {log})' if kept else ''}")
+    lines += [f"{listed(names)} skipped: {reason}" for reason, names in skipped.items()]
     return tuple(map(one_line, lines))
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.core.records import Record
-from profiling.reporting.details import legend
+from profiling.reporting.details import causes, legend
 from profiling.reporting.render import write_report
 
 Make = Callable[..., Record]
@@ -13,6 +13,20 @@ MIB = 2**20
 
 def report(run: Path) -> str:
     return (run / "report.md").read_text(encoding="utf-8")
+
+
+def test_cells_skipped_for_one_reason_share_a_line(make: Make) -> None:
+    records = [
+        make("cuda_graph", status="skipped", reason="no GPU"),
+        make("broken", status="failed", reason="it raised"),
+        make("compile_cuda_graph", status="skipped", reason="no GPU"),
+        make("other", status="skipped", reason="no compiler"),
+    ]
+    assert causes(records) == (
+        "world_model.broken failed: it raised",
+        "world_model.cuda_graph and world_model.compile_cuda_graph skipped: no GPU",
+        "world_model.other skipped: no compiler",
+    )
 
 
 def test_memory_by_phase_names_its_kinds(make: Make, save: Save) -> None:
