@@ -7,10 +7,11 @@ from pathlib import Path
 
 from profiling.app import INTERRUPTED, Target, launch
 from profiling.core.config import RunConfig
-from profiling.core.folder import command_of
+from profiling.core.folder import clear_refused, command_of
 from profiling.core.progress import make_progress
 from profiling.core.records import RESULTS_FILE
 from profiling.core.runner import Run
+from profiling.errors import InputError
 from profiling.reporting.render import write_report
 from profiling.reporting.terminal import print_what_it_can
 
@@ -20,6 +21,10 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
     progress = make_progress()
     try:
         code = Run(target, config, folder, progress).execute()
+    except InputError:
+        if config.resume is None:
+            clear_refused(folder)
+        raise
     except KeyboardInterrupt:
         progress.close()
         progress.say(f"interrupted; the cells that had ended are kept. Go on: {command_of(folder)} resume={folder}")

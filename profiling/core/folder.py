@@ -37,6 +37,18 @@ def new_folder(base: Path, stamp: str) -> Path:
             number += 1
 
 
+def clear_refused(run: Path) -> None:
+    """Take away what a run left that was refused before its first cell; what else lies in the folder stays."""
+    if (run / RESULTS_FILE).exists():
+        return
+    cells = run / "cells"
+    for left in (run / CONFIG_FILE, cells / "probe.log"):
+        left.unlink(missing_ok=True)
+    for folder in (cells, run):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
 def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> tuple[Record, ...]:
     """Make `run` ready for the cells of `config`; return the records of an earlier part that need no repeating.
 

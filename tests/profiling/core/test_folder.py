@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from profiling.core.folder import differences, new_folder, prepare_folder, write_text
+from profiling.core.folder import clear_refused, differences, new_folder, prepare_folder, write_text
 from profiling.errors import InputError
 
 
@@ -34,3 +34,21 @@ def test_a_broken_config_is_told(tmp_path):
     (tmp_path / "config.yaml").write_text("a: [1, 2\n")
     with pytest.raises(InputError, match=r"config\.yaml"):
         prepare_folder(tmp_path, {"a": 1}, str(tmp_path))
+
+
+def test_a_refused_run_leaves_nothing_and_takes_nothing(tmp_path):
+    run = tmp_path / "run"
+    prepare_folder(run, {"a": 1}, None)
+    (run / "cells" / "probe.log").touch()
+    clear_refused(run)
+    assert not run.exists()
+
+    prepare_folder(run, {"a": 1}, None)
+    (run / "mine.txt").write_text("kept")
+    clear_refused(run)
+    assert [path.name for path in run.iterdir()] == ["mine.txt"]
+
+    (run / "results.jsonl").write_text("{}\n")
+    (run / "config.yaml").write_text("a: 1\n")
+    clear_refused(run)
+    assert (run / "config.yaml").exists(), "a run that was there before"
