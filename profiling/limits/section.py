@@ -8,8 +8,9 @@ from typing import Any
 
 from profiling.core.components import Component
 from profiling.limits.ceilings import Ceilings
+from profiling.limits.facts import Facts
 from profiling.limits.floor import floor_of, traffic_ms
-from profiling.limits.verdict import Facts, Verdict, judge
+from profiling.limits.verdict import Verdict, judge
 from profiling.limits.work import Work, work_of
 from profiling.tracing.device_work import DeviceWork, device_work
 

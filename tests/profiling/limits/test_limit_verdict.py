@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from profiling.limits.verdict import Facts, judge
+from profiling.limits.facts import Facts
+from profiling.limits.verdict import judge
 
 #: A GPU that works through one long kernel, at a third of both ceilings.
 LONG = Facts(
