@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -41,24 +42,27 @@ def pyperf_medians() -> dict[str, float]:
     }
 
 
-def on_cpu() -> list[Row]:
+def on_cpu() -> Iterator[Row]:
     torch.set_num_threads(1)
-    device, theirs, rows = torch.device("cpu"), pyperf_medians(), []
+    device, theirs = torch.device("cpu"), pyperf_medians()
     for name, call in callables("cpu").items():
-        rows.append(in_turns(name, "torch Timer", lambda call=call: timer(call), lambda call=call: ours(call, device)))
-        rows.append(Row(name, "pyperf", theirs[name], ours(call, device)))
-    return rows
+        yield in_turns(name, "torch Timer", lambda call=call: timer(call), lambda call=call: ours(call, device))
+        yield Row(name, "pyperf", theirs[name], ours(call, device))
 
 
-def on_cuda() -> list[Row]:
+def on_cuda() -> Iterator[Row]:
     from referees_cuda import against  # triton is needed, which comes with CUDA builds of torch only
 
-    return [row for name, call in callables("cuda").items() for row in against(name, call, torch.device("cuda"))]
+    for name, call in callables("cuda").items():
+        yield from against(name, call, torch.device("cuda"))
 
 
 def main() -> None:
+    rows = []
     with torch.inference_mode():
-        rows = on_cuda() if torch.cuda.is_available() else on_cpu()
+        for row in on_cuda() if torch.cuda.is_available() else on_cpu():
+            rows.append(row)
+            print(*row.cells(), sep=" | ", file=sys.stderr, flush=True)  # a run of minutes that is cut keeps its rows
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, 1 thread"
     print(f"referees on {name}, torch {torch.__version__}\n")
     headers = ("callable", "referee", "theirs, ms", "ours, ms", "ours / theirs", f"within {BAR:.0%}")

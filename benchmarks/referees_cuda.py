@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from unittest import mock
 
 import torch
@@ -14,20 +16,17 @@ from profiling.core.graphs import CudaGraphed
 from profiling.tracing.device_work import device_work
 
 
-def against(name: str, call: Call, device: torch.device) -> list[Row]:
-    """Return a row a referee."""
+def against(name: str, call: Call, device: torch.device) -> Iterator[Row]:
+    """Yield a row a referee."""
     graphed = CudaGraphed(call, alias_outputs=True)  # a copy of the output would be timed too
     graphed()
-    return [
-        in_turns(name, "torch Timer, back to back", lambda: timer(call), lambda: back_to_back(call, device)),
-        in_turns(name, "do_bench, cold", lambda: queued(call), lambda: ours(call, device, cold=True)),
-        in_turns(name, "do_bench, hot", lambda: queued_hot(call), lambda: ours(call, device)),
-        in_turns(
-            name, "do_bench_cudagraph", lambda: unrolled(call, short="chain" in name), lambda: ours(graphed, device)
-        ),
-        _kernels(name, "kernels, eager", call, device),
-        _kernels(name, "kernels, captured", graphed, device),
-    ]
+    yield in_turns(name, "torch Timer, back to back", lambda: timer(call), lambda: back_to_back(call, device))
+    yield in_turns(name, "do_bench, cold", lambda: queued(call), lambda: ours(call, device, cold=True))
+    yield in_turns(name, "do_bench, hot", lambda: queued_hot(call), lambda: ours(call, device))
+    replayed = partial(unrolled, call, short=_is_short(name))
+    yield in_turns(name, "do_bench_cudagraph", replayed, lambda: ours(graphed, device))
+    yield _kernels(name, "kernels, eager", call, device)
+    yield _kernels(name, "kernels, captured", graphed, device)
 
 
 def _kernels(name: str, referee: str, call: Call, device: torch.device) -> Row:
@@ -61,7 +60,7 @@ def queued_hot(call: Call) -> float:
         return queued(call)
 
 
-def unrolled(call: Call, short: bool) -> float:
+def unrolled(call: Call, *, short: bool) -> float:
     """Return do_bench_cudagraph's median in ms, the cache left alone; it replays a graph of `rep` ms ten times.
 
     A second of long kernels, so that a device at its power limit has the clocks that it has under ours. A chain of
