@@ -42,7 +42,7 @@ def clear_refused(run: Path) -> None:
     if (run / RESULTS_FILE).exists():
         return
     cells = run / "cells"
-    for left in (run / CONFIG_FILE, cells / "probe.log"):
+    for left in (run / CONFIG_FILE, run / ENVIRONMENT_FILE, cells / "probe.log"):
         left.unlink(missing_ok=True)
     for folder in (cells, run):
         if folder.is_dir() and not any(folder.iterdir()):

@@ -61,7 +61,8 @@ def causes(records: Sequence[Record], run: Path | None = None) -> Lines:
         log = f"cells/{record.component}.{record.variant}.log"
         kept = run is not None and (run / log).is_file()
         lines.append(f"{_name(record)} {record.status}: {reason}{f' (log: {log})' if kept else ''}")
-    lines += [f"{listed(names)} skipped: {reason}" for reason, names in skipped.items()]
+    for reason, names in skipped.items():
+        lines.append(f"{count_of(len(names), 'cell')} skipped: {reason} ({listed(names)})")
     return tuple(map(one_line, lines))
 
 

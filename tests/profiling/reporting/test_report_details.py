@@ -24,8 +24,8 @@ def test_cells_skipped_for_one_reason_share_a_line(make: Make) -> None:
     ]
     assert causes(records) == (
         "world_model.broken failed: it raised",
-        "world_model.cuda_graph and world_model.compile_cuda_graph skipped: no GPU",
-        "world_model.other skipped: no compiler",
+        "2 cells skipped: no GPU (world_model.cuda_graph and world_model.compile_cuda_graph)",
+        "1 cell skipped: no compiler (world_model.other)",
     )
 
 
