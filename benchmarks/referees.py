@@ -8,7 +8,7 @@ once a block, and not once a call.
 
 do_bench keeps a queue in front of the device, and do_bench_cudagraph many calls in one graph. We wait for each call, as
 a loop that shows every frame does, so that ours holds the time in which an idle device waits for its first kernel, some
-10 to 20 µs: the callables take milliseconds. Each row is taken in turns, theirs and ours, and is the median of them.
+10 to 20 µs: the callables take milliseconds. Each row is taken in turns, theirs and ours.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,25 +30,23 @@ from tabulate import tabulate
 HERE = Path(__file__).resolve().parent
 
 
-def pyperf_medians() -> dict[str, float]:
-    """Return pyperf's medians in ms by name, from processes of its own."""
+def pyperf_median(number: int) -> float:
+    """Return pyperf's median in ms of a callable, given by its place, from a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pyperf.json"
-        command = [sys.executable, str(HERE / "referees_pyperf.py"), "-q", "-o", str(path)]
+        command = [sys.executable, str(HERE / "referees_pyperf.py"), "-q", "-o", str(path), "--number", str(number)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         content = json.loads(path.read_text())
-    return {
-        bench["metadata"]["name"]: 1e3 * statistics.median(v for run in bench["runs"] for v in run.get("values", ()))
-        for bench in content["benchmarks"]
-    }
+    return 1e3 * statistics.median(v for run in content["benchmarks"][0]["runs"] for v in run.get("values", ()))
 
 
 def on_cpu() -> Iterator[Row]:
     torch.set_num_threads(1)
-    device, theirs = torch.device("cpu"), pyperf_medians()
-    for name, call in callables("cpu").items():
-        yield in_turns(name, "torch Timer", lambda call=call: timer(call), lambda call=call: ours(call, device))
-        yield Row(name, "pyperf", theirs[name], ours(call, device))
+    device = torch.device("cpu")
+    for number, (name, call) in enumerate(callables("cpu").items()):
+        referees = {"torch Timer": partial(timer, call), "pyperf": partial(pyperf_median, number)}
+        for referee, theirs in referees.items():
+            yield in_turns(name, referee, theirs, partial(ours, call, device))
 
 
 def on_cuda() -> Iterator[Row]:
@@ -65,7 +64,7 @@ def main() -> None:
             print(*row.cells(), sep=" | ", file=sys.stderr, flush=True)  # a run of minutes that is cut keeps its rows
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, 1 thread"
     print(f"referees on {name}, torch {torch.__version__}\n")
-    headers = ("callable", "referee", "theirs, ms", "ours, ms", "ours / theirs", f"within {BAR:.0%}")
+    headers = ("callable", "referee", "theirs, ms", "ours, ms", "ours / theirs", "of the turns", f"within {BAR:.0%}")
     print(tabulate([row.cells() for row in rows], headers, "github", disable_numparse=True))
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 from referee_callables import Call
-from referee_rows import Row, back_to_back, in_turns, ours, timer
+from referee_rows import MEASURE_MS, WARM_UP_MS, Row, back_to_back, in_turns, ours, timer
 from triton.runtime import driver  # pyright: ignore[reportMissingImports]
 from triton.testing import do_bench, do_bench_cudagraph  # pyright: ignore[reportMissingImports]
 
@@ -36,9 +36,8 @@ def _kernels(name: str, referee: str, call: Call, device: torch.device) -> Row:
     """
     short = _is_short(name)
     calls = 5 if short else 100  # few calls find other clocks than many
-    return in_turns(
-        name, referee, lambda: busy_ms(call, calls=calls), lambda: back_to_back(call, device), held=not short
-    )
+    theirs, mine = partial(busy_ms, call, calls=calls), partial(back_to_back, call, device)
+    return in_turns(name, referee, theirs, mine, count=3, held=not short)  # a trace of many calls takes seconds
 
 
 def _is_short(name: str) -> bool:
@@ -47,7 +46,7 @@ def _is_short(name: str) -> bool:
 
 def queued(call: Call) -> float:
     """Return do_bench's median in ms; it overwrites a buffer larger than the L2 cache before each call."""
-    return do_bench(call, warmup=100, rep=300, return_mode="median")
+    return do_bench(call, warmup=WARM_UP_MS, rep=MEASURE_MS, return_mode="median")
 
 
 def queued_hot(call: Call) -> float:
@@ -63,11 +62,10 @@ def queued_hot(call: Call) -> float:
 def unrolled(call: Call, *, short: bool) -> float:
     """Return do_bench_cudagraph's median in ms, the cache left alone; it replays a graph of `rep` ms ten times.
 
-    A second of long kernels, so that a device at its power limit has the clocks that it has under ours. A chain of
-    short ones draws little, but three of its calls in one graph, 4000 nodes each, took 7% longer than in a graph of
-    their own: there a graph holds one, as ours does.
+    Three calls of the chain in one graph, 4000 nodes each, took 7% longer than in a graph of their own: there a graph
+    holds one, as ours does.
     """
-    return do_bench_cudagraph(call, rep=1 if short else 100, return_mode="median")
+    return do_bench_cudagraph(call, rep=1 if short else MEASURE_MS // 10, return_mode="median")
 
 
 def busy_ms(call: Call, *, calls: int) -> float:

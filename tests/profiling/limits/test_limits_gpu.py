@@ -17,7 +17,6 @@ GIB = 2**30
 def ceilings():
     before = torch.cuda.memory_allocated()
     found = measure_ceilings(torch.device("cuda", 0), torch.bfloat16, threads=4, tf32=False)
-    assert found.seconds <= 5
     assert torch.cuda.memory_allocated() <= before + 128 * 2**20, "no more than the library's workspaces stay"
     return found
 

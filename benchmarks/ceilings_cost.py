@@ -1,0 +1,68 @@
+"""What measuring the ceilings costs the first run of a day: python benchmarks/ceilings_cost.py [--device cpu]
+
+In processes of their own: after the kernel was asked to forget the libraries of torch, CUDA and cuDNN, as on a machine
+that has just started, and with them in its page cache; in each the first measurement, which also loads them and starts
+the device, and a second one, which is what measuring itself takes. Bar: 5 s for the first with a warm page cache.
+Expected: below 2 s; from a cold disk some seconds of loading, which any first run pays, with ceilings or without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tabulate import tabulate
+
+BAR_SECONDS = 5
+MEASURE = """
+import json, sys, torch
+from profiling.limits.measure import measure_ceilings
+device = torch.device(sys.argv[1])
+dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+threads = torch.get_num_threads()
+print(json.dumps([measure_ceilings(device, dtype, threads=threads, tf32=False).seconds for _ in range(2)]))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu")
+    device = parser.parse_args().device
+    rows = []
+    for cache in ("cold", "warm", "warm"):
+        if cache == "cold":
+            forget_libraries()
+        first, second = seconds(device)
+        within = "not held" if cache == "cold" else "yes" if first <= BAR_SECONDS else "no"
+        rows.append((cache, f"{first:.2f}", f"{second:.2f}", within))
+    print(f"ceilings on {device}")
+    headers = ("page cache", "first in a process, s", "second, s", f"first within {BAR_SECONDS} s")
+    print(tabulate(rows, headers, "github", disable_numparse=True))
+
+
+def seconds(device: str) -> list[float]:
+    """Return the seconds of the first and the second measurement of a new process."""
+    command = [sys.executable, "-c", MEASURE, device]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def forget_libraries() -> None:
+    """Drop torch's and NVIDIA's shared libraries from the page cache; this process must not have loaded them."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise SystemExit("torch is not installed: pip install -e .")
+    package = Path(found.origin).parent
+    for folder in (package, package.parent / "nvidia"):
+        for path in folder.rglob("*.so*"):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()
