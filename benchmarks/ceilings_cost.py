@@ -22,7 +22,7 @@ BAR_SECONDS = 5
 MEASURE = """
 import json, sys, torch
 from profiling.limits.measure import measure_ceilings
-device = torch.device(sys.argv[1])
+device = torch.device(sys.argv[1], 0)
 dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 threads = torch.get_num_threads()
 print(json.dumps([measure_ceilings(device, dtype, threads=threads, tf32=False).seconds for _ in range(2)]))

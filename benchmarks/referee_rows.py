@@ -12,18 +12,18 @@ from referee_callables import Call
 from torch.utils.benchmark import Timer
 
 from profiling.metrics.clocks import CacheFlush, clock_of
-from profiling.metrics.sampling import Limits, collect, warm_up
-from profiling.tracing.counters import snapshot
+from profiling.metrics.sampling import Limits, collect
 
 Measure = Callable[[], float]  # → ms of a call
-TURNS, BAR = 7, 0.02
+#: Many short turns: what a host does from second to second (half as fast again, on a shared one) is in both of a turn.
+TURNS, BAR = 31, 0.02
 #: What a measurement may take, theirs and ours: a device at its power limit has other clocks in the second after.
-WARM_UP_MS, MEASURE_MS = 200, 400
+WARM_UP_MS, MEASURE_MS = 30, 100
 
 
 @dataclass(frozen=True)
 class Row:
-    """A callable's times in ms, (theirs, ours) a turn; without `held`, the two are known to measure different things.
+    """A callable's times in ms, (theirs, ours) a turn.
 
     What is held against the bar is the median of the turns' ratios: the two of a turn are neighbours in time, so what
     the machine does from turn to turn is in both. The range of the ratios says how much it did within one.
@@ -32,18 +32,17 @@ class Row:
     call: str
     referee: str
     turns: tuple[tuple[float, float], ...]
-    held: bool = True
 
     def cells(self) -> tuple[str, ...]:
         theirs, ours = (statistics.median(column) for column in zip(*self.turns, strict=True))
         ratios = [ours / theirs for theirs, ours in self.turns]
         ratio = statistics.median(ratios)
-        within = ("yes" if abs(ratio - 1) <= BAR else "no") if self.held else "not held"
+        within = "yes" if abs(ratio - 1) <= BAR else "no"
         spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
         return self.call, self.referee, f"{theirs:.5g}", f"{ours:.5g}", f"{ratio:.4f}", spread, within
 
 
-def in_turns(call: str, referee: str, theirs: Measure, mine: Measure, *, count: int = TURNS, held: bool = True) -> Row:
+def in_turns(call: str, referee: str, theirs: Measure, mine: Measure, count: int = TURNS) -> Row:
     """Measure both `count` times, the first of a turn last in the next: a drift over the turns favours neither."""
     turns = []
     for turn in range(count):
@@ -52,11 +51,14 @@ def in_turns(call: str, referee: str, theirs: Measure, mine: Measure, *, count: 
             turns.append((theirs(), ours_ms))
         else:
             turns.append((theirs(), mine()))
-    return Row(call, referee, tuple(turns), held=held)
+    return Row(call, referee, tuple(turns))
 
 
 def ours(call: Call, device: torch.device, *, cold: bool = False) -> float:
-    """Return our median of a call in ms: of the device's clock where it has one, of the wall clock otherwise."""
+    """Return our median of a call in ms: of the device's clock where it has one, of the wall clock otherwise.
+
+    One call warms up: the turn before has just run the same.
+    """
     clock, flush = clock_of(device), CacheFlush(device) if cold else None
 
     def take():
@@ -65,20 +67,23 @@ def ours(call: Call, device: torch.device, *, cold: bool = False) -> float:
         return clock.sample(call)
 
     limits = Limits(interval=1e-6, max_seconds=MEASURE_MS / 1e3)  # never so tight: the whole time, as theirs
-    warm_up(take, snapshot, limits, time.perf_counter)
+    take()
     samples, _ = collect(take, limits, time.perf_counter, lambda: None)
     return statistics.median([sample.wall if sample.device is None else sample.device for sample in samples])
 
 
-def back_to_back(call: Call, device: torch.device, count: int = 50) -> float:
-    """Return the time of a call in ms when the device is waited for once in `count` calls: the median of rounds."""
+def back_to_back(call: Call, device: torch.device) -> float:
+    """Return the median time of a call in ms when the device is waited for once in five calls."""
 
-    def many() -> None:
-        for _ in range(count):
+    def five() -> None:
+        for _ in range(5):
             call()
 
-    clock = clock_of(device)
-    return statistics.median(clock.sample(many).wall / count for _ in range(9))
+    call()
+    clock, rounds = clock_of(device), []
+    while sum(rounds) < MEASURE_MS:
+        rounds.append(clock.sample(five).wall)
+    return statistics.median(rounds) / 5
 
 
 def timer(call: Call) -> float:

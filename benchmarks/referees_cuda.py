@@ -23,25 +23,14 @@ def against(name: str, call: Call, device: torch.device) -> Iterator[Row]:
     yield in_turns(name, "torch Timer, back to back", lambda: timer(call), lambda: back_to_back(call, device))
     yield in_turns(name, "do_bench, cold", lambda: queued(call), lambda: ours(call, device, cold=True))
     yield in_turns(name, "do_bench, hot", lambda: queued_hot(call), lambda: ours(call, device))
-    replayed = partial(unrolled, call, short=_is_short(name))
+    chain = "chain" in name
+    replayed = partial(unrolled, call, calls_ms=1 if chain else MEASURE_MS // 10)
     yield in_turns(name, "do_bench_cudagraph", replayed, lambda: ours(graphed, device))
-    yield _kernels(name, "kernels, eager", call, device)
-    yield _kernels(name, "kernels, captured", graphed, device)
-
-
-def _kernels(name: str, referee: str, call: Call, device: torch.device) -> Row:
-    """Hold the kernels' sum against calls in a row: under both the device never rests, so its clocks are the same.
-
-    Between kernels of a microsecond or two the gaps are as long as they are, and only ours has them.
-    """
-    short = _is_short(name)
-    calls = 5 if short else 100  # few calls find other clocks than many
-    theirs, mine = partial(busy_ms, call, calls=calls), partial(back_to_back, call, device)
-    return in_turns(name, referee, theirs, mine, count=3, held=not short)  # a trace of many calls takes seconds
-
-
-def _is_short(name: str) -> bool:
-    return "chain" in name
+    if chain:  # between kernels of a microsecond or two are gaps as long as they are, which only ours has
+        return
+    # Calls in a row, so that the device rests under neither; a trace of many calls takes seconds, so in fewer turns.
+    for what, called in (("eager", call), ("captured", graphed)):
+        yield in_turns(name, f"kernels, {what}", partial(busy_ms, called), partial(back_to_back, called, device), 7)
 
 
 def queued(call: Call) -> float:
@@ -59,23 +48,23 @@ def queued_hot(call: Call) -> float:
         return queued(call)
 
 
-def unrolled(call: Call, *, short: bool) -> float:
-    """Return do_bench_cudagraph's median in ms, the cache left alone; it replays a graph of `rep` ms ten times.
+def unrolled(call: Call, *, calls_ms: int) -> float:
+    """Return do_bench_cudagraph's median in ms, the cache left alone; it replays a graph of `calls_ms` ten times.
 
     Three calls of the chain in one graph, 4000 nodes each, took 7% longer than in a graph of their own: there a graph
     holds one, as ours does.
     """
-    return do_bench_cudagraph(call, rep=1 if short else MEASURE_MS // 10, return_mode="median")
+    return do_bench_cudagraph(call, rep=calls_ms, return_mode="median")
 
 
-def busy_ms(call: Call, *, calls: int) -> float:
-    """Return how long kernels, copies and fills of a call ran, in ms, from a profiler trace of so many calls.
+def busy_ms(call: Call) -> float:
+    """Return how long kernels, copies and fills of a call ran, in ms, from a profiler trace.
 
     Raises:
         SystemExit: the profiler saw nothing on the device.
 
     """
-    work = device_work(call, calls=calls)
+    work = device_work(call, calls=30)
     if work is None:
         raise SystemExit("the profiler saw no kernel: another profiler holds CUPTI, or it may not be used here")
     return work.busy_ms

@@ -13,7 +13,7 @@ from profiling.frames.causes import slow_frames, slow_section
 from profiling.frames.deadlines import deadlines, delivered_fps, rate_key
 from profiling.frames.memory import memory_section
 from profiling.frames.player import sustained_fps, underruns
-from profiling.frames.series import Array, Series, check_series, frame_count, stage_names
+from profiling.frames.series import Series, check_series, frame_count, stage_names
 from profiling.frames.spikes import find_period
 from profiling.frames.trend import Steady, find_steady, slope_section
 
@@ -57,7 +57,7 @@ def summarize_frames(
     section |= {"budget": budget_section(series, target_fps=target_fps, schedule=facts["schedule"])}
     section |= _promises(series, target_fps, pace)
     slow = slow_frames(series["frame_ms"], steady)
-    section |= _steadiness(series["frame_ms"], steady, slow)
+    section |= _steadiness(series, steady, slow)
     section |= {"slow": slow_section(series, steady, slow, events)}
     memory = memory_section(series, steady)
     return section | ({"memory": memory} if memory else {})
@@ -91,10 +91,10 @@ def _promises(series: Series, target_fps: float, pace: str) -> dict[str, Any]:
     }
 
 
-def _steadiness(frame_ms: Array, steady: Steady, slow: Sequence[int]) -> dict[str, Any]:
-    p50, p99 = np.percentile(frame_ms[steady.from_frame :], [50, 99])
+def _steadiness(series: Series, steady: Steady, slow: Sequence[int]) -> dict[str, Any]:
+    p50, p99 = np.percentile(series["frame_ms"][steady.from_frame :], [50, 99])
     after_ramp = [frame for frame in slow if frame >= steady.from_frame]
-    found = {"slope": slope_section(frame_ms, steady), "spikes": find_period(after_ramp)}
+    found = {"slope": slope_section(series, steady), "spikes": find_period(after_ramp)}
     return {
         "steady": {"from_frame": steady.from_frame, "settled": steady.settled, "p50": float(p50), "p99": float(p99)},
         **{name: section for name, section in found.items() if section is not None},

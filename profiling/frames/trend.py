@@ -10,7 +10,7 @@ from scipy.ndimage import median_filter
 from scipy.optimize import isotonic_regression
 from scipy.stats import theilslopes
 
-from profiling.frames.series import Array
+from profiling.frames.series import Array, Series, stage_names
 
 #: Frames of a rolling median: up to seven stalled ones in a row do not move it.
 WINDOW = 15
@@ -23,6 +23,8 @@ NEAR_SHARE = 0.9
 BLOCKS, FEWEST_BLOCKS = 64, 8
 #: Frame times that grow by less of their median than this over the run (no unit) are not said to grow.
 GROWTH = 0.01
+#: A stage that grows by less than this share of the frame's growth is not named beside it.
+PART = 0.1
 
 
 @dataclass(frozen=True)
@@ -122,15 +124,32 @@ def _persistence(values: Array) -> float:
     return max(1.0, float(2 * pairs[: below[0] if below.size else pairs.size].sum() - 1))
 
 
-def slope_section(frame_ms: Array, steady: Steady) -> dict[str, Any] | None:
-    """Return the slope of the steady part in µs a frame, and whether it grows; None where too few frames tell it."""
-    part = frame_ms[steady.from_frame :]
+def slope_section(series: Series, steady: Steady) -> dict[str, Any] | None:
+    """Return the slope of the steady part in µs a frame, and whether it grows; None where too few frames tell it.
+
+    Where it does, `stages` has what grows along: stage → {"host", "device"} → µs a frame.
+    """
+    part = series["frame_ms"][steady.from_frame :]
     slope = fit_slope(np.arange(part.size, dtype=np.float64), part)
     if slope is None:
         return None
-    growth = slope.per_frame * (part.size - 1)
-    return {
+    growing = slope.rises and slope.per_frame * (part.size - 1) > GROWTH * float(np.median(part))
+    section = {
         "us_per_frame": 1000 * slope.per_frame,
         "ci95": [1000 * bound for bound in slope.ci95],
-        "growing": slope.rises and growth > GROWTH * float(np.median(part)),
+        "growing": growing,
     }
+    return section | ({"stages": _growing_stages(series, steady, slope.per_frame)} if growing else {})
+
+
+def _growing_stages(series: Series, steady: Steady, frame_slope: float) -> dict[str, dict[str, float]]:
+    """Return the stages that rise by a good part of `frame_slope` (ms a frame): a host's drift and a GPU's differ."""
+    found: dict[str, dict[str, float]] = {}
+    for stage in stage_names(series):
+        for side in ("host", "device"):
+            values = series[f"{side}_{stage}_ms"][steady.from_frame :]
+            measured = np.flatnonzero(np.isfinite(values))
+            slope = fit_slope(measured.astype(np.float64), values[measured])
+            if slope is not None and slope.rises and slope.per_frame >= PART * frame_slope:
+                found.setdefault(stage, {})[side] = 1000 * slope.per_frame
+    return found

@@ -66,7 +66,7 @@ def growth(record: Record) -> str:
     """Say by how much the frames grow longer; nothing where they do not."""
     if at(record.realtime, "slope", "growing") is not True:
         return ""
-    return f"its frames grow longer: {_slope_of(record)}"
+    return f"its frames grow longer: {_slope_of(record)}{_growing_stages(record)}"
 
 
 def leaks(record: Record) -> str:
@@ -108,7 +108,19 @@ def _slope(record: Record) -> str:
     growing, slope = at(record.realtime, "slope", "growing"), _slope_of(record)
     if not slope or not isinstance(growing, bool):
         return f"slope {slope}" if slope else ""
-    return f"slope {slope}: {'growing' if growing else 'not growing by 1% over the run'}"
+    return f"slope {slope}: {f'growing{_growing_stages(record)}' if growing else 'not growing by 1% over the run'}"
+
+
+def _growing_stages(record: Record) -> str:
+    """Say which stages grow along; nothing where none does, or the record is older than this."""
+    stages = mapping_at(record.realtime, "slope", "stages")
+    said = [
+        f"{one_line(stage)} on the {side} {_signed(slope)}"
+        for stage in stages
+        for side in ("host", "device")
+        if (slope := number_at(stages, stage, side)) is not None
+    ]
+    return f", with it {listed(said)}" if said else ""
 
 
 def _slope_of(record: Record) -> str:

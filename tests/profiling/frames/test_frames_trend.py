@@ -125,9 +125,32 @@ def test_a_machine_that_is_slower_for_a_while_is_no_slope():
 def test_growth_of_any_shape_is_growth(growth, frames):
     time = np.arange(frames) / frames
     frame_ms = 10 + 10 * growth(time) + np.random.default_rng(0).normal(0, 0.05, frames)
-    section = slope_section(frame_ms, find_steady(frame_ms))
+    section = slope_section({"frame_ms": frame_ms}, find_steady(frame_ms))
     assert section["growing"]
+    assert section["stages"] == {}, "none was measured"
     assert section["ci95"][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("grown", "stages"),
+    [
+        (("host_world_ms",), {"world": ("host",)}),
+        (("host_world_ms", "device_world_ms", "device_sound_ms"), {"world": ("host", "device"), "sound": ("device",)}),
+        (("gap_ms",), {}),
+    ],
+)
+def test_the_stages_that_grow_along(fake_loop, fake_noise, grown, stages):
+    """0.5 µs a frame in the frames and in the planted stages; the others stand still."""
+    frame_ms, growth = fake_noise(FRAMES), 5e-4 * np.arange(FRAMES)
+    series = fake_loop(frame_ms)
+    series["device_picture_ms"][::7] = np.nan  # not measured in each frame
+    for name in ("frame_ms", *grown):
+        series[name] = series[name] + growth
+    section = slope_section(series, STEADY)
+    assert {stage: tuple(sides) for stage, sides in section["stages"].items()} == stages
+    for sides in section["stages"].values():
+        assert list(sides.values()) == pytest.approx([0.5] * len(sides), rel=0.2)
+    assert "stages" not in slope_section(fake_loop(frame_ms), STEADY), "nothing grows"
 
 
 @pytest.mark.parametrize("frame", [0, 300, 599])

@@ -11,6 +11,7 @@ import pytest
 
 from profiling.core.records import Record
 from profiling.reporting.realtime_verdict import realtime_verdicts
+from profiling.reporting.realtime_words import realtime_lines
 from profiling.reporting.render import render_console, render_markdown, write_report
 
 Section = dict[str, Any]
@@ -94,6 +95,15 @@ def test_another_target_stands_beside_the_usual_rates(make_loop: MakeLoop, loop:
     text = line(make_loop("baseline", section))
     assert "holds 59.94 FPS: yes" in text
     assert text.endswith("; holds 24, 30 and 60 FPS, not 120.")
+
+
+def test_growth_names_the_stages_that_grow_along(make_loop: MakeLoop, loop: Loop) -> None:
+    stages = {"world": {"host": 8.0, "device": 11.5}, "sound": {"device": 2.0}}
+    section = loop(slope={"us_per_frame": 12.0, "growing": True, "stages": stages})
+    words = "+12.0 µs a frame, with it world on the host +8.00, world on the device +11.5 and sound on the device +2.00"
+    assert line(make_loop("cuda_graph", section)) == f"{HOLDS[:-1]}; its frames grow longer: {words}."
+    (text,) = realtime_lines([make_loop("cuda_graph", section)])
+    assert f"slope {words.replace('frame, with', 'frame: growing, with')};" in text
 
 
 def test_growth_leaks_and_spikes_only_where_found(make_loop: MakeLoop, loop: Loop) -> None:
