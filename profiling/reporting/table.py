@@ -154,6 +154,8 @@ def _peak_with_kind(record: Record) -> str:
 
 
 def _parity(record: Record) -> str:
-    passed, error = at(record.parity, "passed"), number_at(record.parity, "rel_l2")
+    """Say what was judged: of a training too chaotic for its weights, the losses."""
+    losses = at(record.parity, "weights_judged") is False
+    passed, error = at(record.parity, "passed"), number_at(record.parity, "loss_error" if losses else "rel_l2")
     word = "ok" if passed is True else "FAIL" if passed is False else ""
-    return f"{word} {ABSENT if error is None else f'{error:.1e}'}".strip()
+    return " ".join(filter(None, (word, "losses" if losses else "", ABSENT if error is None else f"{error:.1e}")))

@@ -71,6 +71,12 @@ def test_no_speedup_against_a_baseline_that_is_missing_or_wrong(make: Make) -> N
     assert "11.5× [11.4, 11.6]" in render_table([make("baseline", 28.7), compiled])
 
 
+def test_of_a_chaotic_training_the_losses_were_judged(make: Make) -> None:
+    parity = {"rel_l2": 1.2, "weights_judged": False, "loss_error": 0.0275, "passed": True}
+    assert "ok losses 2.8e-02" in render_table([make("compile", 2.5, parity=parity)])
+    assert "ok 1.2e+00" in render_table([make("compile", 2.5, parity=parity | {"weights_judged": True})])
+
+
 def test_ok_with_a_parity_that_failed_is_not_trusted(make: Make) -> None:
     lie = make("compile", 2.5, parity={"rel_l2": 1.0, "passed": False}, speedup={"vs": "baseline", "wall": 11.5})
     table = render_table([make("baseline", 28.7), lie])
