@@ -6,11 +6,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from referee_callables import Call
 from torch.utils.benchmark import Timer
 
+from profiling.core.stats import median_interval
 from profiling.metrics.clocks import CacheFlush, clock_of
 from profiling.metrics.sampling import Limits, collect
 
@@ -25,8 +27,9 @@ WARM_UP_MS, MEASURE_MS = 30, 100
 class Row:
     """A callable's times in ms, (theirs, ours) a turn.
 
-    What is held against the bar is the median of the turns' ratios: the two of a turn are neighbours in time, so what
-    the machine does from turn to turn is in both. The range of the ratios says how much it did within one.
+    What is held against the bar is the median of the turns' ratios, with its 95% interval: the two of a turn are
+    neighbours in time, so what the machine does from turn to turn is in both. An interval that reaches over the bar
+    tells nothing.
     """
 
     call: str
@@ -36,10 +39,15 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         theirs, ours = (statistics.median(column) for column in zip(*self.turns, strict=True))
         ratios = [ours / theirs for theirs, ours in self.turns]
-        ratio = statistics.median(ratios)
-        within = "yes" if abs(ratio - 1) <= BAR else "no"
-        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        return self.call, self.referee, f"{theirs:.5g}", f"{ours:.5g}", f"{ratio:.4f}", spread, within
+        low, high = median_interval(ratios)
+        inside, outside = max(1 - low, high - 1) <= BAR, low > 1 + BAR or high < 1 - BAR
+        within = "yes" if inside else "no" if outside else "can't tell"
+        ratio = f"{statistics.median(ratios):.4f} [{low:.4f}, {high:.4f}]"
+        return self.call, self.referee, f"{theirs:.5g}", f"{ours:.5g}", ratio, within
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row with all its turns."""
+        return {"call": self.call, "referee": self.referee, "turns_theirs_ours_ms": self.turns}
 
 
 def in_turns(call: str, referee: str, theirs: Measure, mine: Measure, count: int = TURNS) -> Row:
@@ -87,4 +95,8 @@ def back_to_back(call: Call, device: torch.device) -> float:
 
 
 def timer(call: Call) -> float:
-    return 1e3 * Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=MEASURE_MS / 1e3).median
+    """Return Timer's median of blocks of five calls in ms; `blocked_autorange` would run a second and more."""
+    referee, blocks = Timer("call()", globals={"call": call}), []
+    while 5 * sum(blocks) < MEASURE_MS:
+        blocks.append(1e3 * referee.timeit(5).median)
+    return statistics.median(blocks)

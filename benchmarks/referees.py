@@ -1,6 +1,6 @@
 """Is the measurement true? The same callables measured by us and by others: python benchmarks/referees.py
 
-On a CPU, one thread: torch.utils.benchmark.Timer (blocked_autorange) and pyperf (extra [dev]). On a GPU besides:
+On a CPU, one thread: torch.utils.benchmark.Timer and pyperf (extra [dev]). On a GPU besides:
 triton's do_bench, which empties the L2 cache before each call, against our cold samples; do_bench that leaves the cache
 alone against our hot ones; do_bench_cudagraph against our captured ones; and how long kernels ran in a profiler trace.
 Expected: within 2% of its counterpart each. Timer is held against back-to-back calls of ours: it waits for the device
@@ -8,7 +8,7 @@ once a block, and not once a call.
 
 do_bench keeps a queue in front of the device, and do_bench_cudagraph many calls in one graph. We wait for each call, as
 a loop that shows every frame does, so that ours holds the time in which an idle device waits for its first kernel, some
-10 to 20 µs: the callables take milliseconds. Each row is taken in turns, theirs and ours.
+10 to 20 µs: the callables take milliseconds. Each row is taken in turns, theirs and ours; standard error has them all.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def main() -> None:
     with torch.inference_mode():
         for row in on_cuda() if torch.cuda.is_available() else on_cpu():
             rows.append(row)
-            print(*row.cells(), sep=" | ", file=sys.stderr, flush=True)  # a run of minutes that is cut keeps its rows
+            print(json.dumps(row.to_json()), file=sys.stderr, flush=True)  # a run that is cut keeps its rows
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, 1 thread"
     print(f"referees on {name}, torch {torch.__version__}\n")
-    headers = ("callable", "referee", "theirs, ms", "ours, ms", "ours / theirs", "of the turns", f"within {BAR:.0%}")
+    headers = ("callable", "referee", "theirs, ms", "ours, ms", "ours / theirs, 95% interval", f"within {BAR:.0%}")
     print(tabulate([row.cells() for row in rows], headers, "github", disable_numparse=True))
 
 

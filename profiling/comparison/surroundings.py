@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ ORDER = (
 PASSED_OVER = ("captured_at", "command", "launch_calibration", "git", "ceilings")
 #: What was measured of the device has noise of its own: it differs where it differs by more than this part.
 CEILING_CHANGE = 0.1
+_TINY = re.compile(r"component\.\w+\.tiny\.")
 ABSENT = "absent"
 
 
@@ -62,9 +64,14 @@ _ENDS = ("min", "max")
 
 
 def _options(a: Side, b: Side, told: Iterable[str]) -> tuple[Difference, ...]:
-    """Return the keys that both configs have and that differ; cells that only one has are told as cells."""
+    """Return the keys that both configs have and that differ; cells that only one has are told as cells.
+
+    Sizes of the tiny scale are left out where both ran at full scale.
+    """
     one, two = dict(_flat(a.config)), dict(_flat(b.config))
-    keys = [key for key in one if key in two and one[key] != two[key] and key not in (*FREE_KEYS, *told)]
+    small = any(at(side.environment, "scale") != "full" for side in (a, b))
+    differ = [key for key in one if key in two and one[key] != two[key] and key not in (*FREE_KEYS, *told)]
+    keys = [key for key in differ if small or not _TINY.match(key)]
     return tuple((key, str(one[key]), str(two[key])) for key in keys)
 
 

@@ -127,7 +127,8 @@ def _persistence(values: Array) -> float:
 def slope_section(series: Series, steady: Steady) -> dict[str, Any] | None:
     """Return the slope of the steady part in µs a frame, and whether it grows; None where too few frames tell it.
 
-    Where it does, `stages` has what grows along: stage → {"host", "device"} → µs a frame.
+    Where it does, `stages` has what grows along, `rest` (the host's time in no stage) among them: stage → {"host",
+    "device"} → µs a frame.
     """
     part = series["frame_ms"][steady.from_frame :]
     slope = fit_slope(np.arange(part.size, dtype=np.float64), part)
@@ -145,11 +146,30 @@ def slope_section(series: Series, steady: Steady) -> dict[str, Any] | None:
 def _growing_stages(series: Series, steady: Steady, frame_slope: float) -> dict[str, dict[str, float]]:
     """Return the stages that rise by a good part of `frame_slope` (ms a frame): a host's drift and a GPU's differ."""
     found: dict[str, dict[str, float]] = {}
-    for stage in stage_names(series):
-        for side in ("host", "device"):
-            values = series[f"{side}_{stage}_ms"][steady.from_frame :]
+    unmeasured = np.full(series["frame_ms"].size, np.nan)
+    for stage in (*stage_names(series), "rest"):
+        host, device = (
+            series.get(name, unmeasured)[steady.from_frame :]
+            for name in ("rest_ms" if stage == "rest" else f"host_{stage}_ms", f"device_{stage}_ms")
+        )
+        for side, values in (("host", host), ("device", _of_its_own(device, host))):
             measured = np.flatnonzero(np.isfinite(values))
             slope = fit_slope(measured.astype(np.float64), values[measured])
             if slope is not None and slope.rises and slope.per_frame >= PART * frame_slope:
                 found.setdefault(stage, {})[side] = 1000 * slope.per_frame
     return found
+
+
+def _of_its_own(device_ms: Array, host_ms: Array) -> Array:
+    """Return a stage's device time [n] without what follows the host's [n].
+
+    Of a stage that an idle device waits for, its events hold the wait for being launched: they follow the host from
+    frame to frame. How closely is taken from neighbouring frames, in whose difference no growth is.
+    """
+    both = np.isfinite(device_ms) & np.isfinite(host_ms)
+    if both.sum() < FEWEST_BLOCKS:
+        return device_ms
+    host, device = np.diff(host_ms[both]), np.diff(device_ms[both])
+    moved = float(np.dot(host, host))
+    share = 0.0 if moved == 0 else min(1.0, max(0.0, float(np.dot(host, device)) / moved))
+    return device_ms - share * (host_ms - np.median(host_ms[both]))

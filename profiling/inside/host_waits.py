@@ -12,10 +12,9 @@ from typing import Any
 from profiling.inside.alignment import aligned
 from profiling.inside.nesting import innermost
 from profiling.inside.timeline import LINE, Stretch, Timeline, TracedCall, launched_by, traced_calls
-from profiling.tracing.chrome_trace import CROSSES
+from profiling.tracing.chrome_trace import CROSSES, WAITS
 from profiling.tracing.compile_reasons import short_path
 
-_WAITS = re.compile(r"(cuda|cu)(Stream|Event|Device|Ctx)Synchronize|cudaFree(Host)?$|(cuda|cu)Memcpy$")
 _WAY = re.compile(r"Memcpy \w+ \((\w+) -> (\w+)\)")
 _CODE_LENGTH = 120
 
@@ -57,7 +56,7 @@ def waits_and_copies(
 
 
 def _waits(call: TracedCall, trace: Timeline) -> list[Crossing]:
-    asked = (host for host in call.host if _WAITS.match(host.name))
+    asked = (host for host in call.host if WAITS.match(host.name))
     return [Crossing(host.name, (host.end - host.begin) / 1e3, host.begin, host.row) for host in asked]
 
 

@@ -16,7 +16,7 @@ class Facts:
     eager call read and write (None where they were fused). `kernels`, `launches` and `waits` are numbers a call,
     `busy_ms` is when the GPU worked, `short_ms` when it worked at short kernels alone, `transfer_ms` copies between
     host and device. `launch_us`, `gap_us` and `replay_us` are the ceilings of the same names, `operators` the number of
-    the eager call's (None where they were fused).
+    the eager call's (None where they were fused). Products run in `dtype`, those of float32 in TF32 where `tf32` says so.
     """
 
     device: Literal["cuda", "cpu"]
@@ -35,6 +35,8 @@ class Facts:
     waits: float = 0.0
     gap_us: float | None = None
     replay_us: float | None = None
+    dtype: str = "float32"
+    tf32: bool = False
 
     def share(self, part_ms: float | None) -> float:
         """Return what share of the wall time `part_ms` is."""
@@ -85,7 +87,8 @@ def evidence(facts: Facts) -> dict[str, str]:
         short = f"{facts.share(facts.short_ms):.0%} of wall in those of at most {SHORT_US:.0f} µs"
         said["kernels"] = f"{facts.kernels:.0f} kernels, median {facts.median_us:.3g} µs, {short}"
     if facts.launches is not None:
-        said["launches"] = f"{facts.launches:.0f} launches"
+        share = facts.share(facts.launches * facts.launch_us / 1e3)
+        said["launches"] = f"{facts.launches:.0f} launches, {share:.0%} of wall at {facts.launch_us:.3g} µs each"
     if facts.waits:
         said["waits"] = f"{facts.waits:.3g} wait{'' if facts.waits == 1 else 's'}"
     if facts.transfer_ms:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from profiling.core.components import Component
 from profiling.limits.ceilings import Ceilings
 from profiling.limits.facts import Facts
@@ -43,6 +45,8 @@ def limits_of(
         launch_us=ceilings.launch_us,
         gap_us=ceilings.gap_us,
         replay_us=ceilings.replay_us,
+        dtype=ceilings.dtype,
+        tf32=torch.backends.cuda.matmul.allow_tf32,
         **_seen(seen),
     )
     if facts.idle_share is not None:

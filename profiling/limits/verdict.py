@@ -108,10 +108,9 @@ def _working(facts: Facts) -> Verdict:
         )
         return _verdict(facts, bound, ceilings, advice)
     if near >= NEAR[facts.device]:
-        saver = "quantise the weights, or batch calls so that they are read once for several"
-        if bound == "compute-bound":
-            saver = "a narrower dtype (dtype=bfloat16, tf32=true for float32) or fewer FLOPs"
-        return _verdict(facts, bound, ceilings, f"{near:.0%} of wall is what the device needs at best: {saver}")
+        saver = "spend fewer FLOPs" if bound == "compute-bound" else "batch calls so that weights are read once for several"
+        advice = f"{near:.0%} of wall is what the device needs at best: {_narrower(facts, bound)}, or {saver}"
+        return _verdict(facts, bound, ceilings, advice)
     fusable, short = facts.fusable_share, facts.share(facts.short_ms)
     if idle >= max(near, fusable, short, GAPS) and _worth_capturing(facts):
         return _launched(facts, idle)
@@ -126,10 +125,12 @@ def _working(facts: Facts) -> Verdict:
         if facts.fused:
             advice = "fused operators run far below the ceilings: batch calls (trace=true shows where the time goes)"
         return _verdict(facts, "host-bound", ceilings, advice)
-    others = "try others (compile_max_autotune, another memory layout; trace=true shows which take the time)"
-    advice = f"kernels reach {near:.0%} of a ceiling: {others}"
+    others = "try other kernels (compile_max_autotune, another memory layout; trace=true shows which take the time)"
+    advice = f"the floor is {near:.0%} of wall: {others}"
     # Kernels that neither bytes nor FLOPs explain wait for what they asked for: Nsight Compute calls it latency too.
-    return _verdict(facts, bound if near >= MOST else "latency-bound", ceilings, advice)
+    if near < MOST:
+        return _verdict(facts, "latency-bound", ceilings, advice)
+    return _verdict(facts, bound, ceilings, f"{advice}, or {_narrower(facts, bound)}")
 
 
 def _verdict(
@@ -155,6 +156,14 @@ def _fewer(facts: Facts) -> str:
     if facts.fused:
         return "they are fused already; batch calls, or write larger ones by hand (trace=true shows where time goes)"
     return "fuse them and capture that (compile_cuda_graph), or batch calls"
+
+
+def _narrower(facts: Facts, bound: Bound) -> str:
+    """Advise a dtype that is narrower than the one in use."""
+    if facts.dtype != "float32":
+        return "go down to 8 bits"
+    tensor_cores = facts.device == "cuda" and bound == "compute-bound" and not facts.tf32
+    return "compute in bfloat16" + (" or TF32 (tf32=true)" if tensor_cores else "")
 
 
 def _nearest(facts: Facts) -> tuple[Bound, float]:

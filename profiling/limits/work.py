@@ -47,7 +47,8 @@ def work_of(component: Component) -> Work:
     """Call the component once, eagerly, and add up what it did; a stateful one starts and ends at its reset state."""
     component.reset()
     touched = Touched(_kinds(component))
-    with touched, counted_flops() as flops:
+    # The counter takes operators apart to count them (a bicubic resize into 139), so it must not come first.
+    with counted_flops() as flops, touched:
         output: Any = component.call()
     component.reset()
     weights, changed = touched.bytes_by("weights")

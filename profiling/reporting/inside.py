@@ -22,7 +22,7 @@ _MOST_CLASSES, _LEAST_SHARE = 4, 0.01
 
 #: What a reader of idle times must know.
 PROFILED = (
-    "The profiler slows the host down: waiting for the host is longer here than in the timed calls; a replay hardly."
+    "The profiler slows the host down, and replays by up to a tenth: idle time is longer here than in the timed calls."
 )
 
 _BUSY = (

@@ -15,6 +15,8 @@ WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
 #: What crosses the bus, as CUPTI names it: "Memcpy DtoH (Device -> Pageable)".
 CROSSES = re.compile(r"Memcpy (HtoD|DtoH)")
+#: Calls in which the host waits for the device.
+WAITS = re.compile(r"(cuda|cu)(Stream|Event|Device|Ctx)Synchronize|cudaFree(Host)?$|(cuda|cu)Memcpy$")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 

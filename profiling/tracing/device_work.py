@@ -6,7 +6,6 @@ and stay true although the profiler slows the host down; how long the call takes
 
 from __future__ import annotations
 
-import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -17,11 +16,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from profiling.tracing.chrome_trace import CROSSES, RUNTIME, WORK, read_events
+from profiling.tracing.chrome_trace import CROSSES, RUNTIME, WAITS, WORK, read_events
 from profiling.tracing.launches import HANDS_OVER
 
-#: Waits that the called code asked for; a wait for the whole device is this pass's own at the end of it.
-_WAITS = re.compile(r"(cuda|cu)(Stream|Event)Synchronize")
 _MARK = "profiling: device work"
 #: A kernel this short (µs) is mostly start-up and one trip to memory, whatever it computes.
 SHORT_US = 5.0
@@ -33,7 +30,7 @@ class DeviceWork:
 
     `busy_ms` is the time in which at least one of them ran, `median_us` a kernel's median length, `short_ms` the part
     of `busy_ms` in which only kernels of at most `SHORT_US` ran, `transfer_ms` that of copies between host and device,
-    `waits` how often the host waited for a stream or an event.
+    `waits` how often the host waited for the device.
     """
 
     kernels: float
@@ -89,7 +86,7 @@ def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | N
         median_us=statistics.median(lengths or [float(event["dur"]) for event in work]),
         short_ms=(busy - _covered([(float(event["ts"]), float(event["dur"])) for event in long])) / 1e3 / calls,
         transfer_ms=crossing / 1e3 / calls,
-        waits=sum(1 for name in asked if _WAITS.match(name)) / calls,
+        waits=sum(1 for name in asked if WAITS.match(name)) / calls,
     )
 
 

@@ -79,6 +79,15 @@ def test_options_of_the_runs(around):
     assert found == (("variant.x.mode", "a", "b"),)
 
 
+@pytest.mark.parametrize(("scale", "shown"), [("full", False), ("tiny", True)])
+def test_sizes_of_the_tiny_scale_explain_nothing_at_full_scale(around, scale, shown):
+    configs = tuple(f"component: {{net: {{width: {width}, tiny: {{width: {width}}}}}}}\n" for width in (1, 2))
+    environment = ENVIRONMENT | {"scale": scale}
+    found, _ = around(environment, a=environment, configs=configs)
+    assert ("component.net.width", "1", "2") in found
+    assert (("component.net.tiny.width", "1", "2") in found) == shown
+
+
 @pytest.mark.parametrize("config", ["when: 2026-13-45\n", "a: [\n", "[" * 5_000])
 def test_a_config_that_cannot_be_read_is_passed_over(around, config):
     found, _ = around(ENVIRONMENT, configs=(config, "when: 1\n"))

@@ -48,7 +48,7 @@ def test_launches():
     assert verdict.predicts == "cuda_graph"
     assert verdict.predicted_ms == pytest.approx(1.5 + 1.0 + 0.02), "kernels, gaps between nodes, one replay"
     assert verdict.advice == "85% of wall is launch gaps: capture it (cuda_graph), expect 2.52 ms"
-    assert verdict.evidence[:2] == ("GPU idle 85%", "1000 launches"), "what decided comes first"
+    assert verdict.evidence[:2] == ("GPU idle 85%", "1000 launches, 50% of wall at 5 µs each"), "what decided comes first"
     unknown = judged(replace(LAUNCHES, gap_us=None))
     assert (unknown.bound, unknown.predicted_ms, unknown.predicts) == ("launch-bound", None, None)
     assert "expect" not in unknown.advice
@@ -63,9 +63,9 @@ def test_gaps_that_are_the_largest_part():
     assert verdict.bound == "launch-bound"
     assert verdict.advice == "16% of wall is launch gaps: capture it (compile_cuda_graph), expect 7.33 ms"
     nearer = judged(replace(decoder, compute_ms=2.0, traffic_ms=None, operators=None))
-    assert "23% of a ceiling" in nearer.advice
+    assert "the floor is 23% of wall" in nearer.advice
     busy = judged(replace(decoder, busy_ms=8.0, compute_ms=0.2, traffic_ms=None, operators=None))
-    assert "6% of a ceiling" in busy.advice, "7% of wall are no bound"
+    assert "the floor is 6% of wall" in busy.advice, "7% of wall are no bound"
     waits = judged(replace(decoder, waits=30.0, compute_ms=0.82, traffic_ms=None, operators=None))
     assert waits.bound == "launch-bound", "a GPU that works for most of the time is not held up by waits"
     replayed = judged(replace(decoder, launches=1, compute_ms=0.82, traffic_ms=None, operators=None))
@@ -103,7 +103,7 @@ def test_latency():
     assert "short" not in judged(replace(short, kernels=10)).advice, "ten are not many"
     nowhere = judged(replace(LONG, memory_ms=0.1, compute_ms=0.2))
     assert nowhere.bound == "latency-bound", "neither bytes nor FLOPs explain it"
-    assert "2% of a ceiling" in nowhere.advice
+    assert "the floor is 2% of wall" in nowhere.advice
     replayed = judged(replace(LAUNCHES, launches=1, busy_ms=6.0, traffic_ms=1.0))
     assert replayed.bound == "latency-bound"
     assert replayed.predicted_ms is None
@@ -137,9 +137,9 @@ def test_memory():
     assert judged(replace(both, traffic_ms=2.25)).bound == "memory-bound"
     assert judged(replace(both, traffic_ms=2.2)).bound == "latency-bound"
     step = judged(replace(both, memory_ms=2.8, traffic_ms=3.0))
-    assert "37% of a ceiling" in step.advice, "nothing to fuse: that much must be read"
+    assert "the floor is 37% of wall" in step.advice, "nothing to fuse: that much must be read"
     nothing = judged(replace(both, traffic_ms=1.0, short_ms=1.0))
-    assert "5% of a ceiling" in nothing.advice
+    assert "the floor is 5% of wall" in nothing.advice
     captured = judged(replace(LONG, kernels=100, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
     assert "compile_cuda_graph" in captured.advice, "fused, and captured as it is"
     assert judged(replace(HOST, memory_ms=5.0)).bound == "memory-bound"
@@ -148,11 +148,27 @@ def test_memory():
 def test_compute():
     verdict = judged(replace(LONG, compute_ms=9.0))
     assert verdict.bound == "compute-bound"
-    assert "dtype" in verdict.advice
-    assert judged(replace(HOST, compute_ms=5.0)).bound == "compute-bound"
+    host = judged(replace(HOST, compute_ms=5.0))
+    assert host.bound == "compute-bound"
+    assert "TF32" not in host.advice, "no CPU has it"
     slow = judged(replace(LONG, compute_ms=4.0))
     assert slow.bound == "compute-bound"
-    assert "40% of a ceiling" in slow.advice
+    assert "the floor is 40% of wall" in slow.advice
+
+
+@pytest.mark.parametrize(
+    ("facts", "compute", "memory"),
+    [
+        ({}, "compute in bfloat16 or TF32 (tf32=true)", "compute in bfloat16"),
+        ({"tf32": True}, "compute in bfloat16", "compute in bfloat16"),
+        ({"dtype": "bfloat16"}, "go down to 8 bits", "go down to 8 bits"),
+    ],
+)
+def test_a_dtype_that_is_advised_is_narrower(facts, compute, memory):
+    for term, advised in (("compute_ms", compute), ("memory_ms", memory)):
+        near, far = (judged(replace(LONG, **facts, **{term: part})).advice for part in (9.0, 4.0))
+        assert near.startswith(f"90% of wall is what the device needs at best: {advised}, or ")
+        assert far.endswith(f", or {advised}")
 
 
 def test_transfers_and_waits():
@@ -183,7 +199,7 @@ def test_host():
     assert not any("operators" in line or "dispatch" in line for line in compiled.evidence), "the eager call's"
     slow_host = replace(LAUNCHES, kernels=50, launches=50)
     assert judged(slow_host).bound == "host-bound", "200 µs a launch where one takes 5"
-    assert judged(slow_host).evidence[:2] == ("50 launches", "GPU idle 85%")
+    assert judged(slow_host).evidence[:2] == ("50 launches, 2% of wall at 5 µs each", "GPU idle 85%")
     measurable = judged(replace(slow_host, gap_us=1.0, replay_us=10.0))
     assert measurable.predicts == "cuda_graph", "the advice names it"
     assert f"expect {measurable.predicted_ms:.3g} ms" in measurable.advice

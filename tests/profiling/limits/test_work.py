@@ -30,6 +30,25 @@ def test_linear():
     assert work.total_bytes == sum(work.bytes.values())
 
 
+class _Resized(nn.Module):
+    """A convolution, and a resize and a norm that torch can take apart into a hundred operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+
+    def forward(self, x):
+        return F.rms_norm(F.interpolate(self.conv(x), scale_factor=2.0, mode="bicubic"), (16,))
+
+
+def test_an_operator_is_counted_as_the_one_that_it_is():
+    work = work_of(component(_Resized(), x=torch.randn(1, 4, 8, 8)))
+    image, resized = 4 * 4 * 8 * 8, 4 * 4 * 16 * 16
+    assert work.operators == 3
+    assert work.traffic == (2 * image + 4 * 4 * 4 * 9) + (image + resized) + 2 * resized
+    assert work.flops == {"convolution": 2 * (4 * 8 * 8) * (4 * 3 * 3)}, "the counter does take them apart"
+
+
 def test_a_vector_times_a_matrix_counts_too():
     assert work_of(component(nn.Linear(24, 40), input=torch.randn(24))).total_flops == 2 * 24 * 40
 

@@ -41,6 +41,14 @@ def test_two_calls():
     assert work.short_ms == pytest.approx(6 / 2e3), "two of 4 µs, half of it side by side"
 
 
+@pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "cudaEventSynchronize", "cuCtxSynchronize", "cudaMemcpy"])
+def test_every_wait_of_a_call_counts(call):
+    asked = [event("cuda_runtime", call, ts, 5) for ts in (10, 20, 1001)]  # the last one is the pass's own
+    work = summarize([MARK, event("kernel", "a", 12, 4), *asked, event("cuda_runtime", "cudaMemcpyAsync", 30, 1)], 1)
+    assert work is not None
+    assert work.waits == 2
+
+
 def test_a_short_kernel_beside_a_long_one_costs_nothing():
     beside = [event("kernel", "short", begin, 4) for begin in (10, 15, 20)]
     work = summarize([MARK, event("kernel", "long", 0, 30), *beside, event("kernel", "short", 40, 3)], 1)
