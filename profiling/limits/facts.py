@@ -16,7 +16,7 @@ class Facts:
     eager call read and write (None where they were fused). `kernels`, `launches` and `waits` are numbers a call,
     `busy_ms` is when the GPU worked, `short_ms` when it worked at short kernels alone, `transfer_ms` copies between
     host and device. `launch_us`, `gap_us` and `replay_us` are the ceilings of the same names, `operators` the number of
-    the eager call's (None where they were fused). Products run in `dtype`, those of float32 in TF32 where `tf32` says so.
+    the eager call's (None where they were fused). Products are of `dtype`, and where `tf32` says so float32 is TF32.
     """
 
     device: Literal["cuda", "cpu"]

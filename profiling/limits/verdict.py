@@ -108,7 +108,9 @@ def _working(facts: Facts) -> Verdict:
         )
         return _verdict(facts, bound, ceilings, advice)
     if near >= NEAR[facts.device]:
-        saver = "spend fewer FLOPs" if bound == "compute-bound" else "batch calls so that weights are read once for several"
+        saver = "batch calls so that weights are read once for several"
+        if bound == "compute-bound":
+            saver = "spend fewer FLOPs"
         advice = f"{near:.0%} of wall is what the device needs at best: {_narrower(facts, bound)}, or {saver}"
         return _verdict(facts, bound, ceilings, advice)
     fusable, short = facts.fusable_share, facts.share(facts.short_ms)

@@ -48,7 +48,8 @@ def test_launches():
     assert verdict.predicts == "cuda_graph"
     assert verdict.predicted_ms == pytest.approx(1.5 + 1.0 + 0.02), "kernels, gaps between nodes, one replay"
     assert verdict.advice == "85% of wall is launch gaps: capture it (cuda_graph), expect 2.52 ms"
-    assert verdict.evidence[:2] == ("GPU idle 85%", "1000 launches, 50% of wall at 5 µs each"), "what decided comes first"
+    first = ("GPU idle 85%", "1000 launches, 50% of wall at 5 µs each")
+    assert verdict.evidence[:2] == first, "what decided comes first"
     unknown = judged(replace(LAUNCHES, gap_us=None))
     assert (unknown.bound, unknown.predicted_ms, unknown.predicts) == ("launch-bound", None, None)
     assert "expect" not in unknown.advice
