@@ -64,6 +64,19 @@ def bound_lines(group: Sequence[Record]) -> tuple[str, ...]:
     return tuple(one_line(_bound(record, group)) for record in told.values() if record is not None)
 
 
+def frame_floor(record: Record) -> str:
+    """Say how far a frame is from its floor, and which part of it takes longest; nothing where no floor is known."""
+    ratio, floor = (number_at(record.limits, key) for key in ("achieved_over_floor", "floor_ms"))
+    timed = {name: ms for name in mapping_at(record.limits, "parts") if (ms := _part_ms(record, name)) is not None}
+    if ratio is None or floor is None or not timed:
+        return ""
+    longest = max(timed, key=lambda name: timed[name])
+    own = _over_floor(record, longest)
+    beside = "" if own is None else f", {_times(own)} its own"
+    part = f"longest {one_line(longest)} ({significant(timed[longest])} ms{beside})"
+    return f"{_times(ratio)} its floor of {significant(floor)} ms, {part}"
+
+
 def ceilings_line(environment: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of the line that says what the device does at best."""
     found = at(environment, "ceilings")
@@ -103,9 +116,25 @@ def _judged(record: Record) -> tuple[str, ...]:
 def _parts(record: Record) -> list[tuple[str, ...]]:
     """Return a row for each part of a frame, and the frame's own, which is held against its median."""
     parts = mapping_at(record.limits, "parts")
-    rows = [(record.component, record.variant, name, *_terms(part), ABSENT) for name, part in parts.items()]
+    right = is_right(record)
+    rows = [
+        (record.component, record.variant, name, *_terms(part), _times(_over_floor(record, name) if right else None))
+        for name, part in parts.items()
+    ]
     achieved = _times(number_at(record.limits, "achieved_over_floor") if is_right(record) else None)
     return [*rows, (record.component, record.variant, "frame", *_terms(record.limits), achieved)] if rows else []
+
+
+def _over_floor(record: Record, part: str) -> float | None:
+    """Return a part's median time over its floor; None where either is not known."""
+    taken, floor = _part_ms(record, part), number_at(record.limits, "parts", part, "floor_ms")
+    return None if taken is None or not floor else taken / floor
+
+
+def _part_ms(record: Record, part: str) -> float | None:
+    """Return what a part of a frame took: on the device, and on the host where there is none."""
+    times = (number_at(record.realtime, "budget", "parts", part, f"{side}_ms") for side in ("device", "host"))
+    return next((time for time in times if time is not None), None)
 
 
 def _terms(limits: object) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from profiling.core.records import Record
 from profiling.reporting.facts import at, deadlines, is_realtime, is_right, number_at
 from profiling.reporting.format import count_of, listed, one_line
+from profiling.reporting.limits import frame_floor
 from profiling.reporting.realtime_frames import kind_of, slow_causes
 from profiling.reporting.realtime_words import growth, leaks, name_of, spikes
 
@@ -28,7 +29,8 @@ def _verdict(record: Record) -> str:
     lead = f"holds {target:g} FPS: {'yes' if holds else 'no'}"
     lead = ", ".join(filter(None, (lead, _p99(record, 1000 / target), _late(record, target))))
     missed = (_median(record, 1000 / target), _causes(record))
-    return _joined(lead, *missed, _others(record), growth(record), leaks(record), spikes(record))
+    rest = (growth(record), leaks(record), spikes(record), frame_floor(record))
+    return _joined(lead, *missed, _others(record), *rest)
 
 
 def _p99(record: Record, budget: float) -> str:

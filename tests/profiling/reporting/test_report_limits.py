@@ -8,6 +8,7 @@ from profiling.reporting.html.latency_section import latency_section
 from profiling.reporting.html.material import Material
 from profiling.reporting.html.realtime_section import realtime_section
 from profiling.reporting.limits import bound_lines, limit_tables
+from profiling.reporting.realtime_verdict import realtime_verdicts
 from profiling.reporting.render import render_console, render_markdown
 
 Make = Callable[..., Record]
@@ -114,6 +115,23 @@ def test_a_frame_part_by_part(make: Make, tmp_path: Path) -> None:
     assert ["realtime" in table for _, table in both] == [False, True, False, False]
     wrong = make("cuda_graph", component="realtime", status="failed", reason="parity", limits=FRAME)
     assert "4.64" not in limit_tables([wrong])[0][1]
+
+
+def test_a_frame_names_the_part_that_takes_longest(
+    make_loop: Callable[..., Record], loop: Callable[..., dict[str, Any]]
+) -> None:
+    record = make_loop("cuda_graph", limits=FRAME)
+    (found,) = realtime_verdicts([record])
+    assert found.endswith("; 4.64× its floor of 2.500 ms, longest world (4.000 ms, 8.00× its own).")
+    assert [row[-1] for row in rows(limit_tables([record])[0][1])[2:]] == ["8.00×", "1.50×", "4.64×"]
+    section = loop()
+    for part in section["budget"]["parts"].values():
+        part.pop("device_ms", None)
+    assert "longest world (0.5000 ms, 1.00× its own)" in realtime_verdicts([make_loop("x", section, limits=FRAME)])[0]
+    assert "floor" not in realtime_verdicts([make_loop("x")])[0]
+    wrong = make_loop("x", limits=FRAME, status="failed", reason="parity")
+    assert "floor" not in realtime_verdicts([wrong])[0]
+    assert "8.00" not in limit_tables([wrong])[0][1]
 
 
 def test_a_prediction_that_nobody_tried_or_that_came_out_wrong_has_no_measured_side(make: Make) -> None:
