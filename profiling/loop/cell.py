@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from models.playback import SoundStage
@@ -19,8 +18,9 @@ from profiling.core.config import instantiate
 from profiling.core.garbage import garbage
 from profiling.core.job import ComponentSpec
 from profiling.errors import InputError
+from profiling.frames.budget import median, stage_ms
 from profiling.frames.journal import Journal, rescue
-from profiling.frames.series import Series
+from profiling.frames.series import Series, stage_names
 from profiling.frames.summary import summarize_frames
 from profiling.frames.validity import compiled_or_captured
 from profiling.inside.look import costs
@@ -58,6 +58,7 @@ class RealtimeCell(Cell):
 
     options: LoopOptions = field(default_factory=LoopOptions)
     stages: str = ""  # the specs of the three networks by role, as JSON
+    fused_parts: frozenset[str] = frozenset()  # of which a compiler made other operators
 
     def measure(self) -> None:
         """Load, compute the references, prepare, check, play, trace, and hold the frames against their floor."""
@@ -78,11 +79,11 @@ class RealtimeCell(Cell):
             pipeline = assemble(parts.components, steps, self.options, actions, settings.seed, WallClock())
             for component in parts.components.values():
                 component.reset()
-            frame_ms = self._play(pipeline, sound)
+            series = self._play(pipeline, sound)
             if settings.trace:
                 self._trace(pipeline, torch.device(settings.device))
             if settings.ceilings == "auto":
-                self._explain_limits(parts, frame_ms)
+                self._explain_limits(parts, steps, series)
 
     def _load(self, specs: Mapping[str, ComponentSpec]) -> tuple[Parts, dict[str, Any]]:
         settings, whole = self.job.settings, self.options.schedule == "one_graph"
@@ -104,7 +105,8 @@ class RealtimeCell(Cell):
     def _prepare(self, variant: Variant, parts: Parts, stack: ExitStack) -> dict[str, Step]:
         refuse_shared_pools(variant, parts.components, self.options)
         with self.phase("prepare"):
-            steps, section = prepare(variant, parts, Path(self.job.run) / "kernels" / self.job.name, stack)
+            folder = Path(self.job.run) / "kernels" / self.job.name
+            steps, section, self.fused_parts = prepare(variant, parts, folder, stack)
         self.add(prepare=section)
         return steps
 
@@ -122,8 +124,8 @@ class RealtimeCell(Cell):
         frames, warmup = self.options.counts(world.device.type)
         return drawn_actions(frames + warmup, axes, buttons, self.job.settings.seed)
 
-    def _play(self, pipeline: StagedPipeline, sound: Mapping[str, Any]) -> float:
-        """Play, and return the median frame in ms."""
+    def _play(self, pipeline: StagedPipeline, sound: Mapping[str, Any]) -> Series:
+        """Play, and return the series of the frames."""
         options, settings, run = self.options, self.job.settings, Path(self.job.run)
         device = torch.device(settings.device)
         frames, warmup = options.counts(device.type)
@@ -139,7 +141,7 @@ class RealtimeCell(Cell):
             series = rescue(run, self.job.name)
             assert series is not None
             self._summarize(series, watch, sound)
-        return float(np.median(series["frame_ms"]))
+        return series
 
     def _summarize(self, series: Series, watch: FrameWatch, sound: Mapping[str, Any]) -> None:
         options, settings = self.options, self.job.settings
@@ -162,14 +164,23 @@ class RealtimeCell(Cell):
         if disturbed is not None:
             self.problems.append(("invalid", f"after the warm-up: {disturbed}"))
 
-    def _explain_limits(self, parts: Parts, frame_ms: float) -> None:
+    def _explain_limits(self, parts: Parts, steps: Mapping[str, Step], series: Series) -> None:
         """Say what a frame must take at least; last, since it takes the networks back to their first frame."""
+        taken = {name: median(stage_ms(series, name)) for name in stage_names(series)}
 
         def explain() -> None:
             ceilings = ceilings_in(Path(self.job.run))
             if ceilings is not None:
-                overlapping = self.options.schedule == "overlap"
-                self.add(limits=frame_limits(parts.components, ceilings, frame_ms, overlapping=overlapping))
+                limits = frame_limits(
+                    parts.components,
+                    steps,
+                    ceilings,
+                    median(series["frame_ms"]),
+                    {name: time for name, time in taken.items() if time is not None},
+                    fused=self.fused_parts,
+                    overlapping=self.options.schedule == "overlap",
+                )
+                self.add(limits=limits)
 
         with self.phase("limits"):
             self.unless_it_fails("its limits could not be told", explain)

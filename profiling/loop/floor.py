@@ -1,27 +1,39 @@
-"""The least time that a frame can take on this device: what each network of the loop must do for it."""
+"""The least time that a frame can take on this device, and what bounds each network of the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from profiling.core.components import Component
 from profiling.limits.ceilings import Ceilings
-from profiling.limits.section import needs_of
-from profiling.limits.work import work_of
+from profiling.limits.section import limits_of
+from profiling.variants.variant import Step
 
 
 def frame_limits(
-    components: Mapping[str, Component], ceilings: Ceilings, frame_ms: float | None, *, overlapping: bool
+    components: Mapping[str, Component],
+    steps: Mapping[str, Step],
+    ceilings: Ceilings,
+    frame_ms: float | None,
+    part_ms: Mapping[str, float],
+    *,
+    fused: Collection[str],
+    overlapping: bool,
 ) -> dict[str, Any]:
     """Return the section `limits` of a loop whose median frame took `frame_ms`, if any did.
 
-    `parts` holds what each of `components` must do for a frame, and the section itself the sum. The parts' floors add
-    up where one comes after the other; where they overlap, one may move bytes while another computes, and the larger
-    of the two sums is the floor. Copies between the stages and to the player are not in it. Runs each component once,
-    eagerly, and leaves it at its reset state: for after the frames.
+    `parts` holds what each of `components` must do for a frame and what bounds its step, whose median time is in
+    `part_ms`, and the section itself the sum. The parts' floors add up where one comes after the other; where they
+    overlap, one may move bytes while another computes, and the larger of the two sums is the floor; what then bounds
+    each alone is not asked. Copies between the stages and to the player are not in it. Runs each component once,
+    eagerly, and on CUDA its step a few times, and leaves it at its reset state: for after the frames.
     """
-    parts = {name: needs_of(work_of(component), ceilings) for name, component in components.items()}
+    parts = {}
+    for name, component in components.items():
+        time_ms = None if overlapping else part_ms.get(name)
+        parts[name] = limits_of(component, steps[name].run, ceilings, time_ms, fused=name in fused)
+        component.reset()
     memory, compute = (sum(part[term] for part in parts.values()) for term in ("memory_ms", "compute_ms"))
     floor = max(memory, compute) if overlapping else sum(part["floor_ms"] for part in parts.values())
     section: dict[str, Any] = {

@@ -37,23 +37,31 @@ def refuse_shared_pools(variant: Variant, parts: Iterable[str], options: LoopOpt
             )
 
 
-def prepare(variant: Variant, parts: Parts, folder: Path, stack: ExitStack) -> tuple[dict[str, Step], dict[str, Any]]:
-    """Prepare every part; return the steps, which are closed when `stack` is, and the record's section `prepare`."""
-    steps, seconds = {}, {}
+def prepare(
+    variant: Variant, parts: Parts, folder: Path, stack: ExitStack
+) -> tuple[dict[str, Step], dict[str, Any], frozenset[str]]:
+    """Prepare every part.
+
+    Returns the steps, which are closed when `stack` is, the record's section `prepare`, and the parts that a compiler
+    made other operators of.
+    """
+    steps, seconds, fused = {}, {}, set()
     before, started = snapshot(), time.perf_counter()
     for name, component in parts.components.items():
-        begun = time.perf_counter()
+        begun, untouched = time.perf_counter(), snapshot()
         steps[name] = stage_variant(variant, name)(component, folder)
         stack.callback(steps[name].close)
         synchronize(component.device)
         seconds[name] = time.perf_counter() - begun
+        if snapshot().since(untouched).graphs > 0:
+            fused.add(name)
     total = time.perf_counter() - started
     for name, component in parts.components.items():
         steps[name].run()
         synchronize(component.device)
     first = time.perf_counter() - started
     compiled = asdict(snapshot().since(before))
-    return steps, {"seconds": total, "first_call_s": first, "stages": seconds, **compiled}
+    return steps, {"seconds": total, "first_call_s": first, "stages": seconds, **compiled}, frozenset(fused)
 
 
 def check(

@@ -43,7 +43,7 @@ def limit_tables(records: Sequence[Record]) -> tuple[Titled, ...]:
     judged = [record for record in records if record.limits]
     calls = [_row(record) for record in judged if not mapping_at(record.limits, "parts")]
     frames = [row for record in judged for row in _parts(record)]
-    said = [_judged(record) for record in judged if at(record.limits, "bound")]
+    said = [row for record in judged for row in _judged(record)]
     predicted = [row for group in by_component(judged).values() for row in _predictions(group, records)]
     titled = (
         ("Floor of a call on this device, and what bounds it", grid(_LIMITS, calls, markdown=True)),
@@ -65,7 +65,7 @@ def bound_lines(group: Sequence[Record]) -> tuple[str, ...]:
 
 
 def frame_floor(record: Record) -> str:
-    """Say how far a frame is from its floor, and which part of it takes longest; nothing where no floor is known."""
+    """Say how far a frame is from its floor, which part of it takes longest, and why; nothing without a floor."""
     ratio, floor = (number_at(record.limits, key) for key in ("achieved_over_floor", "floor_ms"))
     timed = {name: ms for name in mapping_at(record.limits, "parts") if (ms := _part_ms(record, name)) is not None}
     if ratio is None or floor is None or not timed:
@@ -74,7 +74,9 @@ def frame_floor(record: Record) -> str:
     own = _over_floor(record, longest)
     beside = "" if own is None else f", {_times(own)} its own"
     part = f"longest {one_line(longest)} ({significant(timed[longest])} ms{beside})"
-    return f"{_times(ratio)} its floor of {significant(floor)} ms, {part}"
+    limits = at(record.limits, "parts", longest)
+    bound = f", {at(limits, 'bound')}: {at(limits, 'advice')}" if at(limits, "bound") else ""
+    return f"{_times(ratio)} its floor of {significant(floor)} ms, {part}{bound}"
 
 
 def ceilings_line(environment: Mapping[str, Any]) -> tuple[str, ...]:
@@ -107,10 +109,16 @@ def _row(record: Record) -> tuple[str, ...]:
     )
 
 
-def _judged(record: Record) -> tuple[str, ...]:
-    limits = record.limits
-    evidence = "; ".join(map(str, items_at(limits, "evidence")))
-    return record.component, record.variant, *map(one_line, (at(limits, "bound"), evidence, at(limits, "advice")))
+def _judged(record: Record) -> list[tuple[str, ...]]:
+    """Return a row of what bounds the call, or one for each part of a frame."""
+    parts = {f"{record.component}, {name}": part for name, part in mapping_at(record.limits, "parts").items()}
+    rows = []
+    for name, limits in (parts or {record.component: record.limits}).items():
+        if at(limits, "bound") and is_right(record):
+            evidence = "; ".join(map(str, items_at(limits, "evidence")))
+            words = map(one_line, (at(limits, "bound"), evidence, at(limits, "advice")))
+            rows.append((one_line(name), record.variant, *words))
+    return rows
 
 
 def _parts(record: Record) -> list[tuple[str, ...]]:

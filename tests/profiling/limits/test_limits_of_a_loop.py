@@ -6,6 +6,7 @@ from planted_networks import Copy, Product, component
 
 from profiling.limits.ceilings import Ceilings
 from profiling.loop.floor import frame_limits
+from profiling.variants.variant import Step
 
 #: 1 MB a ms and 1 MFLOP a ms, whatever the size.
 CEILINGS = Ceilings("float32", 1e9, 1e9, ((1000, 1e9),), 1e9, 1.0, None, None, 0.0)
@@ -14,12 +15,13 @@ KINDS = {"weights", "inputs", "outputs", "state_read", "state_written", "total"}
 
 
 @torch.inference_mode()
-def limits(frame_ms, *, overlapping):
+def limits(frame_ms, part_ms=(), *, overlapping, fused=()):
     parts = {
         "world": component(Copy(), x=torch.ones(1_000_000)),
         "picture": component(Product(100, torch.float32), x=torch.ones(5000, 100)),
     }
-    return frame_limits(parts, CEILINGS, frame_ms, overlapping=overlapping)
+    steps = {name: Step(part.call) for name, part in parts.items()}
+    return frame_limits(parts, steps, CEILINGS, frame_ms, dict(part_ms), fused=fused, overlapping=overlapping)
 
 
 def test_one_part_after_the_other():
@@ -34,6 +36,16 @@ def test_one_part_after_the_other():
     assert (found["memory_ms"], found["compute_ms"]) == pytest.approx(((copied + multiplied) / 1e6, 100.0))
     assert found["floor_ms"] == pytest.approx(108.0)
     assert found["achieved_over_floor"] == pytest.approx(220 / 108)
+
+
+def test_each_part_is_judged_by_its_own_time():
+    found = limits(220.0, {"world": 10.0, "picture": 1000.0}, overlapping=False, fused={"picture"})["parts"]
+    assert (found["world"]["bound"], found["picture"]["bound"]) == ("memory-bound", "host-bound")
+    assert found["world"]["achieved_over_floor"] == pytest.approx(1.25)
+    assert any("each operator" in said for said in found["world"]["evidence"])
+    assert not any("each operator" in said for said in found["picture"]["evidence"]), "fused"
+    alone = limits(220.0, {"world": 10.0}, overlapping=True)["parts"]["world"]
+    assert "bound" not in alone, "its time is shared"
 
 
 def test_parts_that_overlap_share_the_device():
@@ -58,6 +70,10 @@ def test_a_loop_has_a_floor(realtime, monkeypatch, tmp_path, schedule, parts):
         assert found[term] == pytest.approx(sum(part[term] for part in found["parts"].values()))
     assert 0 < found["floor_ms"] < median
     assert found["achieved_over_floor"] == pytest.approx(median / found["floor_ms"])
+    for name, part in found["parts"].items():
+        taken = record.realtime["budget"]["parts"][name]["host_ms"]
+        assert part["achieved_over_floor"] == pytest.approx(taken / part["floor_ms"])
+        assert part["bound"] in ("host-bound", "memory-bound", "compute-bound")
     assert found["bytes"]["state_written"] > 0, "the cache of the world model, the window of the sound"
     assert found["bytes"]["weights"] <= 4 * record.parameters * 1.2
     report = (outcome.folder / "report.md").read_text()

@@ -124,6 +124,13 @@ def test_a_frame_names_the_part_that_takes_longest(
     (found,) = realtime_verdicts([record])
     assert found.endswith("; 4.64× its floor of 2.500 ms, longest world (4.000 ms, 8.00× its own).")
     assert [row[-1] for row in rows(limit_tables([record])[0][1])[2:]] == ["8.00×", "1.50×", "4.64×"]
+    told = {"bound": "memory-bound", "evidence": ["90% of wall by bytes"], "advice": "batch calls"}
+    judged = FRAME | {"parts": FRAME["parts"] | {"world": FRAME["parts"]["world"] | told}}
+    explained = make_loop("cuda_graph", limits=judged)
+    assert realtime_verdicts([explained])[0].endswith("8.00× its own), memory-bound: batch calls.")
+    assert rows(limit_tables([explained])[1][1])[2:] == [
+        ["realtime, world", "cuda_graph", "memory-bound", "90% of wall by bytes", "batch calls"]
+    ]
     section = loop()
     for part in section["budget"]["parts"].values():
         part.pop("device_ms", None)
