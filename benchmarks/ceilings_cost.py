@@ -36,7 +36,7 @@ print(json.dumps([imported, *taken]))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="default: cuda")
     device = parser.parse_args().device
     rows = []
     for cache in ("cold", "warm", "warm"):
@@ -55,7 +55,11 @@ def main() -> None:
 def seconds(device: str) -> list[float]:
     """Return the seconds of the import, of the first and of the second measurement of a new process."""
     command = [sys.executable, "-c", MEASURE, device]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    if ended.returncode != 0:
+        reason = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise SystemExit(f"error: {device} was not measured: {reason}. Without a GPU: --device cpu")
+    return json.loads(ended.stdout)
 
 
 def forget_libraries() -> None:
