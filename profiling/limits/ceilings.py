@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+#: On a machine left alone 1 to 3% are lost; one other busy program takes a third of two cores and more.
+MOST_LOST = 0.1
+
 
 @dataclass(frozen=True)
 class Ceilings:
@@ -22,7 +25,8 @@ class Ceilings:
     `launch_us` is the host's time to launch an operator that does next to nothing (on a CPU: to run it). On CUDA,
     `gap_us` is what a kernel costs in a graph beyond its length when it is launched by itself, absent where CUPTI sees
     none, and `replay_us` what a replay costs besides its kernels, from the call to the end of waiting for it. `seconds`
-    is what measuring all this took.
+    is what measuring all this took, `lost_share` the share of the processor's time that others had meanwhile, absent
+    where the system does not tell.
     """
 
     dtype: str
@@ -35,6 +39,12 @@ class Ceilings:
     replay_us: float | None
     seconds: float
     conv_flops_per_s: float | None = None
+    lost_share: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others had so much of the processor that what was measured on it is too low."""
+        return (self.lost_share or 0.0) > MOST_LOST
 
     @property
     def flops_per_s(self) -> float:
@@ -72,5 +82,5 @@ class Ceilings:
             raise ValueError(f"no ceilings: {error}") from None
 
 
-_OPTIONAL = ("gap_us", "replay_us", "conv_flops_per_s")
+_OPTIONAL = ("gap_us", "replay_us", "conv_flops_per_s", "lost_share")
 _NUMBERS = ("copy_bytes_per_s", "read_bytes_per_s", "matmul_flops_per_s", "launch_us", "seconds")

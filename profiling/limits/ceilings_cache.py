@@ -20,7 +20,8 @@ from profiling.limits.ceilings import Ceilings
 KEPT_SECONDS = 24 * 3600
 #: How ceilings are measured: what an older version of these kept is no ceiling of this one.
 METHOD_FILES = tuple(
-    Path(__file__).parents[1] / name for name in ("limits/measure.py", "limits/pace.py", "tracing/device_work.py")
+    Path(__file__).parents[1] / name
+    for name in ("limits/measure.py", "limits/pace.py", "limits/processor.py", "tracing/device_work.py")
 )
 
 Key = Mapping[str, Any]
@@ -30,14 +31,16 @@ def kept_ceilings(key: Key, measure: Callable[[], Ceilings], folder: Path | None
     """Return the ceilings of `key` and when they were taken (seconds since the epoch), measured only where need be.
 
     `key` names all they depend on: device, driver, torch, dtype, threads, TF32. A file that is damaged, of another key
-    or older than a day is measured again and rewritten; a folder that can't be written to keeps nothing. How they are
-    measured is part of the key: who changes that need not remember this file.
+    or older than a day is measured again and rewritten; what others disturbed is not kept, and a folder that can't be
+    written to keeps nothing. How they are measured is part of the key: who changes that need not remember this file.
     """
     key = {"method": _method(), **key}
     path = (folder or cache_folder()) / f"{hashlib.sha256(_text(key).encode()).hexdigest()[:24]}.json"
     found = _read(path, key)
     if found is None:
         found = measure(), time.time()
+        if found[0].disturbed:  # it would make every verdict of the day wrong
+            return found
         with suppress(OSError):
             _write(path, {"key": key, "measured_at": found[1], "ceilings": found[0].to_json()})
     return found

@@ -17,6 +17,7 @@ class Facts:
     `busy_ms` is when the GPU worked, `short_ms` when it worked at short kernels alone, `transfer_ms` copies between
     host and device. `launch_us`, `gap_us` and `replay_us` are the ceilings of the same names, `operators` the number of
     the eager call's (None where they were fused). Products are of `dtype`, and where `tf32` says so float32 is TF32.
+    `disturbed` says that the ceilings were measured while others had the processor.
     """
 
     device: Literal["cuda", "cpu"]
@@ -37,6 +38,7 @@ class Facts:
     replay_us: float | None = None
     dtype: str = "float32"
     tf32: bool = False
+    disturbed: bool = False
 
     def share(self, part_ms: float | None) -> float:
         """Return what share of the wall time `part_ms` is."""
@@ -78,7 +80,8 @@ class Facts:
 def evidence(facts: Facts) -> dict[str, str]:
     """Return what was found, by name."""
     memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
-    said = {"ceilings": f"the ceilings explain {memory:.0%} of wall by bytes, {compute:.0%} by FLOPs"}
+    ceilings = "the ceilings" + (", measured on a busy processor," if facts.disturbed and facts.device == "cpu" else "")
+    said = {"ceilings": f"{ceilings} explain {memory:.0%} of wall by bytes, {compute:.0%} by FLOPs"}
     if facts.traffic_ms is not None:
         said["traffic"] = f"{facts.share(facts.traffic_ms):.0%} of wall by what each operator reads and writes"
     if facts.idle_share is not None:

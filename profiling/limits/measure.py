@@ -11,6 +11,7 @@ import torch
 
 from profiling.limits.ceilings import Ceilings
 from profiling.limits.pace import Pace, captured, cpu_seconds, launch_seconds, pace_of
+from profiling.limits.processor import ProcessorWatch
 from profiling.tracing.device_work import device_work
 
 #: Bytes of a buffer that is copied and read; the last one is far larger than any cache.
@@ -36,6 +37,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
 
     """
     started, pace = time.perf_counter(), pace_of(device)
+    processor = ProcessorWatch(1 if device.type == "cuda" else threads)
     with _as_the_run(device, threads, tf32):
         points = dict(_bandwidths(device, pace))
         rate = _matmul_rate(device, dtype, pace)
@@ -57,6 +59,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
         gap_us=gap,
         replay_us=replay,
         seconds=time.perf_counter() - started,
+        lost_share=processor.lost_share(),
     )
 
 

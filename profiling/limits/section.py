@@ -46,6 +46,7 @@ def limits_of(
         gap_us=ceilings.gap_us,
         replay_us=ceilings.replay_us,
         dtype=ceilings.dtype,
+        disturbed=ceilings.disturbed,
         tf32=bool(torch.backends.cuda.matmul.allow_tf32),
         **_seen(seen),
     )

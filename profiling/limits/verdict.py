@@ -103,8 +103,8 @@ def _working(facts: Facts) -> Verdict:
     ceilings, idle = ("ceilings",), facts.idle_share or 0.0
     if near > BEYOND:
         advice = (
-            "it takes less than its floor, so the ceilings are too low: other programs ran while they were measured "
-            "(they are measured again after a day), or its operators are quicker than the products that were"
+            "it takes less than its floor, so the ceilings are too low: other programs ran while they were measured, "
+            "or its operators are quicker than the products that were"
         )
         return _verdict(facts, bound, ceilings, advice)
     if near >= NEAR[facts.device]:

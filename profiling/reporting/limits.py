@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from profiling.core.records import Record
+from profiling.limits.ceilings import MOST_LOST
 from profiling.reporting.facts import (
     at,
     by_component,
@@ -44,12 +45,15 @@ def limit_tables(records: Sequence[Record]) -> tuple[Titled, ...]:
     calls = [_row(record) for record in judged if not mapping_at(record.limits, "parts")]
     frames = [row for record in judged for row in _parts(record)]
     said = [row for record in judged for row in _judged(record)]
-    predicted = [row for group in by_component(judged).values() for row in _predictions(group, records)]
+    predicted = [row for group in by_component(judged).values() for r in group for row in _predictions(r, records)]
     titled = (
         ("Floor of a call on this device, and what bounds it", grid(_LIMITS, calls, markdown=True)),
         ("Floor of a frame on this device, part by part", grid(_PARTS, frames, markdown=True, names=3)),
         ("What bounds a call, and why", grid(_JUDGED, said, markdown=True, names=5)),
-        ("Predicted and measured, wall p50", grid(_PREDICTED, predicted, markdown=True, names=3)),
+        (
+            "Predicted and measured, median of the call, or of that part of a frame",
+            grid(_PREDICTED, predicted, markdown=True, names=3),
+        ),
     )
     return tuple((title, table) for title, table in titled if table)
 
@@ -90,6 +94,8 @@ def ceilings_line(environment: Mapping[str, Any]) -> tuple[str, ...]:
         parts.append(f"convolutions {_short(rate)}FLOP/s")
     units = (("launch", "launch_us"), ("graph gap", "gap_us"), ("replay", "replay_us"))
     parts += [f"{name} {significant(time, 3)} µs" for name, key in units if (time := number_at(found, key)) is not None]
+    if (lost := number_at(found, "lost_share")) is not None and lost > MOST_LOST:
+        parts.append(f"measured while others had {percent(lost)} of the processor: not to be trusted, nor kept")
     reason = at(environment, "ceilings_reason")
     parts += [one_line(reason)] if isinstance(reason, str) else []
     return ("ceilings: " + parts[0], *parts[1:]) if parts else ()
@@ -111,14 +117,22 @@ def _row(record: Record) -> tuple[str, ...]:
 
 def _judged(record: Record) -> list[tuple[str, ...]]:
     """Return a row of what bounds the call, or one for each part of a frame."""
-    parts = {f"{record.component}, {name}": part for name, part in mapping_at(record.limits, "parts").items()}
     rows = []
-    for name, limits in (parts or {record.component: record.limits}).items():
+    for part, limits in _calls(record).items():
         if at(limits, "bound") and is_right(record):
             evidence = "; ".join(map(str, items_at(limits, "evidence")))
             words = map(one_line, (at(limits, "bound"), evidence, at(limits, "advice")))
-            rows.append((one_line(name), record.variant, *words))
+            rows.append((_call_name(record, part), record.variant, *words))
     return rows
+
+
+def _calls(record: Record) -> dict[str | None, Any]:
+    """Return what is known of each part of a frame by its name, or of the one call, which is no part."""
+    return dict(mapping_at(record.limits, "parts")) or {None: record.limits}
+
+
+def _call_name(record: Record, part: str | None) -> str:
+    return one_line(record.component if part is None else f"{record.component}, {part}")
 
 
 def _parts(record: Record) -> list[tuple[str, ...]]:
@@ -149,30 +163,33 @@ def _terms(limits: object) -> tuple[str, ...]:
     return tuple(significant(number_at(limits, key)) for key in ("floor_ms", "memory_ms", "compute_ms"))
 
 
-def _predictions(group: Sequence[Record], records: Sequence[Record]) -> list[tuple[str, ...]]:
+def _predictions(record: Record, records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """Return a row of what was predicted of the call, or one for each part of a frame of which something was."""
     rows = []
-    for record in group:
-        variant, predicted, measured = _came_true(record, records)
+    for part in _calls(record):
+        variant, predicted, measured = _came_true(record, part, records)
         if predicted is not None:
             ratio = measured / predicted if measured is not None and predicted > 0 else None
-            names = (record.component, variant, record.variant)
+            names = (_call_name(record, part), variant, record.variant)
             rows.append((*names, significant(predicted), significant(measured), _times(ratio)))
     return rows
 
 
-def _came_true(record: Record, records: Sequence[Record]) -> tuple[str, float | None, float | None]:
-    """Return (variant, predicted ms, measured ms) of what the record's judgement predicts."""
-    variant, predicted = at(record.limits, "predicted", "variant"), number_at(record.limits, "predicted", "wall_ms")
+def _came_true(record: Record, part: str | None, records: Sequence[Record]) -> tuple[str, float | None, float | None]:
+    """Return (variant, predicted ms, measured ms) of what the judgement of the record's call, or `part`, predicts."""
+    foretold = at(_calls(record).get(part), "predicted")
+    variant, predicted = at(foretold, "variant"), number_at(foretold, "wall_ms")
     wanted = (r for r in records if r.cell == (record.component, variant) and is_right(r))
     found = next(wanted, None)
-    return str(variant), predicted, None if found is None else wall_p50(found)
+    measured = None if found is None else wall_p50(found) if part is None else _part_ms(found, part)
+    return str(variant), predicted, measured
 
 
 def _bound(record: Record, group: Sequence[Record]) -> str:
     limits, ratio = record.limits, number_at(record.limits, "achieved_over_floor")
     floor = "" if ratio is None else f", {_times(ratio)} its floor of {significant(number_at(limits, 'floor_ms'))} ms"
     evidence = ", ".join(map(str, items_at(limits, "evidence")[:TOLD]))
-    variant, predicted, measured = _came_true(record, group)
+    variant, predicted, measured = _came_true(record, None, group)
     true = "" if predicted is None or measured is None else f" ({variant} measured {significant(measured)} ms)"
     return f"{record.variant} is {at(limits, 'bound')} ({evidence}){floor}: {at(limits, 'advice')}{true}"
 

@@ -111,6 +111,14 @@ def test_the_second_time_nothing_is_measured(measure, tmp_path):
     assert abs(first[1] - time.time()) < 60
 
 
+def test_what_others_disturbed_is_used_and_not_kept(tmp_path):
+    taken = [replace(KNOWN, lost_share=share) for share in (0.4, 0.4, 0.02)]
+    found = [kept_ceilings(KEY, iter([ceilings]).__next__, tmp_path)[0] for ceilings in taken]
+    assert found == taken
+    assert kept_ceilings(KEY, iter(()).__next__, tmp_path)[0] == taken[-1], "a quiet one is kept"
+    assert not KNOWN.disturbed, "a system that does not tell"
+
+
 def test_another_device_or_setup_is_measured(measure, tmp_path):
     for key in (KEY, {**KEY, "device": "that one"}, {**KEY, "threads": 2}):
         kept_ceilings(key, measure, tmp_path)

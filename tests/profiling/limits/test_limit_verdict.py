@@ -206,6 +206,16 @@ def test_host():
     assert f"expect {measurable.predicted_ms:.3g} ms" in measurable.advice
 
 
+def test_ceilings_of_a_busy_processor_are_named_as_such():
+    busy = replace(HOST, compute_ms=9.0, disturbed=True)
+    assert (
+        judged(busy).evidence[0].startswith("the ceilings, measured on a busy processor, explain 1% of wall by bytes")
+    )
+    assert judged(replace(busy, disturbed=False)).evidence[0].startswith("the ceilings explain 1% of wall by bytes")
+    on_a_gpu = judged(replace(LONG, disturbed=True))
+    assert not any("busy processor" in said for said in on_a_gpu.evidence), "its own ceilings do not know the host"
+
+
 def test_a_gpu_that_was_not_seen_is_not_judged():
     unseen = Facts(device="cuda", wall_ms=10.0, memory_ms=1.0, compute_ms=1.0, operators=9, launch_us=5.0)
     assert judge(unseen) is None

@@ -141,6 +141,16 @@ def test_a_frame_names_the_part_that_takes_longest(
     assert "8.00" not in limit_tables([wrong])[0][1]
 
 
+def test_what_a_part_of_a_frame_should_take_and_took(make_loop: Callable[..., Record]) -> None:
+    told = {"bound": "launch-bound", "evidence": [], "predicted": {"variant": "cuda_graph", "wall_ms": 3.2}}
+    judged = FRAME | {"parts": FRAME["parts"] | {"world": FRAME["parts"]["world"] | told}}
+    records = [make_loop("baseline", limits=judged), make_loop("cuda_graph", limits=FRAME)]
+    ((_, table),) = [found for found in limit_tables(records) if found[0].startswith("Predicted")]
+    assert rows(table)[2:] == [["realtime, world", "cuda_graph", "baseline", "3.200", "4.000", "1.25×"]]
+    alone = limit_tables([records[0]])[-1][1]
+    assert "measured" not in alone
+
+
 def test_a_prediction_that_nobody_tried_or_that_came_out_wrong_has_no_measured_side(make: Make) -> None:
     alone = [make("baseline", 28.7, limits=limits())]
     assert "measured" not in limit_tables(alone)[2][1], "a column in which nothing was measured is left out"
@@ -189,7 +199,10 @@ def test_the_ceilings_stand_in_the_heading() -> None:
         "ceilings: copy 4.02 TB/s · read 4.41 TB/s · products in bfloat16 690 TFLOP/s · convolutions 510 TFLOP/s · "
         "launch 4.60 µs · graph gap 0.610 µs · replay 9.50 µs"
     )
-    (cpu,) = environment_lines({"ceilings": {"copy_bytes_per_s": 2.4e10, "launch_us": 0.4}})
+    quiet = {"copy_bytes_per_s": 2.4e10, "launch_us": 0.4, "lost_share": 0.03}
+    (cpu,) = environment_lines({"ceilings": quiet})
     assert cpu == "ceilings: copy 24.0 GB/s · launch 0.400 µs"
+    (busy,) = environment_lines({"ceilings": quiet | {"lost_share": 0.47}})
+    assert busy == f"{cpu} · measured while others had 47% of the processor: not to be trusted, nor kept"
     (failed,) = environment_lines({"ceilings_reason": "not measured: out of memory"})
     assert failed == "ceilings: not measured: out of memory"
