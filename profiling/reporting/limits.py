@@ -128,7 +128,7 @@ def _judged(record: Record) -> list[tuple[str, ...]]:
 
 def _calls(record: Record) -> dict[str | None, Any]:
     """Return what is known of each part of a frame by its name, or of the one call, which is no part."""
-    return dict(mapping_at(record.limits, "parts")) or {None: record.limits}
+    return {**mapping_at(record.limits, "parts")} or {None: record.limits}
 
 
 def _call_name(record: Record, part: str | None) -> str:
