@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity
+from torch.autograd.profiler import profile
 
 from profiling.tracing.chrome_trace import CROSSES, RUNTIME, WAITS, WORK, read_events
 from profiling.tracing.launches import HANDS_OVER
@@ -44,22 +44,27 @@ class DeviceWork:
 
 def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | None:
     """Run `call` a few times under the profiler; None where CUPTI saw nothing on the device."""
-    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    _watched(call, 1)  # starts CUPTI, which is not ready for the first launches of a process
+    watched = _watched(call, calls)
     with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
         trace = Path(folder) / "trace.json"
-        with torch.profiler.profile(
-            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
-            schedule=schedule,
-            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-            acc_events=True,
-        ) as profiler:
-            for count in (1, calls):
-                with torch.profiler.record_function(_MARK):
-                    for _ in range(count):
-                        call()
-                torch.cuda.synchronize()
-                profiler.step()
+        watched.export_chrome_trace(str(trace))
         return summarize(read_events(trace), calls)
+
+
+def _watched(call: Callable[[], object], calls: int) -> profile:
+    """Return what the profiler saw of `calls` calls.
+
+    The one below `torch.profiler.profile`, which imports the compiler at its first start: 4 s, in a process that may
+    have no other use for it.
+    """
+    watched = profile(use_device="cuda", use_kineto=True)
+    with watched:
+        with torch.profiler.record_function(_MARK):
+            for _ in range(calls):
+                call()
+        torch.cuda.synchronize()
+    return watched
 
 
 def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | None:

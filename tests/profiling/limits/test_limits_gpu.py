@@ -1,5 +1,8 @@
 """Verdicts of planted kernels on a GPU, and floors that no physics beats."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from planted_networks import Chain, Copy, Product, component
@@ -40,6 +43,20 @@ def test_ceilings_are_of_a_gpu(ceilings):
     assert 1 < ceilings.launch_us < 100
     assert 0 <= ceilings.gap_us < 5
     assert 0 < ceilings.replay_us < 100
+
+
+def test_ceilings_of_a_process_that_compiles_nothing_import_no_compiler():
+    """torch's profiler imports it at its first start, which costs more than all that is measured here."""
+    code = (
+        "import sys, torch\n"
+        "from profiling.limits.measure import measure_ceilings\n"
+        "found = measure_ceilings(torch.device('cuda', 0), torch.bfloat16, threads=1, tf32=False)\n"
+        "print(found.gap_us is not None, 'torch._inductor.config' in sys.modules, found.seconds)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seen, imported, seconds = ended.stdout.split()[-3:]
+    print(f"{seconds} s")
+    assert (seen, imported) == ("True", "False")
 
 
 def test_a_chain_of_tiny_kernels_is_launch_bound_and_its_replay_is_predicted(ceilings):
