@@ -60,8 +60,9 @@ class Ceilings:
         return max(rate for touched, rate in self.bandwidth if touched >= size / 4 or touched == self.bandwidth[-1][0])
 
     def to_json(self) -> dict[str, Any]:
-        """Return what stands in the environment; absent (None) was not measured."""
-        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
+        """Return what stands in the environment; absent (None) was not measured, and `disturbed` if they were."""
+        found = {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
+        return found | ({"disturbed": True} if self.disturbed else {})
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Ceilings:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from profiling.core.records import Record
-from profiling.limits.ceilings import MOST_LOST
 from profiling.reporting.facts import (
     at,
     by_component,
@@ -94,8 +93,9 @@ def ceilings_line(environment: Mapping[str, Any]) -> tuple[str, ...]:
         parts.append(f"convolutions {_short(rate)}FLOP/s")
     units = (("launch", "launch_us"), ("graph gap", "gap_us"), ("replay", "replay_us"))
     parts += [f"{name} {significant(time, 3)} µs" for name, key in units if (time := number_at(found, key)) is not None]
-    if (lost := number_at(found, "lost_share")) is not None and lost > MOST_LOST:
-        parts.append(f"measured while others had {percent(lost)} of the processor: not to be trusted, nor kept")
+    if at(found, "disturbed"):
+        lost = percent(number_at(found, "lost_share"))
+        parts.append(f"measured while others had {lost} of the processor: not to be trusted, nor kept")
     reason = at(environment, "ceilings_reason")
     parts += [one_line(reason)] if isinstance(reason, str) else []
     return ("ceilings: " + parts[0], *parts[1:]) if parts else ()

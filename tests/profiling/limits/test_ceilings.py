@@ -117,6 +117,8 @@ def test_what_others_disturbed_is_used_and_not_kept(tmp_path):
     assert found == taken
     assert kept_ceilings(KEY, iter(()).__next__, tmp_path)[0] == taken[-1], "a quiet one is kept"
     assert not KNOWN.disturbed, "a system that does not tell"
+    assert [ceilings.to_json().get("disturbed") for ceilings in (KNOWN, *taken)] == [None, True, True, None]
+    assert Ceilings.from_json(taken[0].to_json()) == taken[0]
 
 
 def test_another_device_or_setup_is_measured(measure, tmp_path):

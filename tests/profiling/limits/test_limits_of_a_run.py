@@ -33,10 +33,15 @@ def test_every_cell_has_a_floor_that_nothing_is_below(profile, tmp_path):
     assert "ceilings: copy" in outcome.out
     assert "Floor of a call on this device" in (outcome.folder / "report.md").read_text()
 
-    (kept,) = cache.rglob("*.json")
+    disturbed = environment["ceilings"].get("disturbed", False)  # by tests that run beside this one
+    assert ("not to be trusted, nor kept" in outcome.out) == disturbed
+    kept = list(cache.rglob("*.json"))
+    assert len(kept) == (0 if disturbed else 1)
     again = profile(*NET, "ceilings=auto", folder=tmp_path / "again", XDG_CACHE_HOME=str(cache))
-    assert json.loads((again.folder / "environment.json").read_text())["ceilings"] == environment["ceilings"]
-    kept.unlink()
+    ceilings = json.loads((again.folder / "environment.json").read_text())["ceilings"]
+    assert disturbed or ceilings == environment["ceilings"]
+    for path in cache.rglob("*.json"):
+        path.unlink()
     resumed = profile(*NET, "ceilings=auto", f"resume={again.folder}", folder=again.folder, XDG_CACHE_HOME=str(cache))
     assert resumed.code == 0, "ceilings of another hour are no other machine"
 

@@ -202,7 +202,7 @@ def test_the_ceilings_stand_in_the_heading() -> None:
     quiet = {"copy_bytes_per_s": 2.4e10, "launch_us": 0.4, "lost_share": 0.03}
     (cpu,) = environment_lines({"ceilings": quiet})
     assert cpu == "ceilings: copy 24.0 GB/s · launch 0.400 µs"
-    (busy,) = environment_lines({"ceilings": quiet | {"lost_share": 0.47}})
+    (busy,) = environment_lines({"ceilings": quiet | {"lost_share": 0.47, "disturbed": True}})
     assert busy == f"{cpu} · measured while others had 47% of the processor: not to be trusted, nor kept"
     (failed,) = environment_lines({"ceilings_reason": "not measured: out of memory"})
     assert failed == "ceilings: not measured: out of memory"
