@@ -118,9 +118,9 @@ def _working(facts: Facts) -> Verdict:
         return _launched(facts, idle)
     if (facts.kernels or 0) >= CHAIN and short > max(near, fusable, MOST):
         return _verdict(facts, "latency-bound", ("kernels",), f"many short kernels: {_fewer(facts)}")
+    fuse = f"fuse them ({'compile_cuda_graph' if facts.captured else 'compile'})"
     if fusable > max(near, MOST if facts.device == "cuda" else NEAR["cuda"]):
-        fuse = "compile_cuda_graph" if facts.captured else "compile"
-        advice = f"each operator reads and writes its own tensors: fuse them ({fuse})"
+        advice = f"each operator reads and writes its own tensors: {fuse}"
         return _verdict(facts, "memory-bound", ("traffic",), advice)
     if facts.device == "cpu":
         advice = "operators run far below the ceilings: fuse them (compile), or batch calls"
@@ -128,7 +128,9 @@ def _working(facts: Facts) -> Verdict:
             advice = "fused operators run far below the ceilings: batch calls (trace=true shows where the time goes)"
         return _verdict(facts, "host-bound", ceilings, advice)
     others = "try other kernels (compile_max_autotune, another memory layout; trace=true shows which take the time)"
-    advice = f"the floor is {near:.0%} of wall: {others}"
+    more = fusable > max(near, WORTH)
+    moved, others = (f", what single operators move {fusable:.0%} more", f"{fuse}, or {others}") if more else ("", others)
+    advice = f"the floor is {near:.0%} of wall{moved}: {others}"
     # Kernels that neither bytes nor FLOPs explain wait for what they asked for: Nsight Compute calls it latency too.
     if near < MOST:
         return _verdict(facts, "latency-bound", ceilings, advice)

@@ -132,13 +132,16 @@ def test_memory():
     assert unfused.evidence[0] == "82% of wall by what each operator reads and writes"
     assert near.evidence[0] == "the ceilings explain 90% of wall by bytes, 30% by FLOPs"
     # An audio decoder, captured: as much by traffic as by short kernels, and fusing mends both.
+    less = judged(replace(decoder, wall_ms=16.5, memory_ms=0.01, compute_ms=0.81, traffic_ms=3.68))
+    assert less.bound == "latency-bound", "a fifth of the time is what all of that traffic takes at best"
+    assert "the floor is 5% of wall, what single operators move 22% more: fuse them (compile), or try" in less.advice
     both = replace(
         decoder, wall_ms=7.47, busy_ms=7.35, kernels=1248, launches=1, short_ms=2.24, compute_ms=0.4, memory_ms=0.0
     )
     assert judged(replace(both, traffic_ms=2.25)).bound == "memory-bound"
     assert judged(replace(both, traffic_ms=2.2)).bound == "latency-bound"
     step = judged(replace(both, memory_ms=2.8, traffic_ms=3.0))
-    assert "the floor is 37% of wall" in step.advice, "nothing to fuse: that much must be read"
+    assert "the floor is 37% of wall: try other kernels" in step.advice, "nothing to fuse: that much must be read"
     nothing = judged(replace(both, traffic_ms=1.0, short_ms=1.0))
     assert "the floor is 5% of wall" in nothing.advice
     captured = judged(replace(LONG, kernels=100, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
