@@ -128,9 +128,9 @@ def _working(facts: Facts) -> Verdict:
             advice = "fused operators run far below the ceilings: batch calls (trace=true shows where the time goes)"
         return _verdict(facts, "host-bound", ceilings, advice)
     others = "try other kernels (compile_max_autotune, another memory layout; trace=true shows which take the time)"
-    more = fusable > max(near, WORTH)
-    moved, others = (f", what single operators move {fusable:.0%} more", f"{fuse}, or {others}") if more else ("", others)
-    advice = f"the floor is {near:.0%} of wall{moved}: {others}"
+    advice = f"the floor is {near:.0%} of wall: {others}"
+    if fusable > max(near, WORTH):
+        advice = f"the floor is {near:.0%} of wall, what single operators move {fusable:.0%} more: {fuse}, or {others}"
     # Kernels that neither bytes nor FLOPs explain wait for what they asked for: Nsight Compute calls it latency too.
     if near < MOST:
         return _verdict(facts, "latency-bound", ceilings, advice)
