@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = read_options(parser, arguments)
     try:
         file = checked_file(chosen.html) if chosen.html else None
-        lines = timelines(chosen.folder)
+        lines = timelines(chosen.folder, _skipped)
         print(history_text(lines, markdown=chosen.markdown))
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -38,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The text stands; neither file costs the other.
     written = [_plot(lines, chosen.folder / HISTORY_FILE), file is None or _write_page(lines, chosen.folder, file)]
     return 0 if all(written) else InputError.exit_code
+
+
+def _skipped(run: Path, reason: str) -> None:
+    print(f"skipped {run}: {reason}", file=sys.stderr)
 
 
 def _plot(lines: Timelines, file: Path) -> bool:

@@ -39,7 +39,7 @@ def differences(a: Side, b: Side) -> tuple[Difference, ...]:
 def unknown(a: Side, b: Side) -> tuple[str, ...]:
     """Return a line for each side whose environment is not known, and one where the code may differ unseen."""
     lines = [
-        f"{name} has no environment.json beside it: what differs there is not known"
+        f"{name} has no environment.json beside it that can be read: what differs there is not known"
         for name, side in (("A", a), ("B", b))
         if not side.environment
     ]
@@ -88,10 +88,13 @@ def _ceilings(a: Side, b: Side) -> Iterable[Difference]:
     one, two = (mapping_at(side.environment, "ceilings") for side in (a, b))
     for name in one:
         before, after = number_at(one, name), number_at(two, name)
-        if before is None or after is None or name == "seconds":  # what measuring took
+        if before is None or after is None or name in ("seconds", "lost_share"):  # of the measuring, not of the device
             continue
         if abs(before - after) > CEILING_CHANGE * max(abs(before), abs(after)):
             yield f"ceilings.{name}", f"{before:.4g}", f"{after:.4g}"
+    busy = ["measured on a busy processor" if at(content, "disturbed") else "undisturbed" for content in (one, two)]
+    if one and two and busy[0] != busy[1]:
+        yield "ceilings", busy[0], busy[1]
 
 
 def _short(revision: object) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiling.comparison.edge import unforeseen
 from profiling.comparison.side import Side, median_ms, read_side
 from profiling.comparison.work import loop_work
 from profiling.core.records import RESULTS_FILE, Record
@@ -34,8 +35,10 @@ class Milestone:
 Timelines = dict[str, tuple[Milestone, ...]]
 
 
-def timelines(folder: Path) -> Timelines:
+def timelines(folder: Path, on_skipped: Callable[[Path, str], None]) -> Timelines:
     """Read every run below `folder`; return the milestones by title, oldest first (undated runs first, by name).
+
+    A run that cannot be read costs no other one its place: `on_skipped` is told it, and why.
 
     Raises:
         InputError: no run is there, or none has a cell that is right and timed.
@@ -46,10 +49,16 @@ def timelines(folder: Path) -> Timelines:
         raise InputError(f"{folder} holds no runs: there is no {RESULTS_FILE} below it. Name a folder of run folders.")
     found: dict[str, list[Milestone]] = {}
     for run in runs:
-        side = read_side(run)
-        for title, records in _alike(side).items():
-            best = min(records, key=lambda record: median_ms(record) or 0)
-            found.setdefault(title, []).append(_milestone(side, best, os.path.relpath(run, folder)))
+        try:
+            stones = _milestones(run, os.path.relpath(run, folder))
+        except (InputError, OSError) as error:
+            on_skipped(run, str(error))
+            continue
+        except Exception as error:  # a record that was edited by hand may hold anything
+            on_skipped(run, unforeseen(error))
+            continue
+        for title, stone in stones.items():
+            found.setdefault(title, []).append(stone)
     if not found:
         raise InputError(f"{folder}: none of its {len(runs)} runs has a cell that is right and timed. Look at one.")
     return {
@@ -69,6 +78,12 @@ def history_text(lines: Timelines, *, markdown: bool) -> str:
 def _runs(folder: Path) -> list[Path]:
     """Return the folders of runs that have a record; one that was stopped before its first is no milestone."""
     return sorted(path.parent for path in folder.rglob(RESULTS_FILE) if path.stat().st_size)
+
+
+def _milestones(run: Path, name: str) -> dict[str, Milestone]:
+    side = read_side(run)
+    best = {title: min(records, key=lambda r: median_ms(r) or 0) for title, records in _alike(side).items()}
+    return {title: _milestone(side, record, name) for title, record in best.items()}
 
 
 def _alike(side: Side) -> dict[str, list[Record]]:

@@ -6,6 +6,7 @@ shows in a clock, and both make a device look slower than it is.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -16,10 +17,15 @@ _QUEUES = Path("/proc/self/task")
 
 
 class ProcessorWatch:
-    """Looks at the processor from now on, on behalf of `threads` threads that want to run all the time."""
+    """Looks at the processor from now on, on behalf of `threads` threads that want to run all the time.
+
+    Where those are more than the cores that the process may use, they wait for each other, which tells nothing of
+    others: only stolen time counts then.
+    """
 
     def __init__(self, threads: int) -> None:
         self._threads, self._cores = threads, psutil.cpu_count() or 1
+        self._crowded = threads > len(os.sched_getaffinity(0))
         self._started, self._waited, self._stolen = time.perf_counter(), _waited_seconds(), _stolen_seconds()
 
     def lost_share(self) -> float | None:
@@ -27,7 +33,7 @@ class ProcessorWatch:
         now, waited, stolen = time.perf_counter(), _waited_seconds(), _stolen_seconds()
         if waited is None or self._waited is None or now <= self._started:
             return None
-        queued = (waited - self._waited) / self._threads
+        queued = 0.0 if self._crowded else (waited - self._waited) / self._threads
         return min(1.0, max(0.0, queued + (stolen - self._stolen) / self._cores) / (now - self._started))
 
 

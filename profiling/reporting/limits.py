@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from profiling.core.records import Record
@@ -39,22 +39,31 @@ _PREDICTED = ("component", "variant", "predicted by", "predicted ms", "measured 
 
 
 def limit_tables(records: Sequence[Record]) -> tuple[Titled, ...]:
-    """Return the Markdown tables of floors and of predictions, those that have something in them."""
-    judged = [record for record in records if record.limits]
-    calls = [_row(record) for record in judged if not mapping_at(record.limits, "parts")]
-    frames = [row for record in judged for row in _parts(record)]
-    said = [row for record in judged for row in _judged(record)]
-    predicted = [row for group in by_component(judged).values() for r in group for row in _predictions(r, records)]
+    """Return the Markdown tables of floors, of what bounds and of predictions, those that have something in them."""
+    judged = [record for group in by_component(r for r in records if r.limits).values() for record in group]
+    calls, frames = ([r for r in judged if bool(mapping_at(r.limits, "parts")) is whole] for whole in (False, True))
     titled = (
-        ("Floor of a call on this device, and what bounds it", grid(_LIMITS, calls, markdown=True)),
-        ("Floor of a frame on this device, part by part", grid(_PARTS, frames, markdown=True, names=3)),
-        ("What bounds a call, and why", grid(_JUDGED, said, markdown=True, names=5)),
         (
-            "Predicted and measured, median of the call, or of that part of a frame",
-            grid(_PREDICTED, predicted, markdown=True, names=3),
+            "Floor of a call on this device, and what bounds it",
+            grid(_LIMITS, [_row(record) for record in calls], markdown=True),
         ),
+        ("Floor of a frame on this device, part by part", _table(_PARTS, 3, _parts, frames)),
+        ("What bounds a call, and why", _table(_JUDGED, 5, _judged, calls)),
+        ("What bounds each part of a frame, and why", _table(_JUDGED, 5, _judged, frames)),
+        ("Predicted and measured, wall p50", _predicted(calls, records)),
+        ("Parts of a frame, predicted and measured, median", _predicted(frames, records)),
     )
     return tuple((title, table) for title, table in titled if table)
+
+
+def _table(
+    head: Sequence[str], names: int, rows: Callable[[Record], list[tuple[str, ...]]], records: Iterable[Record]
+) -> str:
+    return grid(head, [row for record in records for row in rows(record)], markdown=True, names=names)
+
+
+def _predicted(judged: Iterable[Record], records: Sequence[Record]) -> str:
+    return _table(_PREDICTED, 3, lambda record: _predictions(record, records), judged)
 
 
 def bound_lines(group: Sequence[Record]) -> tuple[str, ...]:

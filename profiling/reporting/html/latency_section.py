@@ -36,7 +36,7 @@ def latency_section(material: Material) -> Section:
         "Pale: failed or invalid, so this time counts for nothing.",
     )
     charts = (chart,) if views else ()
-    judged = material.titled("How the times", "Floor of a call", "Predicted")
+    judged = material.titled("How the times", "Floor of a call", "What bounds a call", "Predicted")
     if not material.timed:
         return Section("latency", "Latency", (), charts, judged)
     lines = tuple(line.replace("~~", "") for line in legend(material.timed))

@@ -17,6 +17,11 @@ from profiling.reporting.html.section import Chart, Figure, Section, View
 from profiling.reporting.realtime_frames import kind_of, slow_frames
 from profiling.reporting.realtime_words import realtime_legend, realtime_lines
 
+#: How the titles of its tables begin.
+_TABLES = (
+    *("Frames", "Stage budget", "Floor of a frame", "What bounds each part", "Parts of a frame, predicted"),
+    *("Deadlines", "Slow"),
+)
 #: A colour that no cause is marked in.
 _FRAMES = "#7b8a9c"
 _SYMBOLS = ("circle-open", "triangle-up-open", "square-open", "diamond-open", "triangle-down-open", "star-open")
@@ -35,7 +40,7 @@ def realtime_section(material: Material) -> Section:
         "Frames against the deadline",
         (*realtime_lines(material.records), *realtime_legend(material.records), *unread),
         tuple(chart for chart in charts if chart.views),
-        material.titled("Frames", "Stage budget", "Floor of a frame", "Deadlines", "Slow"),
+        material.titled(*_TABLES),
     )
 
 

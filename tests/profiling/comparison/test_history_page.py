@@ -44,7 +44,7 @@ def test_the_chart_draws_the_points_of_the_table(page, tmp_path, capsys):
     line, *variants = figure["data"]
     assert {trace["name"]: len(trace["x"]) for trace in variants} == {"v": 2, "w": 1}
     assert len({trace["marker"]["symbol"] for trace in variants}) == 2
-    ((stones),) = timelines(tmp_path).values()
+    ((stones),) = timelines(tmp_path, print).values()
     assert line["y"] == pytest.approx([stone.p50_ms for stone in stones], rel=1e-5)
     for trace in variants:
         for i, (x, y) in enumerate(zip(trace["x"], trace["y"], strict=True)):

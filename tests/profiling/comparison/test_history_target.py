@@ -28,7 +28,7 @@ def runs(tmp_path):
 
 
 def test_the_best_right_variant_run_by_run(runs):
-    ((title, line),) = timelines(runs).items()
+    ((title, line),) = timelines(runs, print).items()
     assert title == "net · generic_forward · GPU of 2026 · float32 · full · 1 a call"
     assert [(stone.run, stone.variant, stone.revision) for stone in line] == [
         ("deep/b", "v", "a" * 12),
@@ -41,7 +41,17 @@ def test_the_best_right_variant_run_by_run(runs):
 def test_what_does_not_compare_stands_in_lines_of_its_own(runs):
     write_run(runs / "d", cell("v", noisy(0.1), scale="tiny"), environment=at(4, "d"))
     write_run(runs / "e", cell("v", noisy(0.1), dtype="bfloat16"), environment=None)
-    assert sorted(map(len, timelines(runs).values())) == [1, 1, 3]
+    assert sorted(map(len, timelines(runs, print).values())) == [1, 1, 3]
+
+
+@pytest.mark.parametrize("text", ['{"schema": 1, "target"', "garbage\n", "[1, 2]\n"])
+def test_a_run_that_cannot_be_read_costs_no_other_one_its_place(runs, capsys, text):
+    (runs / "killed").mkdir()
+    (runs / "killed" / "results.jsonl").write_text(text)
+    assert main([str(runs)]) == 0
+    told = capsys.readouterr()
+    assert [date in told.out for date in ("2026-01-01", "2026-01-02", "2026-01-03")] == [True, True, True]
+    assert told.err.startswith(f"skipped {runs / 'killed'}: ")
 
 
 def test_table_and_plot(runs, capsys):

@@ -101,11 +101,11 @@ def test_other_work_blocks_and_has_no_ratio(tmp_path):
 def test_a_loop_of_other_work_is_a_line_of_its_own_in_the_history(tmp_path, changed):
     for number, made in enumerate((None, changed, {"schedule": "overlap"})):
         write_run(tmp_path / str(number), loop(made), environment=dated(f"2026-01-0{number + 1}"))
-    assert sorted([stone.run for stone in line] for line in timelines(tmp_path).values()) == [["0", "2"], ["1"]]
+    assert sorted([stone.run for stone in line] for line in timelines(tmp_path, print).values()) == [["0", "2"], ["1"]]
 
 
 def test_another_number_of_parameters_is_a_line_of_its_own(tmp_path):
     for number in (1, 2):
         write_run(tmp_path / str(number), cell(samples=noisy(1), parameters=number))
-    titles = list(timelines(tmp_path))
+    titles = list(timelines(tmp_path, print))
     assert [title.partition("full · ")[2] for title in titles] == [f"{n} parameters · 1 a call" for n in (1, 2)]

@@ -70,6 +70,18 @@ def test_clocks_seen_while_timing_count_and_measured_ceilings_only_beyond_their_
     )
 
 
+@pytest.mark.parametrize(
+    ("ceilings", "told"),
+    [
+        ({"lost_share": 0.01}, ()),
+        ({"lost_share": 0.4, "disturbed": True}, (("ceilings", "undisturbed", "measured on a busy processor"),)),
+    ],
+)
+def test_ceilings_that_were_disturbed_are_told_and_not_what_was_lost(around, ceilings, told):
+    one, two = ({**ENVIRONMENT, "ceilings": {"copy": 4e12, **lost}} for lost in ({"lost_share": 0.03}, ceilings))
+    assert around(two, a=one)[0] == told
+
+
 def test_options_of_the_runs(around):
     configs = (
         "cell_timeout: 3\nvariant: {x: {mode: a}}\nonly: 1\n",
@@ -96,7 +108,7 @@ def test_a_config_that_cannot_be_read_is_passed_over(around, config):
 
 def test_what_is_not_known_is_told(around):
     _, lines = around(None)
-    assert lines == ("B has no environment.json beside it: what differs there is not known",)
+    assert lines == ("B has no environment.json beside it that can be read: what differs there is not known",)
 
 
 def test_uncommitted_changes_are_told(around):

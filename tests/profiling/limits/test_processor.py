@@ -33,6 +33,7 @@ class Machine:
         monkeypatch.setattr(processor, "_QUEUES", folder)
         monkeypatch.setattr(processor.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(processor.psutil, "cpu_count", lambda: 4)
+        monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: {0, 1, 2})
         monkeypatch.setattr(processor.psutil, "cpu_times", lambda: SimpleNamespace(steal=self.steal))
 
     def waits(self, *seconds):
@@ -56,6 +57,17 @@ def test_waits_of_all_threads_and_stolen_ticks(machine):
     assert watch.lost_share() == pytest.approx(0.3)
     machine.waits(200.0)
     assert watch.lost_share() == 1.0
+
+
+def test_more_threads_than_cores_wait_for_each_other(machine):
+    """Three of the four cores are this process's."""
+    machine.waits(1.0, 1.0, 1.0, 1.0)
+    fitting, crowded = ProcessorWatch(3), ProcessorWatch(4)
+    machine.now += 10
+    machine.waits(4.0, 4.0, 4.0, 4.0)
+    machine.steal += 4
+    assert fitting.lost_share() == pytest.approx(0.5)
+    assert crowded.lost_share() == pytest.approx(0.1)
 
 
 def test_a_thread_that_ended_gives_nothing_back(machine):

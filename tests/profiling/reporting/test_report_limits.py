@@ -141,14 +141,21 @@ def test_a_frame_names_the_part_that_takes_longest(
     assert "8.00" not in limit_tables([wrong])[0][1]
 
 
-def test_what_a_part_of_a_frame_should_take_and_took(make_loop: Callable[..., Record]) -> None:
+def test_what_a_part_of_a_frame_should_take_and_took(make_loop: Callable[..., Record], tmp_path: Path) -> None:
     told = {"bound": "launch-bound", "evidence": [], "predicted": {"variant": "cuda_graph", "wall_ms": 3.2}}
     judged = FRAME | {"parts": FRAME["parts"] | {"world": FRAME["parts"]["world"] | told}}
     records = [make_loop("baseline", limits=judged), make_loop("cuda_graph", limits=FRAME)]
-    ((_, table),) = [found for found in limit_tables(records) if found[0].startswith("Predicted")]
+    ((_, table),) = [found for found in limit_tables(records) if "predicted" in found[0]]
     assert rows(table)[2:] == [["realtime, world", "cuda_graph", "baseline", "3.200", "4.000", "1.25×"]]
-    alone = limit_tables([records[0]])[-1][1]
-    assert "measured" not in alone
+    alone = Material([records[0]], {}, tmp_path)
+    assert "measured" not in limit_tables([records[0]])[-1][1]
+    told = [table.title for table in realtime_section(alone).tables]
+    assert [title for title in told if "part" in title.lower()] == [
+        "Floor of a frame on this device, part by part",
+        "What bounds each part of a frame, and why",
+        "Parts of a frame, predicted and measured, median",
+    ]
+    assert not latency_section(alone).tables
 
 
 def test_a_prediction_that_nobody_tried_or_that_came_out_wrong_has_no_measured_side(make: Make) -> None:
