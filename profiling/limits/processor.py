@@ -39,16 +39,16 @@ class ProcessorWatch:
 
 def _waited_seconds() -> float | None:
     """Return how long this process's threads have waited for a processor; None where the system does not count it."""
-    waited = 0
+    waits = []
     try:
         for thread in _QUEUES.iterdir():
             try:
-                waited += int((thread / "schedstat").read_text().split()[1])
-            except ProcessLookupError:  # it ended since it was listed
+                waits.append(int((thread / "schedstat").read_text().split()[1]))
+            except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed
                 continue
     except (OSError, ValueError, IndexError):
         return None
-    return waited / 1e9
+    return sum(waits) / 1e9 if waits else None
 
 
 def _stolen_seconds() -> float:

@@ -78,6 +78,17 @@ def test_a_thread_that_ended_gives_nothing_back(machine):
     assert watch.lost_share() == 0.0
 
 
+def test_a_thread_that_ends_while_they_are_read_hides_no_other(machine):
+    machine.waits(1.0, 2.0)
+    watch = ProcessorWatch(1)
+    (machine.folder / "0" / "schedstat").unlink()
+    machine.now += 10
+    (machine.folder / "1" / "schedstat").write_text(f"123 {int(8e9)} 45\n")
+    assert watch.lost_share() == pytest.approx(0.5), "6 s more of the one, 1 s less of the other"
+    (machine.folder / "1" / "schedstat").unlink()
+    assert watch.lost_share() is None, "a system that counts no waits"
+
+
 @pytest.mark.parametrize("text", ["", "1", "1 two 3"])
 def test_a_system_that_does_not_count_waits(machine, text):
     machine.waits(1.0)
