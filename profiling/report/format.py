@@ -1,0 +1,189 @@
+"""Typed values to text, once for each kind of value; a dash stands for what was not measured."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+# Written as escapes, for they look like ASCII.
+EN_DASH = "\u2013"
+MINUS = "\u2212"
+TIMES = "\u00d7"
+
+ABSENT = EN_DASH
+MIB = 2**20
+
+#: What a number is: this decides its digits, and the unit that its column's header names.
+Kind = Literal[
+    "text",
+    "flag",  # bool: yes or no
+    "count",  # a whole number, or an average of whole numbers; infinite: never
+    "number",  # any other number: four significant digits, thousands apart
+    "ms",
+    "s",
+    "us",
+    "MiB",  # bytes, shown as MiB
+    "percent",  # a fraction of 1
+    "ratio",  # 6.01×
+    "fps",
+    "error",  # a small relative error: 1.7e-02
+]
+UNITS: Mapping[Kind, str] = {"ms": "ms", "s": "s", "us": "µs", "MiB": "MiB"}
+
+_MARKDOWN = re.compile(r"[\\`*|<>~\[\]]|(?<![^\W_])_|_(?![^\W_])")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with the ends of its 95% interval, all in the same unit."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A number that was computed from another measurement, and not measured itself."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """A text that leads to a file, by a path relative to the page; only the page shows the link."""
+
+    text: str
+    href: str | None
+
+
+Value = str | bool | float | Estimate | Computed | Link
+
+
+def estimate(value: float | None, interval: Sequence[float] | None) -> Estimate | float | None:
+    """Return the number with its interval; without one the bare number."""
+    return Estimate(value, *interval) if value is not None and interval is not None else value
+
+
+def number_of(value: Value | None) -> float | None:
+    """Return the number that a table sorts `value` by; None for text, and for what is infinite or was not measured."""
+    number = value.value if isinstance(value, Estimate | Computed) else value
+    return float(number) if isinstance(number, bool | int | float) and math.isfinite(number) else None
+
+
+def show(value: Value | None, kind: Kind = "text") -> str:
+    """Return `value` as the text of its kind, on one line: `2.184 [2.182, 2.186]`, `~2.57`, `–`."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, Link):
+        return one_line(value.text)
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, Computed):
+        return f"~{_SHOW[kind](value.value)}"
+    if isinstance(value, Estimate):
+        low, high = (_SHOW[kind](end).removesuffix(TIMES) for end in (value.low, value.high))
+        return f"{_SHOW[kind](value.value)} [{low}, {high}]"
+    return _SHOW[kind](value)
+
+
+def significant(value: float | None, digits: int = 4) -> str:
+    """Return `value` in fixed notation with `digits` significant digits; digits before the point are never dropped."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if value != 0 and abs(value) < 1e-4:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:.{decimals(value, digits)}f}"
+
+
+def decimals(value: float, digits: int) -> int:
+    """Return how many digits after the point show `digits` significant ones."""
+    # The exponent is that of the rounded number: 9.9996 at four digits is 10.00.
+    exponent = int(f"{abs(value):.{digits - 1}e}".partition("e")[2])
+    return max(0, digits - 1 - exponent)
+
+
+def mebibytes(count: float | None) -> str:
+    """Return bytes as a number of MiB: whole ones from ten on, two significant digits below."""
+    if count is None:
+        return ABSENT
+    value = count / MIB
+    return f"{value:.0f}" if value == 0 or abs(value) >= 9.95 else significant(value, 2)
+
+
+def percent(share: float | None) -> str:
+    """Return a fraction of 1 as `63%`, below ten percent as `4.2%`."""
+    if share is None or not math.isfinite(share):
+        return ABSENT
+    return f"{share:.{1 if 0 < abs(share) < 0.0995 else 0}%}"
+
+
+def times(ratio: float | None) -> str:
+    """Return `6.01×`."""
+    return ABSENT if ratio is None else f"{significant(ratio, 3)}{TIMES}"
+
+
+def count(value: float) -> str:
+    """Return a count or an average count: `308`, `2.4`; `never` for an infinite one."""
+    return "never" if math.isinf(value) else f"{round(value, 1):.10g}"
+
+
+def count_of(number: float, noun: str) -> str:
+    """Return `1 graph`, `2 graphs`, `10,240 calls`."""
+    return f"{round(number, 1):,.10g} {noun}{'' if number == 1 else 's'}"
+
+
+def signed(value: float, text: Callable[[float], str] = significant) -> str:
+    """Return the number with its sign, as `text` shows its size: `+12.5`, `−0.3`."""
+    return f"{MINUS if value < 0 else '+'}{text(abs(value))}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return `24, 30 and 60`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def shortened(text: object, most: int) -> str:
+    """Return `text` on one line, cut to `most` characters; a cut shows."""
+    plain = one_line(text)
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
+
+
+def one_line(text: object) -> str:
+    """Return `text` on one line, free of control characters (a compiler's error is neither)."""
+    return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
+
+
+def escaped(text: object) -> str:
+    """Return `text` on one line, harmless in Markdown prose and in the cell of a Markdown table."""
+    return _MARKDOWN.sub(lambda match: "\\" + match.group(), one_line(text))
+
+
+def struck(text: str) -> str:
+    """Strike a text out as Markdown does it, which terminals, logs and `grep` survive too."""
+    return text if text == ABSENT else f"~~{text}~~"
+
+
+def _number(value: float) -> str:
+    if abs(value) < 10_000 or not math.isfinite(value):
+        return significant(value)
+    return f"{float(f'{value:.3e}'):,.0f}"
+
+
+_SHOW: Mapping[Kind, Callable[[float], str]] = {
+    "text": str,
+    "flag": lambda value: "yes" if value else "no",
+    "count": count,
+    "number": _number,
+    "ms": significant,
+    "s": lambda value: significant(value, 3),
+    "us": lambda value: significant(value, 3),
+    "MiB": mebibytes,
+    "percent": percent,
+    "ratio": times,
+    "fps": lambda value: significant(value, 3),
+    "error": lambda value: f"{value:.1e}",
+}

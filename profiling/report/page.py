@@ -1,0 +1,76 @@
+"""A page of any sections, with all that it needs inside it, so that it asks nobody for anything.
+
+A browser is told the digest of each script that may run, and that nothing may be fetched: a name that found its way
+around the escaping would still do nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from profiling.report.table import AnyTable
+
+if TYPE_CHECKING:
+    from profiling.report.charts import Chart
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report under a heading; one that holds nothing is false, and is left out."""
+
+    key: str  # unique on the page
+    title: str
+    lines: Sequence[str] = ()
+    tables: Sequence[AnyTable] = ()
+    charts: Sequence[Chart] = ()
+    text: str = ""  # shown as it is, line by line
+
+    def __bool__(self) -> bool:
+        return bool(self.lines or any(self.charts) or any(self.tables) or self.text)
+
+
+def render_page(title: str, heading: Sequence[str], sections: Sequence[Section]) -> str:
+    """Return the page with `heading`, a line each, above the sections that hold something.
+
+    It is some 5 MiB where there is a chart, most of which is plotly's script.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2.utils import htmlsafe_json_dumps
+    from markupsafe import Markup
+
+    charts = [chart for section in sections for chart in section.charts if chart]
+    specs = {chart.key: [dict(view.figure) for view in chart.views] for chart in charts}
+    scripts = [*([_plotly()] if specs else []), *(_packaged(name) for name in ("charts.js", "tables.js"))]
+    loader = PackageLoader("profiling.report")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template("page.html").render(
+        title=title,
+        heading=heading,
+        sections=[section for section in sections if section],
+        style=Markup(_packaged("style.css")),
+        scripts=[Markup(script) for script in scripts],
+        digests=[_digest(script) for script in scripts],
+        specs=htmlsafe_json_dumps(specs, dumps=partial(json.dumps, allow_nan=False, separators=(",", ":"))),
+    )
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()
+
+
+def _packaged(name: str) -> str:
+    return (files("profiling.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    """Return what a Content-Security-Policy calls the script by."""
+    return f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"

@@ -1,0 +1,189 @@
+"""A table is data: columns that read typed values from rows, and three renderings of the same cells.
+
+The console and Markdown are laid out by tabulate, HTML by `templates/table.html`; each value becomes text once, in
+`format.show`. A column in which no row has a value is left out. An example:
+
+    @dataclass(frozen=True)
+    class Point:
+        name: str
+        p50_ms: float | None
+        speedup: Estimate | None          # 6.01 with the ends of its 95% interval
+        correct: bool
+
+    table = Table(
+        "Points",
+        (
+            Column("point", lambda row: row.name),
+            Column("p50", lambda row: row.p50_ms, "ms", measured=True),    # header "p50 ms"
+            Column("speedup", lambda row: row.speedup, "ratio"),           # cell "6.01× [5.92, 6.20]", sorted by 6.01
+        ),
+        rows,
+        notes=("p50: wall clock, call plus wait.",),
+        strike=lambda row: not row.correct,                                # strikes out its `measured` columns
+    )
+    print(console(table)), print(markdown(table)); Section("points", "Points", tables=(table,))  # page.py
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from tabulate import SEPARATING_LINE, tabulate
+
+from profiling.report.format import (
+    ABSENT,
+    UNITS,
+    Kind,
+    Link,
+    Value,
+    escaped,
+    number_of,
+    one_line,
+    show,
+    struck,
+)
+
+#: Characters of a console line.
+WIDTH = 100
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A column: its title without the unit, how a row's value is read, and what kind of value that is."""
+
+    title: str
+    read: Callable[[Row], Value | None]
+    kind: Kind = "text"
+    measured: bool = False  # struck out in rows that the table strikes: their times count for nothing
+    unit: str | None = None  # the kind's own unit, unless it is named here
+    wrap: int | None = None  # characters after which the console goes on in the next line of the cell
+
+    @property
+    def header(self) -> str:
+        """The title with the unit."""
+        unit = UNITS.get(self.kind, "") if self.unit is None else self.unit
+        return one_line(f"{self.title} {unit}")
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the column is aligned to the right and sorted by number."""
+        return self.kind not in ("text", "flag")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value as every rendering shows it; `sort` is the number that the page sorts by, if it is one."""
+
+    text: str
+    sort: float | None = None
+    struck: bool = False
+    href: str | None = None
+
+
+@dataclass(frozen=True)
+class Table(Generic[Row]):
+    """Columns over rows under a title. Without rows the table is false, and no rendering shows it."""
+
+    title: str
+    columns: Sequence[Column[Row]]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+    strike: Callable[[Row], bool] | None = None
+    keys: int = 2  # columns that name the row; repeated where the console breaks a wide table
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def shown(self) -> tuple[tuple[Column[Row], ...], tuple[tuple[Cell, ...], ...]]:
+        """Return the columns in which anything stands, and the cells of each row under them."""
+        cells = [tuple(self._cell(column, row) for column in self.columns) for row in self.rows]
+        kept = [place for place in range(len(self.columns)) if any(row[place].text != ABSENT for row in cells)]
+        columns = tuple(self.columns[place] for place in kept)
+        return columns, tuple(tuple(row[place] for place in kept) for row in cells)
+
+    def _cell(self, column: Column[Row], row: Row) -> Cell:
+        value = column.read(row)
+        text = show(value, column.kind)
+        strike = column.measured and self.strike is not None and text != ABSENT and self.strike(row)
+        sort = number_of(value) if column.numeric and text != ABSENT else None
+        return Cell(text, sort, strike, value.href if isinstance(value, Link) else None)
+
+
+AnyTable = Table[Any]
+
+
+def console(table: AnyTable, width: int = WIDTH) -> str:
+    """Return the table for a terminal, its columns broken into parts that are at most `width` characters wide.
+
+    A part wider than that remains only where the names of the rows leave no room for a single column.
+    """
+    columns, rows = table.shown()
+    if not rows:
+        return ""
+    texts = [[_text(cell, column) for cell, column in zip(row, columns, strict=True)] for row in rows]
+    widths = [_width((*(row[place] for row in texts), *column.header.split())) for place, column in enumerate(columns)]
+    headers = [_wrapped(column.header, widths[place]) for place, column in enumerate(columns)]
+    parts = []
+    for places in _parts(widths, min(table.keys, len(columns)), width):
+        cells = [[row[place] for place in places] for row in texts]
+        aligned = ["right" if columns[place].numeric else "left" for place in places]
+        # tabulate pads headers by two characters a column; as rows they cost nothing.
+        block = tabulate(
+            [[headers[place] for place in places], SEPARATING_LINE, *cells],
+            tablefmt="simple",
+            colalign=aligned,
+            disable_numparse=True,
+        )
+        parts.append("\n".join(line.rstrip() for line in block.splitlines()[1:-1]))
+    return "\n\n".join((*parts, *(["\n".join(map(one_line, table.notes))] if table.notes else [])))
+
+
+def markdown(table: AnyTable) -> str:
+    """Return the table as Markdown, its notes as a list below it; every text is escaped."""
+    columns, rows = table.shown()
+    if not rows:
+        return ""
+    body = tabulate(
+        [[_cell_markdown(cell) for cell in row] for row in rows],
+        headers=[escaped(column.header) for column in columns],
+        tablefmt="github",
+        colalign=["right" if column.numeric else "left" for column in columns],
+        disable_numparse=True,
+    )
+    return "\n".join((body, *(("", *(f"- {escaped(note)}" for note in table.notes)) if table.notes else ())))
+
+
+def _cell_markdown(cell: Cell) -> str:
+    # What the number formats print needs no escapes but for the tilde of a computed value.
+    text = escaped(cell.text) if cell.sort is None else cell.text.replace("~", "\\~")
+    return struck(text) if cell.struck else text
+
+
+def _text(cell: Cell, column: Column[Any]) -> str:
+    text = struck(cell.text) if cell.struck else cell.text
+    return text if column.wrap is None else _wrapped(text, column.wrap)
+
+
+def _wrapped(text: str, most: int) -> str:
+    """Break a text into lines of at most `most` characters; words stay whole, whatever their length."""
+    return "\n".join(textwrap.wrap(text, most, break_long_words=False, break_on_hyphens=False))
+
+
+def _width(texts: Iterable[str]) -> int:
+    return max(len(line) for text in texts for line in text.splitlines() or [""])
+
+
+def _parts(widths: Sequence[int], keys: int, most: int) -> Iterator[list[int]]:
+    """Yield the places of the columns of each part: the keys, and as many others as fit; at least one."""
+    part = list(range(keys))
+    for place in range(keys, len(widths)):
+        if len(part) > keys and sum(widths[i] + 2 for i in (*part, place)) - 2 > most:
+            yield part
+            part = list(range(keys))
+        part.append(place)
+    yield part

@@ -1,0 +1,180 @@
+"""One table, three renderings: the same cells, sorted by typed values, harmless whatever the names are."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from profiling.report.format import (
+    ABSENT,
+    Computed,
+    Estimate,
+    Kind,
+    Link,
+    count_of,
+    escaped,
+    listed,
+    mebibytes,
+    one_line,
+    show,
+    significant,
+    struck,
+)
+from profiling.report.page import Section, render_page
+from profiling.report.table import Column, Table, console, markdown
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    ms: float | Computed | None = None
+    ratio: Estimate | float | None = None
+    calls: float | None = None
+    href: str | None = None
+    correct: bool = True
+
+
+COLUMNS = (
+    Column[Row]("variant", lambda row: Link(row.name, row.href) if row.href else row.name),
+    Column[Row]("wall p50", lambda row: row.ms, "ms", measured=True),
+    Column[Row]("speedup", lambda row: row.ratio, "ratio", measured=True),
+    Column[Row]("pays after", lambda row: row.calls, "count", unit="calls"),
+)
+
+
+def build(*rows: Row, columns: Any = COLUMNS, keys: int = 1, **more: Any) -> Table[Row]:
+    return Table("Points", columns, rows, strike=lambda row: not row.correct, keys=keys, **more)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("| ").split("|")]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (2.5, "ms", "2.500"),
+        (28.714, "ms", "28.71"),
+        (12345.6, "ms", "12346"),
+        (9.9996, "ms", "10.00"),
+        (0.0000123, "ms", "1.230e-05"),
+        (36.62, "s", "36.6"),
+        (Estimate(6.014, 5.92, 6.2), "ratio", "6.01× [5.92, 6.20]"),
+        (Estimate(2.184, 2.182, 2.1861), "ms", "2.184 [2.182, 2.186]"),
+        (Computed(2.57), "s", "~2.57"),
+        (0.634, "percent", "63%"),
+        (0.0421, "percent", "4.2%"),
+        (0.0, "percent", "0%"),
+        (2.4, "count", "2.4"),
+        (308.0, "count", "308"),
+        (math.inf, "count", "never"),
+        (2_287_000.0, "number", "2,287,000"),
+        (0.01712, "error", "1.7e-02"),
+        (2291 * 2**20, "MiB", "2291"),
+        (True, "flag", "yes"),
+        ("a\nb", "text", "a b"),
+        (None, "ms", ABSENT),
+    ],
+)
+def test_a_value_is_shown_by_its_kind(value: Any, kind: Kind, text: str) -> None:
+    assert show(value, kind) == text
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+def test_what_is_absent_is_a_dash_and_never_nan_or_zero(value: float | None) -> None:
+    assert significant(value) == ABSENT
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(10.4 * 2**20, "10"), (9.96 * 2**20, "10"), (2.5 * 2**20, "2.5"), (0, "0"), (None, ABSENT)]
+)
+def test_mebibytes_have_decimals_below_ten_only(size: float | None, text: str) -> None:
+    assert mebibytes(size) == text
+
+
+def test_words_around_numbers() -> None:
+    assert [count_of(number, "call") for number in (1, 2.0, 10240)] == ["1 call", "2 calls", "10,240 calls"]
+    assert listed(["24", "30", "60"]) == "24, 30 and 60"
+    assert struck("12.3") == "~~12.3~~"
+    assert struck(ABSENT) == ABSENT
+
+
+def test_nothing_in_a_text_can_break_a_table_or_a_line() -> None:
+    assert one_line("a\nb\r\n\tc\x1b[31m d") == "a b c [31m d"
+    assert escaped("<lambda> *x* `y` ~~z~~") == "\\<lambda\\> \\*x\\* \\`y\\` \\~\\~z\\~\\~"
+    assert escaped("world_model") == "world_model"
+    assert escaped("__init__") == "\\_\\_init\\_\\_"
+
+
+def test_a_header_names_its_unit_and_an_empty_column_is_left_out() -> None:
+    table = build(Row("eager", 28.7), Row("compile", 2.5, calls=math.inf))
+    assert cells(markdown(table).splitlines()[0]) == ["variant", "wall p50 ms", "pays after calls"]
+    assert cells(markdown(table).splitlines()[-1]) == ["compile", "2.500", "never"]
+    assert "speedup" not in console(table)
+
+
+def test_what_is_not_correct_is_struck_out_where_it_was_measured() -> None:
+    table = build(Row("fast", 1.23, 23.3, calls=3.0, correct=False), Row("eager", 28.7))
+    for text in (markdown(table), console(table)):
+        assert "~~1.230~~" in text
+        assert " 1.230 " not in text
+        assert "~~3~~" not in text
+    assert [cell.struck for cell in table.shown()[1][0]] == [False, True, True, False]
+
+
+def test_the_page_sorts_by_numbers_and_the_texts_are_those_of_the_markdown() -> None:
+    table = build(
+        Row("a", 1.5, Estimate(3.0, 2.9, 3.1)), Row("b", Computed(2.5), calls=math.inf), notes=("p50: wall.",)
+    )
+    page = render_page("t", (), [Section("points", "Points", tables=(table,))])
+    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert re.findall(r'data-sort="([^"]+)"', body) == ["1.5", "3.0", "2.5"]
+    shown = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("</tr>")[:-1]]
+    assert shown == [["a", "1.500", "3.00× [2.90, 3.10]", "–"], ["b", "~2.500", "–", "never"]]
+    assert '<p class="note">p50: wall.</p>' in page
+    assert [cells(line.replace("\\", "")) for line in markdown(table).splitlines()[2:4]] == shown
+
+
+def test_a_link_is_one_on_the_page_only() -> None:
+    table = build(Row("a.txt", href="traces/a.txt"))
+    assert '<a href="traces/a.txt">a.txt</a>' in render_page("t", (), [Section("x", "X", tables=(table,))])
+    assert "traces/" not in markdown(table) + console(table)
+
+
+@pytest.mark.parametrize("name", ["a|b", "back\\slash", "~~tilde~~", "*x* `y` [z](w) <b>", "trailing \\", "|", "a\nb"])
+def test_names_cannot_break_a_row(name: str) -> None:
+    table = build(Row(name, 1.5), Row("eager", 28.7))
+    lines = markdown(table).splitlines()
+    assert len(lines) == 4
+    unescaped = re.split(r"(?<!\\)\|", lines[2].replace("\\\\", ""))
+    assert len(unescaped) == 4
+    assert one_line(name) in console(table)
+
+
+def test_a_wide_table_is_broken_into_parts_that_repeat_the_names() -> None:
+    columns = (COLUMNS[0], *(Column[Row](f"quantity {i}", lambda row: row.ms, "ms") for i in range(20)))
+    text = console(build(Row("compile_cuda_graph", 12345.6), columns=columns))
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.count("compile_cuda_graph") == 3
+    assert text.count("12346") == 20
+    assert max(map(len, console(build(Row("n" * 120, 1.5))).splitlines())) > 100  # a name is never cut
+
+
+def test_a_long_text_goes_on_below_itself() -> None:
+    words = " ".join(f"word{i}" for i in range(12))
+    columns = (COLUMNS[0], Column[Row]("why", lambda row: words, wrap=30))
+    text = console(build(Row("x"), columns=columns))
+    assert max(map(len, text.splitlines())) <= 40
+    assert all(f"word{i}" in text for i in range(12))
+    assert words in markdown(build(Row("x"), columns=columns))
+
+
+def test_a_table_without_rows_is_nothing() -> None:
+    table = build()
+    assert not table
+    assert (console(table), markdown(table)) == ("", "")
+    assert not Section("x", "X", tables=(table,))
