@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from profiling.core.records import Record
-from profiling.report import main
+from profiling.report.__main__ import main
 
 Make = Callable[..., Record]
 Save = Callable[[Sequence[Record]], Path]
