@@ -1,13 +1,145 @@
-"""The OWL audio VAE: a residual convolutional autoencoder between stereo sound and one latent every 735 samples."""
+"""Building blocks of the audio VAE: its norm, its activation, its residual block, and runs of three of them."""
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from models.audio_blocks import KERNEL, Conv1d, DownStage, SameStage, UpStage
 from models.params import Params, require, require_positive
+from models.precision import at_least_fp32
+
+CHANNELS_PER_GROUP = 16
+DILATIONS = (1, 3, 9)
+KERNEL = 7
+
+
+class Conv1d(nn.Conv1d):
+    """A 1-D convolution computed as a 2-D one of height 1 with channels last, whose output keeps that layout.
+
+    cuDNN's 16-bit kernels want channels last and transpose around every call otherwise; 1-D tensors have no such layout
+    to ask for. On an H200 in bf16 this takes the compiled full-size decoder from 3.5 to 2.7 ms (eager: 11.8 to 11.5).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map [b, channels_in, l] to [b, channels_out, l']."""
+        image = input.unsqueeze(2).contiguous(memory_format=torch.channels_last)  # [b, c, 1, l]
+        stride, padding, dilation = (1, *self.stride), (0, int(self.padding[0])), (1, *self.dilation)
+        out = F.conv2d(image, self.weight.unsqueeze(2), self.bias, stride, padding, dilation, self.groups)
+        return out.squeeze(2)
+
+
+class TimeRMSNorm(nn.Module):
+    """Divides each channel by its root mean square over time."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [b, c, l]: one reading pass that accumulates in fp32, then one multiplication."""
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        # A norm with a wider result casts inside the reduction; squaring first would write an fp32 copy in eager mode.
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).square() / x.shape[-1]
+        scale = (1 + at_least_fp32(self.gain)).unsqueeze(-1) * torch.rsqrt(mean_square + 1e-6)  # [b, c, 1]
+        return x * scale.to(x.dtype)
+
+
+class Snake(nn.Module):
+    """`x + sin²(x·(1+alpha)) / (1e-6 + exp(beta))`, alpha and beta a channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, c, l] to the same shape."""
+        sine = torch.addcmul(x, x, self.alpha.unsqueeze(-1)).sin()
+        return torch.addcdiv(x, sine.square(), (self.beta.exp() + 1e-6).unsqueeze(-1))
+
+
+class ResBlock(nn.Module):
+    """1×1 conv to twice the width, dilated grouped conv, 1×1 conv back, added to the input."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        inner = 2 * channels
+        self.conv1 = Conv1d(channels, inner, 1)
+        self.norm1 = TimeRMSNorm(inner)
+        self.conv2 = Conv1d(
+            inner,
+            inner,
+            KERNEL,
+            padding=dilation * (KERNEL // 2),
+            dilation=dilation,
+            groups=inner // CHANNELS_PER_GROUP,
+        )
+        self.norm2 = TimeRMSNorm(inner)
+        self.conv3 = Conv1d(inner, channels, 1, bias=False)
+        self.act1 = Snake(inner)
+        self.act2 = Snake(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, c, l] to the same shape."""
+        h = self.act1(self.norm1(self.conv1(x)))  # [b, 2c, l]
+        h = self.act2(self.norm2(self.conv2(h)))
+        return x + self.conv3(h)
+
+
+class Stage(nn.Module):
+    """Three residual blocks of growing dilation around which a stage is built; holds its activation and `proj`."""
+
+    def __init__(self, channels: int, act_channels: int, proj: Conv1d) -> None:
+        super().__init__()
+        self.block1, self.block2, self.block3 = (ResBlock(channels, dilation) for dilation in DILATIONS)
+        self.act = Snake(act_channels)
+        self.proj = proj
+
+    def residual(self, x: Tensor) -> Tensor:
+        """Run the three blocks over [b, c, l]."""
+        return self.block3(self.block2(self.block1(x)))
+
+
+class SameStage(Stage):
+    """Blocks, activation and a 1×1 convolution at one rate: the decoder's start, the encoder's end."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, Conv1d(channels, channels, 1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, c, l] to the same shape."""
+        return self.proj(self.act(self.residual(x)))
+
+
+class UpStage(Stage):
+    """Repeats every sample `stride` times, smooths with a convolution, then runs the blocks."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        proj = Conv1d(channels_in, channels_out, 2 * stride, bias=False)
+        super().__init__(channels_out, channels_out, proj)
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, channels_in, l] to [b, channels_out, l·stride]."""
+        x = x.unsqueeze(-1).expand(-1, -1, -1, self.stride).flatten(2)
+        x = self.proj(F.pad(x, (self.stride - 1, self.stride)))
+        return self.residual(self.act(x))
+
+
+class DownStage(Stage):
+    """Runs the blocks, then a strided convolution."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        kernel, padding = 2 * stride, (stride + 1) // 2
+        proj = Conv1d(channels_in, channels_out, kernel, stride=stride, padding=padding, bias=False)
+        super().__init__(channels_in, channels_in, proj)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, channels_in, l] to [b, channels_out, l/stride]."""
+        return self.proj(self.act(self.residual(x)))
 
 
 @dataclass(frozen=True)
@@ -101,3 +233,46 @@ class AudioVAE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Encode sound and decode it again."""
         return self.decoder(self.encoder(x))
+
+
+def build_audio_vae(**config: Any) -> AudioVAE:
+    """Build encoder and decoder from the keys of a published config."""
+    return AudioVAE(AudioVAEParams.from_config(config))
+
+
+def build_audio_decoder(**config: Any) -> AudioDecoder:
+    """Build the decoder alone from the keys of a published config."""
+    return AudioDecoder(AudioVAEParams.from_config(config))
+
+
+def build_audio_encoder(**config: Any) -> AudioEncoder:
+    """Build the encoder alone from the keys of a published config."""
+    return AudioEncoder(AudioVAEParams.from_config(config))
+
+
+def audio_decoder_inputs(
+    module: AudioDecoder | AudioVAE,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Return seeded latents for `AudioDecoder.forward`, one a frame."""
+    shape = (batch, module.params.latent_channels, frames)
+    return {"z": torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)}
+
+
+def audio_encoder_inputs(
+    module: AudioEncoder | AudioVAE,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Return seeded sound in -1 … 1 for `AudioEncoder.forward`, as long as `frames` latents."""
+    shape = (batch, module.params.channels, frames * module.params.samples_per_latent)
+    return {"x": (2 * torch.rand(shape, generator=generator, device=generator.device) - 1).to(device, dtype)}

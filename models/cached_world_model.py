@@ -1,13 +1,7 @@
-"""The world model with a cache: one new frame a call, at a cost that does not depend on how many went before.
-
-Frame i sees the n_frames frames i - n_frames + 1 … i. What it keeps of an earlier frame are the keys and values that
-were computed from that frame's final latent, with its own controls, at the noise level `t_commit`. The one pass that
-gives the same numbers is a sliding block-causal mask over all frames.
-
-Every index is a tensor on the device and every shape is fixed, so a captured or compiled call serves all frames.
-"""
+"""How the cached world model makes a frame."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Self, cast
 
@@ -16,16 +10,70 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import Attend, attend
-from models.frame_options import FrameOptions
-from models.in_memory import in_memory
-from models.merged_linears import MergedLinears
-from models.noise_schedule import NoiseSchedule
-from models.precision import at_least_fp32
-from models.ring_attention import Kernel, Visibility, ring_attention, visibility
-from models.ring_cache import RingCache
-from models.steering import Steering
+from models.modulation import MergedLinears, MergedModulation, materialized
+from models.params import require
+from models.precision import ConstantBuffers, at_least_fp32
+from models.ring_attention import KERNELS, Kernel, RingCache, Visibility, ring_attention, visibility
 from models.transformer import Block
 from models.world_model import WorldModel, WorldModelParams
+
+COMMITS = ("fused", "separate")
+
+
+@dataclass(frozen=True)
+class FrameOptions:
+    """How a frame is made.
+
+    `steps` denoising passes, Euler steps from noise (t = 1) to the latent (t = 0). `commit=fused`: a frame is committed
+    in the first pass of the next, with twice the tokens and the same weights to read; `separate`: in a pass of its own.
+    `guidance` is the scale of classifier-free guidance, a second row of the batch without controls (None: off).
+    `kernel=triton`: all fused kernels; `sdpa`: plain operations; `auto`: the former where they can run.
+
+    Raises:
+        ValueError: a value out of range.
+
+    """
+
+    steps: int = 1
+    t_commit: float = 0.0
+    commit: str = "fused"
+    guidance: float | None = None
+    batch: int = 1
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: a whole number of at least 1")
+        require(isinstance(self.batch, int) and self.batch >= 1, f"batch={self.batch}: a whole number of at least 1")
+        require(0 <= self.t_commit <= 1, f"t_commit={self.t_commit}: a noise level from 0 to 1")
+        require(
+            self.guidance is None or (isinstance(self.guidance, int | float) and not isinstance(self.guidance, bool)),
+            f"guidance={self.guidance!r}: a number, or null for none",
+        )
+        require(self.commit in COMMITS, f"commit={self.commit!r} is none of {', '.join(COMMITS)}")
+        require(self.kernel in KERNELS, f"kernel={self.kernel!r} is none of {', '.join(KERNELS)}")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch inside the network."""
+        return self.batch if self.guidance is None else 2 * self.batch
+
+
+class NoiseSchedule(ConstantBuffers):
+    """Levels from noise (1) to a latent (0) in equal steps, after the level at which a finished frame is committed."""
+
+    levels: Tensor
+    deltas: Tensor
+
+    def __init__(self, steps: int, t_commit: float) -> None:
+        super().__init__()
+        self.steps, self.t_commit = steps, t_commit
+        self.register_constants()
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return `levels` [1 + steps], the commit's and then each step's, and `deltas` [steps] between the steps."""
+        steps = torch.linspace(1, 0, self.steps + 1, dtype=torch.float64, device="cpu")
+        commit = torch.tensor([self.t_commit], dtype=torch.float64, device="cpu")
+        return {"levels": torch.cat((commit, steps[:-1])).float(), "deltas": (steps[:-1] - steps[1:]).float()}
 
 
 class CachedWorldModel(WorldModel):
@@ -41,7 +89,7 @@ class CachedWorldModel(WorldModel):
         super().__init__(params)
         self.options = options
         self.schedule = NoiseSchedule(options.steps, options.t_commit)
-        self.steering = Steering(self._blocks, (self.proj_out, self.audio_proj_out))
+        self.modulation = MergedModulation(self._blocks, (self.proj_out, self.audio_proj_out))
         self.caches = nn.ModuleList(RingCache(params, options.rows) for _ in range(params.n_layers))
         self.register_buffer("position", torch.zeros(1, dtype=torch.int64), persistent=False)  # the next frame's index
         size = params.sample_size
@@ -91,7 +139,7 @@ class CachedWorldModel(WorldModel):
             return attend(q, k, v, mask)
 
         activated = F.silu(self.t_embed(self.schedule.levels[:1]) + self._control(mouse, btn))  # [b, n, d]
-        self._through_blocks(self._doubled(x, audio), self.steering(activated), frames, attend_and_keep)
+        self._through_blocks(self._doubled(x, audio), self.modulation(activated), frames, attend_and_keep)
         self.position.fill_(first_frame + count)
         self._remember(x[:, -1], audio[:, -1], mouse[:, -1], btn[:, -1])
 
@@ -102,7 +150,7 @@ class CachedWorldModel(WorldModel):
         Shapes are those of `frame`; the frame before must have been committed (`prefill` and `commit=separate` do).
         """
         activated = F.silu(self.t_embed(t).unsqueeze(1) + self._control(mouse.unsqueeze(1), btn.unsqueeze(1)))
-        video, sound = self._velocity(x.unsqueeze(1), audio.unsqueeze(1), self.steering(activated), self.position)
+        video, sound = self._velocity(x.unsqueeze(1), audio.unsqueeze(1), self.modulation(activated), self.position)
         return video.to(x.dtype), sound.to(audio.dtype)
 
     @torch.no_grad()
@@ -121,7 +169,7 @@ class CachedWorldModel(WorldModel):
         """
         fused, now = self.options.commit == "fused", self.position
         committed = (self.last_mouse, self.last_btn) if fused else (mouse, btn)
-        vectors = self.steering(self._activated(committed, (mouse, btn)))  # [b, 1 + steps, …], the commit's first
+        vectors = self.modulation(self._activated(committed, (mouse, btn)))  # [b, 1 + steps, …], the commit's first
         video, sound = at_least_fp32(x), at_least_fp32(audio)
         for step, delta in enumerate(self.schedule.deltas.unbind()):
             latents = video.to(x.dtype).unsqueeze(1), sound.to(audio.dtype).unsqueeze(1)
@@ -131,7 +179,7 @@ class CachedWorldModel(WorldModel):
                     torch.cat((self.last_x.unsqueeze(1), latents[0]), dim=1),
                     torch.cat((self.last_audio.unsqueeze(1), latents[1]), dim=1),
                 )
-                rows, frames = vectors[:, :2], in_memory(torch.cat((now - 1, now)))
+                rows, frames = vectors[:, :2], materialized(torch.cat((now - 1, now)))
             velocity = self._velocity(*latents, rows, frames)
             video, sound = video - delta * velocity[0], sound - delta * velocity[1]
         made = video.to(x.dtype), sound.to(audio.dtype)
@@ -146,7 +194,7 @@ class CachedWorldModel(WorldModel):
     def _velocity(self, x: Tensor, audio: Tensor, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last frame's velocity, fp32 or wider, of g frames: x [b, g, c, h, w], vectors [b, g, …]."""
         tokens = self._through_ring(self._doubled(x, audio), vectors, frames)
-        heads = (self.steering.head(vectors[:, -1:], index) for index in range(2))
+        heads = (self.modulation.head(vectors[:, -1:], index) for index in range(2))
         video, sound = (at_least_fp32(out.squeeze(1)) for out in self.heads(tokens[:, -1:], *heads))
         if self.options.guidance is None:
             return video, sound
@@ -159,12 +207,12 @@ class CachedWorldModel(WorldModel):
         seen = visibility(frames, self._rings[0].k, kernel=cast(Kernel, self.options.kernel))
         if seen.mask is not None:
             return self._through_blocks(latents, vectors, frames, self._in_ring(seen))
-        from models.fused_blocks import through_layers  # where triton is not installed, nobody gets here
+        from models.fused_blocks_triton import through_layers  # where triton is not installed, nobody gets here
 
-        steers = (self.steering.block(vectors, index) for index in range(len(self._blocks)))
-        layers = zip(self._blocks, self._rings, steers, strict=True)
+        modulations = (self.modulation.block(vectors, index) for index in range(len(self._blocks)))
+        layers = zip(self._blocks, self._rings, modulations, strict=True)
         shared = self._tokens(latents), self.transformer.rotary.at(frames), self._slots(frames)
-        tokens, rotation, slots = (in_memory(tensor) for tensor in shared)
+        tokens, rotation, slots = (materialized(tensor) for tensor in shared)
         return through_layers(tokens, layers, rotation, slots, seen)
 
     def _through_blocks(
@@ -178,8 +226,8 @@ class CachedWorldModel(WorldModel):
         tokens, rotation = self._tokens(latents), self.transformer.rotary.at(frames)
         for index, (block, cache) in enumerate(zip(self._blocks, self._rings, strict=True)):
             inner: Attend = partial(attend_in, cache)
-            attended = partial(block.attn.attended, rotation=rotation, attend=inner)
-            tokens = block.steered(tokens, self.steering.block(vectors, index), attended)
+            attended = partial(block.attn.forward_with, rotation=rotation, attend=inner)
+            tokens = block.forward_with(tokens, self.modulation.block(vectors, index), attended)
         return tokens
 
     def _tokens(self, latents: tuple[Tensor, Tensor]) -> Tensor:
@@ -231,7 +279,7 @@ class CachedWorldModel(WorldModel):
 
     @property
     def _merged(self) -> MergedLinears:
-        return self.steering.merged
+        return self.modulation.merged
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

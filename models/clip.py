@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.hub import make_model
 from models.initialisation import randomise
 from models.params import require
-from models.pretrained import make_model
 
 VIT_L14_TEXT = {
     "vocab_size": 49408,

@@ -1,16 +1,69 @@
-"""Third-party decoders as components: diffusers' AutoencoderTiny and AutoencoderOobleck, transformers' MimiModel.
+"""Makes a model of the transformers library from its config or from a local folder, and takes no half of either.
 
-Weights are random, or come from a local folder in the library's own format; nothing is ever fetched. A module whose
-factory loads its weights says so in its attribute `weights_source`.
+The library keeps going where a config key is misspelt or where a folder lacks weights (it draws random ones and logs
+a line); a number measured on such a model would be another model's number.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from models.pretrained import existing, make_model
+
+def make_model(kind: Any, folder: str | None, config: Mapping[str, Any], **options: Any) -> nn.Module:
+    """Return a `kind` (a PreTrainedModel class) with random weights, or with those of `folder` in fp32 or narrower.
+
+    Args:
+        kind: the model's class.
+        folder: made by save_pretrained; its own config rules and `config` is left aside. None: random weights.
+        config: keys of the model's config.
+        options: keys that hold in both cases, `attn_implementation` for example.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+        ValueError: a config key that the model does not have, or a folder that lacks some of the model's weights.
+
+    """
+    return _random(kind, {**config, **options}) if folder is None else _loaded(kind, folder, options)
+
+
+def require_folder(folder: str) -> str:
+    """Return `folder`.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+
+    """
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"folder {folder!r} does not exist: name one saved with save_pretrained")
+    return folder
+
+
+def _random(kind: Any, config: Mapping[str, Any]) -> nn.Module:
+    known = kind.config_class()
+    for key in config:
+        if not hasattr(known, key) and key != "attn_implementation":
+            near = difflib.get_close_matches(key, vars(known), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{kind.config_class.__name__} has no key {key!r}{hint}")
+    return kind(kind.config_class(**config))
+
+
+def _loaded(kind: Any, folder: str, options: Mapping[str, Any]) -> nn.Module:
+    model, loading = kind.from_pretrained(
+        require_folder(folder), local_files_only=True, output_loading_info=True, **options
+    )
+    if missing := sorted(loading["missing_keys"]):
+        raise ValueError(
+            f"folder {folder!r} holds no whole {kind.__name__}: {len(missing)} of its weights are missing, "
+            f"{missing[0]} for example; name a folder saved from that class"
+        )
+    return model
 
 
 class Decoder(nn.Module):
@@ -90,4 +143,38 @@ def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
 def _made(kind: Any, folder: str | None, config: dict[str, Any]) -> Any:
     if folder is None:
         return kind(**config)
-    return kind.from_pretrained(existing(folder), local_files_only=True)
+    return kind.from_pretrained(require_folder(folder), local_files_only=True)
+
+
+class ClassificationLoss(nn.Module):
+    """A picture classifier and the cross-entropy that it is trained with."""
+
+    def __init__(self, model: nn.Module, weights_source: str | None) -> None:
+        super().__init__()
+        self.model = model
+        self.weights_source = weights_source
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy, an fp32 scalar, of pictures [b, 3, h, w] with int64 `labels` [b]."""
+        logits = self.model(pixel_values=pixel_values).logits  # [b, num_labels]
+        return F.cross_entropy(logits.float(), labels)
+
+
+def build_resnet_training(folder: str | None = None, **config: Any) -> ClassificationLoss:
+    """Build transformers' ResNetForImageClassification under its loss; ResNet-50 with 1000 labels if nothing is named.
+
+    Source: https://huggingface.co/docs/transformers/model_doc/resnet
+
+    Args:
+        folder: made by save_pretrained; its own config rules and `config` is left aside. None: random weights.
+        config: keys of ResNetConfig.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+        FileNotFoundError: the folder does not exist.
+        ValueError: an unknown key, or a folder without the whole model.
+
+    """
+    from transformers import ResNetForImageClassification
+
+    return ClassificationLoss(make_model(ResNetForImageClassification, folder, {"num_labels": 1000, **config}), folder)

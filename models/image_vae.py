@@ -1,14 +1,150 @@
-"""The OWL image VAE: a residual convolutional autoencoder between pictures and square latents."""
+"""Building blocks of the image VAE: its norm, its residual block, and the stages that change the resolution.
+
+The layout is channels first throughout: with channels last the full-size decoder takes 28 ms instead of 16 in eager
+bf16 on an H200 (the bicubic kernel reads across channels) and no less when compiled.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from itertools import pairwise
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models import image_blocks as blocks
 from models.params import Params, require, require_positive
+from models.precision import at_least_fp32
+
+CHANNELS_PER_GROUP = 16
+
+
+def resize(x: Tensor, height: int, width: int) -> Tensor:
+    """Resize [b, c, h, w] as every interpolation of this network does: bicubic, no aligned corners, no antialias."""
+    return F.interpolate(x, size=(height, width), mode="bicubic", align_corners=False, antialias=False)
+
+
+def repeat_add(x: Tensor, narrow: Tensor) -> Tensor:
+    """Add `cat([narrow]·k, channels)` to `x` without writing the repeated tensor out."""
+    return (x.unflatten(1, (-1, narrow.shape[1])) + narrow.unsqueeze(1)).flatten(1, 2)
+
+
+def block_mean(x: Tensor, channels: int) -> Tensor:
+    """Reduce [b, k·channels, …] to [b, channels, …]: the mean over k, the counterpart of repeating k times."""
+    return x.unflatten(1, (-1, channels)).mean(1)
+
+
+def group_variance(x: Tensor) -> Tensor:
+    """Return the biased variance over the last dim, in fp32 for any narrower `x`."""
+    if x.is_cuda and x.element_size() < 4 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # Reading 16 bits and accumulating in fp32 inside the reduction, which only an `out` asks for, spares eager mode
+        # an fp32 copy of the activations (the largest is 256 MiB). Compiled code fuses the cast below by itself.
+        return torch.var(x, dim=-1, correction=0, out=x.new_empty(x.shape[:-1], dtype=torch.float32))
+    return torch.var(at_least_fp32(x), dim=-1, correction=0)
+
+
+class GroupScale(nn.Module):
+    """Divides each group by its standard deviation; the mean stays."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+        self.gain = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [b, c, h, w]: one reading pass, then one multiplication by a scale a channel."""
+        deviation_inverse = torch.rsqrt(group_variance(x.reshape(x.shape[0], self.groups, -1)) + 1e-6)
+        scale = (1 + at_least_fp32(self.gain)).view(self.groups, -1) * deviation_inverse.unsqueeze(-1)
+        return x * scale.view(x.shape[0], -1, 1, 1).to(x.dtype)
+
+
+class ResBlock(nn.Module):
+    """1×1 conv to twice the width, grouped 3×3 conv, 1×1 conv back, added to the input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        inner = 2 * channels
+        groups = inner // CHANNELS_PER_GROUP
+        self.conv1 = nn.Conv2d(channels, inner, 1)
+        self.norm1 = GroupScale(inner, groups)
+        self.conv2 = nn.Conv2d(inner, inner, 3, padding=1, groups=groups)
+        self.norm2 = GroupScale(inner, groups)
+        self.conv3 = nn.Conv2d(inner, channels, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, c, h, w] to the same shape."""
+        h = F.leaky_relu(self.norm1(self.conv1(x)), 0.01)  # [b, 2c, h, w]
+        h = F.leaky_relu(self.norm2(self.conv2(h)), 0.01)
+        return x + self.conv3(h)
+
+
+def res_blocks(channels: int, count: int) -> nn.Sequential:
+    """Return `count` residual blocks in a row."""
+    return nn.Sequential(*(ResBlock(channels) for _ in range(count)))
+
+
+class SameStage(nn.Module):
+    """Residual blocks at one resolution, with a shortcut around them all."""
+
+    def __init__(self, channels: int, count: int) -> None:
+        super().__init__()
+        self.blocks = res_blocks(channels, count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, c, h, w] to the same shape."""
+        return x + self.blocks(x)
+
+
+class Projection(nn.Module):
+    """Holds `proj`, a convolution without bias, under the name of its place."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int = 1) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels_in, channels_out, kernel, padding=kernel // 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, channels_in, h, w] to [b, channels_out, h, w]."""
+        return self.proj(x)
+
+
+class UpStage(nn.Module):
+    """Twice the resolution; the shortcut is a pixel shuffle, repeated to the new width."""
+
+    def __init__(self, channels_in: int, channels_out: int, count: int) -> None:
+        super().__init__()
+        self.up = Projection(channels_in, channels_out) if channels_in != channels_out else nn.Identity()
+        self.blocks = res_blocks(channels_out, count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, channels_in, h, w] to [b, channels_out, 2h, 2w]."""
+        y = resize(self.up(x), 2 * x.shape[2], 2 * x.shape[3])
+        return repeat_add(self.blocks(y), F.pixel_shuffle(x, 2))
+
+
+class DownStage(nn.Module):
+    """Half the resolution; the shortcut is a pixel unshuffle, averaged down to the new width."""
+
+    def __init__(self, channels_in: int, channels_out: int, count: int) -> None:
+        super().__init__()
+        self.channels_out = channels_out
+        self.blocks = res_blocks(channels_in, count)
+        self.down = Projection(channels_in, channels_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, channels_in, h, w] to [b, channels_out, h/2, w/2]."""
+        y = self.down(resize(self.blocks(x), x.shape[2] // 2, x.shape[3] // 2))
+        return y + block_mean(F.pixel_unshuffle(x, 2), self.channels_out)
+
+
+def stage_widths(ch_0: int, ch_max: int, stages: int) -> list[int]:
+    """Return the width of each resolution, narrowest first: doubled a stage, at most `ch_max`."""
+    return [min(ch_0 * 2**stage, ch_max) for stage in range(stages)]
+
+
+def width_pairs(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return neighbouring widths, (narrow, wide), narrowest first."""
+    return list(pairwise(widths))
+
 
 LANDSCAPE = (360, 640)
 SQUARE = 512  # the square picture that a landscape one is stretched to
@@ -42,7 +178,7 @@ class ImageVAEParams(Params):
         )
         for widths in (self.encoder_widths, self.decoder_widths):
             require(
-                all(wide in (narrow, 2 * narrow) for narrow, wide in blocks.width_pairs(widths)),
+                all(wide in (narrow, 2 * narrow) for narrow, wide in width_pairs(widths)),
                 f"widths must stay or double from stage to stage; ch_0={self.ch_0} and ch_max={self.ch_max} give "
                 f"{widths}: choose ch_max = ch_0 times a power of two",
             )
@@ -59,12 +195,12 @@ class ImageVAEParams(Params):
     @property
     def encoder_widths(self) -> list[int]:
         """Widths of the encoder's stages, narrowest first."""
-        return blocks.stage_widths(self.ch_0, self.ch_max, len(self.encoder_blocks_per_stage))
+        return stage_widths(self.ch_0, self.ch_max, len(self.encoder_blocks_per_stage))
 
     @property
     def decoder_widths(self) -> list[int]:
         """Widths of the decoder's stages, narrowest first; the decoder runs them backwards."""
-        return blocks.stage_widths(self.ch_0, self.ch_max, len(self.decoder_blocks_per_stage))
+        return stage_widths(self.ch_0, self.ch_max, len(self.decoder_blocks_per_stage))
 
     @classmethod
     def full(cls) -> Self:
@@ -89,22 +225,22 @@ class ImageDecoder(nn.Module):
         self.params = params
         widths, counts = params.decoder_widths, params.decoder_blocks_per_stage
         self.conv_in = nn.Conv2d(params.latent_channels, widths[-1], 1, bias=False)
-        self.starter = blocks.SameStage(widths[-1], counts[-1])
-        pairs = reversed(blocks.width_pairs(widths))
+        self.starter = SameStage(widths[-1], counts[-1])
+        pairs = reversed(width_pairs(widths))
         self.blocks = nn.Sequential(
-            *(blocks.UpStage(wide, narrow, count) for (narrow, wide), count in zip(pairs, counts[:-1], strict=True))
+            *(UpStage(wide, narrow, count) for (narrow, wide), count in zip(pairs, counts[:-1], strict=True))
         )
-        self.s_to_l = blocks.Projection(widths[0], widths[0], kernel=3) if params.landscape else None
-        self.norm_out = blocks.GroupScale(widths[0], OUTPUT_GROUPS)
+        self.s_to_l = Projection(widths[0], widths[0], kernel=3) if params.landscape else None
+        self.norm_out = GroupScale(widths[0], OUTPUT_GROUPS)
         self.conv_out = nn.Conv2d(widths[0], params.channels, 3, padding=1, bias=False)
 
     def forward(self, z: Tensor) -> Tensor:
         """Decode latents [b, latent_channels, s, s] to pictures [b, channels, H, W], about -1 … 1."""
-        x = self.starter(blocks.repeat_add(self.conv_in(z), z))
+        x = self.starter(repeat_add(self.conv_in(z), z))
         x = self.blocks(x)
         if self.s_to_l is not None:
             height, width = round(x.shape[2] * LANDSCAPE[0] / SQUARE), round(x.shape[3] * LANDSCAPE[1] / SQUARE)
-            x = blocks.resize(self.s_to_l(x), height, width)
+            x = resize(self.s_to_l(x), height, width)
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
@@ -116,12 +252,12 @@ class ImageEncoder(nn.Module):
         self.params = params
         widths, counts = params.encoder_widths, params.encoder_blocks_per_stage
         self.conv_in = nn.Conv2d(params.channels, widths[0], 3, padding=1, bias=False)
-        self.l_to_s = blocks.Projection(widths[0], widths[0], kernel=3) if params.landscape else None
-        pairs = blocks.width_pairs(widths)
+        self.l_to_s = Projection(widths[0], widths[0], kernel=3) if params.landscape else None
+        pairs = width_pairs(widths)
         self.blocks = nn.Sequential(
-            *(blocks.DownStage(narrow, wide, count) for (narrow, wide), count in zip(pairs, counts[:-1], strict=True))
+            *(DownStage(narrow, wide, count) for (narrow, wide), count in zip(pairs, counts[:-1], strict=True))
         )
-        self.final = blocks.SameStage(widths[-1], counts[-1])
+        self.final = SameStage(widths[-1], counts[-1])
         self.conv_out = nn.Conv2d(widths[-1], params.latent_channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,9 +265,9 @@ class ImageEncoder(nn.Module):
         x = self.conv_in(x)
         if self.l_to_s is not None:
             height, width = round(x.shape[2] * SQUARE / LANDSCAPE[0]), round(x.shape[3] * SQUARE / LANDSCAPE[1])
-            x = self.l_to_s(blocks.resize(x, height, width))
+            x = self.l_to_s(resize(x, height, width))
         x = self.final(self.blocks(x))
-        return self.conv_out(x) + blocks.block_mean(x, self.params.latent_channels)
+        return self.conv_out(x) + block_mean(x, self.params.latent_channels)
 
 
 class ImageVAE(nn.Module):
@@ -146,3 +282,62 @@ class ImageVAE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Encode pictures and decode them again."""
         return self.decoder(self.encoder(x))
+
+
+def build_image_vae(**config: Any) -> ImageVAE:
+    """Build encoder and decoder from the keys of a published config."""
+    return ImageVAE(ImageVAEParams.from_config(config))
+
+
+def build_image_decoder(**config: Any) -> ImageDecoder:
+    """Build the decoder alone from the keys of a published config."""
+    return ImageDecoder(ImageVAEParams.from_config(config))
+
+
+def build_image_encoder(**config: Any) -> ImageEncoder:
+    """Build the encoder alone from the keys of a published config."""
+    return ImageEncoder(ImageVAEParams.from_config(config))
+
+
+def picture_size(params: ImageVAEParams) -> tuple[int, int]:
+    """Return the height and width of a picture that the encoder turns into a latent of latent_size × latent_size.
+
+    A landscape picture is stretched to a square first, and not every square is the stretch of one; then it is the next
+    larger square (and latent) that is.
+    """
+    step = 2 ** (len(params.encoder_blocks_per_stage) - 1)
+    square = params.latent_size * step
+    if not params.landscape:
+        return square, square
+    while round(round(square * LANDSCAPE[0] / SQUARE) * SQUARE / LANDSCAPE[0]) != square:
+        square += step
+    return round(square * LANDSCAPE[0] / SQUARE), round(square * LANDSCAPE[1] / SQUARE)
+
+
+def image_decoder_inputs(
+    module: ImageDecoder | ImageVAE,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Return seeded latents for `ImageDecoder.forward`, batch·frames of them."""
+    params = module.params
+    shape = (batch * frames, params.latent_channels, params.latent_size, params.latent_size)
+    return {"z": torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)}
+
+
+def image_encoder_inputs(
+    module: ImageEncoder | ImageVAE,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Return seeded pictures in -1 … 1 for `ImageEncoder.forward`, batch·frames of them."""
+    shape = (batch * frames, module.params.channels, *picture_size(module.params))
+    return {"x": (2 * torch.rand(shape, generator=generator, device=generator.device) - 1).to(device, dtype)}

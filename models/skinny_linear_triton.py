@@ -1,7 +1,7 @@
 """Linear layers of a few rows: the time is that of reading the weights once, by as many programs as keep a GPU busy.
 
 A library's product takes a launch more where it splits the inputs, and one for the SiLU behind it. Here the sums of
-the parts are left to the kernel that reads them (`steer_norm`), and the SiLU is done before anything is written.
+the parts are left to the kernel that reads them (`add_modulated_norm`), and SiLU is done before the store.
 """
 
 import torch
@@ -44,7 +44,7 @@ def _skinny_linear(
     tl.store(out + to, total.to(out.dtype.element_ty), mask=row[None, :] < rows)
 
 
-def serves(x: Tensor, *weights: Tensor) -> bool:
+def supports(x: Tensor, *weights: Tensor) -> bool:
     """Say whether the kernel can take `x` [..., k] through layers of these weights [n, k], one after the other."""
     few = x.numel() // x.shape[-1] <= MAX_ROWS
     return few and all(n % COLUMNS == 0 and k % 64 == 0 and w.is_contiguous() for w in weights for n, k in (w.shape,))

@@ -1,4 +1,4 @@
-"""The world model's trunk: blocks of attention and MLP, steered by one condition vector a frame."""
+"""The world model's trunk: blocks of attention and MLP, modulated by one condition vector a frame."""
 
 from collections.abc import Callable
 from typing import NamedTuple, cast
@@ -7,10 +7,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.attention import Attention
-from models.conditioning import AdaLN, Gate, modulated
+from models.attention import Attention, RotaryTables
 from models.embeddings import MLP
-from models.rotary import RotaryTables
+
+
+class AdaLN(nn.Module):
+    """LayerNorm whose scale and shift come from the frame's condition."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(d_model, 2 * d_model)
+
+    def modulation(self, activated: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (1 + scale, shift), each of the shape of `activated` = SiLU(condition)."""
+        scale, shift = self.fc(activated).chunk(2, dim=-1)
+        return scale + 1, shift
+
+    def forward(self, x: Tensor, activated: Tensor) -> Tensor:
+        """Normalise `x` [b, n, m, d] by `activated` [b, n, 1, d], which the caller computes once."""
+        return modulated_norm(x, *self.modulation(activated))
+
+
+def modulated_norm(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+    """Return `layer_norm(x)·factor + shift`; x [b, n, m, d], the others [b, n, 1, d]."""
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-5), factor)
+
+
+class Gate(nn.Module):
+    """The weight with which a branch is added to the residual stream, from the frame's condition."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.fc_c = nn.Linear(d_model, d_model)
+
+    def forward(self, activated: Tensor) -> Tensor:
+        """Return the weight of the branch, [b, n, 1, d]."""
+        return self.fc_c(activated)
 
 
 class Modulation(NamedTuple):
@@ -38,7 +70,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, activated: Tensor, rotation: Tensor) -> Tensor:
         """Map `x` [b, n, m, d] to the same shape; `activated` is SiLU(condition) [b, n, 1, d]."""
-        return self.steered(x, self.modulation(activated), lambda tokens: self.attn(tokens, rotation))
+        return self.forward_with(x, self.modulation(activated), lambda tokens: self.attn(tokens, rotation))
 
     def modulation(self, activated: Tensor) -> Modulation:
         """Return all that the condition does to the block."""
@@ -46,11 +78,11 @@ class Block(nn.Module):
         factor2, shift2 = self.adaln2.modulation(activated)
         return Modulation(factor1, shift1, self.gate1(activated), factor2, shift2, self.gate2(activated))
 
-    def steered(self, x: Tensor, steer: Modulation, attend: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward_with(self, x: Tensor, modulation: Modulation, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """Map `x` [b, n, m, d] to the same shape; `attend` maps normalised tokens [b, n·m, d] to attended ones."""
-        attended = attend(modulated(x, steer.factor1, steer.shift1).flatten(1, 2))
-        x = torch.addcmul(x, attended.view_as(x), steer.gate1)
-        return torch.addcmul(x, self.mlp(modulated(x, steer.factor2, steer.shift2)), steer.gate2)
+        attended = attend(modulated_norm(x, modulation.factor1, modulation.shift1).flatten(1, 2))
+        x = torch.addcmul(x, attended.view_as(x), modulation.gate1)
+        return torch.addcmul(x, self.mlp(modulated_norm(x, modulation.factor2, modulation.shift2)), modulation.gate2)
 
 
 class Transformer(nn.Module):
@@ -80,7 +112,7 @@ class OutputHead(nn.Module):
 
     def forward(self, x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
         """Map tokens [b, n, k, d] to [b, n, k, channels]; `factor` and `shift` are those of `norm`."""
-        return self.proj(F.silu(modulated(x, factor, shift)))
+        return self.proj(F.silu(modulated_norm(x, factor, shift)))
 
 
 def _rebuild_tables(module: nn.Module, _incompatible_keys: object) -> None:
@@ -93,6 +125,6 @@ def _rebuild_tables(module: nn.Module, _incompatible_keys: object) -> None:
         if not torch.equal(other, freqs[0]):
             raise ValueError(
                 f"blocks.{layer}.attn.rope.pos_emb.freqs differs from that of blocks.0; "
-                "one rotation table serves all layers, so a checkpoint must hold the same frequencies in each"
+                "one rotation table supports all layers, so a checkpoint must hold the same frequencies in each"
             )
     transformer.rotary.rebuild(freqs[0])

@@ -1,5 +1,6 @@
 """The OWL world model: a rectified-flow transformer over video and audio latents, in its window form."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -7,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.conditioning import ControlEmbedding
-from models.embeddings import LearnedPositions, TimestepEmbedding
+from models.embeddings import ControlEmbedding, LearnedPositions, TimestepEmbedding
 from models.params import Params, require, require_positive
 from models.transformer import OutputHead, Transformer
 
@@ -81,6 +81,19 @@ class WorldModel(nn.Module):
         self.audio_proj_in = nn.Linear(params.audio_channels, d, bias=False)
         self.audio_proj_out = OutputHead(d, params.audio_channels)
         self.pos_enc = LearnedPositions(params.tokens_per_frame * params.n_frames, d)
+
+    @staticmethod
+    def published_shapes() -> dict[str, Callable[[], dict[str, tuple[int, ...]]]]:
+        """Return, by component name, functions that give the state-dict names and shapes of the published sizes."""
+
+        def shapes(params: WorldModelParams) -> dict[str, tuple[int, ...]]:
+            with torch.device("meta"):
+                return {name: tuple(tensor.shape) for name, tensor in WorldModel(params).state_dict().items()}
+
+        return {
+            "world_model": lambda: shapes(WorldModelParams.full()),
+            "world_model_200m": lambda: shapes(WorldModelParams.full_200m()),
+        }
 
     def condition(self, t: Tensor, mouse: Tensor, btn: Tensor) -> Tensor:
         """Return SiLU of each frame's condition, [b, n, 1, d]: all that the network makes of it is a linear of that."""

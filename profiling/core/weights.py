@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from models.initialisation import randomise_parameter
-from models.world_model import WorldModel, WorldModelParams
 from profiling.core.checkpoints.loader import load_into
 from profiling.core.checkpoints.manifest import load_manifest
 from profiling.core.checkpoints.verify import fetch_command, verify
@@ -24,7 +22,9 @@ DEGENERATE = 1e-4
 def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> tuple[str, str | None]:
     """Load or randomise the module's weights; return where they came from, and how to get them where they are random.
 
-    A module whose factory loaded its weights says so in its attribute `weights_source`, and is left alone.
+    A module whose factory loaded its weights says so in its attribute `weights_source`, and is left alone. A module
+    may have a method `published_shapes()`: component name -> function that returns the state-dict names and shapes of
+    that size of the network. A checkpoint of another size is then named in the error.
     """
     source = getattr(module, "weights_source", None)
     if source is not None:
@@ -34,22 +34,10 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
         randomise(module, spec, settings.seed)
         return "random", hint
     entry = load_manifest().of_file(path)
-    others = {name: shapes for name, shapes in published_shapes().items() if name != spec.name}
+    published_shapes = getattr(module, "published_shapes", dict)()
+    others = {name: shapes for name, shapes in published_shapes.items() if name != spec.name}
     load_into(module, path, part=spec.part, others=others, sha256=None if entry is None else verify(entry))
     return str(path), None
-
-
-def published_shapes() -> Mapping[str, Callable[[], Mapping[str, tuple[int, ...]]]]:
-    """Return, by component, how to find the state-dict names and shapes of the sizes that people mix up."""
-
-    def shapes(params: WorldModelParams) -> Mapping[str, tuple[int, ...]]:
-        with torch.device("meta"):
-            return {name: tuple(tensor.shape) for name, tensor in WorldModel(params).state_dict().items()}
-
-    return {
-        "world_model": lambda: shapes(WorldModelParams.full()),
-        "world_model_200m": lambda: shapes(WorldModelParams.full_200m()),
-    }
 
 
 def randomise(module: nn.Module, spec: ComponentSpec, seed: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from models import audio_factories, image_factories, world_model
+from models import audio_vae, image_vae, world_model
 from models.audio_vae import AudioVAEParams
 from models.image_vae import ImageVAEParams
 from models.initialisation import randomise, reference_weights
@@ -24,8 +24,8 @@ WORLD_MODEL_INPUTS = ("x", "audio", "t", "mouse", "btn")
 FULL_SIZE: dict[str, tuple[str, Callable[..., nn.Module], str]] = {
     "world_model_1b": ("world_model_1b", world_model.build_world_model, ""),
     "world_model_200m": ("world_model_200m", world_model.build_world_model, ""),
-    "image_decoder": ("image_vae_cod_128x", image_factories.build_image_decoder, "decoder."),
-    "audio_decoder": ("audio_vae_cod_audio", audio_factories.build_audio_decoder, "decoder."),
+    "image_decoder": ("image_vae_cod_128x", image_vae.build_image_decoder, "decoder."),
+    "audio_decoder": ("audio_vae_cod_audio", audio_vae.build_audio_decoder, "decoder."),
 }
 
 # tiny network -> (params, factory, input maker, frames a call)
@@ -33,26 +33,26 @@ TINY: dict[str, tuple[Any, Callable[..., nn.Module], Callable[..., dict[str, Ten
     "world_model": (WorldModelParams.tiny(), world_model.build_world_model, world_model.world_model_inputs, 3),
     "image_decoder": (
         ImageVAEParams.tiny(),
-        image_factories.build_image_decoder,
-        image_factories.image_decoder_inputs,
+        image_vae.build_image_decoder,
+        image_vae.image_decoder_inputs,
         1,
     ),
     "image_encoder": (
         ImageVAEParams.tiny(),
-        image_factories.build_image_encoder,
-        image_factories.image_encoder_inputs,
+        image_vae.build_image_encoder,
+        image_vae.image_encoder_inputs,
         1,
     ),
     "audio_decoder": (
         AudioVAEParams.tiny(),
-        audio_factories.build_audio_decoder,
-        audio_factories.audio_decoder_inputs,
+        audio_vae.build_audio_decoder,
+        audio_vae.audio_decoder_inputs,
         20,
     ),
     "audio_encoder": (
         AudioVAEParams.tiny(),
-        audio_factories.build_audio_encoder,
-        audio_factories.audio_encoder_inputs,
+        audio_vae.build_audio_encoder,
+        audio_vae.audio_encoder_inputs,
         20,
     ),
 }
@@ -62,8 +62,8 @@ def factory_of(config_name: str) -> Callable[..., nn.Module]:
     """Return the factory of the whole network that a config in state_dicts.json describes."""
     factories = {
         "world_model": world_model.build_world_model,
-        "image_vae": image_factories.build_image_vae,
-        "audio_vae": audio_factories.build_audio_vae,
+        "image_vae": image_vae.build_image_vae,
+        "audio_vae": audio_vae.build_audio_vae,
     }
     return next(factory for kind, factory in factories.items() if config_name.startswith(kind))
 

@@ -82,7 +82,7 @@ def one_pass(model, clean, noisy, t, controls, first=0):
             weights = (q @ k.transpose(2, 3) / math.sqrt(p.head_dim)).masked_fill(~mask, -math.inf).softmax(-1)
             return attn.out((weights @ v.transpose(1, 2)).transpose(1, 2).flatten(2))
 
-        tokens = block.steered(tokens, block.modulation(activated), attend)
+        tokens = block.forward_with(tokens, block.modulation(activated), attend)
     heads = (head.norm.modulation(activated[:, n:]) for head in (model.proj_out, model.audio_proj_out))
     return model.heads(tokens[:, n:], *heads)
 
@@ -237,7 +237,7 @@ def test_merged_weights_follow_the_layers(how):
     other = CachedWorldModel(SMALL, FrameOptions()).to(model.position.device)
     randomise(other, 8)
     model.load_state_dict(other.state_dict())
-    weight = model.steering.merged.weight
+    weight = model.modulation.merged.weight
     layer = model.transformer.blocks[1].adaln2.fc.weight
     assert layer.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
     expected = other.transformer.blocks[1].adaln2.fc.weight.to(layer.dtype)

@@ -6,15 +6,15 @@ from reference_data import FULL_SIZE, STATE_DICTS, TINY, flat, relative_error, t
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models import audio_factories, image_factories, world_model
+from models import audio_vae, image_vae, world_model
 from models.initialisation import randomise
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FULL_INPUTS = {
     "world_model_1b": (world_model.world_model_inputs, 1),
     "world_model_200m": (world_model.world_model_inputs, 3),
-    "image_decoder": (image_factories.image_decoder_inputs, 1),
-    "audio_decoder": (audio_factories.audio_decoder_inputs, 120),
+    "image_decoder": (image_vae.image_decoder_inputs, 1),
+    "audio_decoder": (audio_vae.audio_decoder_inputs, 120),
 }
 
 
@@ -143,7 +143,7 @@ def test_full_size_networks_replay(name, dtype):
 
 @pytest.mark.gpu
 def test_narrow_variance_is_that_of_fp32():
-    from models.image_blocks import group_variance
+    from models.image_vae import group_variance
 
     x = torch.randn(2, 32, 4096, device="cuda").bfloat16() + 5
     with torch.inference_mode():

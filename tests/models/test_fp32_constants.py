@@ -40,7 +40,7 @@ def test_casting_rounds_the_weights_alone(dtype, back):
 def test_half_keeps_them_too():
     module = build().half()
     dtypes = {name.rpartition(".")[2]: buffer.dtype for name, buffer in module.named_buffers()}
-    assert dtypes.pop("frame_turns") == torch.float64
+    assert dtypes.pop("turns_per_frame") == torch.float64
     assert set(dtypes.values()) == {torch.float32}
 
 

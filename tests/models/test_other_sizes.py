@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models import audio_blocks, image_blocks
+from models import audio_vae, image_vae
 from models.audio_vae import AudioVAE, AudioVAEParams
-from models.image_factories import picture_size
-from models.image_vae import ImageVAE, ImageVAEParams
+from models.image_vae import ImageVAE, ImageVAEParams, picture_size
 from models.initialisation import reference_weights
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 
@@ -49,7 +48,7 @@ def test_a_mouse_at_rest_gives_numbers():
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
 def test_group_scale_divides_and_keeps_the_mean(groups):
-    norm = image_blocks.GroupScale(16, groups)
+    norm = image_vae.GroupScale(16, groups)
     reference_weights(norm, seed=3)
     x = torch.randn(2, 16, 3, 5) + 4
     expected = np.zeros(x.shape)
@@ -64,14 +63,14 @@ def test_group_scale_divides_and_keeps_the_mean(groups):
 
 
 def test_group_scale_takes_its_statistic_in_fp32():
-    norm = image_blocks.GroupScale(16, 1).half()
+    norm = image_vae.GroupScale(16, 1).half()
     x = torch.full((1, 16, 64, 64), 300.0).half()
     x[..., ::2] = -300.0  # a variance of 90,000, which fp16 cannot hold
     torch.testing.assert_close(norm(x).float().abs(), torch.ones(1, 16, 64, 64), rtol=2e-3, atol=0)
 
 
 def test_time_norm_and_snake_against_plain_arithmetic():
-    norm, snake = audio_blocks.TimeRMSNorm(3), audio_blocks.Snake(3)
+    norm, snake = audio_vae.TimeRMSNorm(3), audio_vae.Snake(3)
     reference_weights(norm, seed=1)
     reference_weights(snake, seed=2)
     x = torch.randn(2, 3, 7)
@@ -87,13 +86,13 @@ def test_time_norm_and_snake_against_plain_arithmetic():
 
 def test_repeating_and_block_mean_are_by_blocks():
     narrow, wide = torch.randn(2, 3, 2, 2), torch.randn(2, 12, 2, 2)
-    torch.testing.assert_close(image_blocks.repeat_add(wide, narrow), wide + torch.cat([narrow] * 4, dim=1))
+    torch.testing.assert_close(image_vae.repeat_add(wide, narrow), wide + torch.cat([narrow] * 4, dim=1))
     mean = (wide[:, 0:3] + wide[:, 3:6] + wide[:, 6:9] + wide[:, 9:12]) / 4
-    torch.testing.assert_close(image_blocks.block_mean(wide, 3), mean)
+    torch.testing.assert_close(image_vae.block_mean(wide, 3), mean)
 
 
 def test_audio_up_stage_repeats_then_smooths():
-    stage = audio_blocks.UpStage(8, 16, stride=3)
+    stage = audio_vae.UpStage(8, 16, stride=3)
     reference_weights(stage, seed=4)
     x = torch.randn(1, 8, 5)
     repeated = torch.repeat_interleave(x, 3, dim=2)
@@ -138,6 +137,6 @@ def test_bicubic_doubling_has_the_usual_weights():
     x = torch.zeros(1, 1, 1, 8)
     x[..., 4] = 1
     doubled = F.interpolate(x.expand(1, 1, 8, 8), scale_factor=2, mode="bicubic", align_corners=False)
-    torch.testing.assert_close(image_blocks.resize(x.expand(1, 1, 8, 8), 16, 16), doubled)
+    torch.testing.assert_close(image_vae.resize(x.expand(1, 1, 8, 8), 16, 16), doubled)
     weights = torch.tensor([-9, -27, 67, 225, 225, 67, -27, -9]) / 256
     torch.testing.assert_close(doubled[0, 0, 7, 5:13], weights)

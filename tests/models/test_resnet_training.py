@@ -9,7 +9,7 @@ import torch
 import yaml
 from test_capturable import OneDeviceMode
 
-from models.classification import build_resnet_training
+from models.hub import build_resnet_training
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,7 +40,7 @@ def resnet50_parameters():
 
 def test_the_default_and_the_yaml_are_resnet50():
     node = yaml.safe_load((CONF / "resnet50_training.yaml").read_text())["resnet50_training"]["module"]
-    assert node.pop("_target_") == "models.classification.build_resnet_training"
+    assert node.pop("_target_") == "models.hub.build_resnet_training"
     with torch.device("meta"):
         default, named = build_resnet_training(), build_resnet_training(**node)
     assert sum(p.numel() for p in default.parameters()) == resnet50_parameters() == 25_557_032

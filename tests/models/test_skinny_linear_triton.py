@@ -36,12 +36,12 @@ def fused(x, weight, bias):
 
 
 def interpreted():
-    from models.skinny_linear_triton import linear_parts, part_count, serves
+    from models.skinny_linear_triton import linear_parts, part_count, supports
 
     counts = set()
     for shape, (dtype, bound) in itertools.product(SHAPES, ((torch.float32, 1e-6), (torch.float16, 1e-3))):
         given = drawn(*shape, dtype)
-        assert serves(given[0], given[1]), shape
+        assert supports(given[0], given[1]), shape
         exact = plain(*(tensor.double() for tensor in given))
         for one, other in zip(fused(*given), exact, strict=True):
             assert relative_error(one, other) < bound, (shape, dtype)
@@ -58,14 +58,14 @@ def test_kernel_in_the_interpreter():
 
 def test_what_it_serves():
     pytest.importorskip("triton")
-    from models.skinny_linear_triton import part_count, serves
+    from models.skinny_linear_triton import part_count, supports
 
     x, weight, _ = drawn(64, 128, 192)
-    assert serves(x, weight)
-    assert not serves(torch.zeros(65, 128), weight), "too many rows"
-    assert not serves(x, weight[:96]), "outputs that fill no program"
-    assert not serves(torch.zeros(2, 96), torch.zeros(64, 96)), "inputs that fill no load"
-    assert not serves(x, weight.t().contiguous().t()), "not dense"
+    assert supports(x, weight)
+    assert not supports(torch.zeros(65, 128), weight), "too many rows"
+    assert not supports(x, weight[:96]), "outputs that fill no program"
+    assert not supports(torch.zeros(2, 96), torch.zeros(64, 96)), "inputs that fill no load"
+    assert not supports(x, weight.t().contiguous().t()), "not dense"
     assert part_count(6144, 1536) == 1
     assert part_count(1536, 1536) == part_count(1536, 6144) == 4
     assert part_count(64, 64) == 1

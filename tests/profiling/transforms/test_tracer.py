@@ -10,10 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from models import hub
-from models.audio_factories import audio_decoder_inputs
-from models.audio_vae import AudioDecoder, AudioVAEParams
-from models.image_factories import image_decoder_inputs
-from models.image_vae import ImageDecoder, ImageVAEParams
+from models.audio_vae import AudioDecoder, AudioVAEParams, audio_decoder_inputs
+from models.image_vae import ImageDecoder, ImageVAEParams, image_decoder_inputs
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.errors import InputError

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from models.in_memory import in_memory
+from models.modulation import materialized
 
 
 @torch.library.custom_op("tests::doubled", mutates_args=())
@@ -23,7 +23,7 @@ def _(x):
 
 def parts(x, held):
     """Return three parts of `x + 1`, each from a kernel that reads memory."""
-    wide = in_memory(x + 1) if held else x + 1
+    wide = materialized(x + 1) if held else x + 1
     return [doubled(wide[:, start : start + 8]) for start in (0, 8, 16)]
 
 
@@ -43,6 +43,6 @@ def test_readers_share_what_is_in_memory(held):
 def test_order_of_dims_stays():
     torch._dynamo.reset()
     x = torch.randn(3, 4, 5).transpose(0, 2)
-    compiled = torch.compile(lambda x: in_memory(x.sin()) * 2, fullgraph=True)(x)
+    compiled = torch.compile(lambda x: materialized(x.sin()) * 2, fullgraph=True)(x)
     torch.testing.assert_close(compiled, x.sin() * 2)
-    assert in_memory(x).stride() == x.stride()
+    assert materialized(x).stride() == x.stride()

@@ -1,4 +1,4 @@
-"""Gated add and steered LayerNorm in one kernel, against plain operations in float64."""
+"""Gated add and modulated LayerNorm in one kernel, against plain operations in float64."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import torch
 from interpreting import interpret
 from reference_data import relative_error
 
-from models.conditioning import modulated
+from models.transformer import modulated_norm
 
 HALVES = [torch.bfloat16, torch.float16]
 SHAPES = [(b, g, m, d) for b in (1, 2) for g in (1, 2) for m in (5, 17) for d in (24, 1536)]
@@ -26,67 +26,69 @@ def drawn(b, g, m, d, dtype=torch.float32, device="cpu") -> tuple[torch.Tensor, 
 
 def plain(residual, branch, gate, factor, shift):
     summed = torch.addcmul(residual, branch.sum(0), gate)
-    return summed, modulated(summed, factor, shift)
+    return summed, modulated_norm(summed, factor, shift)
 
 
 def interpreted():
-    from models.steer_norm_triton import steer_norm
+    from models.fused_blocks_triton import add_modulated_norm
 
     for shape, (dtype, bound) in itertools.product(SHAPES, ((torch.float32, 1e-6), (torch.float16, 3e-3))):
         given = drawn(*shape, dtype)
         expected = plain(*(tensor.double() for tensor in given))
         before = [tensor.clone() for tensor in given]
-        for found, exact in zip(steer_norm(*given), expected, strict=True):
+        for found, exact in zip(add_modulated_norm(*given), expected, strict=True):
             assert found.dtype == dtype
             assert relative_error(found, exact) < bound, (shape, dtype)
         residual, _, _, factor, shift = given
-        summed, normed = steer_norm(residual, None, None, factor, shift)
-        exact = modulated(residual.double(), factor.double(), shift.double())
+        summed, normed = add_modulated_norm(residual, None, None, factor, shift)
+        exact = modulated_norm(residual.double(), factor.double(), shift.double())
         assert summed is residual
         assert relative_error(normed, exact) < bound, (shape, dtype)
         assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
     residual, branch, *vectors = drawn(2, 2, 5, 24)
     turned = [tensor.mT.contiguous().mT for tensor in (residual, branch)]
-    for one, other in zip(steer_norm(*turned, *vectors), steer_norm(residual, branch, *vectors), strict=True):
+    for one, other in zip(
+        add_modulated_norm(*turned, *vectors), add_modulated_norm(residual, branch, *vectors), strict=True
+    ):
         assert torch.equal(one, other)
 
 
 def test_kernel_in_the_interpreter():
-    interpret("test_steer_norm_triton", "interpreted")
+    interpret("test_fused_blocks_triton", "interpreted")
 
 
 def test_what_does_not_fit_is_refused():
     pytest.importorskip("triton")
-    from models.steer_norm_triton import steer_norm
+    from models.fused_blocks_triton import add_modulated_norm
 
     residual, branch, gate, factor, shift = drawn(2, 2, 5, 24)
     with pytest.raises(ValueError, match=r"factor \[2, 1, 1, 24\].*must be \[b, g, 1, d\]"):
-        steer_norm(residual, branch, gate, factor[:, :1], shift)
+        add_modulated_norm(residual, branch, gate, factor[:, :1], shift)
     with pytest.raises(ValueError, match="a stride of 1 over d"):
-        steer_norm(residual, branch, gate.repeat(1, 1, 1, 2)[..., ::2], factor, shift)
+        add_modulated_norm(residual, branch, gate.repeat(1, 1, 1, 2)[..., ::2], factor, shift)
     with pytest.raises(ValueError, match="cannot be added"):
-        steer_norm(residual, branch[0], gate, factor, shift)
+        add_modulated_norm(residual, branch[0], gate, factor, shift)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (1, 1, 17, 4096)], ids=str)
 def test_as_exact_as_plain_operations(shape, dtype):
-    from models.steer_norm_triton import steer_norm
+    from models.fused_blocks_triton import add_modulated_norm
 
     given = drawn(*shape, dtype, "cuda")
     expected = plain(*(tensor.double() for tensor in given))
-    for found, other, exact in zip(steer_norm(*given), plain(*given), expected, strict=True):
+    for found, other, exact in zip(add_modulated_norm(*given), plain(*given), expected, strict=True):
         assert relative_error(found, exact) <= 2 * relative_error(other, exact)
 
 
 def two_branches(residual, branch, gate, factor, shift):
     """Return what comes out of three norms, each behind the one before."""
-    from models.steer_norm_triton import steer_norm
+    from models.fused_blocks_triton import add_modulated_norm
 
-    residual, normed = steer_norm(residual, None, None, factor, shift)
-    residual, normed = steer_norm(residual, branch * normed, gate, factor, shift)
-    return steer_norm(residual, branch * normed, gate, factor, shift)
+    residual, normed = add_modulated_norm(residual, None, None, factor, shift)
+    residual, normed = add_modulated_norm(residual, branch * normed, gate, factor, shift)
+    return add_modulated_norm(residual, branch * normed, gate, factor, shift)
 
 
 @pytest.mark.gpu
@@ -118,7 +120,7 @@ def test_a_captured_graph_follows_its_inputs():
 
 @pytest.mark.gpu
 def test_the_operators_keep_their_promises():
-    from models import steer_norm_triton  # noqa: F401
+    from models import fused_blocks_triton  # noqa: F401
 
     given = drawn(2, 2, 5, 24, torch.bfloat16, "cuda")
     utils = ("test_schema", "test_faketensor")

@@ -4,17 +4,26 @@ A pass has a few dozen tokens, so what counts is the number of launches and of t
 row in registers, reads it once, and writes both the residual stream and what goes into the next matrix product.
 """
 
+from collections.abc import Iterable
+
 import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from models.attention import Attention
+from models.embeddings import MLP
+from models.ring_attention import RingCache, Visibility, ring_attention
+from models.ring_attention_triton import write_ring
+from models.skinny_linear_triton import linear_parts, linear_silu, supports
+from models.transformer import Block, Modulation
+
 PER_WARP = 256  # elements: 8 a thread, which in half precision are one load of 16 bytes
 
 
 @triton.jit
-def _steer_norm(
+def _add_modulated_norm(
     residual, branch, gate, factor, shift, summed, normed,
     gate_b, gate_g, factor_b, factor_g, shift_b, shift_g, part_stride,
     eps: tl.constexpr, groups: tl.constexpr, tokens: tl.constexpr,
@@ -44,7 +53,7 @@ def _steer_norm(
 
 @triton_op("models::start_norm", mutates_args=())
 def start_norm(residual: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
-    """Return `normed` of `steer_norm` where no branch is added."""
+    """Return `normed` of `add_modulated_norm` where no branch is added."""
     normed = torch.empty_like(residual, memory_format=torch.contiguous_format)
     _launch(residual, None, None, factor, shift, None, normed)
     return normed
@@ -52,13 +61,13 @@ def start_norm(residual: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
 
 @triton_op("models::add_norm", mutates_args=())
 def add_norm(residual: Tensor, branch: Tensor, gate: Tensor, factor: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `summed` and `normed` of `steer_norm`."""
+    """Return `summed` and `normed` of `add_modulated_norm`."""
     summed, normed = (torch.empty_like(residual, memory_format=torch.contiguous_format) for _ in range(2))
     _launch(residual, branch, gate, factor, shift, summed, normed)
     return summed, normed
 
 
-def steer_norm(
+def add_modulated_norm(
     residual: Tensor, branch: Tensor | None, gate: Tensor | None, factor: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return `summed = residual + gate·(sum of branch)` and `normed = layer_norm(summed)·factor + shift`.
@@ -104,10 +113,56 @@ def _launch(
     b, g, m, d = residual.shape
     block = triton.next_power_of_2(d)
     gate = factor if gate is None else gate
-    wrap_triton(_steer_norm)[(b * g * m,)](
+    wrap_triton(_add_modulated_norm)[(b * g * m,)](
         residual, factor if branch is None else branch, gate, factor, shift,
         factor if summed is None else summed, normed,
         *gate.stride()[:2], *factor.stride()[:2], *shift.stride()[:2], residual.numel(),
         eps=1e-5, groups=g, tokens=m, width=d, block=block, parts=0 if branch is None else branch.shape[0],
         num_warps=min(max(block // PER_WARP, 1), 16),
     )  # fmt: skip
+
+
+#: A block, its ring, and what the condition does to it.
+Layer = tuple[Block, RingCache, Modulation]
+
+
+def through_layers(
+    tokens: Tensor, layers: Iterable[Layer], rotation: Tensor, slots: Tensor, seen: Visibility
+) -> Tensor:
+    """Map tokens [b, g, m, d] of g frames to the same shape; their keys and values are written into the rings.
+
+    Args:
+        tokens: fp16 or bf16, on a GPU.
+        layers: from the first to the last.
+        rotation: fp32 [2, g·m, head_dim].
+        slots: int64 [g], where each frame lies in the rings.
+        seen: what each frame sees of them, with no mask.
+    """
+    residual, branch, gate = tokens, None, None
+    for block, cache, modulation in layers:
+        residual, normed = add_modulated_norm(residual, branch, gate, modulation.factor1, modulation.shift1)
+        branch = _attended(block.attn, cache, normed, rotation, slots, seen)
+        residual, normed = add_modulated_norm(residual, branch, modulation.gate1, modulation.factor2, modulation.shift2)
+        branch, gate = _fed_forward(block.mlp, normed), modulation.gate2
+    if branch is None or gate is None:  # no layers
+        return residual
+    return torch.addcmul(residual, branch.sum(0).to(residual.dtype), gate)
+
+
+def _attended(
+    attn: Attention, cache: RingCache, normed: Tensor, rotation: Tensor, slots: Tensor, seen: Visibility
+) -> Tensor:
+    """Map normalised tokens [b, g, m, d] to parts of the attended ones."""
+    gains = attn.qk_norm.q_norm.gain, attn.qk_norm.k_norm.gain
+    q = write_ring(attn.qkv(normed.flatten(1, 2)), *gains, rotation, slots, cache.k, cache.v)
+    attended = ring_attention(q, cache.k, cache.v, seen).flatten(3)
+    if supports(attended, attn.out.weight):
+        return linear_parts(attended, attn.out.weight, attn.out.bias)
+    return attn.out(attended).unsqueeze(0)
+
+
+def _fed_forward(mlp: MLP, normed: Tensor) -> Tensor:
+    """Map normalised tokens [b, g, m, d] to parts of what the MLP makes of them."""
+    if not supports(normed, mlp.fc1.weight, mlp.fc2.weight):
+        return mlp(normed).unsqueeze(0)
+    return linear_parts(linear_silu(normed, mlp.fc1.weight, mlp.fc1.bias), mlp.fc2.weight, mlp.fc2.bias)
