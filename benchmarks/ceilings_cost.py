@@ -21,7 +21,7 @@ from tabulate import tabulate
 BAR_SECONDS = 5
 MEASURE = """
 import json, sys, torch
-from profiling.limits.measure import measure_ceilings
+from profiling.roofline.measure_ceilings import measure_ceilings
 device = torch.device(sys.argv[1], 0)
 dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 threads = torch.get_num_threads()

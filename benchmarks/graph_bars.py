@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from profiling.core.records import Record, read_records
 from profiling.reporting.facts import number_at
+from profiling.results.records import Record, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -15,7 +15,7 @@ from tabulate import tabulate
 from models.clip import build_clip_text, clip_text_inputs, randomise_clip
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, example_inputs
-from profiling.core.graphs import CudaGraphed
+from profiling.graphs import CudaGraphed
 
 ROUNDS, CALLS = 9, 200
 

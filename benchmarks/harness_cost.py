@@ -17,7 +17,7 @@ from tabulate import tabulate
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, example_inputs
 from profiling.metrics.clocks import clock_of
-from profiling.metrics.disturbances import DisturbanceWatch
+from profiling.metrics.latency import DisturbanceWatch
 from profiling.metrics.sampling import Limits, Sample, collect
 
 ROUNDS = 5

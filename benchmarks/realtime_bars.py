@@ -16,7 +16,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from profiling.core.records import Record, read_records
+from profiling.results.records import Record, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAME_MS = 16.6  # 60 FPS

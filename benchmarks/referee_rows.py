@@ -12,9 +12,9 @@ import torch
 from referee_callables import Call
 from torch.utils.benchmark import Timer
 
-from profiling.core.stats import median_interval
 from profiling.metrics.clocks import CacheFlush, clock_of
 from profiling.metrics.sampling import Limits, collect
+from profiling.results.stats import median_interval
 
 Measure = Callable[[], float]  # → ms of a call
 #: Many short turns: what a host does from second to second (half as fast again, on a shared one) is in both of a turn.

@@ -12,8 +12,8 @@ from referee_rows import MEASURE_MS, WARM_UP_MS, Row, back_to_back, in_turns, ou
 from triton.runtime import driver  # pyright: ignore[reportMissingImports]
 from triton.testing import do_bench, do_bench_cudagraph  # pyright: ignore[reportMissingImports]
 
-from profiling.core.graphs import CudaGraphed
-from profiling.tracing.device_work import device_work
+from profiling.graphs import CudaGraphed
+from profiling.trace.device_work import device_work
 
 
 def against(name: str, call: Call, device: torch.device) -> Iterator[Row]:

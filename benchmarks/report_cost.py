@@ -22,9 +22,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from profiling.core.records import Record, append_record, read_records
 from profiling.reporting.html import HTML_FILE
 from profiling.reporting.render import REPORT_FILE
+from profiling.results.records import Record, append_record, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "docs" / "results" / "h200"

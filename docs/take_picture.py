@@ -10,9 +10,9 @@ from shutil import which
 
 from playwright.sync_api import sync_playwright
 
-from profiling.core.records import read_records
 from profiling.reporting.heading import read_environment
 from profiling.reporting.html.page import HTML_FILE, render_html
+from profiling.results.records import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ROOT / "docs" / "results" / "h200"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from profiling.core.config import read_config
-from profiling.targets import execute, main
+from profiling.cli.app import execute, main
+from profiling.cli.config import read_config
 
 TARGET = "generic_forward"
 

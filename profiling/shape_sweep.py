@@ -10,10 +10,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from profiling.core.config import read_component, read_config
-from profiling.core.job import ComponentSpec
+from profiling.cli.app import execute, main
+from profiling.cli.config import read_component, read_config
+from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError, did_you_mean
-from profiling.targets import execute, main
 
 TARGET = "shape_sweep"
 #: What a component is swept over that says nothing itself.

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from profiling.core.records import read_records
+from profiling.results.records import read_records
 
 
 def check(run: Path) -> None:

@@ -16,19 +16,6 @@ def test_its_numbers_are_those_of_the_committed_run():
     assert "world_model" in fill_readme.results_block()
 
 
-def test_its_tree_is_there():
-    tree = README.split("## The tree")[1].split("```")[1]
-    parent = Path()
-    for line in filter(str.strip, tree.splitlines()):
-        names = re.split(r" {2,}", line.strip())[0]
-        indented = line.startswith(" ")
-        for name in names.split(", "):
-            path = parent / name if indented else Path(name)
-            assert (ROOT / path).exists(), path
-        if not indented:
-            parent = Path(names)
-
-
 def test_its_make_targets_are_there():
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)) | set(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from profiling.comparison.kernels import kernel_changes
 from profiling.comparison.side import Side
 from profiling.comparison.surroundings import Difference
-from profiling.core.records import Record
 from profiling.reporting.facts import at, deadlines, is_right, number_at, peak_memory
 from profiling.reporting.format import ABSENT, count_of, mebibytes, significant
+from profiling.results.records import Record
 
 #: Rows of kernels that a cell may take.
 MOST_KERNELS = 8

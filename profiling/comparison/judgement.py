@@ -10,10 +10,10 @@ import numpy as np
 
 from profiling.comparison.side import Rounds, Side, median_ms, no_times, read_samples
 from profiling.comparison.work import other_work
-from profiling.core.records import Record
-from profiling.core.stats import ratio_interval
 from profiling.errors import InputError
 from profiling.reporting.facts import is_right, times_taken_away
+from profiling.results.records import Record
+from profiling.results.stats import ratio_interval
 
 Verdict = Literal["same", "faster", "slower", "can't tell", "not compared"]
 

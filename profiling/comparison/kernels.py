@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 
 from profiling.comparison.side import Side
 from profiling.comparison.surroundings import Difference
-from profiling.core.records import Record
 from profiling.reporting.facts import at, items_at, number_at
 from profiling.reporting.format import ABSENT, TIMES, count_of, one_line, shortened, significant
+from profiling.results.records import Record
 
 #: A kernel's time changed where it differs by this much, and the difference is this share of all kernels' time.
 TIME_CHANGE, TIME_SHARE = 0.1, 0.01

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from profiling.comparison.edge import unforeseen
-from profiling.core.folder import write_text
 from profiling.errors import InputError
+from profiling.results.run_folder import write_text
 
 _SUFFIX = ".html"
 

@@ -12,13 +12,13 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from profiling.core.folder import CONFIG_FILE
-from profiling.core.records import Record, read_records, read_results
-from profiling.core.rounds import samples_by_round
 from profiling.errors import InputError
-from profiling.frames.series import read_series, series_file
 from profiling.reporting.facts import is_realtime, number_at, wall_p50
 from profiling.reporting.heading import read_environment
+from profiling.results.frames import read_series, series_file
+from profiling.results.records import Record, read_records, read_results
+from profiling.results.rounds import samples_by_round
+from profiling.results.run_folder import CONFIG_FILE
 
 Rounds = tuple[NDArray[np.float64], ...]
 

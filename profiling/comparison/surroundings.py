@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from profiling.comparison.side import Side
-from profiling.core.folder import FREE_KEYS
 from profiling.reporting.facts import at, mapping_at, number_at
+from profiling.results.run_folder import FREE_KEYS
 
 #: (what, in A, in B)
 Difference = tuple[str, str, str]

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profiling.comparison.compared import Comparison
-from profiling.comparison.words import (
-    AROUND,
-    CELLS,
-    CHANGED,
-    NOTHING_AROUND,
-    cell_row,
-    conclusion,
-    legend,
-    titled,
-)
+from profiling.comparison.words import AROUND, CELLS, CHANGED, NOTHING_AROUND, cell_row, conclusion, legend, titled
 from profiling.reporting.format import escaped, one_line
 from profiling.reporting.grid import grid
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from profiling.comparison.edge import unforeseen
 from profiling.comparison.side import Side, median_ms, read_side
 from profiling.comparison.work import loop_work
-from profiling.core.records import RESULTS_FILE, Record
 from profiling.errors import InputError
 from profiling.reporting.facts import at, by_component, interval_at, is_realtime, is_right
 from profiling.reporting.format import ABSENT, TIMES, one_line, significant
 from profiling.reporting.grid import grid
+from profiling.results.records import RESULTS_FILE, Record
 
 HEADERS = ("date", "git", "run", "best variant", "p50 ms", "vs first", "vs previous")
 

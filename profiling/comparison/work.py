@@ -5,8 +5,8 @@ How the work was run is no part of it: a schedule, a variant or a dtype is what 
 
 from __future__ import annotations
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, is_realtime
+from profiling.results.records import Record
 
 
 def loop_work(record: Record) -> dict[str, object]:

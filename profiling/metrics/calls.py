@@ -9,7 +9,7 @@ from statistics import median
 
 from profiling.errors import InputError
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.tracing.profiler import synchronize
+from profiling.trace.profiler import synchronize
 
 
 @dataclass(frozen=True, kw_only=True)

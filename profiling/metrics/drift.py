@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from profiling.core.components import Component
-from profiling.core.distance import relative_l2
-from profiling.core.reference import Outputs, to_host
+from profiling.components.component import Component
+from profiling.components.reference import Outputs, relative_l2, to_host
 from profiling.errors import InputError
 from profiling.metrics.metric import Measured, Metric, Subject
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from profiling.core.memory import graph_pools, held
 from profiling.errors import InputError
+from profiling.machine.memory import graph_pools, held
 from profiling.metrics.metric import Measured, Metric, Subject
 
 

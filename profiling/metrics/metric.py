@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from profiling.core.components import Component
-from profiling.core.reference import Reference
+from profiling.components.component import Component
+from profiling.components.reference import Reference
 from profiling.variants.variant import Step
 
 

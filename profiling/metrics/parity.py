@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from profiling.core.distance import relative_l2
-from profiling.core.reference import CHECK_SEED, Outputs, to_host
+from profiling.components.reference import CHECK_SEED, Outputs, relative_l2, to_host
 from profiling.errors import InputError
 from profiling.metrics.metric import Measured, Metric, Subject
 

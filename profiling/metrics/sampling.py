@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from profiling.core.stats import relative_half_width
 from profiling.errors import InputError
+from profiling.results.stats import relative_half_width
 
 StoppedBy = Literal["interval", "iterations", "time"]
 

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from profiling.core.records import read_records
 from profiling.errors import InputError
 from profiling.reporting.classic import render_classic
 from profiling.reporting.heading import read_environment
 from profiling.reporting.render import render_console, render_markdown, write_report
 from profiling.reporting.terminal import print_what_it_can
+from profiling.results.records import read_records
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,18 +33,7 @@ from typing import Any, Generic, TypeVar
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from profiling.report.format import (
-    ABSENT,
-    UNITS,
-    Kind,
-    Link,
-    Value,
-    escaped,
-    number_of,
-    one_line,
-    show,
-    struck,
-)
+from profiling.report.format import ABSENT, UNITS, Kind, Link, Value, escaped, number_of, one_line, show, struck
 
 #: Characters of a console line.
 WIDTH = 100

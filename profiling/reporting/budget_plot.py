@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, is_realtime, is_right, items_at, mapping_at, number_at
 from profiling.reporting.figure import blank_figure, plain
+from profiling.results.records import Record
 
 BUDGET_FILE = "budget.svg"
 

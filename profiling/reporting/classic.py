@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, by_component, is_realtime, is_right, number_at, peak_memory
 from profiling.reporting.format import ABSENT, MIB, decimals, one_line, struck
+from profiling.results.records import Record
 
 COMPONENT_LABELS = {"world_model": "WM"}
 VARIANT_LABELS = {

@@ -7,10 +7,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, is_right, mapping_at, number_at
 from profiling.reporting.format import ABSENT, escaped, mebibytes, significant, struck, whole
 from profiling.reporting.limits import limit_tables
+from profiling.results.records import Record
 
 #: Metrics that have columns of their own; what else a record holds is some component's own metric.
 KNOWN_METRICS = frozenset({"wall_ms", "device_ms", "host_ms", "fps", "latency", "calls", "drift"})

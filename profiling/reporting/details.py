@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.facts import (
     at,
     by_component,
@@ -22,6 +21,7 @@ from profiling.reporting.facts import (
     wall_p50,
 )
 from profiling.reporting.format import count_of, listed, one_line, significant
+from profiling.results.records import Record
 
 Lines = tuple[str, ...]
 

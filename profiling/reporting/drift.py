@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at
 from profiling.reporting.format import ABSENT
 from profiling.reporting.grid import Titled, grid
+from profiling.results.records import Record
 
 #: Calls that are shown, counted from 1; the record holds all.
 CALLS = (1, 2, 10, 50, 100, 300, 1000)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from profiling.core.records import BASELINE, Record
+from profiling.results.records import BASELINE, Record
 
 #: The target that runs a pipeline in a loop.
 REALTIME = "realtime"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, is_right, number_at
 from profiling.reporting.figure import blank_figure, plain
 from profiling.reporting.frame_series import Frames
 from profiling.reporting.realtime_frames import kind_of, slow_frames
+from profiling.results.records import Record
 
 FRAMES_FILE = "frames.svg"
 

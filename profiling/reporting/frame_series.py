@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.core.records import Record
 from profiling.errors import InputError
-from profiling.frames.series import read_series, series_file
 from profiling.reporting.facts import is_realtime, number_at
 from profiling.reporting.format import one_line
+from profiling.results.frames import read_series, series_file
+from profiling.results.records import Record
 
 #: A record, and the time of each of its frames in milliseconds (float64 [n]; not finite where not measured).
 Frames = tuple[Record, NDArray[np.float64]]

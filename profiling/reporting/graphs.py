@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, number_at
 from profiling.reporting.format import ABSENT, TIMES, mebibytes, one_line, significant, whole
 from profiling.reporting.grid import Titled, grid
+from profiling.results.records import Record
 
 _GRAPHS = (
     "component",

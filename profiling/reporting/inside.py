@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profiling.core.records import Record
-from profiling.inside.classes import CLASSES
 from profiling.reporting.facts import added, at, is_right, items_at, number_at
 from profiling.reporting.format import ABSENT, average_count, count_of, decimals, one_line, percent, significant, whole
 from profiling.reporting.grid import Titled, grid, noted
@@ -14,6 +12,8 @@ from profiling.reporting.inside_kernels import kernel_table
 from profiling.reporting.inside_modules import module_table
 from profiling.reporting.inside_waits import wait_table
 from profiling.reporting.table import shown_times
+from profiling.results.records import Record
+from profiling.trace.kernel_classes import CLASSES
 
 #: Rows a cell that `report.md` has room for.
 KERNELS, MODULES = 12, 20

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.facts import added, at, items_at, number_at
 from profiling.reporting.format import ABSENT, average_count, one_line, percent, significant
 from profiling.reporting.grid import grid, noted
 from profiling.reporting.table import shown_times
+from profiling.results.records import Record
 
 _HEADERS = (
     *("component", "variant", "kernel", "class", "count", "mean µs", "total ms", "share"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.facts import added, at, items_at, number_at
 from profiling.reporting.format import ABSENT, average_count, percent, significant, whole
 from profiling.reporting.grid import grid, noted
 from profiling.reporting.inside_sources import sources
 from profiling.reporting.table import shown_times
+from profiling.results.records import Record
 
 #: What the path "" is called.
 WHOLE = "(the whole component)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at
+from profiling.results.records import Record
 
 
 def sources(records: Sequence[Record], what: str, key: str) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, items_at, number_at
 from profiling.reporting.format import ABSENT, average_count, mebibytes, one_line, significant
 from profiling.reporting.grid import grid, noted
 from profiling.reporting.inside_sources import sources
 from profiling.reporting.table import shown_times
+from profiling.results.records import Record
 
 _HEADERS = ("component", "variant", "what", "line", "code", "count", "ms", "MiB")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.facts import (
     at,
     by_component,
@@ -18,6 +17,7 @@ from profiling.reporting.facts import (
 )
 from profiling.reporting.format import ABSENT, TIMES, one_line, percent, significant, whole
 from profiling.reporting.grid import Titled, grid
+from profiling.results.records import Record
 
 _LIMITS = (
     "component",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.drift import drift_tables
 from profiling.reporting.graphs import graph_tables
 from profiling.reporting.grid import Titled
@@ -12,6 +11,7 @@ from profiling.reporting.launches import render_launches
 from profiling.reporting.realtime import realtime_tables
 from profiling.reporting.sweep import sweep_tables
 from profiling.reporting.training import training_tables
+from profiling.results.records import Record
 
 
 def own_tables(records: Sequence[Record], *, markdown: bool) -> tuple[Titled, ...]:

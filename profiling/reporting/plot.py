@@ -7,9 +7,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, by_component, call_points, is_right, number_at
 from profiling.reporting.figure import blank_figure, plain
+from profiling.results.records import Record
 
 PLOT_FILE = "sweep.svg"
 _COLUMNS = 3

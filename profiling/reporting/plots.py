@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from profiling.core.records import Record
 from profiling.errors import MissingExtraError
 from profiling.reporting.budget_plot import BUDGET_FILE, plot_budget
 from profiling.reporting.frame_plot import FRAMES_FILE, plot_frames
 from profiling.reporting.frame_series import read_frame_times
 from profiling.reporting.plot import PLOT_FILE, plot_sweep
+from profiling.results.records import Record
 
 TITLES = {
     PLOT_FILE: "Total time over calls",

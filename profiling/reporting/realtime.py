@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, deadlines, is_realtime, is_right, mapping_at, number_at
 from profiling.reporting.format import ABSENT, TIMES, percent, significant, whole
 from profiling.reporting.grid import Titled, grid
 from profiling.reporting.realtime_frames import memory_table, slow_table, slowest_table
 from profiling.reporting.table import Column, cost_columns, layout, shown_times
+from profiling.results.records import Record
 
 #: Frames that the simulated player keeps in hand.
 BUFFERS = ("0", "1", "2", "3")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, interval_at, is_right, items_at, mapping_at, number_at
 from profiling.reporting.format import ABSENT, mebibytes, one_line, significant, struck, whole
 from profiling.reporting.grid import grid
+from profiling.results.records import Record
 
 #: Slow frames of a variant that are shown; the record holds more.
 SLOWEST = 5

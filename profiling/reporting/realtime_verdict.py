@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, deadlines, is_realtime, is_right, number_at
 from profiling.reporting.format import count_of, listed, one_line
 from profiling.reporting.limits import frame_floor
 from profiling.reporting.realtime_frames import kind_of, slow_causes
 from profiling.reporting.realtime_words import growth, leaks, name_of, spikes
+from profiling.results.records import Record
 
 
 def realtime_verdicts(records: Sequence[Record]) -> tuple[str, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, interval_at, is_realtime, is_right, items_at, mapping_at, number_at
 from profiling.reporting.format import MINUS, count_of, listed, one_line, significant, whole
 from profiling.reporting.realtime_frames import MEMORY_KINDS
+from profiling.results.records import Record
 
 #: How the loop was run: keys of the section, in the order in which they are said.
 _SETTINGS = ("commit", "schedule", "pace", "deliver")

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from profiling.core.records import Record, read_records
 from profiling.reporting.classic import render_classic
 from profiling.reporting.detail_tables import detail_tables
 from profiling.reporting.details import artefacts, causes, legend, networks, notes
@@ -23,6 +22,7 @@ from profiling.reporting.realtime_words import realtime_legend, realtime_lines
 from profiling.reporting.sweep import sweep_legend
 from profiling.reporting.table import render_table
 from profiling.reporting.verdict import verdicts
+from profiling.results.records import Record, read_records
 
 REPORT_FILE = "report.md"
 CLASSIC_FILE = "classic.txt"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import (
     at,
     by_component,
@@ -16,6 +15,7 @@ from profiling.reporting.facts import (
 )
 from profiling.reporting.format import ABSENT, TIMES, mebibytes, significant, struck
 from profiling.reporting.grid import Titled, grid
+from profiling.results.records import Record
 
 #: Stands before a time that was computed from the time of a call and not measured.
 COMPUTED = "~"

@@ -8,7 +8,6 @@ from typing import Literal
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from profiling.core.records import Record
 from profiling.reporting.facts import (
     at,
     baseline_name,
@@ -33,6 +32,7 @@ from profiling.reporting.format import (
     struck,
     times_faster,
 )
+from profiling.results.records import Record
 
 Groups = Mapping[str, Sequence[Record]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.facts import by_component, items_at, mapping_at, number_at
 from profiling.reporting.format import ABSENT, mebibytes, one_line, significant, whole
 from profiling.reporting.grid import Titled, grid
+from profiling.results.records import Record
 
 _KINDS = (
     ("allocated", "allocated"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import (
     baseline_name,
     by_component,
@@ -20,6 +19,7 @@ from profiling.reporting.facts import (
 )
 from profiling.reporting.format import MIB, MINUS, count_of, listed, mebibytes, one_line, significant, times_faster
 from profiling.reporting.limits import bound_lines
+from profiling.results.records import Record
 
 #: The frame rates that real-time applications aim at.
 FRAME_RATES = (24, 30, 60, 120)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from profiling.core.components import Component
+from profiling.components.component import Component
 from profiling.variants.variant import Step, Uncaptured, Variant
 
 

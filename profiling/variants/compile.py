@@ -6,22 +6,35 @@ The default mode holds no CUDA graphs, so that its row differs from `baseline` b
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor import cpp_builder, exc
 
-from profiling.core.components import Component
+from profiling.components.component import Component
 from profiling.errors import InputError, did_you_mean
-from profiling.tracing.counters import CompileCounters, snapshot
-from profiling.tracing.kernels import kept_kernels
-from profiling.variants.toolchain import missing_toolchain
+from profiling.trace.counters import CompileCounters, snapshot
+from profiling.trace.generated_code import kept_kernels
 from profiling.variants.variant import Step, Uncaptured, Variant
+
+
+@cache
+def missing_toolchain() -> str | None:
+    """Return what is missing and how to get it, or None when torch.compile can build C++ here."""
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return "torch.compile needs a C++ compiler on a CPU and finds none: apt-get install g++"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        return "torch.compile needs Python's headers on a CPU and finds none: apt-get install python3-dev"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,21 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from profiling.core.components import Component
-from profiling.core.graphs import CudaGraphed
+from profiling.components.component import Component
 from profiling.errors import InputError
-from profiling.tracing.counters import CompileCounters, snapshot
+from profiling.fx_passes.passes import interleaved
+from profiling.graphs import CudaGraphed
+from profiling.graphs.capture import casts_inside
+from profiling.trace.counters import CompileCounters, snapshot
+from profiling.trace.device_work import host_launches
 from profiling.variants.compile import Compile
-from profiling.variants.graph_facts import graph_facts, uncaptured
-from profiling.variants.variant import Step, Variant
+from profiling.variants.variant import Step, Uncaptured, Variant
+
+Call = Callable[[], object]
+
+
+def alternate(first: Call, second: Call, *, rounds: int = 31, warmup: int = 3) -> tuple[float, float]:
+    """Return the median wall time of a call of each, in milliseconds, of `rounds` rounds of one call each.
+
+    The device is idle at the start of every call and waited for at its end.
+    """
+    for _ in range(warmup):
+        first()
+        second()
+    torch.cuda.synchronize()
+    return interleaved(partial(_wall_ms, first), partial(_wall_ms, second), rounds)
+
+
+def _wall_ms(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
+def uncaptured(call: Callable[..., Any], inputs: Mapping[str, torch.Tensor], module: nn.Module | None) -> Uncaptured:
+    """Return `call(**inputs)` under the conditions of its capture: else a compiled one would compile once more."""
+
+    def plain() -> Any:
+        with casts_inside():
+            return call(**inputs)
+
+    return Uncaptured(plain, module)
+
+
+def graph_facts(
+    engines: Sequence[CudaGraphed], call: Callable[..., Any], inputs: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Return the record's section `graphs`; the last of `engines` replays what `call(**inputs)` does uncaptured.
+
+    Counters are totals over all engines. `host_launches` are of one call, before (uncaptured) and after (replayed),
+    absent where CUPTI saw none; `wall_ms` the medians of alternating calls, and `gain` their ratio; `memory` what was
+    held around the last capture, bytes by kind.
+    """
+    counters = [asdict(engine.counters) for engine in engines]
+    recording = engines[-1].newest
+    uncaptured, replay = partial(call, **inputs), partial(engines[-1], **inputs)
+    with casts_inside():  # as it was captured: a compiled call would find a guard broken and compile once more
+        before, after = alternate(uncaptured, replay)
+        launches = {"before": host_launches(uncaptured), "after": host_launches(replay)}
+    return {
+        **{key: sum(counter[key] for counter in counters) for key in counters[0]},
+        "memory": {} if recording is None else recording.memory,
+        "host_launches": {key: count for key, count in launches.items() if count is not None},
+        "wall_ms": {"before": before, "after": after},
+        "gain": before / after,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from profiling.core.components import Component
-from profiling.core.graphs import CaptureError, CudaGraphed
+from profiling.components.component import Component
 from profiling.errors import InputError
-from profiling.transforms.facts import propagate
-from profiling.transforms.gain import replay_ms
-from profiling.transforms.stages import Pass, Stage, stages
-from profiling.transforms.tracer import trace
-from profiling.variants.graph_facts import graph_facts, uncaptured
+from profiling.fx_passes.graph_facts import propagate
+from profiling.fx_passes.passes import Pass, Stage, replay_ms, stages
+from profiling.fx_passes.tracer import trace
+from profiling.graphs import CaptureError, CudaGraphed
+from profiling.variants.cuda_graph import graph_facts, uncaptured
 from profiling.variants.variant import Step, Variant
 
 
@@ -28,7 +27,7 @@ from profiling.variants.variant import Step, Variant
 class FxCudaGraph(Variant):
     """Trace the module with torch.fx, apply `passes` in their order, capture the result and replay it.
 
-    A pass is any callable `GraphModule → GraphModule`, a class of `profiling.transforms` or one's own. As with
+    A pass is any callable `GraphModule → GraphModule`, a class of `profiling.fx_passes` or one's own. As with
     `cuda_graph`, copying the inputs is part of the step, and the output is a clone unless `alias_outputs` is set.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiling.core.components import Component
+from profiling.components.component import Component
 
 
 def _nothing() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from profiling.core.records import Record, append_record
-from profiling.core.stats import summarize
+from profiling.results.records import Record, append_record
+from profiling.results.stats import summarize
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

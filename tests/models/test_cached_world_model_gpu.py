@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_cached_world_model import SMALL, WIDE, drawn, made, one_pass
 
-from profiling.core.graphs import CudaGraphed
+from profiling.graphs import CudaGraphed
 
 pytestmark = pytest.mark.gpu
 

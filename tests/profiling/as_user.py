@@ -9,7 +9,7 @@ from pathlib import Path
 
 from warm_process import run_warm
 
-from profiling.core.records import Record, read_records
+from profiling.results.records import Record, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ROOT / "tests" / "data" / "outside"

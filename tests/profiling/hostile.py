@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from profiling.core.records import Record
+from profiling.results.records import Record
 
 SCRIPT = "<script>window.evil=1</script>"
 CLOSING = "</script><img src=x onerror=window.evil=2>"

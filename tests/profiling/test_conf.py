@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from models.audio_vae import AudioVAEParams
 from models.image_vae import ImageVAEParams
 from models.world_model import WorldModelParams
-from profiling.app import CONF, register_resolvers
-from profiling.core.config import read_config
-from profiling.core.job import Settings
+from profiling.cli.app import CONF, register_resolvers
+from profiling.cli.config import read_config
+from profiling.components.spec import Settings
 
 GROUPS = {
     group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("component", "variant", "metric")

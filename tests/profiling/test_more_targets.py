@@ -9,9 +9,9 @@ import pytest
 from as_user import OUTSIDE, environment, finished
 from test_conf import composed
 
-from profiling.core.config import read_config
-from profiling.core.records import read_records
+from profiling.cli.config import read_config
 from profiling.errors import InputError
+from profiling.results.records import read_records
 from profiling.shape_sweep import points_of
 
 QUICK = ("device=cpu", "threads=1", "ceilings=off", "isolation=none")

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 _CONTEXT = multiprocessing.get_context("forkserver")
 #: What the targets import sooner or later; Python passes over what is not installed.
 _HELD = (
-    *("profiling.targets", "profiling.core.tasks", "profiling.core.forward", "profiling.loop.cell"),
+    *("profiling.cli.app", "profiling.run.worker", "profiling.run.forward", "profiling.realtime.cell"),
     *("profiling.reporting.html.page", "matplotlib.figure", "matplotlib.backends.backend_svg"),
 )
 _CONTEXT.set_forkserver_preload(list(_HELD))

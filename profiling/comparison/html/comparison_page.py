@@ -17,11 +17,11 @@ from profiling.comparison.words import (
     legend,
     titled,
 )
-from profiling.core.records import RESULTS_FILE
 from profiling.reporting.format import one_line
 from profiling.reporting.heading import command_line
 from profiling.reporting.html.document import render_document
 from profiling.reporting.html.section import Section
+from profiling.results.records import RESULTS_FILE
 
 
 def render_comparison(comparison: Comparison) -> str:

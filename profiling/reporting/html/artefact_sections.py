@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.details import compile_phases
 from profiling.reporting.facts import at, items_at, number_at
 from profiling.reporting.format import ABSENT, one_line, significant, whole
 from profiling.reporting.html.material import Material
 from profiling.reporting.html.section import Cell, Section, Table
+from profiling.results.records import Record
 
 _COUNTS = (
     ("graphs", "graphs"),

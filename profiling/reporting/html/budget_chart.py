@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.budget_plot import stage_times
 from profiling.reporting.facts import at, is_realtime, is_right, number_at
 from profiling.reporting.html.figure import GREY, axis, cell_name, figure, plain, rounded
 from profiling.reporting.html.material import palette
 from profiling.reporting.html.section import Figure, View
+from profiling.results.records import Record
 
 _REST = "beside the stages"
 

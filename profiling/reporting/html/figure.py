@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.core.records import Record
 from profiling.reporting.facts import is_right
 from profiling.reporting.format import one_line
 from profiling.reporting.html.section import Figure
+from profiling.results.records import Record
 
 #: Points of one chart together, all its views: about a dozen bytes each.
 POINTS = 24_000

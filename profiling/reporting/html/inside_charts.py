@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from profiling.core.records import Record
-from profiling.inside.classes import CLASSES
 from profiling.reporting.facts import at, by_component, items_at, number_at
 from profiling.reporting.format import count_of, percent, significant
 from profiling.reporting.html.figure import GREY, RED, axis, cell_name, cell_words, figure, plain, rounded, tree_figure
@@ -14,6 +12,8 @@ from profiling.reporting.html.material import palette
 from profiling.reporting.html.section import Figure, View
 from profiling.reporting.inside import class_times
 from profiling.reporting.inside_modules import NOT_ATTRIBUTABLE
+from profiling.results.records import Record
+from profiling.trace.kernel_classes import CLASSES
 
 _COLOURS = palette(CLASSES)
 _PALE_RED = "#eb9ea2"

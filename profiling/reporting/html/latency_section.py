@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.details import legend
 from profiling.reporting.facts import by_component, interval_at, is_right, number_at, wall_p50
 from profiling.reporting.html.figure import GREY, axis, cell_name, figure, plain, rounded
@@ -14,6 +13,7 @@ from profiling.reporting.html.material import Material
 from profiling.reporting.html.section import Chart, Figure, Section, View
 from profiling.reporting.table import render_table
 from profiling.reporting.verdict import FRAME_RATES
+from profiling.results.records import Record
 
 #: With more components than this the bars of all of them together are too thin to read.
 _TOGETHER = 8

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from profiling.core.records import Record
 from profiling.reporting.detail_tables import detail_tables
 from profiling.reporting.facts import is_realtime
 from profiling.reporting.frame_series import Frames, read_frame_times
@@ -17,6 +16,7 @@ from profiling.reporting.html.markdown_tables import tables_of
 from profiling.reporting.html.section import Table
 from profiling.reporting.inside import inside_tables
 from profiling.reporting.own_tables import own_tables
+from profiling.results.records import Record
 
 _CONFIG_FILE = "config.yaml"
 #: Told apart by people who see red and green alike, on white and on black.

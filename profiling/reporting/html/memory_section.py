@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.detail_tables import MEMORY_KINDS, memory_phases
 from profiling.reporting.facts import by_component, number_at
 from profiling.reporting.format import MIB
 from profiling.reporting.html.figure import axis, cell_name, figure, plain, rounded
 from profiling.reporting.html.material import Material
 from profiling.reporting.html.section import Chart, Figure, Section, View
+from profiling.results.records import Record
 
 
 def memory_section(material: Material) -> Section:

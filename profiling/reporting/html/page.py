@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.format import one_line
 from profiling.reporting.heading import environment_lines
 from profiling.reporting.html import HTML_FILE as HTML_FILE
@@ -23,6 +22,7 @@ from profiling.reporting.html.section import Section
 from profiling.reporting.html.sweep_section import sweep_section
 from profiling.reporting.html.training_section import training_section
 from profiling.reporting.html.verdict_section import not_ok_section, notes_section, verdict_section
+from profiling.results.records import Record
 
 Maker = Callable[[Material], Section]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from profiling.core.records import Record
 from profiling.reporting.facts import at, number_at
 from profiling.reporting.frame_plot import envelope
 from profiling.reporting.frame_series import Frames
@@ -16,6 +15,7 @@ from profiling.reporting.html.material import Material, palette
 from profiling.reporting.html.section import Chart, Figure, Section, View
 from profiling.reporting.realtime_frames import kind_of, slow_frames
 from profiling.reporting.realtime_words import realtime_legend, realtime_lines
+from profiling.results.records import Record
 
 #: How the titles of its tables begin.
 _TABLES = (

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.core.records import Record
-from profiling.core.stats import OUTLIER_MADS
 from profiling.reporting.facts import items_at
 from profiling.reporting.html.material import Material
+from profiling.results.records import Record
+from profiling.results.stats import OUTLIER_MADS
 
 
 @dataclass(frozen=True)

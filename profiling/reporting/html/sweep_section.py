@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.core.records import Record
 from profiling.reporting.facts import by_component, is_right
 from profiling.reporting.html.figure import axis, cell_name, figure, rounded
 from profiling.reporting.html.material import Material
 from profiling.reporting.html.section import Chart, Figure, Section, View
 from profiling.reporting.plot import total_points
 from profiling.reporting.sweep import sweep_legend
+from profiling.results.records import Record
 
 
 def sweep_section(material: Material) -> Section:

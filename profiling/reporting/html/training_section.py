@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.facts import by_component, items_at, number_at
 from profiling.reporting.html.figure import axis, cell_name, figure, rounded, scale
 from profiling.reporting.html.material import Material
 from profiling.reporting.html.section import Chart, Figure, Section, View
+from profiling.results.records import Record
 
 
 def training_section(material: Material) -> Section:

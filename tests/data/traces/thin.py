@@ -1,6 +1,6 @@
 """Thins a profiler trace for the tests: `python thin.py TRACE OUT [--calls N] [--line "METHOD=FILE:LINE"]`.
 
-Keeps what `profiling.inside` reads of the first N traced calls: work on the device, calls into CUDA, spans, and the
+Keeps what `profiling.trace` reads of the first N traced calls: work on the device, calls into CUDA, spans, and the
 operators around those calls, with the arguments that it looks at. `--line` turns the stack frames of a built-in method,
 which name no line, into the span that a pass by lines writes around the line that calls it.
 """

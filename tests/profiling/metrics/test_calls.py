@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from profiling.core.records import Record
-from profiling.core.speedup import break_even_calls
 from profiling.errors import InputError
 from profiling.metrics.calls import Calls, rows
+from profiling.results.records import Record
+from profiling.results.rounds import break_even_calls
 
 
 def clock(first, each):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.core.components import Component
+from profiling.components.component import Component
 from profiling.errors import InputError
 from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Subject

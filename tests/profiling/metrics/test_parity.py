@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.core.components import Component
-from profiling.core.distance import relative_l2
-from profiling.core.reference import CHECK_SEED, Reference, outputs_of
+from profiling.components.component import Component
+from profiling.components.reference import CHECK_SEED, Reference, outputs_of, relative_l2
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
 from profiling.metrics.parity import Parity, decibels

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record, append_record
+from profiling.results.records import Record, append_record
 
 MIB = 2**20
 

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record
 from profiling.reporting.classic import COMPONENT_LABELS, VARIANT_LABELS, label, render_classic
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 

@@ -2,9 +2,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.details import causes, legend
 from profiling.reporting.render import write_report
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 Save = Callable[[Sequence[Record]], Path]

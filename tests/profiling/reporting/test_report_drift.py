@@ -1,7 +1,7 @@
 """The table of drift: the calls that were made, and the worst of all of them."""
 
-from profiling.core.records import Record
 from profiling.reporting.drift import drift_tables
+from profiling.results.records import Record
 
 
 def record(errors):

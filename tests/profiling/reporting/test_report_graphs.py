@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record
 from profiling.reporting.graphs import graph_tables
 from profiling.reporting.render import render_console, render_markdown, write_report
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 Save = Callable[[Sequence[Record]], Path]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hand_traced import CEILINGS, inside, many, module
 
-from profiling.core.records import Record
 from profiling.reporting.details import artefacts
 from profiling.reporting.inside import inside_lines, inside_tables
 from profiling.reporting.inside_modules import folded
 from profiling.reporting.render import render_console, render_markdown
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 KNOWN = {"ceilings": CEILINGS}

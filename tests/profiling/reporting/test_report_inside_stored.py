@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record
-from profiling.inside.section import Traces, inside_of
-from profiling.inside.timeline import timeline
 from profiling.reporting.html.markdown_tables import tables_of
 from profiling.reporting.inside import inside_lines, inside_tables
-from profiling.tracing.chrome_trace import WORK, read_events
+from profiling.results.records import Record
+from profiling.trace.analysis import Traces, inside_of
+from profiling.trace.events import WORK, read_events, timeline
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "traces"
 #: A record, the trace's events of work on the device, and how many calls they are of.

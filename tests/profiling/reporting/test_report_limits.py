@@ -2,7 +2,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.heading import environment_lines
 from profiling.reporting.html.latency_section import latency_section
 from profiling.reporting.html.material import Material
@@ -10,6 +9,7 @@ from profiling.reporting.html.realtime_section import realtime_section
 from profiling.reporting.limits import bound_lines, limit_tables
 from profiling.reporting.realtime_verdict import realtime_verdicts
 from profiling.reporting.render import render_console, render_markdown
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 SPEEDUP = {"vs": "baseline", "wall": 10.0, "ci95": [9.9, 10.1]}

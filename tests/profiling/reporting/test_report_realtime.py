@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record
 from profiling.reporting.classic import render_classic
 from profiling.reporting.realtime import realtime_tables
 from profiling.reporting.realtime_words import LEGEND, realtime_legend, realtime_lines
 from profiling.reporting.render import render_console, render_markdown, write_report
+from profiling.results.records import Record
 
 Section = dict[str, Any]
 Loop = Callable[..., Section]

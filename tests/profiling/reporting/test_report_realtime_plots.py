@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from profiling.core.records import Record
 from profiling.reporting.budget_plot import BUDGET_FILE, plot_budget
 from profiling.reporting.frame_plot import FRAMES_FILE, envelope, plot_frames
 from profiling.reporting.frame_series import frames_file
 from profiling.reporting.render import write_report
+from profiling.results.records import Record
 
 Section = dict[str, Any]
 Loop = Callable[..., Section]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record
 from profiling.reporting.realtime_verdict import realtime_verdicts
 from profiling.reporting.realtime_words import realtime_lines
 from profiling.reporting.render import render_console, render_markdown, write_report
+from profiling.results.records import Record
 
 Section = dict[str, Any]
 Loop = Callable[..., Section]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record
 from profiling.errors import InputError
 from profiling.reporting.render import write_report
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 Save = Callable[[Sequence[Record]], Path]

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record
 from profiling.errors import MissingExtraError
 from profiling.reporting.plot import PLOT_FILE, plot_sweep
 from profiling.reporting.render import render_console, render_markdown, write_report
 from profiling.reporting.sweep import sweep_legend, sweep_tables
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 Save = Callable[[Sequence[Record]], Path]

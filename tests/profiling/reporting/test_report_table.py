@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record
 from profiling.reporting.table import render_table
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 

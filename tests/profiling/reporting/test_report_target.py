@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from profiling.core.records import Record
 from profiling.report.__main__ import main
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 Save = Callable[[Sequence[Record]], Path]
@@ -70,8 +70,8 @@ def test_failed_cells_do_not_fail_the_rendering(three: tuple[Record, ...], save:
 
 def test_reporting_imports_neither_torch_nor_what_measures() -> None:
     allowed = (
-        *("profiling.core.records", "profiling.core.stats", "profiling.errors", "profiling.reporting"),
-        *("profiling.frames.series", "profiling.inside.classes"),
+        *("profiling.results.records", "profiling.results.stats", "profiling.errors", "profiling.reporting"),
+        *("profiling.results.frames", "profiling.trace.kernel_classes"),
     )
     for path in [*(ROOT / "profiling" / "reporting").rglob("*.py"), ROOT / "profiling" / "report.py"]:
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from profiling.core.records import Record
 from profiling.reporting.render import render_console, render_markdown, write_report
 from profiling.reporting.training import training_tables
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 Save = Callable[[Sequence[Record]], Path]

@@ -1,8 +1,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from profiling.core.records import Record
 from profiling.reporting.verdict import verdict, verdicts
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 SPEEDUP = {"vs": "baseline", "wall": 11.5, "ci95": [11.4, 11.6]}

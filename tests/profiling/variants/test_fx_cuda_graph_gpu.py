@@ -8,13 +8,13 @@ import yaml
 from torch import nn
 
 from models.clip import build_clip_text, clip_text_inputs, randomise_clip
-from profiling.app import CONF
-from profiling.core.components import Component
-from profiling.core.config import instantiate
-from profiling.core.distance import relative_l2
-from profiling.core.graphs import CudaGraphed
-from profiling.transforms.gain import replay_ms
-from profiling.transforms.tracer import trace
+from profiling.cli.app import CONF
+from profiling.components.component import Component
+from profiling.components.instantiate import instantiate
+from profiling.components.reference import relative_l2
+from profiling.fx_passes.passes import replay_ms
+from profiling.fx_passes.tracer import trace
+from profiling.graphs import CudaGraphed
 
 pytestmark = pytest.mark.gpu
 

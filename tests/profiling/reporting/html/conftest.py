@@ -11,10 +11,10 @@ import pytest
 from open_page import browser, heard, show
 from parsed_page import parse
 
-from profiling.core.records import Record, read_records
 from profiling.reporting.heading import read_environment
 from profiling.reporting.html.material import Material
 from profiling.reporting.html.page import HTML_FILE, render_html
+from profiling.results.records import Record, read_records
 
 __all__ = ["browser", "heard", "parse", "show"]
 

@@ -10,9 +10,9 @@ import pytest
 from hostile import ALL, BREAKOUT, ENVIRONMENT, MARKUP, hostile_records
 from open_page import DRAWN, Heard, Open
 
-from profiling.core.records import Record, read_records
 from profiling.reporting.heading import read_environment
 from profiling.reporting.html.page import HTML_FILE, render_html
+from profiling.results.records import Record, read_records
 
 pytestmark = pytest.mark.browser
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiling.core.records import Record
-from profiling.core.stats import summarize
 from profiling.reporting.html.distribution_section import distribution_section
 from profiling.reporting.html.figure import share
 from profiling.reporting.html.latency_section import latency_section
 from profiling.reporting.html.material import Material
 from profiling.reporting.html.memory_section import memory_section
 from profiling.reporting.html.section import Chart
+from profiling.results.records import Record
+from profiling.results.stats import summarize
 
 Make = Callable[..., Record]
 Gather = Callable[..., Material]

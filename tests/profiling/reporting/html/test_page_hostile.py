@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hostile import ALL, BREAKOUT, CLOSING, ENVIRONMENT, MARKUP, SCRIPT, hostile_records
 
-from profiling.core.records import Record
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 WritePage = Callable[..., Path]

@@ -10,13 +10,13 @@ import plotly.graph_objects as go
 import pytest
 from hand_traced import CEILINGS, inside, many, module
 
-from profiling.core.records import Record
 from profiling.reporting.html.artefact_sections import compile_section
 from profiling.reporting.html.inside_charts import module_views, split_views
 from profiling.reporting.html.inside_section import inside_section
 from profiling.reporting.html.material import Material
 from profiling.reporting.html.page import render_html
 from profiling.reporting.html.section import Figure, View
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 MIB = 2**20

@@ -10,7 +10,7 @@ import pytest
 from hand_traced import CEILINGS, inside, many
 from open_page import Open
 
-from profiling.core.records import Record
+from profiling.results.records import Record
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiling.core.records import Record
 from profiling.reporting.frame_series import frames_file
 from profiling.reporting.html.artefact_sections import compile_section, trace_section
 from profiling.reporting.html.budget_chart import budget_chart
@@ -18,6 +17,7 @@ from profiling.reporting.html.material import Material
 from profiling.reporting.html.realtime_section import realtime_section
 from profiling.reporting.html.sweep_section import sweep_section
 from profiling.reporting.html.training_section import training_section
+from profiling.results.records import Record
 
 Make = Callable[..., Record]
 Section = dict[str, Any]

@@ -12,11 +12,11 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from profiling.core.records import Record, read_records
 from profiling.reporting.heading import read_environment
 from profiling.reporting.html.page import HTML_FILE, render_html
 from profiling.reporting.html.section import Section
 from profiling.reporting.render import write_report
+from profiling.results.records import Record, read_records
 
 Make = Callable[..., Record]
 Parse = Callable[[str], Any]

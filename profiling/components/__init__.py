@@ -1,0 +1,1 @@
+"""A component: one network under test, built, loaded and given inputs."""

@@ -1,1 +1,0 @@
-"""Inside a cell: what a profiler trace says about one call of its step."""

@@ -1,0 +1,1 @@
+"""What a kernel launch costs on this machine."""

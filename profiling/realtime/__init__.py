@@ -1,0 +1,1 @@
+"""The frame loop of a real-time application, each frame against its deadline."""

@@ -1,0 +1,122 @@
+"""The loop of a real-time application, frame by frame against a deadline: `python -m profiling.realtime`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from profiling.cli.app import execute, main
+from profiling.cli.config import read_config
+from profiling.components.spec import ComponentSpec
+from profiling.errors import InputError, did_you_mean
+from profiling.realtime.options import LoopOptions
+from profiling.run.job import RunConfig
+
+TARGET = "realtime"
+CELL = "profiling.realtime.cell.RealtimeCell"
+MIXED = "profiling.realtime.prepare.Mixed"
+ROLES = ("world", "picture", "sound")
+
+
+def run(cfg: DictConfig, folder: Path) -> int:
+    """Play the loop under every variant, or under one that is mixed."""
+    config = read_config(cfg)
+    checked_options(config.source)
+    stages = chosen_stages(config)
+    stages["world"] = with_passes(stages["world"], config.source)
+    procedure = {
+        "_target_": CELL,
+        "options": config.source["loop"],
+        "stages": json.dumps({role: asdict(spec) for role, spec in stages.items()}),
+    }
+    pipeline = replace(stages["world"], name=TARGET, checkpoint=None)
+    variants = mixed(config) or config.variants
+    return execute(TARGET, replace(config, components=(pipeline,), variants=variants, procedure=procedure), folder)
+
+
+def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
+    """Return the component of each role.
+
+    Raises:
+        InputError: no mapping, a role without a component, or a name that is none of those chosen.
+
+    """
+    components = {spec.name: spec for spec in config.components}
+    names: Any = config.source.get("stages") or {}
+    if not isinstance(names, Mapping):
+        raise InputError(f"stages={names}: a component for each role, stages.picture=picture_stage for example.")
+    found = {}
+    for role in ROLES:
+        name = names.get(role)
+        if not isinstance(name, str) or name not in components:
+            raise InputError(
+                f"stages.{role}={name} is none of the components {', '.join(components)}."
+                f"{did_you_mean(str(name), components)} Name it in component=[...] too."
+            )
+        found[role] = components[name]
+    return found
+
+
+def checked_options(source: Mapping[str, Any]) -> None:
+    """Refuse options of the loop before anything is started.
+
+    Raises:
+        InputError: one that there is not, or a value out of range.
+
+    """
+    given = source["loop"]
+    if not isinstance(given, Mapping):
+        raise InputError(f"loop={given}: it has options, loop.frames=600 for example. See --help.")
+    LoopOptions(**{key: value for key, value in given.items() if key != "_target_"})
+
+
+def with_passes(world: ComponentSpec, source: Mapping[str, Any]) -> ComponentSpec:
+    """Return the world model's spec with the denoising that the command line asks for.
+
+    Raises:
+        InputError: it has no such argument.
+
+    """
+    asked = {name: source[name] for name in ("steps", "commit", "guidance") if source.get(name) is not None}
+    for name in asked:
+        if name not in world.module:
+            raise InputError(
+                f"{name}={asked[name]}: component.{world.name}.module has no {name}. Leave it out, or take a component "
+                "that has one, world_model_frame for example."
+            )
+    return replace(world, module={**world.module, **asked})
+
+
+def mixed(config: RunConfig) -> dict[str, Mapping[str, Any]] | None:
+    """Return the one variant that `mix` asks for, or None where it asks for nothing.
+
+    Raises:
+        InputError: no mapping, a stage that there is not or is left out, or a variant that is not among those chosen.
+
+    """
+    mix: Any = config.source.get("mix")
+    if not mix:
+        return None
+    known = ("whole",) if config.source["loop"].get("schedule") == "one_graph" else ROLES
+    if not isinstance(mix, Mapping) or set(mix) != set(known):
+        example = ",".join(f"{stage}:baseline" for stage in known)
+        raise InputError(
+            f"mix={mix}: name a variant for each stage and nothing else, as in 'mix={{{example}}}' "
+            "(quoted: a shell takes braces apart)."
+        )
+    for stage, name in mix.items():
+        if not isinstance(name, str) or name not in config.variants:
+            raise InputError(
+                f"mix.{stage}={name} is none of variant=[{','.join(config.variants)}]."
+                f"{did_you_mean(str(name), config.variants)} Add it there."
+            )
+    return {"mixed": {"_target_": MIXED, "stages": {stage: dict(config.variants[name]) for stage, name in mix.items()}}}
+
+
+if __name__ == "__main__":
+    main(TARGET, run)

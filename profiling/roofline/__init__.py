@@ -1,0 +1,1 @@
+"""What a call must do at least on this device, and what bounds it."""

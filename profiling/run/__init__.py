@@ -1,0 +1,1 @@
+"""A run: its jobs, one process a cell, the cell's procedure, progress and resume."""

@@ -1,0 +1,85 @@
+"""A run as the user asked for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.errors import InputError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell: a component, a variant, the metrics, and where the cell's own files go (a folder of the run).
+
+    `procedure` is what a cell of this target does: the `_target_` of a `core.cell.Cell` and its options.
+    """
+
+    target: str
+    component: ComponentSpec
+    variant: str
+    variant_options: Mapping[str, Any]  # with the _target_
+    metrics: Mapping[str, Mapping[str, Any]]  # name → options with the _target_
+    settings: Settings
+    run: str
+    procedure: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """`<component>.<variant>`, the stem of every file of the cell."""
+        return f"{self.component.name}.{self.variant}"
+
+    def to_json(self) -> str:
+        """Return the job as one JSON document."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Job:
+        """Read a job back."""
+        content = json.loads(text)
+        content["component"] = ComponentSpec(**content["component"])
+        content["settings"] = Settings(**content["settings"])
+        return Job(**content)
+
+
+#: What a cell does unless a target says otherwise: a forward pass.
+FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run as the user asked for it: components × variants, in that order, and how to run the cells."""
+
+    components: tuple[ComponentSpec, ...]
+    variants: Mapping[str, Mapping[str, Any]]
+    metrics: Mapping[str, Mapping[str, Any]]
+    settings: Settings
+    isolation: Literal["process", "none"]
+    cell_timeout: float
+    resume: str | None
+    source: Mapping[str, Any]  # the composed config, for config.yaml
+    procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
+    rounds: int = 1  # how often all cells are played, one after the other (ABAB)
+
+    def __post_init__(self) -> None:
+        """Check what concerns the run as a whole."""
+        for group, members in (("component", self.components), ("variant", self.variants)):
+            if not members:
+                raise InputError(f"{group}=[] leaves nothing to run. Name at least one {group}.")
+        if self.isolation not in ("process", "none"):
+            raise InputError(f"isolation={self.isolation} is none of process, none.")
+        if not 0 < self.cell_timeout < float("inf"):
+            raise InputError(f"cell_timeout={self.cell_timeout}: seconds, more than 0.")
+        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 1:
+            raise InputError(f"rounds={self.rounds!r}: a whole number, at least 1.")
+
+    def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
+        """Return a job a cell, under the resolved `settings`."""
+        return tuple(
+            Job(target, component.at(settings.scale), name, options, self.metrics, settings, run, self.procedure)
+            for component in self.components
+            for name, options in self.variants.items()
+        )

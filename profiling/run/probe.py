@@ -1,0 +1,110 @@
+"""What must be known before the first cell: device, dtype, scale, environment, and that every option is valid.
+
+Runs where torch may be imported; the parent process of a run never does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from profiling.components.instantiate import instantiate, partial_of
+from profiling.components.spec import Settings
+from profiling.components.weights import find_weights
+from profiling.errors import InputError
+from profiling.metrics.metric import Metric
+from profiling.run.environment import ceilings_of, environment
+from profiling.run.job import Job
+from profiling.variants.variant import Variant
+
+
+def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
+    """Resolve the settings and check every option of every job before the first one runs.
+
+    Returns {"settings": resolved Settings, "environment": what environment.json holds, "skip": {variant: reason}}.
+
+    Raises:
+        InputError: a device or dtype that is not here, an option, checkpoint or target that is wrong.
+
+    """
+    settings, reasons = resolve(jobs[0].settings)
+    device = torch.device(settings.device)
+    variants: dict[str, Variant] = {}
+    for job in jobs:
+        if job.variant not in variants:
+            variants[job.variant] = _made(Variant, job.variant_options, f"variant.{job.variant}")
+    cell: Any = partial_of(jobs[0].procedure, jobs[0].target)
+    for name, node in jobs[0].metrics.items():
+        _made(Metric, node, f"metric.{name}")
+    for spec in {job.component.name: job.component for job in jobs}.values():
+        path, _ = find_weights(spec, settings)
+        if path is not None and not path.exists():
+            raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
+    skip = {name: reason for name, made in variants.items() if (reason := made.unavailable(device))}
+    found = environment(settings, reasons)
+    if settings.ceilings == "auto":
+        try:
+            computed = cell.func.computes_in(settings.dtype, **cell.keywords)
+            found["ceilings"] = ceilings_of(replace(settings, dtype=computed), found)
+        except RuntimeError as error:  # a run without floors is better than none
+            found["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
+    return {"settings": asdict(settings), "environment": found, "skip": skip}
+
+
+def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
+    """Replace every `auto`, and say why it became what it became.
+
+    Raises:
+        InputError: the device is not here, or lacks the dtype.
+
+    """
+    cuda = torch.cuda.is_available()
+    device, because = _device(settings.device, cuda)
+    on_cuda = device.type == "cuda"
+    reasons = {"device": because}
+    dtype, scale = settings.dtype, settings.scale
+    if dtype == "auto":
+        dtype = "bfloat16" if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+        reasons["dtype"] = f"auto: {device.type} runs {dtype}"
+    elif dtype == "bfloat16" and on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise InputError(f"dtype=bfloat16: {torch.cuda.get_device_name(device)} lacks it. Try dtype=float16.")
+    else:
+        reasons["dtype"] = "asked for"
+    if scale == "auto":
+        scale = "full" if on_cuda else "tiny"
+        reasons["scale"] = f"auto: {scale} on {device.type}"
+    else:
+        reasons["scale"] = "asked for"
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    return replace(settings, device=str(device), dtype=dtype, scale=scale, threads=threads), reasons
+
+
+def _device(wanted: str, cuda: bool) -> tuple[torch.device, str]:
+    if wanted == "auto":
+        return torch.device("cuda:0" if cuda else "cpu"), f"auto: CUDA is {'' if cuda else 'not '}available"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise InputError(f"device={wanted} is no device. Use auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device={wanted}: this harness measures on cpu and cuda. Use one of them.")
+    if device.type == "cpu":
+        return torch.device("cpu"), "asked for"
+    if not cuda:
+        built = f"torch {torch.__version__} " + ("sees no GPU" if torch.version.cuda else "is built without CUDA")
+        raise InputError(f"device={wanted}: {built}. Use device=cpu, or install a driver and a CUDA build of torch.")
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise InputError(f"device={wanted}: there are {torch.cuda.device_count()} GPUs, counted from cuda:0.")
+    return torch.device("cuda", index), "asked for"
+
+
+def _made(kind: type, node: Mapping[str, Any], where: str) -> Any:
+    made = instantiate(node, where)
+    if not isinstance(made, kind):
+        raise InputError(f"{where}: {node['_target_']} made a {type(made).__name__}, not a {kind.__name__}.")
+    return made

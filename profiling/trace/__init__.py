@@ -1,0 +1,1 @@
+"""Profiler traces and compile logs: recording them, and what they say about one call."""

@@ -1,1 +1,0 @@
-"""Looking inside a cell: spans, profiler traces, compile logs."""

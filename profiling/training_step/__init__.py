@@ -1,0 +1,1 @@
+"""A whole training step (forward, loss, backward, optimizer) under variants."""

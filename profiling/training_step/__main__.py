@@ -1,0 +1,25 @@
+"""A whole training step under variants: `python -m profiling.training_step`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from profiling.cli.app import execute, main
+from profiling.cli.config import read_config
+
+TARGET = "training_step"
+CELL = "profiling.training_step.cell.TrainingCell"
+
+
+def run(cfg: DictConfig, folder: Path) -> int:
+    """Train every component under every variant."""
+    config = read_config(cfg)
+    procedure = {"_target_": CELL, "options": config.source["training"], "optimizer": config.source["optimizer"]}
+    return execute(TARGET, replace(config, procedure=procedure), folder)
+
+
+if __name__ == "__main__":
+    main(TARGET, run)

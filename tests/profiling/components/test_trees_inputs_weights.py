@@ -1,0 +1,98 @@
+"""Structures of tensors, inputs from a spec, weights that are never degenerate."""
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from profiling.components.build import parse_input_specs
+from profiling.components.trees import map_tensors, named_tensors
+from profiling.components.weights import fill_degenerate
+from profiling.errors import InputError
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass(frozen=True)
+class Box:
+    inside: torch.Tensor
+    label: str
+
+
+TREE = OrderedDict(
+    a=torch.zeros(2), b=(torch.ones(1), [torch.ones(3)]), c=Pair(torch.ones(1), "no tensor"), d=Box(torch.ones(2), "x")
+)
+
+
+def test_every_tensor_has_a_name():
+    assert [name for name, _ in named_tensors(TREE)] == ["a", "b.0", "b.1.0", "c.left", "d.inside"]
+    assert [name for name, _ in named_tensors(torch.ones(1))] == ["output"]
+    assert list(named_tensors({"x": None, "y": 3})) == []
+
+
+def test_mapping_keeps_the_structure_and_the_original():
+    mapped = map_tensors(lambda tensor: tensor + 1, TREE)
+    assert type(mapped) is OrderedDict
+    assert isinstance(mapped["c"], Pair)
+    assert mapped["c"].right == "no tensor"
+    assert isinstance(mapped["d"], Box)
+    assert torch.equal(mapped["d"].inside, torch.full((2,), 2.0))
+    assert torch.equal(TREE["a"], torch.zeros(2))
+    assert torch.equal(mapped["b"][1][0], torch.full((3,), 2.0))
+
+
+def draw(spec, dtype=torch.float32, seed=0):
+    (made,) = parse_input_specs({"x": spec}, "c").values()
+    return made.draw(torch.Generator().manual_seed(seed), dtype)
+
+
+def test_inputs_follow_their_spec():
+    uniform = draw({"shape": [1000], "distribution": "uniform", "low": 2, "high": 3})
+    assert 2 <= uniform.min() < 2.1
+    assert 2.9 < uniform.max() <= 3
+    whole = draw({"shape": [1000], "distribution": "integers", "low": 5, "high": 8, "dtype": "int64"}, torch.bfloat16)
+    assert whole.dtype == torch.int64
+    assert set(whole.tolist()) == {5, 6, 7}
+    assert set(draw({"shape": [100], "distribution": "bernoulli"}).tolist()) == {0.0, 1.0}
+    normal = draw({"shape": [10000]}, torch.bfloat16)
+    assert normal.dtype == torch.bfloat16
+    assert abs(normal.float().std() - 1) < 0.05
+    assert torch.equal(draw({"shape": [5]}), draw({"shape": [5]}))
+    assert not torch.equal(draw({"shape": [5]}), draw({"shape": [5]}, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"shap": [1]}, "no shape"),
+        ([1, 2], "no shape"),
+        ({"shape": [1], "distributon": "normal"}, "distribution"),
+        ({"shape": [0]}, "positive"),
+        ({"shape": "1,2"}, "positive"),
+        ({"shape": [1], "distribution": "gaussian"}, "normal"),
+        ({"shape": [1], "dtype": "float99"}, "dtype"),
+        ({"shape": [1], "distribution": "integers", "low": 3, "high": 3}, "above"),
+    ],
+)
+def test_a_wrong_spec_says_what_is_wrong(spec, says):
+    with pytest.raises(InputError, match=says) as caught:
+        parse_input_specs({"x": spec}, "mine")
+    assert "component.mine.inputs.x" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_zero_layers_are_filled_and_nothing_else():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.LayerNorm(64))
+    nn.init.zeros_(module[1].weight)
+    first = module[0].weight.clone()
+    filled = fill_degenerate(module, seed=3)
+    assert set(filled) == {"1.weight", "2.bias"}
+    assert torch.equal(module[0].weight, first)
+    assert module[1].weight.detach().std().item() == pytest.approx(64**-0.5, rel=0.1)
+    again = nn.Linear(64, 64)
+    nn.init.zeros_(again.weight)
+    fill_degenerate(nn.Sequential(nn.Identity(), again), seed=3)
+    assert torch.equal(again.weight, module[1].weight), "the same name and seed give the same values"

@@ -1,0 +1,60 @@
+"""Small networks for the passes, and what every test of a pass does with one."""
+
+from collections import Counter
+
+import torch
+from torch import nn
+
+from profiling.components.trees import named_tensors
+from profiling.fx_passes.graph_facts import propagate
+from profiling.fx_passes.tracer import trace
+
+
+class Net(nn.Module):
+    """A module whose forward is a function of the module and its inputs."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, **inputs):
+        return self.function(self, **inputs)
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def applied(passes, module, tolerance=1e-10, **inputs):
+    """Apply passes, check the output against eager on these inputs and on others, return module and counts."""
+    module = module.eval()
+    traced, counts = trace(module, inputs), []
+    for each in passes:
+        traced = each(traced)
+        counts.append(traced.meta["replaced"])
+        propagate(traced, inputs)
+        traced.graph.lint()
+    others = {name: x.flip(-1) for name, x in inputs.items()}
+    with torch.no_grad():
+        for given in (inputs, others):
+            assert_same(traced(**given), module(**given), tolerance)
+    return traced, counts
+
+
+def assert_same(output, reference, tolerance):
+    found, expected = dict(named_tensors(output)), dict(named_tensors(reference))
+    assert type(output) is type(reference)
+    assert found.keys() == expected.keys()
+    for path, tensor in expected.items():
+        assert found[path].dtype == tensor.dtype
+        assert (found[path].double() - tensor.double()).norm() <= tolerance * tensor.double().norm()
+
+
+def calls(traced):
+    """Count a graph's calls by the name of what is called."""
+    return Counter(getattr(n.target, "__name__", n.target) for n in traced.graph.nodes if n.op.startswith("call"))

@@ -1,0 +1,214 @@
+import functools
+import itertools
+
+import pytest
+import torch
+import yaml
+from planted import Net, assert_same, calls, normal
+from torch import fx, nn
+
+from models.clip import build_clip_text, clip_text_inputs, randomise_clip
+from profiling.cli.app import CONF
+from profiling.components.component import Component
+from profiling.components.instantiate import instantiate
+from profiling.components.reference import relative_l2
+from profiling.errors import InputError
+from profiling.fx_passes.graph_facts import propagate
+from profiling.fx_passes.linear import FuseParallelLinears
+from profiling.fx_passes.passes import interleaved, stages
+from profiling.fx_passes.tracer import trace
+from profiling.variants.fx_cuda_graph import FxCudaGraph
+
+
+def component(module, **inputs):
+    first = next(iter(inputs.values()))
+    return Component("net", module.eval(), inputs, lambda _: inputs, first.device, first.dtype, 1, "random")
+
+
+def shipped():
+    node = yaml.safe_load((CONF / "variant" / "fx_cuda_graph.yaml").read_text())["fx_cuda_graph"]
+    return instantiate(node, "variant.fx_cuda_graph")
+
+
+def clip(attention, dtype=torch.float64, layers=2):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4}
+    tokens = {"bos_token_id": 0, "eos_token_id": 99, "pad_token_id": 1, "vocab_size": 100}
+    config = transformers.CLIPTextConfig(**sizes, **tokens, max_position_embeddings=16, projection_dim=24)
+    config._attn_implementation = attention
+    ids = torch.randint(2, 99, (1, 16))
+    ids[0, -1] = 99
+    return transformers.CLIPTextModelWithProjection(config).to(dtype), {"input_ids": ids}
+
+
+def clip_vision(attention):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.CLIPVisionConfig(**sizes, image_size=32, patch_size=8, projection_dim=24)
+    config._attn_implementation = attention
+    return transformers.CLIPVisionModelWithProjection(config).double(), {"pixel_values": normal(1, 3, 32, 32)}
+
+
+COUNTS = {
+    (clip, "sdpa"): {"FuseParallelLinears": 6, "FuseQuickGelu": 2},
+    (clip, "eager"): {"FuseParallelLinears": 6, "ReplaceAttention": 2, "SimplifyMasks": 2, "FuseQuickGelu": 2},
+    (clip_vision, "sdpa"): {"FuseParallelLinears": 6, "FuseQuickGelu": 2},
+    (clip_vision, "eager"): {"FuseParallelLinears": 6, "ReplaceAttention": 2, "FuseQuickGelu": 2},
+}
+FOR_ANY = ("FoldConstants", "DropNoOps")  # how many depends on the version of transformers
+
+
+@pytest.mark.parametrize(("build", "attention"), COUNTS)
+def test_the_shipped_passes_on_clip(build, attention):
+    module, inputs = build(attention)
+    module = module.eval()
+    found = list(stages(trace(module, inputs), shipped().passes, lambda traced: propagate(traced, inputs)))
+    for stage in found:
+        stage.after.graph.lint()
+        # eager attention takes its softmax in fp32, whatever the model's dtype is
+        assert stage.rel_l2 < (1e-6 if stage.name == "ReplaceAttention" else 1e-10)
+    counted = {stage.name: stage.replaced for stage in found if stage.name not in FOR_ANY and stage.replaced}
+    assert counted == COUNTS[build, attention]
+    assert next(stage for stage in found if stage.name == "FoldConstants").replaced > 0
+    others = {name: x.flip(1) for name, x in inputs.items()}
+    with torch.no_grad():
+        assert_same(found[-1].after(**others), module(**others), 1e-6 if attention == "eager" else 1e-10)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_shipped_passes_on_the_text_component(attention):
+    pytest.importorskip("transformers")
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    module = build_clip_text(attn_implementation=attention, num_attention_heads=4, projection_dim=32, **sizes)
+    randomise_clip(module, 0)
+    options = {"batch": 1, "tokens": 20, "device": "cpu", "dtype": torch.float32}
+    one, other = (clip_text_inputs(module, generator=torch.Generator().manual_seed(n), **options) for n in (1, 2))
+    text = component(module, **one)
+    found = list(stages(trace(module, one), shipped().passes, lambda traced: propagate(traced, text.inputs)))
+    counted = {stage.name: stage.replaced for stage in found if stage.name not in FOR_ANY and stage.replaced}
+    assert counted == COUNTS[clip, attention]
+    with torch.no_grad():
+        assert_same(found[-1].after(**other), module(**other), 1e-5)
+
+
+def test_a_layer_of_clip_is_ten_kernels_and_views():
+    module, inputs = clip("eager", layers=1)
+    traced = shipped().transformed(component(module, **inputs))
+    views = {"reshape", "transpose", "getitem", "split"}
+    found = {name: count for name, count in calls(traced).items() if name not in views}
+    layer = {"linear": 2, "addmm": 2, "silu": 1, "scaled_dot_product_attention": 1, "layer_norm": 2, "add": 2}
+    outside = {"embedding": 1, "add": 1, "layer_norm": 1, "linear": 1}
+    assert {name: found[name] for name in layer} == {n: c + outside.get(n, 0) for n, c in layer.items()}
+
+
+def sign_flipped(module: fx.GraphModule, *, target: str) -> fx.GraphModule:
+    """A pass of a user's own, wrong on purpose, which changes its argument."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target.__name__ == target:
+            with module.graph.inserting_after(node):
+                negative = module.graph.call_function(torch.neg, (node,))
+            node.replace_all_uses_with(negative, delete_user_cb=lambda user, new=negative: user is not new)
+    module.recompile()
+    return module
+
+
+class Twice:
+    def __call__(self, module):
+        return module
+
+
+def test_passes_of_ones_own_are_named_and_looked_at():
+    node = {
+        "_target_": "profiling.variants.fx_cuda_graph.FxCudaGraph",
+        "passes": [
+            {"_target_": f"{__name__}.Twice"},
+            {"_target_": f"{__name__}.sign_flipped", "_partial_": True, "target": "linear"},
+            {"_target_": "profiling.fx_passes.linear.FuseParallelLinears"},
+        ],
+    }
+    variant = instantiate(node, "variant.mine")
+    module = Net(lambda self, x: self.a(x), a=nn.Linear(3, 3).double())
+    x = normal(2, 3)
+    found = list(stages(trace(module, {"x": x}), variant.passes, lambda traced: propagate(traced, {"x": x})))
+    assert [(stage.name, stage.replaced) for stage in found] == [
+        ("Twice", None),
+        ("sign_flipped", None),
+        ("FuseParallelLinears", 0),
+    ]
+    assert [stage.rel_l2 for stage in found] == [0, 2, 0]
+    assert torch.equal(found[1].before(x=x), module(x=x)), "what a pass changes is not what was before it"
+    assert torch.equal(found[1].after(x=x), -module(x=x))
+
+
+def test_wrong_passes_are_named():
+    with pytest.raises(InputError, match=r"passes\.0='drop' cannot be called"):
+        FxCudaGraph(passes=["drop"])
+    with pytest.raises(InputError, match="warmup=0"):
+        FxCudaGraph(warmup=0)
+    nothing = FxCudaGraph(passes=[functools.partial(print, end="")])
+    with pytest.raises(InputError, match="pass print returned NoneType"):
+        nothing.transformed(component(Net(lambda self, x: x + 1), x=normal(2)))
+
+
+def test_it_needs_cuda():
+    assert "CUDA" in FxCudaGraph().unavailable(torch.device("cpu"))
+    assert FxCudaGraph().unavailable(torch.device("cuda")) is None
+
+
+def test_a_stateful_network_is_compared_from_its_start():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count.add_(1)
+            return x * self.count
+
+    module = Counter()
+    variant = FxCudaGraph(passes=[FuseParallelLinears()])
+    x = torch.ones(2)
+    traced = variant.transformed(component(module, x=x))
+    assert module.count == 0, "tracing and looking leave the state as it was"
+    assert traced(x=x).tolist() == [1, 1]
+    assert module.count == 1
+
+
+def test_relative_l2_is_that_of_the_worst_tensor():
+    one = torch.tensor([3.0, 4.0])
+    assert relative_l2({"a": one, "b": one * 1.5}, {"a": one, "b": one}) == 0.5
+    assert relative_l2(one, {"a": one}) == float("inf")
+    assert relative_l2(one[:1], one) == float("inf")
+    assert relative_l2(one * float("nan"), one) == float("inf")
+    assert relative_l2(one * 0, one * 0) == 0
+
+
+def test_drift_is_in_both_sides():
+    now = itertools.count(100, 10)  # a device that gets slower with each reading
+    before, after = interleaved(lambda: next(now) * 2.0, lambda: float(next(now)), rounds=40)
+    assert before / after == pytest.approx(2, rel=0.02)
+    order = []
+    interleaved(lambda: order.append("b") or 1.0, lambda: order.append("a") or 1.0, rounds=2)
+    assert order == ["b", "a", "a", "b"]
+
+
+def test_the_record_tells_what_a_pass_did(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "profiling.variants.fx_cuda_graph.replay_ms", lambda *given, **_: asked.append(given) or (3.0, 2.0)
+    )
+    module = Net(lambda self, x: self.a(x) + self.b(x), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
+    variant = FxCudaGraph(passes=[FuseParallelLinears(), FuseParallelLinears()])
+    (first, second) = variant.explained(component(module, x=torch.ones(1, 3)))
+    assert first["rel_l2"] < 1e-6
+    del first["rel_l2"]
+    assert first == {
+        "name": "FuseParallelLinears",
+        "replaced": 2,
+        "replay_ms": {"before": 3.0, "after": 2.0},
+        "speedup": 1.5,
+    }
+    assert second == {"name": "FuseParallelLinears", "replaced": 0, "rel_l2": 0.0}, "nothing changed, nothing to gain"
+    assert len(asked) == 1

@@ -1,0 +1,147 @@
+import math
+
+import pytest
+import torch
+from planted import Net, applied, calls, normal
+from torch.nn import functional as F
+
+from profiling.fx_passes.attention import ReplaceAttention, SimplifyMasks
+from profiling.fx_passes.folding import FoldConstants
+
+Q, K, V = normal(2, 3, 5, 4), normal(2, 3, 7, 4, seed=1), normal(2, 3, 7, 6, seed=2)
+ADDED = normal(2, 1, 5, 7, seed=3)
+HIDDEN = normal(5, 7, seed=4) > 1
+
+
+def wide(self, q, k, v):
+    weights = F.softmax(q @ k.transpose(-1, -2) / 2, dim=-1, dtype=torch.float64).to(q.dtype)
+    return F.dropout(weights, 0.1, self.training) @ v
+
+
+def through_bmm(self, q, k, v):
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return torch.bmm(torch.softmax(torch.bmm(q, k.permute(0, 2, 1)) * 0.3, -1), v)
+
+
+def through_baddbmm(self, q, k, v):
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    room = q.new_empty(1, 1, 1)
+    return torch.bmm(torch.baddbmm(room, q, k.mT, beta=0, alpha=0.3).softmax(-1), v)
+
+
+SPELLINGS = {
+    "plain": lambda self, q, k, v: (q @ k.mT).softmax(-1) @ v,
+    "scaled after": lambda self, q, k, v: torch.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.3, dim=3).matmul(v),
+    "divided": lambda self, q, k, v: F.softmax(q @ k.mT / math.sqrt(4), -1) @ v,
+    "scaled before": lambda self, q, k, v: ((0.3 * q) @ (k / 2).mT).softmax(-1) @ v,
+    "scaled twice": lambda self, q, k, v: ((q * 0.3) @ (k.transpose(-2, -1) * 2) / 1.5).softmax(-1) @ v,
+    "keys laid across": lambda self, q, k, v: (q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v,
+    "added mask": lambda self, q, k, v: (q @ k.mT * 0.3 + self.added).softmax(-1) @ v,
+    "mask first": lambda self, q, k, v: (self.added + q @ k.mT).softmax(-1) @ v,
+    "filled": lambda self, q, k, v: (q @ k.mT * 0.3).masked_fill(self.hidden, -math.inf).softmax(-1) @ v,
+    "where": lambda self, q, k, v: torch.where(self.hidden, -math.inf, q @ k.mT).softmax(-1) @ v,
+    "where not": lambda self, q, k, v: torch.where(~self.hidden, q @ k.mT, -math.inf).softmax(-1) @ v,
+    "wide softmax": wide,
+    "bmm": through_bmm,
+    "baddbmm": through_baddbmm,
+}
+
+
+def planted(forward):
+    return Net(forward, added=ADDED, hidden=HIDDEN)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_are_replaced(name):
+    traced, counts = applied([ReplaceAttention()], planted(SPELLINGS[name]), q=Q, k=K, v=V)
+    assert counts == [1]
+    found = calls(traced)
+    assert found["scaled_dot_product_attention"] == 1
+    assert not found.keys() & {"softmax", "matmul", "baddbmm", "masked_fill", "where", "dropout"}
+
+
+def test_keys_that_are_transposed_already_are_used_as_they_lie():
+    module = Net(lambda self, q, k, v: (q @ k).softmax(-1) @ v)
+    traced, counts = applied([ReplaceAttention()], module, q=Q, k=K.mT.contiguous(), v=V)
+    assert (counts, calls(traced)["transpose"]) == ([1], 1)
+
+
+OTHERS = {
+    "other dim": lambda self, q, k, v: (q @ k.mT).softmax(-2) @ v,
+    "weights returned": lambda self, q, k, v: ((w := (q @ k.mT).softmax(-1)) @ v, w),
+    "scaled after the mask": lambda self, q, k, v: ((q @ k.mT + self.added) * 2).softmax(-1) @ v,
+    "finite fill": lambda self, q, k, v: (q @ k.mT).masked_fill(self.hidden, -2.0).softmax(-1) @ v,
+    "mask of another dtype": lambda self, q, k, v: (q @ k.mT + self.added.float()).softmax(-1) @ v,
+    "heads broadcast": lambda self, q, k, v: (q @ k[:, :1].mT).softmax(-1) @ v[:, :1],
+    "a power": lambda self, q, k, v: ((q @ k.mT) ** 2).softmax(-1) @ v,
+    "scaled by a tensor": lambda self, q, k, v: (q @ k.mT * q.mean()).softmax(-1) @ v,
+    "log softmax": lambda self, q, k, v: F.log_softmax(q @ k.mT, -1) @ v,
+    "two dims": lambda self, q, k, v: (q[0, 0] @ k[0, 0].mT).softmax(-1) @ v[0, 0],
+    "a mask that widens": lambda self, q, k, v: (q[:1] @ k[:1].mT + self.added).softmax(-1) @ v[:1],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_something_else_stays(name):
+    assert applied([ReplaceAttention()], planted(OTHERS[name]), q=Q, k=K, v=V)[1] == [0]
+
+
+def test_dropout_that_drops_stays():
+    module = Net(lambda self, q, k, v: F.dropout((q @ k.mT).softmax(-1), 1.0, training=True) @ v)
+    assert applied([ReplaceAttention()], module, q=Q, k=K, v=V)[1] == [0]
+
+
+def attention(mask):
+    return Net(lambda self, q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, scale=0.3), mask=mask)
+
+
+TRIANGLE = torch.ones(7, 7, dtype=torch.bool).tril()
+LEAST = torch.finfo(torch.float64).min
+
+
+@pytest.mark.parametrize(
+    ("mask", "kept"),
+    [
+        (TRIANGLE, "is_causal"),
+        (TRIANGLE.expand(2, 1, 7, 7), "is_causal"),
+        (torch.zeros(1, 1, 7, 7).double().masked_fill(~TRIANGLE, -math.inf), "is_causal"),
+        (torch.zeros(7, 7).double().masked_fill(~TRIANGLE, LEAST), "is_causal"),
+        (torch.ones(7, 7, dtype=torch.bool), None),
+        (torch.zeros(1, 1, 1, 7).double(), None),
+    ],
+)
+def test_masks_that_say_a_word_are_replaced_by_it(mask, kept):
+    traced, counts = applied([SimplifyMasks()], attention(mask), q=normal(2, 3, 7, 4), k=K, v=V)
+    assert counts == [1]
+    (node,) = traced.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
+    assert node.kwargs == {"scale": 0.3} | ({kept: True} if kept else {})
+
+
+NEARLY = TRIANGLE.clone()
+NEARLY[2, 4] = True
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        NEARLY,
+        TRIANGLE.mT,
+        TRIANGLE.double(),
+        torch.zeros(7, 7).double().masked_fill(~TRIANGLE, -1e4),
+        torch.stack((TRIANGLE, NEARLY)).unsqueeze(1),
+    ],
+    ids=["one more", "above", "ones are added", "not low enough", "one of two"],
+)
+def test_other_masks_stay(mask):
+    assert applied([SimplifyMasks()], attention(mask.clone()), q=normal(2, 3, 7, 4), k=K, v=V)[1] == [0]
+
+
+def test_a_written_out_causal_mask_ends_as_a_word():
+    def forward(self, q, k, v):
+        mask = torch.full((7, 7), -math.inf, dtype=q.dtype).triu(1)
+        return (q @ k.mT / 2 + mask).softmax(-1) @ v
+
+    passes = [FoldConstants(), ReplaceAttention(), SimplifyMasks()]
+    traced, counts = applied(passes, Net(forward), q=normal(2, 3, 7, 4), k=K, v=V)
+    assert counts == [2, 1, 1]
+    assert calls(traced) == {"scaled_dot_product_attention": 1}

@@ -1,0 +1,275 @@
+import gc
+import math
+import re
+import weakref
+
+import pytest
+import torch
+from planted import Net, applied, assert_same, calls, normal
+from torch import nn
+from torch.nn import functional as F
+
+from models import hub
+from models.audio_vae import AudioDecoder, AudioVAEParams, audio_decoder_inputs
+from models.image_vae import ImageDecoder, ImageVAEParams, image_decoder_inputs
+from models.initialisation import randomise
+from models.world_model import WorldModel, WorldModelParams, world_model_inputs
+from profiling.errors import InputError
+from profiling.fx_passes.graph_facts import facts, mutates
+from profiling.fx_passes.linear import FuseParallelLinears
+from profiling.fx_passes.tracer import trace
+
+
+def world_model():
+    return WorldModel(WorldModelParams.tiny()), lambda module, **kw: world_model_inputs(module, batch=1, frames=3, **kw)
+
+
+def image_decoder():
+    return ImageDecoder(ImageVAEParams.tiny()), lambda module, **kw: image_decoder_inputs(
+        module, batch=1, frames=1, **kw
+    )
+
+
+def audio_decoder():
+    return AudioDecoder(AudioVAEParams.tiny()), lambda module, **kw: audio_decoder_inputs(
+        module, batch=1, frames=4, **kw
+    )
+
+
+@pytest.mark.parametrize("build", [world_model, image_decoder, audio_decoder])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_our_networks_are_traced(build, mode):
+    module, make = build()
+    randomise(module, 0)
+    options = {"device": "cpu", "dtype": torch.float32}
+    inputs = make(module, generator=torch.Generator().manual_seed(1), **options)
+    others = make(module, generator=torch.Generator().manual_seed(2), **options)
+    with mode():
+        traced = trace(module.eval(), inputs)
+        traced.graph.lint()
+        assert_same(traced(**inputs), module(**inputs), 0)
+        assert_same(traced(**others), module(**others), 0)
+
+
+def test_diffusers_and_transformers_decoders_are_traced():
+    pytest.importorskip("diffusers")
+    narrow = [16, 16, 16, 16]
+    tiny = hub.build_autoencoder_tiny(decoder_block_out_channels=narrow, encoder_block_out_channels=narrow)
+    applied([], tiny, z=normal(1, 4, 8, 8, dtype=torch.float32))
+    oobleck = hub.build_autoencoder_oobleck(
+        decoder_channels=16, encoder_hidden_size=16, channel_multiples=[1, 2, 2, 2, 2]
+    )
+    traced, _ = applied([], oobleck, z=normal(1, 64, 4, dtype=torch.float32))
+    assert calls(traced)["_weight_norm"] > 20
+
+
+def test_the_module_is_shared_and_unharmed():
+    lin = nn.Linear(4, 4)
+    module = Net(lambda self, x: self.lin(x).relu(), lin=lin)
+    before, x = {name: t.clone() for name, t in module.state_dict().items()}, normal(2, 4, dtype=torch.float32)
+    kept = x.clone()
+    traced = trace(module, {"x": x})
+    assert torch.equal(x, kept)
+    assert traced.get_parameter("lin.weight") is lin.weight
+    assert all(torch.equal(t, before[name]) for name, t in module.state_dict().items())
+    with torch.no_grad():
+        lin.bias.add_(1)
+    assert torch.equal(traced(x=x), module(x=x))
+
+
+def test_facts_are_those_of_the_tensors():
+    module = Net(lambda self, x: (x.transpose(0, 1) + 1).double())
+    traced = trace(module, {"x": torch.zeros(2, 3, dtype=torch.float32)})
+    view, add, cast = (facts(node) for node in traced.graph.nodes if node.op.startswith("call"))
+    assert (view.shape, view.stride, view.contiguous) == ((3, 2), (1, 3), False)
+    assert view.family == facts(next(iter(traced.graph.nodes))).family != add.family
+    assert (cast.dtype, cast.family != add.family) == (torch.float64, True)
+
+
+def asks(self, x):
+    if x.sum() > 0:  # here: __bool__
+        return x
+    return -x
+
+
+def takes_item(self, x):
+    return x * x.max().item()  # here: item
+
+
+def takes_list(self, x):
+    return x * x.tolist()[0][0]  # here: tolist
+
+
+def takes_array(self, x):
+    return x * float(x.numpy().max())  # here: numpy
+
+
+def indexes(self, x):
+    return x[x > 0]  # here: mask
+
+
+def finds(self, x):
+    return x.nonzero()  # here: nonzero
+
+
+def counts_up(self, x):
+    return x[: (x > 0).sum()]  # here: index
+
+
+def transforms(self, x):
+    return torch.vmap(lambda row: row * 2)(x)  # here: vmap
+
+
+def casts(self, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ x.mT  # here: autocast
+
+
+def seeds(self, x):
+    return x + torch.rand(2, 3, generator=torch.Generator().manual_seed(0))  # here: generator
+
+
+def hides(self, x):
+    with torch._C.DisableTorchFunction():
+        doubled = x * 2
+    return doubled + 1  # here: hidden
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [asks, takes_item, takes_list, takes_array, indexes, finds, counts_up, transforms, casts, seeds, hides],
+)
+def test_what_cannot_be_traced_is_named_by_its_line(forward):
+    module = Net(forward)
+    with pytest.raises(InputError) as caught:
+        trace(module, {"x": normal(2, 3, dtype=torch.float32)})
+    message = str(caught.value)
+    start = forward.__code__.co_firstlineno
+    found = re.search(r"test_tracer\.py:(\d+): (.*# here)", message)
+    assert found, message
+    assert start < int(found[1]) <= start + 3
+    assert "variant=[cuda_graph]" in message
+    assert len(message.splitlines()) == 1
+
+
+SPOKEN = {
+    "arithmetic": lambda self, x: (2 - x) / (1 + x**2) + 2**x - (-x) // 3 + x % 2 + abs(x) + 3 / (x * x + 1),
+    "comparisons": lambda self, x: ((x > 0) & ~(x >= 1) | (x != 2) ^ (x < 3) & (x <= 4)) == (x > 1),
+    "matrices": lambda self, x: x @ x.mT + x.T.t().matmul(x.mH) + torch.einsum("ij,kj->ik", x, x) + x.mm(x.t()),
+    "views": lambda self, x: (
+        x.view(3, -1),
+        x[None, ..., 1:],
+        x.unflatten(1, (1, 3)),
+        x.expand(2, 3, 3),
+        x.data,
+        x.real,
+    ),
+    "several results": lambda self, x: [x.split(1)[2], x.chunk(3, 1), x.max(0).values, *torch.sort(x), list(x)[1]],
+    "functions": lambda self, x: F.pad(F.gelu(x), (1, 1)) * F.group_norm(x[None, :, None], 1).sum() + x.norm().round(),
+    "joined": lambda self, x: torch.stack([torch.cat((x, x.flip(0))), torch.cat([x.new_ones(3, 3), x.roll(1)])]),
+    "indexed": lambda self, x: x[torch.tensor([2, 0, 0])][:, x.argmax(1)].gather(1, x.argsort(1)),
+    "made": lambda self, x: torch.zeros_like(x) + torch.eye(3) + torch.linspace(0, 1, 3, device=x.device),
+    "scripted": lambda self, x: torch.jit.script(scripted)(x),
+    "nested": lambda self, x: {"a": (x * 2, None), "b": [x, 3]},
+}
+
+
+def scripted(x):
+    return x * 2
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
+def test_the_graph_says_what_the_code_said(name):
+    applied([], Net(SPOKEN[name]), 1e-15, x=normal(3, 3))
+
+
+def test_values_that_no_input_reaches_may_be_asked_for():
+    def forward(self, x):
+        limit = torch.arange(4).max()
+        if limit > 2:
+            x = x * limit.item()
+        b, n = x.shape
+        return x.reshape(b * n)[: len(x)]
+
+    traced, _ = applied([], Net(forward), x=normal(2, 3))
+    assert traced.graph.find_nodes(op="call_function", target=torch.arange) == []
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"),
+    [
+        (lambda self, x: F.relu(x + 1, inplace=True), "relu"),
+        (lambda self, x: F.silu(x + 1, inplace=True), "silu"),
+        (lambda self, x: (x + 1).mul_(2).clamp_(-1, 1), "clamp"),
+        (lambda self, x: x + torch.empty(3, 3).fill_(-math.inf).triu_(1).exp_(), "triu"),
+    ],
+)
+def test_writes_that_nobody_sees_become_values(forward, named):
+    traced, _ = applied([], Net(forward), x=normal(3, 3))
+    assert not any(mutates(node) for node in traced.graph.nodes)
+    assert calls(traced)[named] == 1
+
+
+def write_through_view(self, x):
+    y = x + 1
+    y[:, 0].mul_(2)
+    return y
+
+
+def write_and_read_before(self, x):
+    y = x + 1
+    z = y.view(-1)
+    y.relu_()
+    return y.sum() + z
+
+
+def write_narrow(self, x):
+    return (x + 1).float().mul_(x)
+
+
+def write_out(self, x):
+    out = x.new_empty(x.shape)
+    torch.add(x, 1, out=out)
+    return out
+
+
+def write_item(self, x):
+    out = torch.zeros(3, 3, dtype=x.dtype)
+    out[:, 1] = x[:, 0]
+    out[:, 2] += x[:, 0]
+    return out
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [write_through_view, write_and_read_before, write_narrow, write_out, write_item],
+    ids=lambda f: f.__name__,
+)
+def test_other_writes_stay_and_are_known(forward):
+    traced, _ = applied([], Net(forward), x=normal(3, 3))
+    assert sum(bool(mutates(node)) for node in traced.graph.nodes) >= 1
+
+
+def test_state_is_kept_in_the_modules_own_buffer():
+    def forward(self, x):
+        self.count.add_(1)
+        return x * self.count
+
+    module = Net(forward, count=torch.zeros((), dtype=torch.float64))
+    x = normal(3)
+    traced = trace(module, {"x": x})
+    module.count.zero_()
+    assert torch.equal(traced(x=x), x)
+    assert torch.equal(traced(x=x), 2 * x)
+    assert module.count == 2
+
+
+def test_a_graph_lets_go_of_what_it_no_longer_uses():
+    module = Net(lambda self, x: self.a(x) + self.b(x), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
+    weight = weakref.ref(module.a.weight)
+    traced = FuseParallelLinears()(trace(module, {"x": torch.ones(1, 3)}))
+    del module
+    gc.collect()
+    assert weight() is None
+    assert traced.meta["replaced"] == 2

@@ -1,0 +1,161 @@
+"""Which calls are the same call, and how static inputs keep layout and aliasing; no GPU needed."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from profiling.graphs.buffers import StaticInputs, as_given
+from profiling.graphs.signature import signature
+
+Pair = namedtuple("Pair", "a b")
+
+
+@dataclass
+class Box:
+    x: torch.Tensor
+    scale: float
+
+
+def key(*args, **kwargs):
+    return signature(args, kwargs)[0]
+
+
+X = torch.arange(24.0).view(4, 6)
+C = torch.complex(X, X)
+
+DIFFERENT = {
+    "shape": (X, X[:3]),
+    "dtype": (X, X.double()),
+    "strides": (X, X.t().contiguous().t()),
+    "requires grad": (X, X.clone().requires_grad_()),
+    "value": (1, 2),
+    "type of a value": (1, True),
+    "int and float": (1, 1.0),
+    "structure": ([X], (X,)),
+    "names": ({"a": X}, {"b": X}),
+    "length": ([X, X.clone()], [X, X.clone(), X.clone()]),
+    "none": (None, X),
+    "a dataclass's plain field": (Box(X, 1.0), Box(X, 2.0)),
+    "named tuple and tuple": (Pair(X, X.clone()), (X, X.clone())),
+    "zero and minus zero": (0.0, -0.0),
+    "conjugated": ((C, C), (C, C.conj())),
+    "alignment of what overlaps": ((X.view(-1)[2:6], X.view(-1)[3:7]), (X.view(-1)[:4], X.view(-1)[1:5])),
+    "the same tensor twice": ((X, X), (X, X.clone())),
+    "where a view lies": ((X, X[1:]), (X, X[:3])),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_different_calls(case):
+    one, other = DIFFERENT[case]
+    assert key(one) == key(one)
+    assert key(one) != key(other)
+    assert key(x=one) != key(y=one)
+
+
+def test_the_numbers_do_not_matter():
+    assert key(X, scale=2) == key(X + 1, scale=2)
+    base = X.clone() + 3
+    assert key(X, X[1:]) == key(base, base[1:]), "views of each other, as before"
+
+
+def test_modes_are_part_of_it():
+    keys = {key(X)}
+    with torch.no_grad():
+        keys.add(key(X))
+    with torch.inference_mode():
+        keys.add(key(X))
+    assert len(keys) == 3
+
+
+def test_what_cannot_be_compared_is_refused():
+    for value in ({1, 2}, object(), nn.Linear(1, 1)):
+        with pytest.raises(TypeError, match=f"type {type(value).__name__} cannot"):
+            key(value)
+
+
+def test_tensors_come_in_the_order_of_the_walk():
+    _, leaves = signature((X, [X + 1, {"z": X + 2}]), {"b": Box(X + 3, 1.0)})
+    assert [float(leaf[0, 0]) for leaf in leaves] == [0, 1, 2, 3]
+
+
+BASE = torch.arange(60.0)
+LAYOUTS = {
+    "contiguous": [BASE.view(6, 10).clone()],
+    "transposed": [BASE.view(6, 10).t().clone(memory_format=torch.preserve_format)],
+    "strided": [BASE.view(6, 10)[:, ::2]],
+    "expanded": [BASE[:6].view(6, 1).expand(6, 5)],
+    "twice": [BASE, BASE],
+    "view and base": [BASE, BASE[10:20]],
+    "interleaved": [BASE[::2], BASE[1::2]],
+    "three, two of them meet": [BASE[:20], BASE[40:], BASE[10:30]],
+    "two dtypes of one memory": [BASE, BASE.view(torch.int32)[3:7]],
+    "no elements": [BASE[:0], BASE.clone()],
+    "a scalar": [torch.tensor(2.0)],
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_static_inputs_have_values_layout_and_aliasing(case):
+    given = LAYOUTS[case]
+    static = StaticInputs(given).tensors
+    for leaf, mine in zip(given, static, strict=True):
+        assert (mine.shape, mine.stride(), mine.dtype) == (leaf.shape, leaf.stride(), leaf.dtype)
+        assert torch.equal(mine, leaf)
+        if leaf.numel():
+            assert mine.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr()
+    for i, first in enumerate(given):
+        for j, second in enumerate(given):
+            if first.numel() and second.numel() and i != j and overlap(first, second):
+                assert static[j].data_ptr() - static[i].data_ptr() == second.data_ptr() - first.data_ptr()
+
+
+def overlap(first, second):
+    """Say whether the address ranges of two tensors meet."""
+    spans = []
+    for t in (first, second):
+        elements = 1 + sum(stride * (size - 1) for stride, size in zip(t.stride(), t.shape, strict=True))
+        spans.append((t.data_ptr(), t.data_ptr() + t.element_size() * elements))
+    return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
+
+
+def test_a_fill_follows_new_values_and_skips_what_is_in_place():
+    base = torch.zeros(10)
+    static = StaticInputs([base, base[2:5]])
+    base.copy_(torch.arange(10.0))
+    static.fill([base, base[2:5]])
+    assert torch.equal(static.tensors[1], torch.arange(2.0, 5.0))
+    static.tensors[0].fill_(7)
+    static.fill(static.tensors)
+    assert bool((static.tensors[0] == 7).all())
+
+
+def test_what_the_module_writes_goes_back():
+    given = [torch.zeros(4), torch.ones(4)]
+    static = StaticInputs(given)
+    static.tensors[0].add_(5)
+    assert static.changed(given) == {0}
+    static.give_back(given, {0})
+    assert bool((given[0] == 5).all())
+
+
+def test_a_view_of_a_static_input_is_that_view_of_the_callers():
+    given = torch.arange(12.0).view(3, 4)[1:]
+    static = StaticInputs([given]).tensors[0]
+    assert torch.equal(as_given(static[:, 1::2], static, given), given[:, 1::2])
+    assert as_given(static.t(), static, given).data_ptr() == given.data_ptr()
+
+
+def test_leaves_that_need_gradients_still_do():
+    given = torch.ones(3, requires_grad=True)
+    (static,) = StaticInputs([given]).tensors
+    assert static.requires_grad
+    assert static.is_leaf
+    with torch.no_grad():
+        given.fill_(2)
+    inputs = StaticInputs([given])
+    inputs.fill([given])
+    assert not inputs._buffers[0].requires_grad

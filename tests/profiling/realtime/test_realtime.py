@@ -1,0 +1,169 @@
+"""The loop as a user runs it, on a processor at tiny size: every way to play, what is kept, and what is refused."""
+
+import json
+
+import numpy as np
+
+from profiling.results.frames import DISTURBANCES, read_series
+
+BASELINE = "variant=[baseline]"
+HERE = "isolation=none"  # where no process must die, and a process a cell is not what is asked
+FEW = ("loop.frames=8", "loop.warmup_frames=2")
+STAGES = ["world", "picture", "sound"]
+
+
+def series_of(outcome, variant="baseline"):
+    return read_series(outcome.folder / "cells" / f"realtime.{variant}.frames.npz")
+
+
+def only(outcome):
+    assert outcome.code == 0, outcome.out + outcome.err
+    (record,) = outcome.records.values()
+    assert record.status == "ok", record.reason
+    return record
+
+
+def test_one_after_the_other(realtime):
+    """The default schedule; a variant that needs a GPU is skipped; a run that is done is not done again."""
+    outcome = realtime("variant=[baseline,cuda_graph]", "trace=true", "loop.profile_frames=3", *FEW)
+    assert outcome.code == 0, outcome.out + outcome.err
+    record, skipped = (outcome.records["realtime", variant] for variant in ("baseline", "cuda_graph"))
+    assert (record.status, skipped.status) == ("ok", "skipped")
+    assert "CUDA" in skipped.reason
+    section, series = record.realtime, series_of(outcome)
+    assert section["stages"] == [*STAGES, "deliver"]
+    assert (section["frames"], section["warmup_frames"]) == (8, 2)
+    assert (section["schedule"], section["pace"], section["deliver"]) == ("sequential", "free", "host")
+    assert section["frame_ms"]["n"] == 8
+    assert {len(values) for values in series.values()} == {8}
+    taken = sum(series[f"host_{stage}_ms"] for stage in section["stages"]) + series["wait_ms"] + series["rest_ms"]
+    np.testing.assert_allclose(taken, series["frame_ms"], atol=1e-9)
+    assert (np.diff(series["delivered_ms"]) >= series["frame_ms"][1:] - 1e-6).all()
+    known = {name for name in DISTURBANCES if np.isfinite(series[name]).all()}
+    assert {"compiles", "captures", "graphs_recorded", "collections", "collection_ms", "switches"} <= known
+    assert np.isnan(series["device_world_ms"]).all(), "no device, no device time"
+    assert set(record.parity["stages"]) == set(STAGES)
+    assert record.parity["passed"]
+    assert record.trace["frames"] == 3
+    assert (outcome.folder / record.trace["trace"]).exists()
+    assert not list((outcome.folder / "cells").glob("*.part"))
+    assert "Frames:" in outcome.out
+    assert "Stage budget" in outcome.out
+    before = (outcome.folder / "results.jsonl").read_bytes()
+    again = realtime(
+        "variant=[baseline,cuda_graph]",
+        "trace=true",
+        "loop.profile_frames=3",
+        *FEW,
+        f"resume={outcome.folder}",
+        folder=outcome.folder,
+    )
+    assert again.code == 0, again.err
+    assert (outcome.folder / "results.jsonl").read_bytes() == before
+
+
+def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path):
+    np.savez(tmp_path / "played.npz", mouse=np.ones((5, 2)), btn=np.eye(5, 11))
+    outcome = realtime(
+        BASELINE,
+        HERE,
+        "loop.pace=realtime",
+        "loop.fps=20",
+        f"loop.actions={tmp_path / 'played.npz'}",
+        "loop.sound=windowed",
+        "loop.sound_latents=10",
+        *FEW,
+    )
+    section, series = only(outcome).realtime, series_of(outcome)
+    assert (section["pace"], section["target_fps"]) == ("realtime", 20.0)
+    np.testing.assert_allclose(series["due_ms"], 50 * np.arange(8), atol=1e-6)
+    assert (series["action_ms"] >= series["due_ms"]).all()
+    assert section["deadlines"]["20"]["budget_ms"] == 50
+    assert section["sound"]["window"] == "windowed"
+    assert (section["sound"]["decoded"], section["sound"]["of"]) == (10, 30)
+    assert 0 < section["sound"]["snr_db"]["10"] < section["sound"]["snr_db"]["22"]
+
+
+def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realtime):
+    outcome = realtime(
+        "variant=[baseline,faulty_stale]",
+        HERE,
+        "mix={world:baseline,picture:baseline,sound:faulty_stale}",
+        "loop.schedule=overlap",
+        "loop.deliver=device",
+        "loop.sound=auto",
+        "loop.sound_latents=10",
+        "loop.sound_snr_db=300",
+        *FEW,
+    )
+    assert outcome.code == 1, outcome.out + outcome.err
+    (record,) = outcome.records.values()
+    assert (record.variant, record.status) == ("mixed", "failed")
+    assert record.reason.startswith("sound: "), "the one stage that has the variant that is wrong"
+    assert {stage: found["passed"] for stage, found in record.parity["stages"].items()} == {
+        "world": True,
+        "picture": True,
+        "sound": False,
+    }
+    assert not record.parity["passed"]
+    assert record.realtime["stages"] == STAGES, "nothing is copied"
+    assert record.realtime["schedule"] == "overlap"
+    assert record.realtime["sound"]["window"] == "exact", "300 dB are out of reach"
+    assert record.realtime["frames"] == len(series_of(outcome, "mixed")["frame_ms"]) == 8
+
+
+def test_the_whole_frame_as_one_without_metrics(realtime):
+    outcome = realtime(BASELINE, HERE, "metric=[]", "loop.schedule=one_graph", "loop.garbage=off", *FEW)
+    record = only(outcome)
+    assert record.realtime["stages"] == ["whole", "deliver"]
+    assert record.realtime["garbage"] == "off"
+    assert record.parity is None
+    assert not series_of(outcome)["collections"].any()
+
+
+FAILING = (
+    BASELINE,
+    "component=[world_model_frame,failing_picture,sound_stage]",
+    "stages.picture=failing_picture",
+    "metric=[]",
+    "loop.frames=100",
+    "loop.warmup_frames=5",
+)
+
+
+def test_what_was_played_before_a_failure_is_kept(realtime):
+    """Two failures in the same call of the same network: an error, and the death of the process."""
+    frames = {}
+    for how, where, reason in (
+        ("raise", HERE, "RuntimeError: planted in call 60"),
+        ("kill", "isolation=process", "SIGKILL"),
+    ):
+        outcome = realtime(*FAILING, where, f"component.failing_picture.module.how={how}")
+        assert outcome.code == 1, outcome.out + outcome.err
+        (record,) = outcome.records.values()
+        assert record.status == "failed"
+        assert reason in record.reason
+        series = series_of(outcome)
+        frames[how] = len(series["frame_ms"])
+        assert record.realtime["frames"] == record.realtime["frame_ms"]["n"] == frames[how]
+        assert (record.realtime["warmup_frames"], record.realtime["commit"]) == (5, "fused")
+        assert np.isfinite(series["frame_ms"]).all()
+        assert np.isfinite(series["host_rss"]).all()
+        assert f"of {frames[how]}" in outcome.out, "the report counts the frames until then"
+        assert not list((outcome.folder / "cells").glob("*.part"))
+    assert frames["raise"] == frames["kill"]
+    assert 0 < frames["kill"] < 60 - 5, "not all of the 60 calls were timed frames"
+
+
+def test_frames_of_an_earlier_attempt_are_not_taken_for_this_ones(realtime, tmp_path):
+    """The process dies before its first frame, where an attempt that came to no record had left some."""
+    left = tmp_path / "run" / "cells" / "realtime.baseline.frames.part"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(json.dumps(["frame_ms"]).encode() + b"\n" + np.ones(3).tobytes())
+    dies = ("component.failing_picture.module.call=2", "component.failing_picture.module.how=kill")
+    outcome = realtime(*FAILING, *dies, folder=tmp_path / "run")
+    assert outcome.code == 1, outcome.err
+    (record,) = outcome.records.values()
+    assert (record.status, record.realtime) == ("failed", None)
+    assert "SIGKILL" in record.reason
+    assert not list(left.parent.glob("*.frames.*"))

@@ -1,0 +1,97 @@
+"""Summaries against known answers, intervals against their own promise."""
+
+import statistics
+
+import numpy as np
+import pytest
+
+from profiling.results.stats import count_outliers, median_interval, ratio_interval, relative_half_width, summarize
+
+
+def test_a_summary_against_the_standard_library():
+    values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
+    summary = summarize(values)
+    assert summary.n == 8
+    assert summary.mean == pytest.approx(statistics.mean(values))
+    assert summary.std == pytest.approx(statistics.stdev(values)), "ddof 1"
+    assert (summary.min, summary.max) == (1.0, 9.0)
+    assert summary.p50 == statistics.median(values)
+    assert summary.p90 == pytest.approx(6.9)
+    assert summary.samples == tuple(values), "raw, in order"
+    assert summary.ci95[0] <= summary.p50 <= summary.ci95[1]
+
+
+def test_one_sample_has_no_spread():
+    content = summarize([2.0]).to_json()
+    assert "std" not in content
+    assert "ci95" not in content
+    assert content["p50"] == 2.0
+
+
+@pytest.mark.parametrize("samples", [[], [1.0, float("nan")], [float("inf")]])
+def test_what_cannot_be_summarized(samples):
+    with pytest.raises(ValueError, match="sample"):
+        summarize(samples)
+
+
+def test_the_interval_holds_the_true_median_as_often_as_it_says():
+    rng = np.random.default_rng(7)
+    hits = 0
+    for trial in range(300):
+        low, high = median_interval(rng.lognormal(0.0, 0.3, size=60), resamples=400, seed=trial)
+        hits += low <= 1.0 <= high  # the median of a lognormal with mu 0
+    assert 0.90 <= hits / 300 <= 0.99
+
+
+def test_neighbours_that_go_together_widen_the_interval():
+    """An autocorrelated series carries fewer independent samples than it counts."""
+    rng = np.random.default_rng(11)
+    noise = rng.normal(0, 1, 4000)
+    drifting = np.zeros(4000)
+    for i in range(1, 4000):
+        drifting[i] = 0.8 * drifting[i - 1] + noise[i]
+    series = drifting[-1000:] + 100
+    shuffled = rng.permutation(series)
+
+    def width(values):
+        low, high = median_interval(values, resamples=1000)
+        return high - low
+
+    assert width(series) > 1.5 * width(shuffled)
+
+
+def test_a_ratio_knows_its_direction():
+    rng = np.random.default_rng(1)
+    ratio, low, high = ratio_interval([rng.normal(20, 0.2, 200)], [rng.normal(10, 0.1, 200)])
+    assert ratio == pytest.approx(2.0, rel=0.01)
+    assert low < 2.0 < high
+    assert high - low < 0.05
+
+
+def test_outliers_are_counted_and_kept():
+    values = [10.0 + 0.01 * (i % 5) for i in range(100)] + [50.0]
+    assert count_outliers(values) == 1
+    assert summarize(values).max == 50.0
+
+
+def test_the_half_width_shrinks_with_samples():
+    rng = np.random.default_rng(3)
+    values = rng.normal(10, 1, 2000)
+    assert relative_half_width(values[:20]) > relative_half_width(values)
+    assert relative_half_width([1.0]) == float("inf")
+    low, high = median_interval(values)
+    assert relative_half_width(values) == pytest.approx((high - low) / 2 / float(np.median(values)), rel=0.25)
+
+
+def test_neighbours_that_go_together_widen_the_half_width_as_they_widen_the_interval():
+    rng = np.random.default_rng(5)
+    for size in (120, 1000):
+        noise = rng.normal(0, 1, size + 100)
+        drifting = np.zeros(noise.size)
+        for i in range(1, noise.size):
+            drifting[i] = 0.8 * drifting[i - 1] + noise[i]
+        series = drifting[100:] + 100
+        low, high = median_interval(series)
+        width = relative_half_width(series)
+        assert width == pytest.approx((high - low) / 2 / float(np.median(series)), rel=0.3)
+        assert width > 1.3 * relative_half_width(rng.permutation(series))

@@ -1,0 +1,251 @@
+"""Ceilings of the CPU against numpy, and the cache that remembers them."""
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.machine import ceilings as ceilings_cache
+from profiling.machine.ceilings import KEPT_SECONDS, METHOD_FILES, Ceilings, cache_folder, kept_ceilings
+from profiling.roofline import measure_ceilings as measuring
+from profiling.roofline.measure_ceilings import measure_ceilings
+from profiling.run import environment as of_run
+from profiling.run.job import FORWARD, Job
+from profiling.run.probe import probe
+
+KNOWN = Ceilings("float32", 1e9, 2e9, ((1024, 4e9), (2**20, 2e9)), 3e9, 5.0, None, 7.5, 0.1)
+#: What a trace is read with, and what a ceiling is kept in: nothing that is timed.
+HOLDERS = {"ceilings", "events", "launches"}
+KEY = {"device": "this one", "threads": 1}
+
+#: The same two measurements without torch, on one thread.
+BY_NUMPY = """
+import json, time
+import numpy as np
+source = np.ones(2**25)
+target = np.empty_like(source)
+square = np.random.default_rng(0).standard_normal((768, 768), dtype=np.float32)
+product = np.empty_like(square)
+def fastest(call, times):
+    best = float("inf")
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+copied = 2 * source.nbytes / fastest(lambda: np.copyto(target, source), 15)
+multiplied = 2 * 768**3 / fastest(lambda: np.matmul(square, square, out=product), 40)
+print(json.dumps([copied, multiplied]))
+"""
+
+
+class Measure:
+    """Counts how often something is measured."""
+
+    def __init__(self):
+        self.times = 0
+
+    def __call__(self):
+        self.times += 1
+        return KNOWN
+
+
+@pytest.fixture
+def measure():
+    return Measure()
+
+
+def by_numpy():
+    done = subprocess.run(
+        [sys.executable, "-c", BY_NUMPY],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def compared():
+    found = measure_ceilings(torch.device("cpu"), torch.float32, threads=1, tf32=False)
+    copied, multiplied = by_numpy()
+    return found, (found.copy_bytes_per_s / copied, found.matmul_flops_per_s / multiplied)
+
+
+def test_they_are_numpys_within_a_factor_of_two():
+    """One thread each; up to four times, since another program may take the machine during one of the two."""
+    threads = torch.get_num_threads()
+    found, ratios = compared()
+    for _ in range(3):
+        if not all(0.5 < ratio < 2 for ratio in ratios):
+            found, ratios = compared()
+    assert all(0.5 < ratio < 2 for ratio in ratios), ratios
+    assert torch.get_num_threads() == threads
+    assert 0 < found.launch_us < 100
+    assert found.conv_flops_per_s is not None
+    assert found.flops_per_s == max(found.matmul_flops_per_s, found.conv_flops_per_s)
+    assert found.gap_us is None
+    assert found.replay_us is None
+    assert [size for size, _ in found.bandwidth] == sorted(size for size, _ in found.bandwidth)
+    assert found.bytes_per_s(1e12) == found.bandwidth[-1][1]
+    assert found.bytes_per_s(1) == max(rate for _, rate in found.bandwidth)
+    assert Ceilings.from_json(json.loads(json.dumps(found.to_json()))) == found
+    without = replace(found, conv_flops_per_s=None)
+    assert Ceilings.from_json(without.to_json()) == without, "measured before convolutions were"
+    assert without.flops_per_s == found.matmul_flops_per_s
+
+
+def test_the_second_time_nothing_is_measured(measure, tmp_path):
+    first = kept_ceilings(KEY, measure, tmp_path)
+    assert kept_ceilings(KEY, measure, tmp_path) == first == (KNOWN, first[1])
+    assert measure.times == 1
+    assert abs(first[1] - time.time()) < 60
+
+
+def test_what_others_disturbed_is_used_and_not_kept(tmp_path):
+    taken = [replace(KNOWN, lost_share=share) for share in (0.4, 0.4, 0.02)]
+    found = [kept_ceilings(KEY, iter([ceilings]).__next__, tmp_path)[0] for ceilings in taken]
+    assert found == taken
+    assert kept_ceilings(KEY, iter(()).__next__, tmp_path)[0] == taken[-1], "a quiet one is kept"
+    assert not KNOWN.disturbed, "a system that does not tell"
+    assert [ceilings.to_json().get("disturbed") for ceilings in (KNOWN, *taken)] == [None, True, True, None]
+    assert Ceilings.from_json(taken[0].to_json()) == taken[0]
+
+
+def test_another_device_or_setup_is_measured(measure, tmp_path):
+    for key in (KEY, {**KEY, "device": "that one"}, {**KEY, "threads": 2}):
+        kept_ceilings(key, measure, tmp_path)
+    assert measure.times == 3
+    kept_ceilings(KEY, measure, tmp_path)
+    assert measure.times == 3, "one does not push the other out"
+
+
+def test_another_way_to_measure_is_measured(measure, monkeypatch, tmp_path):
+    ways = tmp_path / "measure.py", tmp_path / "pace.py"
+    for way in ways:
+        way.write_text("one way")
+    monkeypatch.setattr(ceilings_cache, "METHOD_FILES", ways)
+    for _ in range(2):
+        kept_ceilings(KEY, measure, tmp_path / "kept")
+    assert measure.times == 1
+    ways[1].write_text("another")
+    kept_ceilings(KEY, measure, tmp_path / "kept")
+    assert measure.times == 2
+
+
+def test_all_that_measures_is_part_of_the_way():
+    """Every module of this program that the measuring ones import, but for those that only hold what they return."""
+    named = set(METHOD_FILES)
+    assert Path(measuring.__file__) in named
+    for path in named:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("profiling."):
+                imported = Path(str(importlib.import_module(str(node.module)).__file__))
+                assert imported in named or imported.stem in HOLDERS, f"{path.name} measures by {imported.name} too"
+
+
+@pytest.mark.parametrize("age", [KEPT_SECONDS + 1, -3600])
+def test_a_day_old_one_or_one_of_the_future_is_measured_again(measure, tmp_path, age):
+    kept_ceilings(KEY, measure, tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "measured_at": time.time() - age}))
+    kept_ceilings(KEY, measure, tmp_path)
+    assert measure.times == 2
+    kept_ceilings(KEY, measure, tmp_path)
+    assert measure.times == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"key": 1}', "\x00\xff", '{"measured_at": "soon"}'])
+def test_a_damaged_file_is_measured_again_and_rewritten(measure, tmp_path, text):
+    kept_ceilings(KEY, measure, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    assert kept_ceilings(KEY, measure, tmp_path)[0] == KNOWN
+    assert measure.times == 2
+    kept_ceilings(KEY, measure, tmp_path)
+    assert measure.times == 2
+    assert list(tmp_path.iterdir()) == [path], "nothing half-written is left"
+
+
+def test_ceilings_without_a_field_are_measured_again(measure, tmp_path):
+    kept_ceilings(KEY, measure, tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = json.loads(path.read_text())
+    del content["ceilings"]["launch_us"]
+    path.write_text(json.dumps(content))
+    kept_ceilings(KEY, measure, tmp_path)
+    assert measure.times == 2
+
+
+def test_a_folder_that_cannot_be_written_to_costs_only_the_memory(measure, tmp_path):
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert kept_ceilings(KEY, measure, tmp_path / "file")[0] == KNOWN
+    assert measure.times == 2
+
+
+def test_where_they_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder().is_relative_to(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for unusable in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
+        assert cache_folder().is_relative_to(tmp_path / "home" / ".cache")
+
+
+def test_of_a_run(monkeypatch, tmp_path):
+    asked = []
+
+    def measured(device, dtype, *, threads, tf32):
+        asked.append((str(device), dtype, threads, tf32))
+        return replace(KNOWN, dtype=str(dtype).removeprefix("torch."))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(of_run, "measure_ceilings", measured)
+    settings = Settings(device="cpu", dtype="bfloat16", scale="tiny", threads=1)
+    machine = {"device": {"type": "cpu", "name": "planted"}, "versions": {}}
+    first = of_run.ceilings_of(settings, machine)
+    assert of_run.ceilings_of(settings, machine) == first
+    of_run.ceilings_of(replace(settings, dtype="float32"), machine)
+    of_run.ceilings_of(replace(settings, tf32=True), machine)
+    of_run.ceilings_of(settings, {**machine, "device": {"name": "another"}})
+    assert asked == [
+        ("cpu", torch.bfloat16, 1, False),
+        ("cpu", torch.float32, 1, False),
+        ("cpu", torch.bfloat16, 1, True),
+        ("cpu", torch.bfloat16, 1, False),
+    ]
+    assert of_run.ceilings_in(tmp_path) is None
+    (tmp_path / "environment.json").write_text(json.dumps({"ceilings": first}))
+    assert of_run.ceilings_in(tmp_path) == replace(KNOWN, dtype="bfloat16")
+
+
+def test_a_device_that_fails_costs_the_floors_and_not_the_run(monkeypatch, tmp_path):
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("planted: out of memory\nand more")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(of_run, "measure_ceilings", fails)
+    job = Job(
+        target="planted",
+        component=ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"input": {"shape": [1]}}),
+        variant="baseline",
+        variant_options={"_target_": "profiling.variants.baseline.Baseline"},
+        metrics={},
+        settings=Settings(device="cpu"),
+        run=str(tmp_path),
+        procedure=FORWARD,
+    )
+    found = probe((job,))["environment"]
+    assert found["ceilings_reason"] == "not measured: planted: out of memory"
+    assert "ceilings" not in found

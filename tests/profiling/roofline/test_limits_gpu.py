@@ -1,0 +1,138 @@
+"""Verdicts of planted kernels on a GPU, and floors that no physics beats."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from planted_networks import Chain, Copy, Product, component
+
+from profiling.metrics.clocks import CudaClock
+from profiling.roofline.measure_ceilings import measure_ceilings
+from profiling.roofline.section import limits_of
+
+pytestmark = pytest.mark.gpu
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def ceilings():
+    before = torch.cuda.memory_allocated()
+    found = measure_ceilings(torch.device("cuda", 0), torch.bfloat16, threads=4, tf32=False)
+    assert torch.cuda.memory_allocated() <= before + 128 * 2**20, "no more than the library's workspaces stay"
+    return found
+
+
+@torch.inference_mode()
+def judged(ceilings, module, *, calls=50, **inputs):
+    planted = component(module, "cuda", **inputs)
+    clock = CudaClock()
+    for _ in range(5):
+        clock.sample(planted.call)
+    walls = sorted(clock.sample(planted.call).wall for _ in range(calls))
+    section = limits_of(planted, planted.call, ceilings, walls[calls // 2], fused=False)
+    print(section)
+    return section
+
+
+def test_ceilings_are_of_a_gpu(ceilings):
+    assert ceilings.copy_bytes_per_s > 1e11
+    assert 0.5 < ceilings.copy_bytes_per_s / ceilings.read_bytes_per_s < 2
+    assert ceilings.matmul_flops_per_s > 1e13
+    assert 1 < ceilings.launch_us < 100
+    assert 0 <= ceilings.gap_us < 5
+    assert 0 < ceilings.replay_us < 100
+
+
+def test_ceilings_of_a_process_that_compiles_nothing_import_no_compiler():
+    """torch's profiler imports it at its first start, which costs more than all that is measured here."""
+    code = (
+        "import sys, torch\n"
+        "from profiling.roofline.measure_ceilings import measure_ceilings\n"
+        "found = measure_ceilings(torch.device('cuda', 0), torch.bfloat16, threads=1, tf32=False)\n"
+        "print(found.gap_us is not None, 'torch._inductor.config' in sys.modules, found.seconds)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seen, imported, seconds = ended.stdout.split()[-3:]
+    print(f"{seconds} s")
+    assert (seen, imported) == ("True", "False")
+
+
+def test_a_chain_of_tiny_kernels_is_launch_bound_and_its_replay_is_predicted(ceilings):
+    section = judged(ceilings, Chain(), x=torch.ones(64))
+    assert section["bound"] == "launch-bound"
+    assert section["device_work"]["kernels"] == section["operators"] == 500
+    assert section["device_work"]["launches"] == 500
+    x, clock = torch.ones(64, device="cuda"), CudaClock()
+    graph = torch.cuda.CUDAGraph()
+    chain = Chain()
+    with torch.cuda.graph(graph):
+        made = chain(x)
+    replays = sorted(clock.sample(graph.replay).wall for _ in range(50))
+    assert made.shape == x.shape
+    assert section["predicted"]["variant"] == "cuda_graph"
+    assert section["predicted"]["wall_ms"] == pytest.approx(replays[25], rel=0.3)
+
+
+def test_a_large_copy_is_memory_bound(ceilings):
+    size = min(4 * GIB, torch.cuda.mem_get_info()[0] // 4)
+    section = judged(ceilings, Copy(), calls=20, x=torch.ones(size // 4))
+    assert section["bound"] == "memory-bound"
+    assert section["bytes"]["total"] == 2 * (size // 4) * 4
+    assert 0.9 <= section["achieved_over_floor"] < 2
+
+
+def test_a_large_product_is_compute_bound(ceilings):
+    module = Product(8192, torch.bfloat16)
+    section = judged(ceilings, module, calls=20, x=torch.randn(8192, 8192, dtype=torch.bfloat16))
+    assert section["bound"] == "compute-bound"
+    assert section["flops"] == {"matmul": 2 * 8192**3, "total": 2 * 8192**3}
+    assert 0.9 <= section["achieved_over_floor"] < 2
+
+
+class _Waits(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(50):
+            x = x + float(x.sum().item() > 0)
+        return x
+
+
+def test_waits_are_seen(ceilings):
+    section = judged(ceilings, _Waits(), calls=10, x=torch.ones(64))
+    assert section["device_work"]["waits"] >= 50
+    assert section["bound"] == "sync-bound"
+
+
+class _Crosses(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.host = torch.empty(2**24, pin_memory=True)
+
+    def forward(self, x):
+        self.host.copy_(x, non_blocking=True)
+        return self.host.to(x.device, non_blocking=True)
+
+
+def test_transfers_are_seen(ceilings):
+    assert judged(ceilings, _Crosses(), calls=10, x=torch.ones(2**24))["bound"] == "transfer-bound"
+
+
+def test_in_a_run_the_prediction_meets_what_was_measured(profile, tmp_path):
+    outcome = profile(
+        "component=[world_model_step]",
+        "variant=[baseline,cuda_graph]",
+        "device=cuda",
+        "ceilings=auto",
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+    )
+    assert outcome.code == 0, outcome.out
+    eager, replayed = outcome.records.values()
+    assert eager.limits["bound"] in ("launch-bound", "host-bound"), "a slow host: both advise and predict the capture"
+    assert eager.limits["predicted"]["variant"] == "cuda_graph"
+    predicted, measured = eager.limits["predicted"]["wall_ms"], replayed.metrics["wall_ms"]["p50"]
+    assert 0.6 < measured / predicted < 1.7
+    assert "Predicted and measured" in (outcome.folder / "report.md").read_text()
+    for record in (eager, replayed):
+        assert record.limits["achieved_over_floor"] >= 0.9
+        assert record.limits["idle_share"] < 1

@@ -1,0 +1,156 @@
+"""Bytes and FLOPs of networks small enough to count them by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from planted_networks import Ring, Tied, Words, WritesRings, component
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import register_flop_formula
+
+from profiling.machine.ceilings import Ceilings
+from profiling.roofline.work import Work, floor_of, work_of
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_cell():
+    with torch.inference_mode():
+        yield
+
+
+def test_linear():
+    work = work_of(component(nn.Linear(24, 40), input=torch.randn(3, 24)))
+    assert work.flops == {"matmul": 2 * 3 * 24 * 40}
+    assert work.bytes["weights"] == 4 * (24 * 40 + 40)
+    assert work.bytes["inputs"] == 4 * 3 * 24
+    assert work.bytes["outputs"] == 4 * 3 * 40
+    assert work.bytes["state_read"] == work.bytes["state_written"] == 0
+    assert work.total_bytes == sum(work.bytes.values())
+
+
+class _Resized(nn.Module):
+    """A convolution, and a resize and a norm that torch can take apart into a hundred operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+
+    def forward(self, x):
+        return F.rms_norm(F.interpolate(self.conv(x), scale_factor=2.0, mode="bicubic"), (16,))
+
+
+def test_an_operator_is_counted_as_the_one_that_it_is():
+    work = work_of(component(_Resized(), x=torch.randn(1, 4, 8, 8)))
+    image, resized = 4 * 4 * 8 * 8, 4 * 4 * 16 * 16
+    assert work.operators == 3
+    assert work.traffic == (2 * image + 4 * 4 * 4 * 9) + (image + resized) + 2 * resized
+    assert work.flops == {"convolution": 2 * (4 * 8 * 8) * (4 * 3 * 3)}, "the counter does take them apart"
+
+
+def test_a_vector_times_a_matrix_counts_too():
+    assert work_of(component(nn.Linear(24, 40), input=torch.randn(24))).total_flops == 2 * 24 * 40
+
+
+def test_convolution():
+    layer = nn.Conv2d(4, 6, 3, padding=1, bias=False)
+    work = work_of(component(layer, input=torch.randn(2, 4, 8, 8)))
+    assert work.flops == {"convolution": 2 * (2 * 6 * 8 * 8) * (4 * 3 * 3)}
+    assert work.bytes["weights"] == 4 * 6 * 4 * 9
+
+
+class _Attention(nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_attention():
+    q, k, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+    work = work_of(component(_Attention(), q=q, k=k, v=v))
+    assert work.flops == {"attention": 2 * (2 * (2 * 3) * 5 * 7 * 8)}, "scores, and their product with the values"
+    assert work.bytes["inputs"] == 4 * (2 * 3 * 5 * 8 + 2 * (2 * 3 * 7 * 8))
+
+
+def test_an_embedding_counts_the_rows_it_takes_and_what_is_unused_counts_nothing():
+    ids = torch.tensor([3, 7, 7, 900])
+    work = work_of(component(Words(), ids=ids))
+    assert work.bytes["weights"] == 4 * (3 * 16 + 16 * 8), "three distinct rows, and the head"
+    assert work.bytes["inputs"] == 8 * 4
+
+
+def test_shared_weights_count_once():
+    work = work_of(component(Tied(), x=torch.randn(2, 32)))
+    assert work.bytes["weights"] == 4 * 32 * 32
+    assert work.flops["matmul"] == 2 * 2 * 32 * 32 * 2 + 2 * 2 * 32 * 16
+
+
+def test_state_is_read_and_written_by_what_a_call_touches():
+    planted = component(Ring(), x=torch.randn(1, 64))
+    work = work_of(planted)
+    assert work.bytes["state_read"] == 4 * 10 * 64 + 8, "all slots, and the position"
+    assert work.bytes["state_written"] == 4 * 64 + 8, "one slot, and the position"
+    assert work.bytes["weights"] == 0
+    assert not any(tensor.any() for tensor in planted.state()), "reset as it was"
+
+
+def test_an_operator_from_outside_writes_no_more_than_it_is_given_and_keeps():
+    """It is given 3 · 128 numbers and a gain, and returns 128: the others are the keys and the values."""
+    work = work_of(component(WritesRings(), qkv=torch.randn(3, 128, dtype=torch.bfloat16)))
+    keys_and_values = 2 * (2 * 128)
+    assert keys_and_values <= work.bytes["state_written"] <= keys_and_values + 2
+    assert work.bytes["state_read"] == 0
+
+
+def test_what_is_filled_is_written_in_whole():
+    class Fill(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("board", torch.zeros(100))
+
+        def state_tensors(self):
+            return (self.get_buffer("board"),)
+
+        def forward(self, x):
+            self.get_buffer("board").copy_(x)
+            return x * 2
+
+    assert work_of(component(Fill(), x=torch.randn(1))).bytes["state_written"] == 4 * 100, "one number, a hundred times"
+
+
+def test_an_output_that_is_the_input_moves_nothing():
+    work = work_of(component(nn.Identity(), input=torch.randn(1000)))
+    assert work.total_bytes == work.operators == work.traffic == 0
+
+
+def test_traffic_counts_every_operator():
+    work = work_of(component(nn.Sequential(nn.ReLU(), nn.Sigmoid()), input=torch.randn(100)))
+    assert (work.operators, work.traffic) == (2, 4 * 4 * 100)
+    assert work.total_bytes == 2 * 4 * 100, "what lies between the two need not reach memory"
+
+
+def test_an_operator_from_outside_is_named():
+    torch.library.define("planted_limits::twice", "(Tensor x) -> Tensor")
+    torch.library.impl("planted_limits::twice", "default", lambda x: x * 2)
+
+    class Outside(nn.Module):
+        def forward(self, x):
+            return torch.ops.planted_limits.twice(x)
+
+    work = work_of(component(Outside(), x=torch.randn(8)))
+    assert work.foreign == ("planted_limits::twice",)
+    assert work.total_bytes == 2 * 4 * 8
+    register_flop_formula(torch.ops.planted_limits.twice)(lambda shape, **_: shape[0])
+    counted = work_of(component(Outside(), x=torch.randn(8)))
+    assert counted.foreign == (), "somebody said what it costs"
+    assert counted.total_flops == 8
+
+
+def test_both_terms_and_the_larger_one():
+    ceilings = Ceilings("float32", 1e9, 2e9, ((1000, 8e9), (10**6, 2e9)), 1e9, 1.0, None, None, 0.0)
+    work = Work({"weights": 4 * 10**6}, {"matmul": 10**6}, 1, 0, ())
+    floor = floor_of(work, ceilings)
+    assert (floor.memory_ms, floor.compute_ms, floor.ms) == (2.0, 1.0, 2.0)
+    quicker = replace(ceilings, conv_flops_per_s=4e9)
+    assert floor_of(work, quicker).compute_ms == 0.25, "no operator beats the faster of the two rates"
+    small = floor_of(Work({"weights": 4000}, {}, 1, 0, ()), ceilings)
+    assert small.ms == pytest.approx(1e3 * 4000 / 8e9), "a cache holds so much: its bandwidth is the ceiling"

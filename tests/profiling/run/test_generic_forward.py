@@ -1,0 +1,203 @@
+"""The main job end to end on a CPU, as a user runs it, with planted faults."""
+
+import contextlib
+import signal
+import subprocess
+import time
+
+import psutil
+from as_user import command, environment
+
+from profiling.trace.compile_log import find_tlparse
+
+HERE = "isolation=none"  # where no process must die, and a process a cell is not what is asked
+
+
+def by_variant(outcome):
+    return {variant: record for (_, variant), record in outcome.records.items()}
+
+
+def test_crashes_cost_one_row_each(profile):
+    outcome = profile("component=[net]", "variant=[baseline,faulty_segfault,faulty_exit,faulty_raise]")
+    records = by_variant(outcome)
+    assert outcome.code == 1
+    assert records["baseline"].status == "ok"
+    assert records["baseline"].metrics["wall_ms"]["n"] >= 5
+    assert "SIGSEGV" in records["faulty_segfault"].reason
+    assert "exited with code 7" in records["faulty_exit"].reason
+    assert "planted failure" in records["faulty_raise"].reason
+    for crashed in ("faulty_segfault", "faulty_exit"):
+        assert records[crashed].status == "failed"
+        assert records[crashed].parity["passed"], "what was measured before the crash is kept"
+
+
+def test_wrong_answers_cost_one_row_each(profile):
+    variants = "variant=[baseline,faulty_raise,faulty_wrong,faulty_stale,faulty_nan,faulty_later_wrong]"
+    outcome = profile("component=[net]", variants, HERE)
+    records = by_variant(outcome)
+    assert outcome.code == 1
+    assert records["baseline"].status == "ok"
+    assert records["faulty_raise"].status == "failed"
+    for wrong in ("faulty_wrong", "faulty_stale", "faulty_nan"):
+        assert records[wrong].status == "failed"
+        assert records[wrong].reason.startswith("parity")
+        assert records[wrong].speedup is None
+        assert records[wrong].metrics["wall_ms"]["n"] >= 5, "its time is there, to be shown struck out"
+    assert "wrong after it" in records["faulty_later_wrong"].reason
+    assert records["faulty_later_wrong"].speedup is None
+    assert "~~" in outcome.out
+    assert "left out" in outcome.out
+
+
+def test_a_recompile_in_the_window_is_invalid(profile):
+    outcome = profile("component=[net]", "variant=[faulty_recompile]", HERE, "metric.latency.interval=1e-9")
+    (record,) = outcome.records.values()
+    assert outcome.code == 1
+    assert record.status == "invalid"
+    assert "recompile" in record.reason
+
+
+def test_a_hang_ends_at_the_timeout_and_the_next_cell_runs(profile):
+    outcome = profile("component=[net]", "variant=[faulty_hang,faulty_raise]", "cell_timeout=12")
+    records = by_variant(outcome)
+    assert list(records) == ["faulty_hang", "faulty_raise"]
+    assert "hung" in records["faulty_hang"].reason
+    assert "planted failure" in records["faulty_raise"].reason
+
+
+def test_a_module_from_outside_the_repository(profile):
+    outcome = profile("component=[net,net_made]", "variant=[baseline]", HERE)
+    assert outcome.code == 0, outcome.err
+    for record in outcome.records.values():
+        assert record.status == "ok"
+        assert record.weights == "random"
+        assert record.parity["rel_l2"] == 0
+    assert "net" in outcome.out
+
+
+def test_a_module_that_keeps_tensors_of_its_first_call(profile):
+    outcome = profile("component=[caches]", "variant=[baseline]", HERE, "dtype=bfloat16")
+    (record,) = outcome.records.values()
+    assert record.status == "ok", record.reason
+    assert 0 < record.parity["rel_l2"] < 0.02
+
+
+def test_resume_does_only_what_is_left(profile):
+    cells = ("component=[net]", "variant=[faulty_raise,baseline]", HERE)
+    first = profile(*cells)
+    assert [line["status"] for line in first.lines] == ["ok", "failed"], "the baseline runs first"
+    second = profile(*cells, f"resume={first.folder}", folder=first.folder)
+    assert [line["variant"] for line in second.lines] == ["baseline", "faulty_raise", "faulty_raise"]
+    other = profile("component=[net]", "variant=[baseline]", HERE, f"resume={first.folder}", folder=first.folder)
+    assert other.code == 2
+    assert "another config" in other.err
+    assert len(other.lines) == 3, "nothing lost, nothing added"
+    again = profile("component=[net]", "variant=[baseline]", HERE, folder=first.folder)
+    assert again.code == 2
+    assert "holds a run already" in again.err
+
+
+def test_a_resume_on_another_setup_is_refused(profile, tmp_path):
+    cells = ("component=[net]", "variant=[faulty_raise,baseline]", HERE)
+    first = profile(*cells)
+    environment_file = first.folder / "environment.json"
+    environment_file.write_text(environment_file.read_text().replace('"torch": "', '"torch": "9'))
+    second = profile(*cells, f"resume={first.folder}", folder=first.folder)
+    assert second.code == 2
+    assert "versions" in second.err
+    assert len(second.lines) == 2
+    missing = profile(*cells, f"resume={tmp_path / 'none'}", folder=tmp_path / "none")
+    assert missing.code == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_compile_that_compiles_nothing_is_told(profile):
+    variants = "variant=[baseline,compile,compile_reduce_overhead]"
+    records = by_variant(profile("component=[net]", variants, HERE, TORCH_COMPILE_DISABLE="1"))
+    assert records["compile"].status == "failed"
+    assert "TORCH_COMPILE_DISABLE" in records["compile"].reason
+    assert records["compile_reduce_overhead"].status == "skipped", "it needs CUDA graphs"
+
+
+def test_without_isolation_the_compile_report_is_the_runs(profile):
+    outcome = profile("component=[net]", "variant=[faulty_recompile]", HERE, "trace=true")
+    assert "tl_out/run/index.html" in outcome.err
+    assert (outcome.folder / "tl_out" / "run" / "index.html").exists()
+
+
+def worker_of(process, log):
+    """The process of the cell that writes `log`, once it is there: the file is a moment before it."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "it ended before its cell"
+        for child in psutil.Process(process.pid).children() if log.exists() else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "profiling.run.worker" in child.cmdline():
+                    return child
+        time.sleep(0.1)
+    raise AssertionError(f"{log} has no process")
+
+
+def ended(process):
+    """Whether it is gone within 20 s; one that nobody waits for is."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_an_interrupt_keeps_what_is_done(tmp_path):
+    folder = tmp_path / "run"
+    arguments = command(folder, "component=[net]", "variant=[baseline,faulty_hang]")
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+    worker = worker_of(process, folder / "cells" / "net.faulty_hang.log")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len((folder / "results.jsonl").read_text().splitlines()) == 1
+    assert "baseline" in out
+    assert not worker.is_running()
+
+
+def test_the_worker_dies_with_its_parent(tmp_path):
+    folder = tmp_path / "run"
+    arguments = command(folder, "component=[net]", "variant=[faulty_hang]")
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    worker = worker_of(process, folder / "cells" / "net.faulty_hang.log")
+    process.kill()
+    process.wait()
+    assert ended(worker), "it outlived its parent"
+
+
+def test_the_users_own_torch_trace(profile, tmp_path):
+    outcome = profile(
+        "component=[net]",
+        "variant=[faulty_recompile]",
+        "trace=true",
+        TORCH_TRACE=str(tmp_path / "tracedir"),
+        TORCHDYNAMO_VERBOSE="1",
+    )
+    (log,) = (tmp_path / "tracedir").glob("*.log")
+    subprocess.run([find_tlparse(), "--overwrite", "--no-browser", "-o", str(tmp_path / "tl"), str(log)], check=True)
+    assert (tmp_path / "tl" / "index.html").exists()
+    (record,) = outcome.records.values()
+    assert record.compile["recompiles"], "the run has its own copy"
+    assert (outcome.folder / record.compile["index"]).exists()
+    assert (outcome.folder / record.trace["trace"]).exists()
+
+
+def test_multirun_makes_a_folder_a_run(profile, tmp_path):
+    outcome = profile(
+        "--multirun",
+        f"hydra.sweep.dir={tmp_path}/sweep",
+        "component=[net]",
+        "variant=[baseline]",
+        HERE,
+        "seed=0,1",
+    )
+    assert outcome.code == 0, outcome.err
+    assert {path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir()} == {"0", "1"}
+    for number in ("0", "1"):
+        assert (tmp_path / "sweep" / number / "results.jsonl").exists()

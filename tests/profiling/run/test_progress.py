@@ -1,0 +1,42 @@
+"""Progress on a terminal and elsewhere."""
+
+import io
+
+from rich.console import Console
+
+from profiling.results.records import Record
+from profiling.run.progress import LiveProgress, PlainProgress
+
+OK = Record(target="t", component="c", variant="v", status="ok", metrics={"wall_ms": {"p50": 1.25}})
+
+
+def told(kind, *, terminal):
+    text = io.StringIO()
+    progress = kind(Console(file=text, force_terminal=terminal, width=200))
+    progress.begin("run", 0, 0)
+    progress.phase("probe")
+    progress.begin("c · v", 1, 2)  # the probe's line has no end of its own
+    progress.phase("latency")
+    progress.end(OK)
+    progress.begin("c · w [x]", 2, 2)
+    progress.end(OK.with_status("failed", "because of [this]"))
+    progress.close()
+    progress.close()
+    return text.getvalue()
+
+
+def test_plain_lines_elsewhere():
+    lines = told(PlainProgress, terminal=False).splitlines()
+    assert lines[0].startswith("run: looking at the device")
+    assert any("[1/2] c · v: timing" in line for line in lines)
+    assert any("[1/2] c · v: ok, wall p50 1.25 ms" in line for line in lines)
+    assert "[2/2] c · w [x]: failed: because of [this]" in lines[-1]
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_a_live_line_on_a_terminal_leaves_its_ending():
+    text = told(LiveProgress, terminal=True)
+    assert "\x1b[2K" in text, "the line is rewritten"
+    assert "[1/2] c · v: ok, wall p50 1.25 ms" in text
+    assert "because of [this]" in text
+    assert text.rstrip().endswith("s)")

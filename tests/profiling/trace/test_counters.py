@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+import timeit
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import profiling
+from profiling.trace.counters import CompileCounters, snapshot
+
+ROOT = Path(profiling.__path__[0]).parent
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
+    return x * factor
+
+
+def test_reading_imports_no_compiler() -> None:
+    script = """
+    import sys, torch
+    from profiling.trace.counters import CompileCounters, snapshot
+    assert snapshot() == CompileCounters() and snapshot().describe() is None
+    assert not any(name.startswith("torch._dynamo") for name in sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=ROOT)
+
+
+def test_first_compile_steady_state_and_planted_recompiles() -> None:
+    compiled = torch.compile(scaled, backend="eager", dynamic=False)
+    start = snapshot()
+    compiled(torch.ones(4), 2)
+    warm = snapshot()
+    assert warm.since(start).describe() == "1 compile"
+    compiled(torch.ones(4), 2)
+    assert snapshot().since(warm).describe() is None
+    compiled(torch.ones(5), 2)  # a shape, with dynamic=False
+    assert snapshot().since(warm).describe() == "1 recompile"
+    compiled(torch.ones(5), 3)  # a constant of Python that is guarded on
+    assert snapshot().since(warm) == CompileCounters(compiles=2, recompiles=2, graphs=2)
+    assert snapshot().since(warm).describe() == "2 recompiles"
+
+
+def test_fullgraph_is_counted_too() -> None:
+    compiled = torch.compile(scaled, backend="eager", dynamic=False, fullgraph=True)
+    compiled(torch.ones(4), 2)
+    before = snapshot()
+    compiled(torch.ones(4), 3)
+    assert snapshot().since(before) == CompileCounters(compiles=1, recompiles=1, graphs=1)
+
+
+def test_a_hit_of_the_recompile_limit_is_a_recompile() -> None:
+    compiled = torch.compile(scaled, backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        compiled(torch.ones(4), 2)
+        before = snapshot()
+        compiled(torch.ones(4), 3)
+    assert snapshot().since(before) == CompileCounters(compiles=1, recompiles=1)
+
+
+def test_a_graph_break_is_counted() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    before = snapshot()
+    torch.compile(broken, backend="eager")(torch.ones(3))
+    found = snapshot().since(before)
+    assert (found.graph_breaks, found.graphs, found.compiles) == (1, 2, 2)
+    assert found.describe() == "2 compiles, 1 graph break"
+
+
+def test_a_recompile_that_the_cache_on_disk_answers_is_still_one(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compiled = torch.compile(scaled, dynamic=False)
+
+    def run() -> CompileCounters:
+        before = snapshot()
+        with torch.inference_mode():
+            compiled(torch.ones(4), 2)
+            compiled(torch.ones(4), 3)
+        return snapshot().since(before)
+
+    assert run().recompiles == 1
+    torch._dynamo.reset()
+    hits = counters["inductor"]["fxgraph_cache_hit"]
+    assert run().recompiles == 1
+    assert counters["inductor"]["fxgraph_cache_hit"] == hits + 2
+
+
+def test_after_a_reset_totals_are_what_happened_since() -> None:
+    before = CompileCounters(compiles=7, recompiles=3)
+    assert CompileCounters(compiles=2, recompiles=1).since(before) == CompileCounters(compiles=2, recompiles=1)
+
+
+def test_captures_are_read_off_the_tree_managers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cudagraph_trees
+
+    counter = itertools.count(0)
+    containers = {0: SimpleNamespace(tree_manager=SimpleNamespace(graph_counter=counter))}
+    containers[1] = SimpleNamespace(tree_manager=None)
+    monkeypatch.setattr(cudagraph_trees.local, "tree_manager_containers", containers)
+    torch.compile(scaled, backend="eager")(torch.ones(2), 2)
+    before = snapshot()
+    next(counter), next(counter)
+    assert snapshot().since(before).describe() == "2 CUDA graphs captured"
+    assert next(counter) == 2  # reading took nothing
+
+
+def test_a_snapshot_is_cheap() -> None:
+    torch.compile(scaled, backend="eager")(torch.ones(2), 2)
+    assert min(timeit.repeat(snapshot, number=100, repeat=5)) / 100 < 50e-6
+
+
+@pytest.mark.gpu
+def test_reduce_overhead_captures_are_counted() -> None:
+    compiled = torch.compile(scaled, mode="reduce-overhead", dynamic=False)
+    x = torch.ones(64, device="cuda")
+    start = snapshot()
+    with torch.inference_mode():
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            compiled(x, 2)
+        torch.cuda.synchronize()
+        warm = snapshot()
+        assert warm.since(start).cudagraph_captures == 1
+        torch.compiler.cudagraph_mark_step_begin()
+        compiled(x, 2)
+        assert snapshot().since(warm).describe() is None
+        for _ in range(3):
+            torch.compiler.cudagraph_mark_step_begin()
+            compiled(x[:32].clone(), 2)
+    found = snapshot().since(warm)
+    assert (found.recompiles, found.cudagraph_captures, found.cudagraph_skips) == (1, 1, 0)
+
+
+@pytest.mark.gpu
+def test_a_graph_that_inductor_gives_up_is_counted() -> None:
+    def mutates_its_input(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1) * 2
+
+    before = snapshot()
+    with torch.no_grad():
+        torch.compile(mutates_its_input, mode="reduce-overhead")(torch.ones(8, device="cuda"))
+    assert snapshot().since(before).cudagraph_skips >= 1

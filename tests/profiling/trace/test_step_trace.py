@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from profiling.trace.profiler import TraceResult, _summarise, operator_tables, trace_step
+
+M, N, K = 16, 32, 64
+
+
+def events(run: Path, result: TraceResult) -> list[dict[str, Any]]:
+    with gzip.open(run / result.trace, "rt") as stream:
+        return json.load(stream)["traceEvents"]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TraceResult, list[int]]:
+    run = tmp_path_factory.mktemp("run")
+    a, b = torch.randn(M, K), torch.randn(K, N)
+    calls: list[int] = []
+
+    def step() -> torch.Tensor:
+        calls.append(1)
+        return torch.sin(a @ b)
+
+    with torch.inference_mode():
+        result = trace_step(
+            step,
+            component="planted",
+            variant="baseline",
+            folder=run / "traces",
+            iterations=3,
+            warmup=2,
+            device=torch.device("cpu"),
+        )
+    return run, result, calls
+
+
+def test_paths_are_relative_to_the_run(traced: tuple[Path, TraceResult, list[int]]) -> None:
+    run, result, calls = traced
+    assert result.trace == "traces/planted.baseline.json.gz"
+    assert result.operators == "traces/planted.baseline.txt"
+    assert (run / result.trace).read_bytes()[:2] == b"\x1f\x8b"  # really gzip
+    assert len(calls) == 5
+
+
+def test_the_trace_holds_our_spans_and_the_operators(traced: tuple[Path, TraceResult, list[int]]) -> None:
+    run, result, _ = traced
+    found = events(run, result)
+    assert result.events == len(found)
+    names = [event.get("name") for event in found]
+    assert [names.count(f"planted/baseline/trace/{index}") for index in range(4)] == [1, 1, 1, 0]
+    assert "planted/baseline/trace/warmup" not in names
+    assert names.count("aten::sin") == names.count("aten::mm") == 3
+    shapes = [event["args"]["Input Dims"] for event in found if event.get("name") == "aten::mm"]
+    assert shapes == [[[M, K], [K, N]]] * 3
+
+
+def test_flops_of_a_matrix_product(traced: tuple[Path, TraceResult, list[int]]) -> None:
+    assert traced[1].flops == 2 * M * N * K
+
+
+def test_device_numbers_are_absent_on_a_cpu(traced: tuple[Path, TraceResult, list[int]]) -> None:
+    assert (traced[1].device_ms, traced[1].device_launches) == (None, None)
+
+
+def test_the_operator_table(traced: tuple[Path, TraceResult, list[int]]) -> None:
+    text = (traced[0] / traced[1].operators).read_text()
+    assert text.startswith("planted/baseline: 3 profiled iterations on cpu")
+    assert "Top operators by CPU time" in text
+    assert "device time of their own" not in text
+    assert "aten::mm" in text
+    assert "planted/baseline/trace" not in text  # spans are no operators
+    assert "ProfilerStep" not in text
+
+
+def test_stacks_and_no_countable_flops(tmp_path: Path) -> None:
+    x = torch.ones(8)
+    result = trace_step(
+        lambda: x.relu(),
+        component="c",
+        variant="v",
+        folder=tmp_path / "traces",
+        iterations=1,
+        warmup=1,
+        device=torch.device("cpu"),
+        stacks=True,
+    )
+    assert result.flops is None
+    assert any("test_step_trace.py" in str(event.get("name")) for event in events(tmp_path, result))
+
+
+def test_a_failing_step_fails_the_pass(tmp_path: Path) -> None:
+    def step() -> None:
+        raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        trace_step(step, component="c", variant="v", folder=tmp_path, device=torch.device("cpu"))
+    assert not torch.autograd._profiler_enabled()
+
+
+@pytest.mark.parametrize(("iterations", "warmup"), [(0, 1), (1, 0)])
+def test_needs_an_iteration_and_a_warm_up(tmp_path: Path, iterations: int, warmup: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        trace_step(
+            lambda: None,
+            component="c",
+            variant="v",
+            folder=tmp_path,
+            iterations=iterations,
+            warmup=warmup,
+            device=torch.device("cpu"),
+        )
+
+
+def test_device_time_is_that_of_kernels_and_copies_not_of_spans(tmp_path: Path) -> None:
+    durations_us = {"kernel": 1000, "gpu_memcpy": 400, "gpu_memset": 100, "gpu_user_annotation": 9999, "cpu_op": 9999}
+    written = [{"ph": "X", "cat": cat, "dur": dur} for cat, dur in durations_us.items()]
+    (tmp_path / "traces").mkdir()
+    trace = tmp_path / "traces" / "c.v.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": written}).encode()))
+    result = _summarise([], trace, tmp_path / "traces" / "c.v.txt", iterations=2)
+    assert (result.device_ms, result.device_launches, result.events) == (0.75, 1.5, 5)
+
+
+class FakeAverages(list[Any]):
+    def table(self, *, sort_by: str, row_limit: int, max_name_column_width: int) -> str:
+        return " ".join([sort_by, *(average.key for average in self)]) + "\n"
+
+
+@pytest.mark.parametrize("attribute", ["self_device_time_total", "self_cuda_time_total"])
+def test_tables_on_a_gpu_sort_by_what_torch_calls_device_time(attribute: str) -> None:
+    kernel = SimpleNamespace(key="gemm", is_user_annotation=False, **{attribute: 5})
+    ours = SimpleNamespace(key="c/v/trace/0", is_user_annotation=True, **{attribute: 9})
+    text = operator_tables(FakeAverages([ours, kernel]), on_device=True)
+    assert text.splitlines()[1:] == [
+        "Top operators by device time of their own",
+        f"{attribute} gemm",
+        "",
+        "Top operators by CPU time of their own",
+        "self_cpu_time_total gemm",
+    ]
+
+
+@pytest.mark.gpu
+def test_a_graph_replay_shows_its_kernels(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    a = torch.randn(512, 512, device=device)
+    with torch.inference_mode():
+        (a @ a).sin_()  # cuBLAS starts up outside the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            (a @ a).sin_()
+    result = trace_step(
+        graph.replay, component="planted", variant="cuda_graph", folder=tmp_path / "traces", device=device
+    )
+    kernels = [event for event in events(tmp_path, result) if event.get("cat") == "kernel"]
+    assert len(kernels) >= 2 * result.iterations
+    assert result.device_ms is not None
+    assert 0 < result.device_ms < 100
+    assert result.device_launches is not None
+    assert result.device_launches >= 2
+    assert result.flops is None  # a replay has no operators
+    text = (tmp_path / result.operators).read_text()
+    assert text.index("Top operators by device time") < text.index("Top operators by CPU time")
+    assert any(str(kernel["name"])[:20] in text for kernel in kernels)
+    assert "planted/cuda_graph/trace" not in text
+
+
+@pytest.mark.gpu
+def test_eager_on_a_gpu_has_device_time_and_flops(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    a, b = torch.randn(M, K, device=device), torch.randn(K, N, device=device)
+    result = trace_step(lambda: a @ b, component="c", variant="v", folder=tmp_path / "traces", device=device)
+    assert result.flops == 2 * M * N * K
+    assert result.device_ms is not None
+    assert result.device_ms > 0

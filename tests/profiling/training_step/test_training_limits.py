@@ -1,0 +1,70 @@
+"""What a training step must do at least, against counts by hand."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from profiling.roofline.work import work_of
+from profiling.training_step.cell import TrainingCell
+from profiling.training_step.options import TrainingOptions
+from profiling.training_step.step import TrainingComponent, TrainingStep, make_optimizer, settle
+
+ROWS, INPUTS, OUTPUTS = 6, 24, 40
+WEIGHT = 4 * INPUTS * OUTPUTS  # bytes
+PRODUCT = 2 * ROWS * INPUTS * OUTPUTS  # FLOPs
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(INPUTS, OUTPUTS, bias=False), nn.Linear(OUTPUTS, INPUTS, bias=False)
+
+    def forward(self, x):
+        return self.second(self.first(x)).square().mean()
+
+
+def work(device, make):
+    model = Loss().to(device).train()
+    step = TrainingStep(model, make_optimizer(make, model, torch.device(device)), TrainingOptions())
+    settle(step)
+    inputs = {"x": torch.randn(ROWS, INPUTS, device=device)}
+    return work_of(
+        TrainingComponent(
+            name="planted",
+            module=step,
+            inputs=inputs,
+            make_inputs=lambda _: inputs,
+            device=torch.device(device),
+            dtype=torch.float32,
+            frames_per_call=ROWS,
+            weights="random",
+        )
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_step_reads_and_writes_weights_and_moments(device):
+    found = work(device, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    # Forward two products; backward two for the weights, and one for what the second layer was given.
+    assert found.flops == {"matmul": 5 * PRODUCT}
+    assert found.bytes["weights"] == 2 * WEIGHT
+    assert found.bytes["inputs"] == 4 * ROWS * INPUTS
+    assert found.bytes["outputs"] == 4
+    assert 0 <= found.bytes["state_read"] - 2 * WEIGHT <= 4, "momentum, and the learning rate"
+    assert found.bytes["state_written"] == 2 * 2 * WEIGHT, "weights and momentum"
+    assert found.traffic > found.total_bytes, "gradients besides"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_moments_are_twice_the_state(device):
+    found = work(device, partial(torch.optim.AdamW, lr=0.1, fused=device == "cuda"))
+    assert found.bytes["weights"] == 2 * WEIGHT
+    assert 0 <= found.bytes["state_read"] - 4 * WEIGHT <= 32, "and step numbers"
+    assert 0 <= found.bytes["state_written"] - 6 * WEIGHT <= 16
+
+
+def test_ceilings_are_those_of_what_autocast_computes_in():
+    assert TrainingCell.computes_in("float32", options=TrainingOptions(autocast="bfloat16")) == "bfloat16"
+    assert TrainingCell.computes_in("float32", options=TrainingOptions()) == "float32"
