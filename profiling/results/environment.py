@@ -1,0 +1,140 @@
+"""`environment.json`: what the numbers of a run depend on, captured once a run. Absent means that it is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from profiling.results.field import Section, about
+from profiling.results.jsonl import read_content, repaired
+from profiling.results.record import LaunchCalibration
+
+ENVIRONMENT_FILE = "environment.json"
+
+
+class Device(Section, frozen=True, kw_only=True):
+    """The device that the run measured."""
+
+    type: Annotated[str | None, about("cpu or cuda")] = None
+    name: Annotated[str | None, about("model")] = None
+    memory_bytes: Annotated[int | None, about("memory of the GPU", "bytes")] = None
+    l2_bytes: Annotated[int | None, about("L2 cache of the GPU", "bytes")] = None
+    multiprocessors: Annotated[int | None, about("streaming multiprocessors")] = None
+    capability: Annotated[str | None, about("compute capability, 9.0 for example")] = None
+    clock_sm_max_mhz: Annotated[int | None, about("highest SM clock", "MHz")] = None
+    clock_memory_max_mhz: Annotated[int | None, about("highest memory clock", "MHz")] = None
+    power_limit_w: Annotated[float | None, about("enforced power limit", "W")] = None
+
+
+class Cpu(Section, frozen=True, kw_only=True):
+    """The processor of the host."""
+
+    model: Annotated[str | None, about("model")] = None
+    cores: Annotated[int | None, about("cores that the process may use")] = None
+
+
+class Git(Section, frozen=True, kw_only=True):
+    """A checkout of code that the run used."""
+
+    revision: Annotated[str | None, about("full hash of the commit")] = None
+    dirty: Annotated[bool | None, about("whether tracked files had uncommitted changes")] = None
+
+
+class Ceilings(Section, frozen=True, kw_only=True):
+    """What the device does at best in one dtype, measured at the start of the run or on the same day."""
+
+    dtype: Annotated[str, about("dtype of the products")]
+    copy_bytes_per_s: Annotated[float, about("a large copy, read plus written", "bytes/s")]
+    read_bytes_per_s: Annotated[float, about("a large sum", "bytes/s")]
+    bandwidth: Annotated[
+        tuple[tuple[int, float], ...], about("[bytes touched, bytes/s] by size, ascending: small ones stay in a cache")
+    ]
+    matmul_flops_per_s: Annotated[float, about("best of the square matrix products", "FLOP/s")]
+    launch_us: Annotated[float, about("host time of a launch; on a CPU of an operator", "us")]
+    seconds: Annotated[float, about("duration of measuring all this", "s")]
+    conv_flops_per_s: Annotated[float | None, about("best of some convolutions", "FLOP/s")] = None
+    gap_us: Annotated[float | None, about("what a kernel costs in a CUDA graph beyond its length", "us")] = None
+    replay_us: Annotated[float | None, about("what a replay costs besides its kernels", "us")] = None
+    lost_share: Annotated[
+        float | None, about("share of CPU time that other processes took while measuring", "0 to 1")
+    ] = None
+    disturbed: Annotated[bool, about("other processes took so much that ceilings are too low; absent is false")] = False
+    measured_at: Annotated[str | None, about("UTC, ISO 8601")] = None
+
+    @property
+    def flops_per_s(self) -> float:
+        """The faster of the two FLOP rates: no operator should exceed it."""
+        return max(self.matmul_flops_per_s, self.conv_flops_per_s or 0.0)
+
+    def bytes_per_s(self, size: float) -> float:
+        """Return the best bandwidth, in bytes/s, for a call that touches `size` bytes.
+
+        Repeated calls find their bytes in a cache that is large enough, so every measured size from a quarter of the
+        call's own counts: a roofline time must not exceed what a cache makes possible.
+        """
+        return max(rate for touched, rate in self.bandwidth if touched >= size / 4 or touched == self.bandwidth[-1][0])
+
+
+class Environment(Section, frozen=True, kw_only=True):
+    """Machine, versions, settings and code of a run. Unknown keys of the file are kept in `other`."""
+
+    captured_at: Annotated[str | None, about("UTC, ISO 8601")] = None
+    command: Annotated[str | None, about("the command line")] = None
+    user_git: Annotated[Git | None, about("checkout of the measured code")] = None
+    tool_git: Annotated[Git | None, about("checkout of this tool")] = None
+    tool_version: Annotated[str | None, about("version of this tool")] = None
+    versions: Annotated[Mapping[str, str], about("by name: python, torch, cuda, cudnn, triton, numpy, driver, os")] = {}
+    device: Annotated[Device | None, about("the device")] = None
+    cpu: Annotated[Cpu | None, about("the host's processor")] = None
+    threads: Annotated[int | None, about("threads of torch")] = None
+    seed: Annotated[int | None, about("seed of weights and inputs")] = None
+    scale: Annotated[str | None, about("full or tiny")] = None
+    dtype: Annotated[str | None, about("dtype of the run")] = None
+    tf32: Annotated[bool | None, about("whether float32 products may use TF32")] = None
+    device_reason: Annotated[str | None, about("why this device")] = None
+    dtype_reason: Annotated[str | None, about("why this dtype")] = None
+    scale_reason: Annotated[str | None, about("why this scale")] = None
+    ceilings_reason: Annotated[str | None, about("why there are no ceilings")] = None
+    variables: Annotated[Mapping[str, str], about("environment variables that change what is measured")] = {}
+    ceilings: Annotated[Ceilings | None, about("what the device does at best")] = None
+    launch_calibration: Annotated[LaunchCalibration | None, about("launch costs, of a run of launch_overhead")] = None
+    other: Annotated[Mapping[str, Any], about("keys that this version does not know")] = {}
+    unreadable: Annotated[tuple[str, ...], about("damaged fields that reading dropped; never written")] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known."""
+        return self != Environment(unreadable=self.unreadable)
+
+
+_NAMES = {field.name for field in msgspec.structs.fields(Environment)} - {"other"}
+
+
+def read_environment(run: Path) -> Environment:
+    """Return the run's environment; empty where the file is missing, cut off or no object."""
+    try:
+        return decode_environment((run / ENVIRONMENT_FILE).read_bytes())
+    except OSError:
+        return Environment()
+
+
+def decode_environment(text: bytes) -> Environment:
+    """Return the environment in JSON `text`; what is damaged is dropped and named in `unreadable`."""
+    content, lost = read_content(text)
+    if not isinstance(content, dict):
+        return Environment()
+    if "git" in content and "tool_git" not in content:  # the name before the user's checkout was captured too
+        content["tool_git"] = content.pop("git")
+    known = {name: value for name, value in content.items() if name in _NAMES}
+    known["other"] = {name: value for name, value in content.items() if name not in _NAMES}
+    environment = repaired(known, Environment, lost)
+    return Environment() if environment is None else environment
+
+
+def encode_environment(environment: Environment) -> dict[str, Any]:
+    """Return the content of `environment.json`, plain JSON."""
+    content = msgspec.to_builtins(msgspec.structs.replace(environment, unreadable=()), str_keys=True)
+    return {**content.pop("other", {}), **content}

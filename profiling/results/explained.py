@@ -1,0 +1,315 @@
+"""Sections of a record that explain its times: CUDA graphs, compile log, kernels, roofline, trace, launch costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from profiling.results.field import Section, about
+from profiling.results.measured import Interval, MemoryKinds
+
+Bound = Literal[
+    "launch overhead", "memory bandwidth", "compute", "underfilled GPU", "slow kernels", "host", "transfers"
+]
+
+
+class BeforeAfter(Section, frozen=True, kw_only=True):
+    """The same number without and with an optimisation."""
+
+    before: Annotated[float | None, about("without it")] = None
+    after: Annotated[float | None, about("with it")] = None
+
+
+class Graphs(Section, frozen=True, kw_only=True):
+    """CUDA graphs that the variant captured itself."""
+
+    recorded: Annotated[int | None, about("captures so far")] = None
+    replayed: Annotated[int | None, about("replays so far")] = None
+    evicted: Annotated[int | None, about("graphs that were dropped from the cache")] = None
+    held: Annotated[int | None, about("graphs in the cache")] = None
+    warmup_seconds: Annotated[float | None, about("calls before the captures, compiling included", "s")] = None
+    capture_seconds: Annotated[float | None, about("static inputs, capture and instantiation", "s")] = None
+    pool_bytes: Annotated[int | None, about("reserved by the pool that the graphs share", "bytes")] = None
+    memory: Annotated[
+        Mapping[str, MemoryKinds], about("what was held at each point of the last capture, by point")
+    ] = {}
+    host_launches: Annotated[BeforeAfter | None, about("launches a call, uncaptured and replayed")] = None
+    wall_ms: Annotated[BeforeAfter | None, about("median wall time of interleaved calls", "ms")] = None
+    speedup: Annotated[float | None, about("uncaptured over replayed wall time")] = None
+    compiled_pieces: Annotated[int | None, about("graphs into which the compiler split the module")] = None
+    graph_breaks: Annotated[int | None, about("graph breaks of the compiled module")] = None
+
+
+class FxPass(Section, frozen=True, kw_only=True):
+    """A torch.fx pass of the variant, in the order of application."""
+
+    name: Annotated[str, about("name of the pass")]
+    replaced: Annotated[int | None, about("places that it rewrote; absent where it does not count")] = None
+    rel_l2: Annotated[float | None, about("relative L2 change of the output")] = None
+    replay_ms: Annotated[BeforeAfter | None, about("device time of a replay before and after the pass", "ms")] = None
+    speedup: Annotated[float | None, about("replay time before over after")] = None
+    unmeasured: Annotated[str | None, about("why there are no replay times")] = None
+
+
+class GraphBreak(Section, frozen=True, kw_only=True):
+    """A place at which Dynamo ended a graph."""
+
+    reason: Annotated[str, about("Dynamo's reason")]
+    explanation: Annotated[str | None, about("Dynamo's explanation")] = None
+    file: Annotated[str | None, about("file of the user's code")] = None
+    line: Annotated[int | None, about("line in that file")] = None
+    stack: Annotated[tuple[str, ...], about("file:line in function, from the outermost caller to the break")] = ()
+    frame_skipped: Annotated[bool | None, about("whether the whole function runs eagerly")] = None
+    count: Annotated[int | None, about("how often it was logged")] = None
+
+
+class Recompile(Section, frozen=True, kw_only=True):
+    """A function that was compiled again."""
+
+    compile_id: Annotated[str, about("Dynamo's compile id")]
+    reason: Annotated[str, about("the guard that failed")]
+    function: Annotated[str | None, about("name of the function")] = None
+    file: Annotated[str | None, about("file of the guarded source")] = None
+    line: Annotated[int | None, about("line in that file")] = None
+
+
+class CompileFailure(Section, frozen=True, kw_only=True):
+    """A function that did not compile."""
+
+    compile_id: Annotated[str, about("Dynamo's compile id")]
+    kind: Annotated[str, about("type of the error")]
+    reason: Annotated[str, about("its first line")]
+    function: Annotated[str | None, about("name of the function")] = None
+    file: Annotated[str | None, about("file that the error names")] = None
+    line: Annotated[int | None, about("line in that file")] = None
+
+
+class CompileLog(Section, frozen=True, kw_only=True):
+    """What torch.compile logged (TORCH_TRACE, parsed by tlparse)."""
+
+    index: Annotated[str, about("the HTML report, relative to the run folder")]
+    compile_seconds: Annotated[float | None, about("Dynamo and back end, over all frames", "s")] = None
+    phases: Annotated[Mapping[str, float], about("seconds by compiler phase; they add up to the whole", "s")] = {}
+    frames: Annotated[int | None, about("frames that were compiled")] = None
+    graphs: Annotated[int | None, about("compiled graphs that hold operators")] = None
+    graph_breaks: Annotated[tuple[GraphBreak, ...], about("graph breaks by place")] = ()
+    recompiles: Annotated[tuple[Recompile, ...], about("functions that were compiled again")] = ()
+    failures: Annotated[tuple[CompileFailure, ...], about("functions that did not compile")] = ()
+    cudagraph_skips: Annotated[tuple[str, ...], about("why inductor did not capture a graph")] = ()
+    artifacts: Annotated[int | None, about("files that the report links")] = None
+
+
+class TraceFiles(Section, frozen=True, kw_only=True):
+    """The profiler trace of the step and its totals."""
+
+    trace: Annotated[str, about("Chrome trace, relative to the run folder")]
+    operators: Annotated[str | None, about("table of operators, relative to the run folder")] = None
+    iterations: Annotated[int | None, about("profiled calls")] = None
+    frames: Annotated[int | None, about("realtime: frames in one iteration")] = None
+    events: Annotated[int | None, about("events in the trace")] = None
+    device_ms: Annotated[float | None, about("summed duration of GPU work per iteration", "ms")] = None
+    device_launches: Annotated[float | None, about("kernels, copies and fills per iteration")] = None
+    flops: Annotated[float | None, about("FLOPs per iteration that the profiler counts, a lower bound")] = None
+    seconds: Annotated[float | None, about("duration of profiling and of its analysis", "s")] = None
+
+
+class KernelFile(Section, frozen=True, kw_only=True):
+    """A file of code that inductor generated, kept in the run folder."""
+
+    name: Annotated[str, about("name of the kernel or graph, as in a trace")]
+    file: Annotated[str, about("path relative to the run folder")]
+    kind: Annotated[str, about("graph, triton or cpp")]
+    runnable: Annotated[bool | None, about("whether the file times itself when run")] = None
+
+
+class DeviceWork(Section, frozen=True, kw_only=True):
+    """What a call makes the GPU do."""
+
+    kernels: Annotated[float, about("kernels, copies and fills a call")]
+    launches: Annotated[float, about("launches by the host a call; a graph replay is one")]
+    busy_ms: Annotated[float, about("time in which at least one of them ran", "ms")]
+    median_us: Annotated[float, about("median duration of a kernel", "us")]
+    short_ms: Annotated[float, about("part of busy_ms in which only kernels of at most 5 us ran", "ms")]
+    transfer_ms: Annotated[float, about("copies between host and device", "ms")]
+    waits: Annotated[float, about("how often the host waited for the device")]
+
+
+class Prediction(Section, frozen=True, kw_only=True):
+    """The wall time that another variant should reach."""
+
+    variant: Annotated[str, about("the variant that is proposed")]
+    wall_ms: Annotated[float, about("its predicted wall time", "ms")]
+
+
+class RooflinePart(Section, frozen=True, kw_only=True):
+    """What a call must do at least, what the GPU did, and what bounds it."""
+
+    bytes: Annotated[Mapping[str, int], about("bytes that must cross the memory bus, by kind, and total", "bytes")] = {}
+    flops: Annotated[Mapping[str, int], about("FLOPs by class of operator, and total")] = {}
+    operators: Annotated[int | None, about("operators of an eager call")] = None
+    traffic_bytes: Annotated[int | None, about("read and written by the operators of an eager call", "bytes")] = None
+    memory_ms: Annotated[float | None, about("time of the bytes at the bandwidth ceiling", "ms")] = None
+    compute_ms: Annotated[float | None, about("time of the FLOPs at the FLOP ceiling", "ms")] = None
+    roofline_ms: Annotated[float | None, about("the larger of memory_ms and compute_ms", "ms")] = None
+    over_roofline: Annotated[float | None, about("median wall time over roofline_ms")] = None
+    uncounted: Annotated[tuple[str, ...], about("operators whose FLOPs have no formula")] = ()
+    device_work: Annotated[DeviceWork | None, about("what a call made the GPU do")] = None
+    idle_share: Annotated[float | None, about("share of wall time in which the GPU was idle", "0 to 1")] = None
+    bound: Annotated[Bound | None, about("what bounds the call")] = None
+    evidence: Annotated[tuple[str, ...], about("why, the decisive observation first")] = ()
+    advice: Annotated[str | None, about("the next step")] = None
+    predicted: Annotated[Prediction | None, about("wall time that the advice should reach")] = None
+
+
+class Roofline(RooflinePart, frozen=True, kw_only=True):
+    """The roofline of a cell; of a loop: the sum over its stages, and each stage."""
+
+    parts: Annotated[Mapping[str, RooflinePart], about("realtime: by stage")] = {}
+
+
+class Idle(Section, frozen=True, kw_only=True):
+    """Idle time of the GPU inside a call by its cause."""
+
+    host_ms: Annotated[float, about("the next kernel was not launched yet", "ms")]
+    between_ms: Annotated[float, about("between kernels that were queued, or nodes of a graph", "ms")]
+
+
+class KernelClass(Section, frozen=True, kw_only=True):
+    """Kernels of one class: gemm, conv, attention, pointwise, reduction, copy, other."""
+
+    kind: Annotated[str, about("class of the kernels")] = msgspec.field(name="class")
+    ms: Annotated[float, about("duration a call", "ms")]
+    share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
+    count: Annotated[float | None, about("kernels a call")] = None
+
+
+class Kernel(KernelClass, frozen=True, kw_only=True):
+    """All launches of one kernel, by name."""
+
+    name: Annotated[str, about("name of the kernel, at most 200 characters")]
+    mean_us: Annotated[float | None, about("mean duration of a launch", "us")] = None
+    gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s")] = None
+    tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s")] = None
+
+
+class ModuleTime(Section, frozen=True, kw_only=True):
+    """A submodule and its time a call."""
+
+    path: Annotated[str, about("dotted path; empty for the component itself")]
+    ms: Annotated[float, about("duration of the module and all below it", "ms")]
+    share: Annotated[float | None, about("share of the whole", "0 to 1")] = None
+    count: Annotated[float | None, about("kernels a call; on a CPU forward calls")] = None
+    self_ms: Annotated[float | None, about("duration without the modules below it", "ms")] = None
+
+
+class HostWait(Section, frozen=True, kw_only=True):
+    """Waits of the host for the device, or copies between them, by the line of code that made them."""
+
+    what: Annotated[str, about("the runtime call, or the direction of the copy")]
+    count: Annotated[float, about("how often a call")]
+    ms: Annotated[float, about("duration a call, of the host in a wait and of the device in a copy", "ms")]
+    bytes: Annotated[float | None, about("copied a call", "bytes")] = None
+    host_ms: Annotated[float | None, about("how long a copy held the host up, a call", "ms")] = None
+    line: Annotated[str | None, about("file:line")] = None
+    code: Annotated[str | None, about("the source line")] = None
+
+
+class TraceAnalysis(Section, frozen=True, kw_only=True):
+    """What the profiler trace says of one call: busy and idle time, kernels, submodules, waits and copies."""
+
+    calls: Annotated[int | None, about("calls, or frames, over which times are averaged")] = None
+    span_ms: Annotated[float | None, about("from the first GPU work to the end of the last", "ms")] = None
+    busy_ms: Annotated[float | None, about("time in which the GPU worked", "ms")] = None
+    idle_ms: Annotated[float | None, about("time in which it did not", "ms")] = None
+    idle: Annotated[Idle | None, about("idle time by cause")] = None
+    kernel_ms: Annotated[float | None, about("summed duration of all GPU work", "ms")] = None
+    count: Annotated[float | None, about("kernels, copies and fills a call")] = None
+    classes: Annotated[tuple[KernelClass, ...], about("by class, longest first")] = ()
+    kernels: Annotated[tuple[Kernel, ...], about("by name, longest first")] = ()
+    waits: Annotated[tuple[HostWait, ...], about("waits of the host, longest first")] = ()
+    copies: Annotated[tuple[HostWait, ...], about("copies between host and device, longest first")] = ()
+    modules: Annotated[tuple[ModuleTime, ...], about("submodules in the order of the tree")] = ()
+    unattributed_ms: Annotated[float | None, about("time that belongs to no submodule for certain", "ms")] = None
+    modules_from: Annotated[str | None, about("what the attribution to submodules comes from, or why none")] = None
+    lines_from: Annotated[str | None, about("what the attribution to lines comes from, or why none")] = None
+
+
+class Estimate(Section, frozen=True, kw_only=True):
+    """A median over rounds; its unit is in the name of the field it is in."""
+
+    p50: Annotated[float, about("median over rounds")]
+    n: Annotated[int | None, about("rounds")] = None
+    ci95: Annotated[Interval | None, about("95% bootstrap interval of the median")] = None
+
+
+class LaunchCosts(Section, frozen=True, kw_only=True):
+    """What a launch costs host and device for one chain of operators; on a CPU what dispatching costs."""
+
+    elements: Annotated[int | None, about("elements of the smallest elementwise operator")] = None
+    rows: Annotated[int | None, about("rows of the linear's input")] = None
+    width: Annotated[int | None, about("width of the smallest linear")] = None
+    host_us_per_launch: Annotated[Estimate | None, about("host time of a launch", "us")] = None
+    gpu_us_per_launch: Annotated[Estimate | None, about("device time of a launch while the queue is full", "us")] = None
+    starvation_elements: Annotated[
+        Estimate | None, about("below this size an eager loop leaves the GPU idle", "elements")
+    ] = None
+    starvation_width: Annotated[Estimate | None, about("the same for a linear", "columns")] = None
+    starvation_us: Annotated[Estimate | None, about("duration of an operator of that size", "us")] = None
+    starvation_bytes: Annotated[Estimate | None, about("bytes that it moves", "bytes")] = None
+    starvation_flops: Annotated[Estimate | None, about("FLOPs that it does", "FLOP")] = None
+    starvation_note: Annotated[str | None, about("why there is no such size")] = None
+    graph_us_per_node: Annotated[Estimate | None, about("device time of a node of a CUDA graph", "us")] = None
+    graph_launch_host_us: Annotated[Estimate | None, about("host time of a replay, without its nodes", "us")] = None
+    graph_host_us_per_node: Annotated[Estimate | None, about("host time of a replay by node", "us")] = None
+    graph_launch_device_us: Annotated[Estimate | None, about("device time of a replay, without its nodes", "us")] = None
+    dispatch_us_per_operator: Annotated[Estimate | None, about("CPU: time of the smallest operator", "us")] = None
+    dispatch_bound_elements: Annotated[
+        Estimate | None, about("CPU: size at which the work takes as long as the dispatch", "elements")
+    ] = None
+    dispatch_bound_width: Annotated[Estimate | None, about("CPU: the same for a linear", "columns")] = None
+    dispatch_bound_bytes: Annotated[Estimate | None, about("CPU: bytes at that size", "bytes")] = None
+    dispatch_bound_flops: Annotated[Estimate | None, about("CPU: FLOPs at that size", "FLOP")] = None
+    dispatch_bound_note: Annotated[str | None, about("CPU: why there is no such size")] = None
+
+
+class LaunchCalibration(LaunchCosts, frozen=True, kw_only=True):
+    """Launch costs of this device: of the smallest elementwise operator, and under `linear` of a linear."""
+
+    device: Annotated[str, about("the device that was measured")]
+    dtype: Annotated[str, about("its dtype")]
+    rounds: Annotated[int, about("rounds")]
+    linear: Annotated[LaunchCosts | None, about("the same for a linear layer")] = None
+
+
+class OperatorCost(Section, frozen=True, kw_only=True):
+    """Microseconds of an operator at one size."""
+
+    chain: Annotated[str, about("kind of operator: elementwise or linear")]
+    elements: Annotated[int | None, about("its size", "elements")] = None
+    width: Annotated[int | None, about("its size", "columns")] = None
+    host_us: Annotated[Estimate | None, about("host time", "us")] = None
+    gpu_us: Annotated[Estimate | None, about("device time while the queue is full", "us")] = None
+    pace_us: Annotated[Estimate | None, about("device time in an eager loop", "us")] = None
+
+
+class LaunchPoint(Section, frozen=True, kw_only=True):
+    """A measured point of the launch sweep: a number of calls at one size."""
+
+    chain: Annotated[str, about("kind of operator")]
+    mode: Annotated[str, about("eager, eager_queued, graph or graph_queued")]
+    count: Annotated[int, about("calls in a row")]
+    n: Annotated[int | None, about("samples")] = None
+    elements: Annotated[int | None, about("size of an elementwise operator", "elements")] = None
+    width: Annotated[int | None, about("size of a linear", "columns")] = None
+    host_us: Annotated[float | None, about("median host time of all calls", "us")] = None
+    device_us: Annotated[float | None, about("median device time of all calls", "us")] = None
+
+
+class LaunchOverhead(Section, frozen=True, kw_only=True):
+    """The result of the target launch_overhead."""
+
+    launch_calibration: Annotated[LaunchCalibration, about("the headline numbers")]
+    operators: Annotated[tuple[OperatorCost, ...], about("an operator's cost at each size")] = ()
+    points: Annotated[tuple[LaunchPoint, ...], about("every measured point")] = ()

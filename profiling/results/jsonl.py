@@ -1,0 +1,254 @@
+"""Writes and reads `results.jsonl`: one record a line, on disk when a cell ends. All damaged input is handled here.
+
+A line that is cut off or no record is counted and passed over. In a record, the smallest named field that holds damage
+(another type, a number that is not finite or beyond 64 bits, nesting deeper than 64 levels) is dropped and named in
+`record.unreadable`; the rest stands. A readable record of another schema is an InputError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from profiling.errors import InputError
+from profiling.results import schema_1
+from profiling.results.record import SCHEMA, Record
+
+RESULTS_FILE = "results.jsonl"
+#: Levels of nesting below which nothing is read; a record has 8.
+DEEPEST = 64
+LARGEST = 2**63
+
+_decode = msgspec.json.Decoder(Record).decode
+_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$", re.DOTALL)
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+_HUGE = re.compile(rb"[:\[,\s]-?\d{19}")
+_BOM = b"\xef\xbb\xbf"
+
+
+class Results(NamedTuple):
+    """Records of a file, the newest of each cell, in the order in which the cells first ended."""
+
+    records: tuple[Record, ...]
+    skipped_lines: int  # that are cut off, or hold no record
+
+
+def append_record(run: Path, record: Record) -> None:
+    """Write `record` as the last line of the run's results, on the disk before this returns.
+
+    A line cut off by an earlier crash is closed first, so that it cannot swallow this one.
+
+    Raises:
+        ValueError: the record holds a number that is not finite.
+
+    """
+    line = encode_record(record)
+    with (run / RESULTS_FILE).open("ab+") as file:
+        if file.seek(0, os.SEEK_END) > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def encode_record(record: Record) -> bytes:
+    """Return the record's line in UTF-8, without a newline.
+
+    Raises:
+        ValueError: it holds a number that is not finite.
+
+    """
+    content = msgspec.to_builtins(msgspec.structs.replace(record, unreadable=()), str_keys=True)
+    return json.dumps(content, allow_nan=False).encode()
+
+
+def read_records(run: Path) -> Results:
+    """Read a run's records.
+
+    Raises:
+        InputError: the folder holds no results, or results of another schema.
+
+    """
+    path = run / RESULTS_FILE
+    if not path.is_file():
+        raise InputError(f"{run} is no run: it has no {RESULTS_FILE}. Name a folder that a run printed at its end.")
+    return read_results(path)
+
+
+def read_results(path: Path) -> Results:
+    """Read the records of a file like `results.jsonl`, whatever it is called.
+
+    Raises:
+        InputError: it holds results of another schema.
+
+    """
+    newest: dict[tuple[str, str], Record] = {}
+    skipped = 0
+    for line in path.read_bytes().removeprefix(_BOM).split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            record = decode_record(line)
+        except ValueError as error:
+            raise InputError(f"{path}: {error}. Render it with the version that wrote it, or run again.") from None
+        if record is None:
+            skipped += 1
+        else:
+            newest[record.cell] = record
+    return Results(tuple(newest.values()), skipped)
+
+
+def decode_record(line: bytes) -> Record | None:
+    """Return the record of a line; None where it is none.
+
+    Raises:
+        ValueError: it is a record of a schema that this version does not know.
+
+    """
+    record = _undamaged(line)
+    if record is not None:
+        return record
+    content, lost = read_content(line)
+    if not isinstance(content, dict) or "schema" not in content:
+        return None
+    if content["schema"] == 1:
+        content = schema_1.upgraded(content)
+    if content["schema"] != SCHEMA:
+        raise ValueError(f"record of schema {content['schema']}; this version reads schemas 1 and {SCHEMA}")
+    return repaired(content, Record, lost)
+
+
+def _undamaged(line: bytes) -> Record | None:
+    """Return the record of a line in which nothing needs repair, fast; None for any other line."""
+    if b'"schema"' not in line or _HUGE.search(line):
+        return None
+    try:
+        record = _decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        try:
+            content = msgspec.json.decode(line)
+            if not isinstance(content, dict) or content.get("schema") != 1:
+                return None
+            record = msgspec.convert(schema_1.upgraded(content), Record)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+    # What a user's metric returned has no type that would bound its depth.
+    return None if record.unreadable or record.metrics.extra else record
+
+
+def repaired(content: dict[str, Any], kind: Any, lost: tuple[str, ...] = ()) -> Any:
+    """Return JSON content as the struct `kind`, whose `unreadable` names what had to be dropped; None if impossible.
+
+    `content` is changed. `lost` names what is missing from it already.
+    """
+    content.pop("unreadable", None)
+    while True:
+        try:
+            typed = msgspec.convert(content, kind)
+            return msgspec.structs.replace(typed, unreadable=lost) if lost else typed
+        except msgspec.ValidationError as error:
+            reason, path = _split(str(error))
+            if not path or not _drop(content, path):
+                return None
+            lost = (*lost, f"{'.'.join(path)}: {reason}")
+
+
+def _split(message: str) -> tuple[str, list[str]]:
+    """Return (reason, the damaged field's path); items of arrays and mappings have no name, so their field is it."""
+    match = _PATH.search(message)
+    if match is None:
+        return message, []
+    return message[: match.start()], [name for name in match[1].partition("[")[0].split(".") if name]
+
+
+def _drop(content: Any, path: list[str]) -> bool:
+    for name in path[:-1]:
+        content = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(content, dict) or path[-1] not in content:
+        return False
+    del content[path[-1]]
+    return True
+
+
+def read_content(line: bytes) -> tuple[Any, tuple[str, ...]]:
+    """Return JSON content (None: it is none) without numbers that no record can hold, and what was dropped of it."""
+    text = line.removeprefix(_BOM).decode("utf-8", errors="replace")
+    try:
+        content = json.loads(text, parse_int=_integer)
+    except ValueError:
+        return None, ()
+    except RecursionError:
+        return _shallow_content(text)
+    return _finite(content)
+
+
+def _shallow_content(text: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the content with null for what is nested too deeply."""
+    pieces, depth, kept = [], 0, 0
+    for token in _TOKENS.finditer(text):
+        if token[0] in ("[", "{"):
+            depth += 1
+            if depth == DEEPEST:
+                pieces.append(text[kept : token.start()] + "1e999")  # dropped as a number that is not finite
+        elif token[0] in ("]", "}"):
+            if depth == DEEPEST:
+                kept = token.end()
+            depth -= 1
+    pieces.append(text[kept:] if depth < DEEPEST else "")
+    try:
+        return _finite(json.loads("".join(pieces), parse_int=_integer))
+    except (ValueError, RecursionError):
+        return None, ()
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= 20 and abs(int(digits)) < LARGEST else math.inf
+
+
+def _finite(content: Any) -> tuple[Any, tuple[str, ...]]:
+    lost: list[str] = []
+    return _kept(content, "", 0, lost), tuple(lost)
+
+
+def _kept(content: Any, path: str, depth: int, lost: list[str]) -> Any:
+    """Return content without fields that hold a number no record can, or are too deep; `lost` gets their paths."""
+    if isinstance(content, dict):
+        kept = {}
+        for key, value in content.items():
+            name = f"{path}.{key}" if path else key
+            if depth >= DEEPEST or _is_damaged(value, depth + 1):
+                lost.append(f"{name}: {_is_damaged(value, depth + 1) or 'nested too deeply'}")
+            else:
+                kept[_text(key)] = _kept(value, name, depth + 1, lost)
+        return kept
+    if isinstance(content, list):
+        return [_kept(value, f"{path}[{index}]", depth + 1, lost) for index, value in enumerate(content)]
+    return _text(content)
+
+
+def _is_damaged(value: Any, depth: int) -> str:
+    """Say why a field's own number, or the numbers of its own array, cannot stand in a record; empty if they can."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a number that is not finite or too large"
+    if isinstance(value, list):
+        if depth >= DEEPEST:
+            return "nested too deeply"
+        return next((reason for item in value if (reason := _is_damaged_item(item, depth + 1))), "")
+    return ""
+
+
+def _is_damaged_item(value: Any, depth: int) -> str:
+    return _is_damaged(value, depth) if isinstance(value, float | list) else ""
+
+
+def _text(value: Any) -> Any:
+    """Return text without lone surrogates, which no file and no terminal takes."""
+    return value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value

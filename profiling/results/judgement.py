@@ -1,0 +1,85 @@
+"""What may be concluded from records: which are correct, what the baseline is, what speed may be claimed.
+
+Tables, summaries and charts ask these questions here, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from profiling.results.record import BASELINE, Record
+
+#: Interruptions per timed call from which other programs count as having disturbed a cell.
+DISTURBED_SHARE = 0.1
+
+
+def by_component(records: Iterable[Record]) -> dict[str, tuple[Record, ...]]:
+    """Group records by component, both in the order in which they came."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.component, []).append(record)
+    return {component: tuple(group) for component, group in groups.items()}
+
+
+def baseline_name(group: Sequence[Record]) -> str:
+    """Return the variant that a component's speedups refer to."""
+    return next((record.speedup.vs for record in group if record.speedup is not None), BASELINE)
+
+
+def correct_baseline(group: Sequence[Record]) -> Record | None:
+    """Return the component's baseline if it ran and is correct; without one no speedup may be claimed."""
+    name = baseline_name(group)
+    return next((record for record in group if record.variant == name and record.is_correct), None)
+
+
+def fastest_correct(group: Iterable[Record]) -> Record | None:
+    """Return the correct record with the lowest median frame or wall time; None where none was timed."""
+    timed = [(time, record) for record in group if record.is_correct and (time := record.median_ms) is not None]
+    return min(timed, key=lambda pair: pair[0])[1] if timed else None
+
+
+def claimed_speedup(record: Record, group: Sequence[Record]) -> float | None:
+    """Return the speedup that may be shown: of a correct record against a correct baseline."""
+    baseline = correct_baseline(group)
+    if baseline is None or not record.is_correct or baseline.cell == record.cell or record.speedup is None:
+        return None
+    return record.speedup.wall
+
+
+def intervals_overlap(first: Record, second: Record) -> bool | None:
+    """Say whether the 95% intervals of two wall medians overlap; None where one of them has no interval."""
+    one, other = first.metrics.wall_ms, second.metrics.wall_ms
+    if one is None or other is None or one.ci95 is None or other.ci95 is None:
+        return None
+    return one.ci95[0] <= other.ci95[1] and other.ci95[0] <= one.ci95[1]
+
+
+def interrupted_share(record: Record) -> float | None:
+    """Return involuntary context switches per timed call; None where they were not counted."""
+    wall, conditions = record.metrics.wall_ms, record.metrics.latency
+    if wall is None or wall.n <= 0 or conditions is None or conditions.descheduled is None:
+        return None
+    return conditions.descheduled / wall.n
+
+
+def is_disturbed(record: Record) -> bool:
+    """Say whether other programs interrupted so many calls that no ranking may be claimed for this record."""
+    share = interrupted_share(record)
+    return share is not None and share >= DISTURBED_SHARE
+
+
+def samples_by_round(record: Record, clock: str = "wall_ms") -> tuple[tuple[float, ...], ...]:
+    """Return the samples of `clock` (wall_ms, device_ms or host_ms) in milliseconds, a tuple a round.
+
+    Empty where there are none; one round where the rounds do not say how many samples each took.
+    """
+    summary = getattr(record.metrics, clock)
+    samples: tuple[float, ...] = () if summary is None else summary.samples
+    if not samples:
+        return ()
+    sizes = [part.n for each in record.rounds or () if (part := getattr(each, clock)) is not None]
+    if not sizes or min(sizes) <= 0 or sum(sizes) != len(samples):
+        return (samples,)
+    ends = list(accumulate(sizes))
+    return tuple(samples[end - size : end] for end, size in zip(ends, sizes, strict=True))

@@ -1,0 +1,158 @@
+"""The section `realtime` of a record: a loop of frames against its deadlines. Times of single frames are in cells/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from profiling.results.field import Section, about
+from profiling.results.measured import Interval, Summary
+
+
+class SoundWindow(Section, frozen=True, kw_only=True):
+    """Which window of audio latents the loop decodes for a frame's sound."""
+
+    window: Annotated[str, about("exact: the whole window; windowed: its newest part")]
+    decoded: Annotated[int | None, about("latents that are decoded")] = None
+    window_latents: Annotated[int | None, about("latents in the whole window")] = None
+    snr_db: Annotated[
+        Mapping[str, float], about("signal-to-noise ratio against the whole window, by latents decoded", "dB")
+    ] = {}
+    min_snr_db: Annotated[float | None, about("least ratio at which sound=auto decodes a shorter window", "dB")] = None
+    samples: Annotated[int | None, about("audio samples a frame")] = None
+
+
+class Gap(Section, frozen=True, kw_only=True):
+    """Time between two delivered frames in which no frame was worked on."""
+
+    p50: Annotated[float, about("median", "ms")]
+    max: Annotated[float, about("longest", "ms")]
+
+
+class BudgetPart(Section, frozen=True, kw_only=True):
+    """Median times of one stage, or of waiting and the rest."""
+
+    host_ms: Annotated[float | None, about("time of the host", "ms")] = None
+    device_ms: Annotated[float | None, about("time of the device", "ms")] = None
+    share: Annotated[float | None, about("share of the target's frame time", "0 to 1, may exceed 1")] = None
+
+
+class Budget(Section, frozen=True, kw_only=True):
+    """Where the time of a frame goes."""
+
+    target_ms: Annotated[float, about("frame time at the target rate", "ms")]
+    parts: Annotated[Mapping[str, BudgetPart], about("medians by stage, and of wait and rest")] = {}
+    overhead_ms: Annotated[float | None, about("frame time beyond the longest path through its stages", "ms")] = None
+    overhead_share: Annotated[float | None, about("overhead_ms over the median frame time", "0 to 1")] = None
+
+
+class Deadline(Section, frozen=True, kw_only=True):
+    """A frame rate that the loop was compared with."""
+
+    fps: Annotated[float, about("frame rate", "frames/s")]
+    budget_ms: Annotated[float, about("1000 / fps", "ms")]
+    holds: Annotated[bool, about("whether 99.9% of the frames were in time")]
+    misses: Annotated[int, about("late frames")]
+    longest_run: Annotated[int, about("most late frames in a row")]
+    longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]
+
+
+class Steady(Section, frozen=True, kw_only=True):
+    """The part of the series after frame times have settled."""
+
+    from_frame: Annotated[int, about("its first frame")]
+    settled: Annotated[bool, about("false: times never settle, and all frames are used")]
+    p50: Annotated[float, about("median frame time", "ms")]
+    p99: Annotated[float, about("99th percentile of frame times", "ms")]
+
+
+class StageGrowth(Section, frozen=True, kw_only=True):
+    """Growth of the time of a stage."""
+
+    host: Annotated[float | None, about("host time", "us/frame")] = None
+    device: Annotated[float | None, about("device time", "us/frame")] = None
+
+
+class Slope(Section, frozen=True, kw_only=True):
+    """Growth of frame times over the steady part."""
+
+    us_per_frame: Annotated[float, about("slope", "us/frame")]
+    ci95: Annotated[Interval, about("95% interval of the slope", "us/frame")]
+    growing: Annotated[bool, about("whether frame times grow beyond chance and by more than 1%")]
+    stages: Annotated[Mapping[str, StageGrowth], about("stages that grow along, by stage")] = {}
+
+
+class Spikes(Section, frozen=True, kw_only=True):
+    """Slow frames that return periodically."""
+
+    period: Annotated[int, about("distance of two of them", "frames")]
+    count: Annotated[int, about("number of them")]
+    first: Annotated[int, about("the first of them", "frame")]
+
+
+class SlowFrame(Section, frozen=True, kw_only=True):
+    """A slow frame and what happened in it."""
+
+    frame: Annotated[int, about("its number")]
+    ms: Annotated[float, about("its time", "ms")]
+    causes: Annotated[tuple[str, ...], about("what happened in it")] = ()
+
+
+class SlowFrames(Section, frozen=True, kw_only=True):
+    """Frames above a threshold and their causes."""
+
+    threshold_ms: Annotated[float, about("frames above it are slow", "ms")]
+    count: Annotated[int, about("number of slow frames")]
+    causes: Annotated[Mapping[str, int], about("slow frames by cause; a frame may have several")] = {}
+    frames: Annotated[tuple[SlowFrame, ...], about("the slowest 50, slowest first")] = ()
+
+
+class MemoryTrend(Section, frozen=True, kw_only=True):
+    """One kind of memory over the frames."""
+
+    first: Annotated[int, about("after the first frame", "bytes")]
+    last: Annotated[int, about("after the last frame", "bytes")]
+    min: Annotated[int, about("least", "bytes")]
+    max: Annotated[int, about("most", "bytes")]
+    bytes_per_frame: Annotated[float | None, about("growth over the steady part", "bytes/frame")] = None
+    ci95: Annotated[Interval | None, about("95% interval of the growth", "bytes/frame")] = None
+    leak: Annotated[bool | None, about("whether it grows in every quarter and beyond chance")] = None
+
+
+class Realtime(Section, frozen=True, kw_only=True):
+    """A loop over frames: its options, frame times, budget, deadlines, steadiness and memory."""
+
+    frames: Annotated[int, about("timed frames")]
+    target_fps: Annotated[float, about("frame rate that is asked for", "frames/s")]
+    pace: Annotated[str, about("free: a frame begins at once; realtime: when it is due")]
+    warmup_frames: Annotated[int | None, about("frames before the timed ones")] = None
+    schedule: Annotated[str | None, about("sequential, overlap or one_graph")] = None
+    deliver: Annotated[str | None, about("where frames are delivered: host or device")] = None
+    gc: Annotated[str | None, about("Python's garbage collector in the loop: frozen, on or off")] = None
+    steps: Annotated[int | None, about("denoising steps of the world model")] = None
+    commit: Annotated[str | None, about("how the world model writes its cache")] = None
+    guidance: Annotated[str | float | None, about("classifier-free guidance of the world model")] = None
+    sound: Annotated[SoundWindow | None, about("window of the sound decoder")] = None
+    throttle_reasons: Annotated[tuple[str, ...], about("limits on the clocks that the driver reported")] = ()
+    stages: Annotated[tuple[str, ...], about("stages of a frame in their order")] = ()
+    frame_ms: Annotated[Summary | None, about("frame times", "ms")] = None
+    latency_ms: Annotated[Summary | None, about("from the action to the delivered frame", "ms")] = None
+    gap_ms: Annotated[Gap | None, about("time between frames", "ms")] = None
+    wall_fps: Annotated[float | None, about("delivered frames over wall time", "frames/s")] = None
+    audio_rtf: Annotated[float | None, about("seconds of sound made a second")] = None
+    budget: Annotated[Budget | None, about("where the time of a frame goes")] = None
+    deadlines: Annotated[Mapping[str, Deadline], about("by frame rate as text")] = {}
+    late: Annotated[int | None, about("late frames at the target rate")] = None
+    holds: Annotated[bool | None, about("whether the loop holds the target rate")] = None
+    underruns: Annotated[Mapping[str, int], about("frames a player misses, by frames that it buffers")] = {}
+    sustained_fps: Annotated[float | None, about("highest rate that 99.9% of the frames meet", "frames/s")] = None
+    steady: Annotated[Steady | None, about("the part after times have settled")] = None
+    slope: Annotated[Slope | None, about("growth of frame times")] = None
+    spikes: Annotated[Spikes | None, about("slow frames that return periodically")] = None
+    slow: Annotated[SlowFrames | None, about("slow frames and their causes")] = None
+    memory: Annotated[Mapping[str, MemoryTrend], about("memory over the frames, by kind")] = {}
+
+    @property
+    def rates(self) -> tuple[Deadline, ...]:
+        """Return the deadlines by frame rate, the lowest first."""
+        return tuple(sorted((item for item in self.deadlines.values() if item.fps > 0), key=lambda item: item.fps))

@@ -1,0 +1,244 @@
+"""Sections of a record that hold what was measured: times, memory, parity, preparation, speedup, training, rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from profiling.results.field import Section, about
+
+#: Low and high end of a 95% interval.
+Interval = tuple[float, float]
+
+
+class Summary(Section, frozen=True, kw_only=True):
+    """Statistics of one clock over all samples; no sample is dropped. The unit is in the name of the field it is in."""
+
+    n: Annotated[int, about("number of samples")]
+    mean: Annotated[float, about("arithmetic mean", "ms")]
+    std: Annotated[float | None, about("standard deviation (ddof 1), absent for a single sample", "ms")] = None
+    min: Annotated[float, about("shortest sample", "ms")]
+    p50: Annotated[float, about("median", "ms")]
+    p90: Annotated[float, about("90th percentile", "ms")]
+    p95: Annotated[float, about("95th percentile", "ms")]
+    p99: Annotated[float, about("99th percentile", "ms")]
+    max: Annotated[float, about("longest sample", "ms")]
+    ci95: Annotated[Interval | None, about("95% block-bootstrap interval of the median", "ms")] = None
+    outliers: Annotated[int, about("samples beyond 5 median absolute deviations from the median: counted, kept")]
+    samples: Annotated[tuple[float, ...], about("all samples in the order in which they were taken", "ms")] = ()
+    stopped_by: Annotated[str | None, about("limit that ended sampling: interval, iterations or time")] = None
+
+
+class FrameRate(Section, frozen=True, kw_only=True):
+    """Frames a second, from the wall clock."""
+
+    mean: Annotated[float, about("frame rate at the mean wall time", "frames/s")]
+    min: Annotated[float, about("frame rate of the slowest call", "frames/s")]
+    max: Annotated[float, about("frame rate of the fastest call", "frames/s")]
+
+
+class LatencyConditions(Section, frozen=True, kw_only=True):
+    """Conditions of the timed window: they explain the samples and do not judge them."""
+
+    cold: Annotated[bool, about("whether the last-level cache was evicted before each sample")]
+    warmup_iterations: Annotated[int, about("calls before the timed window")]
+    warmup_seconds: Annotated[float, about("duration of the warm-up", "s")]
+    settled: Annotated[bool, about("whether times had settled and nothing compiled when the warm-up ended")]
+    descheduled: Annotated[int | None, about("involuntary context switches of the process inside the window")] = None
+    run_queue_wait_ms: Annotated[
+        float | None, about("time for which threads of the process waited for a CPU inside the window", "ms")
+    ] = None
+    throttled_share: Annotated[
+        Mapping[str, float], about("share of the clock readings that report a limit, by its reason", "0 to 1")
+    ] = {}
+    sm_clock_min_mhz: Annotated[int | None, about("lowest SM clock seen inside the window", "MHz")] = None
+    sm_clock_max_mhz: Annotated[int | None, about("highest SM clock seen inside the window", "MHz")] = None
+
+
+class CallsPoint(Section, frozen=True, kw_only=True):
+    """The duration of a number of calls in a row."""
+
+    calls: Annotated[int, about("number of calls")]
+    seconds: Annotated[float, about("duration of all of them, preparation excluded", "s")]
+    measured: Annotated[bool, about("false: extrapolated from the time of a call in the longest row measured")]
+
+
+class Calls(Section, frozen=True, kw_only=True):
+    """Total time of 1, 10, 100, … calls in a row, waiting once at the end."""
+
+    points: Annotated[tuple[CallsPoint, ...], about("a row for each number of calls, ascending")]
+    seconds_per_call: Annotated[float, about("time of a call in the longest row measured", "s")]
+
+
+class Drift(Section, frozen=True, kw_only=True):
+    """Distance from eager, in the run's own dtype, call by call: a stateful network adds up rounding errors."""
+
+    calls: Annotated[int, about("number of calls compared")]
+    rel_l2: Annotated[tuple[float, ...], about("relative L2 error of each call")]
+    max: Annotated[float, about("largest relative L2 error of any call")]
+    last: Annotated[float, about("relative L2 error of the last call")]
+
+
+class OtherShapes(Section, frozen=True, kw_only=True):
+    """Error of the steps of further shapes that were prepared beside the timed one."""
+
+    rel_l2_to_eager: Annotated[float, about("largest relative L2 distance from eager of any of them")]
+    limit: Annotated[float, about("largest distance that is accepted")]
+
+
+class Metrics(Section, frozen=True, kw_only=True):
+    """What the metrics of a run measured; a metric of the user's own is in `extra`."""
+
+    wall_ms: Annotated[Summary | None, about("call plus wait for its output", "ms")] = None
+    device_ms: Annotated[Summary | None, about("time on the GPU by CUDA events, launch gaps included", "ms")] = None
+    host_ms: Annotated[Summary | None, about("until the call returns", "ms")] = None
+    fps: Annotated[FrameRate | None, about("frame rate, from wall_ms", "frames/s")] = None
+    latency: Annotated[LatencyConditions | None, about("conditions of the timed window")] = None
+    calls: Annotated[Calls | None, about("total time of many calls in a row")] = None
+    drift: Annotated[Drift | None, about("error against eager over many calls")] = None
+    other_shapes: Annotated[OtherShapes | None, about("error of further shapes prepared beside the timed one")] = None
+    extra: Annotated[Mapping[str, Any], about("what metrics of the user's own returned, by name")] = {}
+
+
+class MemoryKinds(Section, frozen=True, kw_only=True):
+    """Bytes of each kind that were held at one moment; the max_ kinds are peaks since the last reset."""
+
+    host_rss: Annotated[int | None, about("resident set size of the process", "bytes")] = None
+    allocated: Annotated[int | None, about("live tensors in PyTorch's caching allocator", "bytes")] = None
+    reserved: Annotated[int | None, about("reserved from the driver by PyTorch's caching allocator", "bytes")] = None
+    max_allocated: Annotated[int | None, about("peak of allocated since the last reset", "bytes")] = None
+    max_reserved: Annotated[int | None, about("peak of reserved since the last reset", "bytes")] = None
+    device_used: Annotated[int | None, about("used on the whole device, by any process", "bytes")] = None
+
+
+class Memory(Section, frozen=True, kw_only=True):
+    """Memory by kind: at each phase of the cell, and the peaks of steady calls."""
+
+    phases: Annotated[Mapping[str, MemoryKinds], about("what was held at the end of each phase, by phase")] = {}
+    peak_allocated: Annotated[int | None, about("peak of allocated in steady calls", "bytes")] = None
+    peak_held: Annotated[
+        int | None, about("peak_allocated plus free blocks of CUDA-graph pools, which nothing else can use", "bytes")
+    ] = None
+    peak_reserved: Annotated[int | None, about("peak of reserved in steady calls", "bytes")] = None
+    graph_pool: Annotated[int | None, about("size of all private pools of CUDA graphs", "bytes")] = None
+    peak_host_rss: Annotated[int | None, about("peak resident set size in steady calls", "bytes")] = None
+    prepare_peak_allocated: Annotated[int | None, about("peak of allocated while preparing", "bytes")] = None
+
+    @property
+    def peak(self) -> tuple[str, int] | None:
+        """Return (kind, bytes) of the most telling peak of steady calls; None where none was measured."""
+        peaks = (
+            ("peak held", self.peak_held),
+            ("peak allocated", self.peak_allocated),
+            ("peak host RSS", self.peak_host_rss),
+        )
+        return next(((kind, size) for kind, size in peaks if size is not None), None)
+
+
+class ParityCheck(Section, frozen=True, kw_only=True):
+    """A comparison with the reference. A number that is not finite is absent.
+
+    A forward pass is compared with fp32 eager, a training with the same steps done eagerly.
+    """
+
+    reference: Annotated[str, about("what the outputs were compared with")]
+    passed: Annotated[bool, about("whether the error is within the tolerance")]
+    rel_l2: Annotated[float | None, about("relative L2 error of the outputs; of a training: of its weights")] = None
+    eager_rel_l2: Annotated[float | None, about("relative L2 error of eager in the run's dtype")] = None
+    tolerance: Annotated[float | None, about("largest rel_l2 that is accepted")] = None
+    max_abs: Annotated[float | None, about("largest absolute difference", "the output's unit")] = None
+    psnr_db: Annotated[float | None, about("peak signal-to-noise ratio of pictures, worst output", "dB")] = None
+    snr_db: Annotated[float | None, about("signal-to-noise ratio of sound, worst output", "dB")] = None
+    statistics_rel_l2: Annotated[float | None, about("training: relative L2 error of running statistics")] = None
+    chaotic: Annotated[bool | None, about("training: eager diverges from itself after a rounding error")] = None
+    weights_judged: Annotated[bool | None, about("training: false where only losses can be judged")] = None
+    loss_error: Annotated[float | None, about("training: largest relative error of a loss")] = None
+    eager_loss_error: Annotated[float | None, about("training: the same of eager after a rounding error")] = None
+    loss_tolerance: Annotated[float | None, about("training: largest loss_error that is accepted")] = None
+
+
+class Parity(ParityCheck, frozen=True, kw_only=True):
+    """The comparison that judges the cell: the worst stage of a loop, the deterministic run of a training."""
+
+    stages: Annotated[Mapping[str, ParityCheck], about("realtime: the comparison of each stage")] = {}
+    timed: Annotated[ParityCheck | None, about("training: the comparison of the run that was timed")] = None
+
+
+class Load(Section, frozen=True, kw_only=True):
+    """Building the module and loading or randomising its weights."""
+
+    seconds: Annotated[float, about("duration", "s")]
+
+
+class Prepare(Section, frozen=True, kw_only=True):
+    """Preparing the variant: compiling, warming up and capturing, before any sample."""
+
+    seconds: Annotated[float, about("from the start until the step is ready", "s")]
+    first_call_s: Annotated[float | None, about("from the start until the first output", "s")] = None
+    stages: Annotated[Mapping[str, float], about("realtime: seconds of each stage", "s")] = {}
+    compiles: Annotated[int | None, about("frames that Dynamo compiled, failures and cache hits included")] = None
+    recompiles: Annotated[int | None, about("compiles of a function that was compiled before")] = None
+    graphs: Annotated[int | None, about("FX graphs that were given to a back end")] = None
+    graph_breaks: Annotated[int | None, about("graph breaks")] = None
+    cudagraph_captures: Annotated[int | None, about("captures by inductor's CUDA-graph trees")] = None
+    cudagraph_skips: Annotated[int | None, about("captures that inductor gave up")] = None
+    cache_hits: Annotated[int | None, about("graphs from a cache on disk: preparing was a warm start")] = None
+
+
+class Speedup(Section, frozen=True, kw_only=True):
+    """The ratio of median wall times, baseline over this cell; only where both are correct."""
+
+    vs: Annotated[str, about("the variant that this one is compared with")]
+    wall: Annotated[float, about("ratio of median wall times; above 1 is faster")]
+    ci95: Annotated[Interval | None, about("95% bootstrap interval of the ratio")] = None
+    break_even_calls: Annotated[int | None, about("calls after which the longer preparation has paid off")] = None
+
+
+class TrainingStepRow(Section, frozen=True, kw_only=True):
+    """A logged training step."""
+
+    step: Annotated[int, about("number of the step, from 0")]
+    loss: Annotated[float | None, about("loss; absent where it is not finite")] = None
+    data_ms: Annotated[float | None, about("wait for the batch", "ms")] = None
+    step_ms: Annotated[float | None, about("duration of the step", "ms")] = None
+
+
+class Training(Section, frozen=True, kw_only=True):
+    """The logs of the same training steps, under the variant and eagerly."""
+
+    log: Annotated[tuple[TrainingStepRow, ...], about("steps under the variant")]
+    eager_log: Annotated[tuple[TrainingStepRow, ...], about("the same steps done eagerly")] = ()
+
+
+class RoundSummary(Section, frozen=True, kw_only=True):
+    """Statistics of one clock in one round."""
+
+    n: Annotated[int, about("number of samples")]
+    mean: Annotated[float, about("arithmetic mean", "ms")]
+    p50: Annotated[float, about("median", "ms")]
+    stopped_by: Annotated[str | None, about("limit that ended sampling")] = None
+
+
+class RoundPrepare(Section, frozen=True, kw_only=True):
+    """Preparation in one round."""
+
+    seconds: Annotated[float, about("from the start until the step is ready", "s")]
+
+
+class Round(Section, frozen=True, kw_only=True):
+    """One round of a cell that was repeated in turns with others."""
+
+    wall_ms: Annotated[RoundSummary | None, about("call plus wait", "ms")] = None
+    device_ms: Annotated[RoundSummary | None, about("time on the GPU", "ms")] = None
+    host_ms: Annotated[RoundSummary | None, about("until the call returns", "ms")] = None
+    frame_ms: Annotated[RoundSummary | None, about("realtime: frame times", "ms")] = None
+    latency_ms: Annotated[RoundSummary | None, about("realtime: from action to delivered frame", "ms")] = None
+    prepare: Annotated[RoundPrepare | None, about("preparation in this round")] = None
+
+
+class SweepPoint(Section, frozen=True, kw_only=True):
+    """Where a shape sweep stands."""
+
+    component: Annotated[str, about("the component that is swept")]
+    axis: Annotated[str, about("the input's axis or option that is swept")]
+    value: Annotated[int | str, about("its value; 'all': one cell prepared for all values")]

@@ -1,0 +1,405 @@
+"""The record: what one cell (component × variant) measured, a line of `results.jsonl`, as typed structs.
+
+Every key of the file is a field of one of these structs, with unit and meaning; `docs/record.md` and
+`docs/record.schema.json` are generated from them (`python -m profiling.results.schema`). Absent (None, or empty) means
+not measured. Within a schema number fields are added and never renamed.
+
+A reader uses attributes: `record.metrics.wall_ms.p50`. A producer constructs structs, in the cell's process:
+
+    sections = encode_sections(prepare=Prepare(seconds=1.5), metrics=metrics)  # plain JSON, validated here
+
+and the parent process merges what arrives: `record = record_with(record, sections)`. A metric's mapping goes through
+`merge_metric`, which keeps unknown names in `metrics.extra`. The file is written and read by `profiling.results.jsonl`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from profiling.results.explained import (
+    BeforeAfter,
+    Bound,
+    CompileFailure,
+    CompileLog,
+    DeviceWork,
+    Estimate,
+    FxPass,
+    GraphBreak,
+    Graphs,
+    HostWait,
+    Idle,
+    Kernel,
+    KernelClass,
+    KernelFile,
+    LaunchCalibration,
+    LaunchCosts,
+    LaunchOverhead,
+    LaunchPoint,
+    ModuleTime,
+    OperatorCost,
+    Prediction,
+    Recompile,
+    Roofline,
+    RooflinePart,
+    TraceAnalysis,
+    TraceFiles,
+)
+from profiling.results.field import Section, about
+from profiling.results.loop import (
+    Budget,
+    BudgetPart,
+    Deadline,
+    Gap,
+    MemoryTrend,
+    Realtime,
+    Slope,
+    SlowFrame,
+    SlowFrames,
+    SoundWindow,
+    Spikes,
+    StageGrowth,
+    Steady,
+)
+from profiling.results.measured import (
+    Calls,
+    CallsPoint,
+    Drift,
+    FrameRate,
+    Interval,
+    LatencyConditions,
+    Load,
+    Memory,
+    MemoryKinds,
+    Metrics,
+    OtherShapes,
+    Parity,
+    ParityCheck,
+    Prepare,
+    Round,
+    RoundPrepare,
+    RoundSummary,
+    Speedup,
+    Summary,
+    SweepPoint,
+    Training,
+    TrainingStepRow,
+)
+
+SCHEMA = 2
+#: The variant that speedups refer to.
+BASELINE = "baseline"
+#: The target that runs a loop of frames.
+REALTIME = "realtime"
+
+Status = Literal["ok", "failed", "skipped", "invalid"]
+
+
+class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True):
+    """The result of one cell."""
+
+    target: Annotated[str, about("the command that ran, generic_forward for example")]
+    component: Annotated[str, about("name of the component")]
+    variant: Annotated[str, about("name of the variant")]
+    status: Annotated[Status, about("ok, failed (wrong or broken), skipped, or invalid (another program was timed)")]
+    reason: Annotated[str | None, about("one line, exactly where status is not ok")] = None
+    device: Annotated[str | None, about("cpu or cuda:N")] = None
+    dtype: Annotated[str | None, about("dtype of the run")] = None
+    scale: Annotated[str | None, about("full or tiny")] = None
+    parameters: Annotated[int | None, about("parameters of the component")] = None
+    weights: Annotated[str | None, about("random, or the path of the checkpoint")] = None
+    weights_hint: Annotated[str | None, about("command that fetches the weights, where they are random")] = None
+    frames_per_call: Annotated[int | None, about("frames that a call makes")] = None
+    point: Annotated[SweepPoint | None, about("shape_sweep: where the sweep stands")] = None
+    load: Annotated[Load | None, about("building the module and its weights")] = None
+    metrics: Annotated[Metrics, about("what the metrics measured")] = Metrics()
+    memory: Annotated[Memory | None, about("memory by kind and phase")] = None
+    parity: Annotated[Parity | None, about("comparison with the reference")] = None
+    prepare: Annotated[Prepare | None, about("preparing the variant")] = None
+    speedup: Annotated[Speedup | None, about("against the baseline")] = None
+    compile: Annotated[CompileLog | None, about("log of torch.compile")] = None
+    trace: Annotated[TraceFiles | None, about("profiler trace")] = None
+    kernels: Annotated[tuple[KernelFile, ...] | None, about("code that inductor generated")] = None
+    launches: Annotated[LaunchOverhead | None, about("launch_overhead: launch costs")] = None
+    training: Annotated[Training | None, about("training_step: log of the steps")] = None
+    realtime: Annotated[Realtime | None, about("realtime: the loop over frames")] = None
+    graphs: Annotated[Graphs | None, about("CUDA graphs that the variant captured")] = None
+    passes: Annotated[tuple[FxPass, ...] | None, about("torch.fx passes in their order")] = None
+    rounds: Annotated[tuple[Round, ...] | None, about("each round of a repeated cell")] = None
+    roofline: Annotated[Roofline | None, about("least time of a call, and what bounds it")] = None
+    trace_analysis: Annotated[TraceAnalysis | None, about("what the profiler trace says of a call")] = None
+    notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
+    bad_input: Annotated[bool, about("the failure is the user's input (exit code 2); absent is false")] = False
+    unreadable: Annotated[tuple[str, ...], about("damaged fields that reading dropped; never written")] = ()
+
+    def __post_init__(self) -> None:
+        """Hold the rule that every reader relies on: a reason exactly where the status is not ok."""
+        if self.status not in ("ok", "failed", "skipped", "invalid"):
+            raise ValueError(f"status must be one of ok, failed, skipped, invalid, not {self.status!r}")
+        if (self.status == "ok") != (self.reason is None):
+            raise ValueError(
+                f"status {self.status!r} with reason {self.reason!r}: a reason stands exactly where not ok"
+            )
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        """(component, variant): what identifies a cell inside a run."""
+        return self.component, self.variant
+
+    @property
+    def is_realtime(self) -> bool:
+        """Whether this is a loop of frames, which is judged by deadlines and not by calls."""
+        return self.target == REALTIME or self.realtime is not None
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether its times may be compared: it is ok and no parity check failed."""
+        return self.status == "ok" and (self.parity is None or self.parity.passed)
+
+    @property
+    def wall_p50(self) -> float | None:
+        """The median wall time of a call in milliseconds."""
+        return None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
+
+    @property
+    def median_ms(self) -> float | None:
+        """The median frame time of a loop, or wall time of a call, in milliseconds."""
+        if not self.is_realtime:
+            return self.wall_p50
+        return None if self.realtime is None or self.realtime.frame_ms is None else self.realtime.frame_ms.p50
+
+    @property
+    def call_points(self) -> dict[int, CallsPoint]:
+        """Total times of calls in a row, by their number."""
+        return {} if self.metrics.calls is None else {point.calls: point for point in self.metrics.calls.points}
+
+    @property
+    def deadlines(self) -> tuple[Deadline, ...]:
+        """The frame rates that a loop was compared with, the lowest first."""
+        return () if self.realtime is None else self.realtime.rates
+
+    @property
+    def peak_memory(self) -> tuple[str, int] | None:
+        """(kind, bytes) of the peak in steady calls."""
+        return None if self.memory is None else self.memory.peak
+
+    def with_status(self, status: Status, reason: str) -> Record:
+        """Return this record demoted to `status`, everything measured so far kept."""
+        return msgspec.structs.replace(self, status=status, reason=" ".join(reason.split()))
+
+
+_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Record)}
+_IDENTITY = ("target", "component", "variant", "status", "reason", "bad_input", "unreadable")
+#: Fields that a cell sends while it runs; identity and status are the parent's.
+SECTIONS = frozenset(_TYPES) - set(_IDENTITY)
+#: Sections of the record that a metric may measure; whatever else it returns goes into `metrics`.
+METRIC_SECTIONS = frozenset({"memory", "parity"})
+_METRICS: dict[str, Any] = {
+    field.name: field.type for field in msgspec.structs.fields(Metrics) if field.name != "extra"
+}
+
+
+def encode_sections(**sections: Any) -> dict[str, Any]:
+    """Return sections (structs, or mappings of the same shape) as plain JSON content, validated.
+
+    Raises:
+        ValueError: no such section, a key or type that its struct does not have, or a number that is not finite.
+
+    """
+    encoded = {}
+    for name, section in sections.items():
+        if name not in SECTIONS:
+            raise ValueError(f"a record has no section {name!r} that a cell may send")
+        encoded[name] = _validated(name, section, _TYPES[name])
+    return encoded
+
+
+def decode_section(name: str, content: Any) -> Any:
+    """Return the typed value of the record's field `name` from JSON content.
+
+    Raises:
+        ValueError: no such field, or the content does not fit its type.
+
+    """
+    if name not in _TYPES:
+        raise ValueError(f"a record has no section {name!r}")
+    try:
+        return msgspec.convert(content, _TYPES[name])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"section {name}: {error}") from None
+
+
+def record_with(record: Record, sections: Mapping[str, Any]) -> Record:
+    """Return the record with sections that `encode_sections` made replaced.
+
+    Raises:
+        ValueError: a section that does not validate, or a field that is no section.
+
+    """
+    for name in sections:
+        if name not in SECTIONS:
+            raise ValueError(f"a record has no section {name!r} that a cell may send")
+    return msgspec.structs.replace(record, **{name: decode_section(name, each) for name, each in sections.items()})
+
+
+def merge_metric(metrics: Metrics, measured: Mapping[str, Any]) -> tuple[Metrics, dict[str, Any]]:
+    """Return (metrics with what a metric measured, sections of the record beside them).
+
+    `measured` are sections by name, structs or mappings: `memory` and `parity` are the record's, fields of Metrics are
+    typed, and every other name goes into `extra`, also one that a record has ("status").
+
+    Raises:
+        ValueError: a section that does not validate, or content that JSON cannot hold.
+
+    """
+    known, extra, sections = {}, dict(metrics.extra), {}
+    for name, content in measured.items():
+        if name in METRIC_SECTIONS:
+            sections[name] = decode_section(name, _validated(name, content, _TYPES[name]))
+        elif name in _METRICS:
+            known[name] = msgspec.convert(_validated(f"metrics.{name}", content, _METRICS[name]), _METRICS[name])
+        else:
+            extra[name] = _plain(f"metrics.extra.{name}", content)
+    return msgspec.structs.replace(metrics, **known, extra=extra), sections
+
+
+def _validated(path: str, section: Any, kind: Any) -> Any:
+    content = _plain(path, section)
+    try:
+        typed = msgspec.to_builtins(msgspec.convert(content, kind))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"section {path}: {error}") from None
+    lost = next(lost_keys(content, typed, path), None)
+    if lost is not None:
+        raise ValueError(f"section {path}: a record has no field {lost}")
+    return content
+
+
+def _plain(path: str, section: Any) -> Any:
+    try:
+        content = msgspec.to_builtins(section, str_keys=True, enc_hook=_number)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"section {path} holds what JSON cannot: {error}") from None
+    for place, value in leaves(content, path):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"section {path}: {place} is {value}, and a record holds finite numbers only")
+    return content
+
+
+def _number(value: Any) -> Any:
+    """Return numpy's numbers and other mappings as plain ones."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def leaves(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of everything in JSON content that is neither an object nor an array."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(content, list | tuple):
+        for index, value in enumerate(content):
+            yield from leaves(value, f"{path}[{index}]")
+    else:
+        yield path, content
+
+
+def lost_keys(content: Any, typed: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of values in `content` that `typed`, the same content after typing, does not have."""
+    if isinstance(content, Mapping) and isinstance(typed, Mapping):
+        for key, value in content.items():
+            if key in typed:
+                yield from lost_keys(value, typed[key], f"{path}.{key}")
+            elif value not in (None, False) and value != {} and value != [] and value != ():
+                yield f"{path}.{key}"
+    elif isinstance(content, list | tuple) and isinstance(typed, list | tuple):
+        for index, (one, other) in enumerate(zip(content, typed, strict=True)):
+            yield from lost_keys(one, other, f"{path}[{index}]")
+
+
+__all__ = [
+    "BASELINE",
+    "METRIC_SECTIONS",
+    "REALTIME",
+    "SCHEMA",
+    "SECTIONS",
+    "BeforeAfter",
+    "Bound",
+    "Budget",
+    "BudgetPart",
+    "Calls",
+    "CallsPoint",
+    "CompileFailure",
+    "CompileLog",
+    "Deadline",
+    "DeviceWork",
+    "Drift",
+    "Estimate",
+    "FrameRate",
+    "FxPass",
+    "Gap",
+    "GraphBreak",
+    "Graphs",
+    "HostWait",
+    "Idle",
+    "Interval",
+    "Kernel",
+    "KernelClass",
+    "KernelFile",
+    "LatencyConditions",
+    "LaunchCalibration",
+    "LaunchCosts",
+    "LaunchOverhead",
+    "LaunchPoint",
+    "Load",
+    "Memory",
+    "MemoryKinds",
+    "MemoryTrend",
+    "Metrics",
+    "ModuleTime",
+    "OperatorCost",
+    "OtherShapes",
+    "Parity",
+    "ParityCheck",
+    "Prediction",
+    "Prepare",
+    "Realtime",
+    "Recompile",
+    "Record",
+    "Roofline",
+    "RooflinePart",
+    "Round",
+    "RoundPrepare",
+    "RoundSummary",
+    "Section",
+    "Slope",
+    "SlowFrame",
+    "SlowFrames",
+    "SoundWindow",
+    "Speedup",
+    "Spikes",
+    "StageGrowth",
+    "Status",
+    "Steady",
+    "Summary",
+    "SweepPoint",
+    "TraceAnalysis",
+    "TraceFiles",
+    "Training",
+    "TrainingStepRow",
+    "decode_section",
+    "encode_sections",
+    "leaves",
+    "lost_keys",
+    "merge_metric",
+    "record_with",
+]

@@ -1,0 +1,113 @@
+"""Writes `docs/record.schema.json` and `docs/record.md` from the structs: `python -m profiling.results.schema`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiling.results.record import SCHEMA, Record
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SCHEMA_FILE, TABLES_FILE = "record.schema.json", "record.md"
+
+_HEAD = f"""# The record
+
+A run writes `results.jsonl`: one line of JSON for each cell (component × variant), of schema {SCHEMA}. This page is
+generated from the structs in `profiling/results/` by `python -m profiling.results.schema`, and so is
+[record.schema.json](record.schema.json), its JSON Schema. Absent means not measured. Fields are added within a schema
+number and never renamed; records of schema 1 are upgraded when they are read.
+
+Read a run in Python:
+
+```python
+from pathlib import Path
+from profiling.results.jsonl import read_records
+
+for record in read_records(Path("runs/…")).records:
+    print(record.cell, record.status, record.wall_p50)
+```
+"""
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a line of results.jsonl."""
+    schema = msgspec.json.schema(Record)
+    schema["$defs"]["Record"]["properties"].pop("unreadable")  # exists in memory only
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"record, schema {SCHEMA}", **schema}
+
+
+def markdown() -> str:
+    """Return the page: a table a struct, the record first and each struct after the first that uses it."""
+    structs = json_schema()["$defs"]
+    order = list(dict.fromkeys(_reached("Record", structs)))
+    return "\n".join([_HEAD, *(_table(name, structs[name]) for name in order)])
+
+
+def files() -> dict[Path, str]:
+    """Return the generated files and their content."""
+    schema = json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+    return {DOCS / SCHEMA_FILE: schema, DOCS / TABLES_FILE: markdown()}
+
+
+def main() -> None:
+    """Write the files."""
+    for path, content in files().items():
+        path.write_text(content, encoding="utf-8")
+        print(path)
+
+
+def _reached(name: str, structs: Mapping[str, Any]) -> Iterator[str]:
+    yield name
+    for content in structs[name]["properties"].values():
+        for used in _references(content):
+            yield from _reached(used, structs)
+
+
+def _references(content: Any) -> Iterator[str]:
+    if isinstance(content, dict):
+        if "$ref" in content:
+            yield content["$ref"].rpartition("/")[2]
+        for value in content.values():
+            yield from _references(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _references(value)
+
+
+def _table(name: str, struct: Mapping[str, Any]) -> str:
+    required = struct.get("required", [])
+    rows = []
+    for field, content in struct["properties"].items():
+        about = content.get("description", "number of the schema" if field == "schema" else "")
+        shown = f"**`{field}`**" if field in required else f"`{field}`"
+        rows.append(f"| {shown} | {_type(content)} | {content.get('unit', '')} | {about} |")
+    lines = [f"## {name}", "", " ".join(struct.get("description", "").split()), ""]
+    if required:
+        lines += ["Fields in bold are always there.", ""]
+    return "\n".join([*lines, "| field | type | unit | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def _type(content: Mapping[str, Any]) -> str:
+    if "$ref" in content:
+        name = content["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in content:
+        return " or ".join(_type(each) for each in content["anyOf"] if each.get("type") != "null")
+    if "enum" in content:
+        return ", ".join(f"`{value}`" for value in content["enum"])
+    kind = content.get("type", "any JSON")
+    if kind == "array" and "prefixItems" in content:
+        return f"[{', '.join(_type(each) for each in content['prefixItems'])}]"
+    if kind == "array":
+        return f"list of {_type(content['items'])}"
+    if kind == "object" and isinstance(content.get("additionalProperties"), dict):
+        return f"object of {_type(content['additionalProperties'])}"
+    return str(kind)
+
+
+if __name__ == "__main__":
+    main()

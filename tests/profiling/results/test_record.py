@@ -1,0 +1,106 @@
+"""Sections on their way from a cell to its record: validated once, nothing lost, no field overwritten by a metric."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from make_record import record, summary
+
+from profiling.results.jsonl import decode_record, encode_record
+from profiling.results.record import (
+    Deadline,
+    FxPass,
+    Memory,
+    Metrics,
+    Parity,
+    ParityCheck,
+    Prepare,
+    Realtime,
+    decode_section,
+    encode_sections,
+    merge_metric,
+    record_with,
+)
+
+
+def test_a_reason_stands_exactly_where_the_status_is_not_ok():
+    record(status="failed", reason="it broke")
+    for status, reason in (("ok", "why"), ("failed", None), ("fine", "unknown status")):
+        with pytest.raises(ValueError, match="status"):
+            record(status=status, reason=reason)
+
+
+def test_sections_cross_the_process_boundary_unchanged():
+    structs = {
+        "prepare": Prepare(seconds=1.5, graphs=2),
+        "metrics": Metrics(wall_ms=summary(2.0, samples=(1.0, 3.0)), extra={"watts": {"p50": 300.0}}),
+        "passes": (FxPass(name="fold", replaced=3),),
+        "notes": ("one",),
+        "parameters": 7,
+    }
+    sent = msgspec.json.decode(msgspec.json.encode(encode_sections(**structs)))
+    merged = record_with(record(), sent)
+    assert {name: getattr(merged, name) for name in structs} == structs
+
+
+def test_a_section_may_be_given_as_a_mapping_with_numpy_numbers():
+    sections = encode_sections(prepare={"seconds": np.float64(1.5), "graphs": np.int64(2)})
+    assert record_with(record(), sections).prepare == Prepare(seconds=1.5, graphs=2)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"prepare": {"seconds": "long"}},
+        {"prepare": {"seconds": math.nan}},
+        {"prepare": {"seconds": 1.0, "secnods": 2.0}},
+        {"prepare": {}},
+        {"metrics": Metrics(extra={"tensor": object()})},
+        {"status": "ok"},
+        {"variant": "other"},
+        {"unreadable": ("x",)},
+        {"power": {}},
+    ],
+)
+def test_a_section_that_does_not_validate_is_refused_where_it_was_made(section):
+    with pytest.raises(ValueError, match=next(iter(section))):
+        encode_sections(**section)
+
+
+def test_the_parent_refuses_fields_that_are_no_sections():
+    with pytest.raises(ValueError, match="status"):
+        record_with(record(), {"status": "failed"})
+    with pytest.raises(ValueError, match="nothing"):
+        decode_section("nothing", {})
+
+
+def test_a_metric_of_the_user_cannot_overwrite_a_field():
+    measured = {"status": "failed", "variant": {"p50": 1.0}, "extra": 3, "memory": {"peak_allocated": 5}}
+    metrics, sections = merge_metric(Metrics(wall_ms=summary(2.0)), measured)
+    whole = record_with(record(), encode_sections(metrics=metrics, **sections))
+    assert (whole.status, whole.variant, whole.wall_p50) == ("ok", "baseline", 2.0)
+    assert whole.metrics.extra == {"status": "failed", "variant": {"p50": 1.0}, "extra": 3}
+    assert whole.memory == Memory(peak_allocated=5)
+    assert decode_record(encode_record(whole)) == whole
+
+
+def test_what_a_metric_returns_must_fit_the_record():
+    with pytest.raises(ValueError, match="wall_ms"):
+        merge_metric(Metrics(), {"wall_ms": {"p50": "fast"}})
+    with pytest.raises(ValueError, match="watts"):
+        merge_metric(Metrics(), {"watts": {"p50": math.inf}})
+
+
+def test_facts_that_readers_ask_for():
+    kept = {"holds": True, "misses": 0, "longest_run": 0, "longest_stall_ms": 0.0}
+    deadlines = {str(fps): Deadline(fps=fps, budget_ms=1e3 / fps, **kept) for fps in (120.0, 24.0, 60.0)}
+    loop = record(realtime=Realtime(frames=9, target_fps=60, pace="free", frame_ms=summary(5.0), deadlines=deadlines))
+    assert [deadline.fps for deadline in loop.deadlines] == [24, 60, 120]
+    assert loop.is_realtime
+    assert (loop.median_ms, record(p50=2.0).median_ms) == (5.0, 2.0)
+    assert record(memory=Memory(peak_allocated=3, peak_host_rss=9)).peak_memory == ("peak allocated", 3)
+    assert not record(parity=Parity(reference="fp32 eager", passed=False)).is_correct
+    assert record(parity=Parity(reference="fp32 eager", passed=True)).is_correct
+    assert not record(status="invalid", reason="recompiled").is_correct
+    assert isinstance(Parity(reference="x", passed=True), ParityCheck)
