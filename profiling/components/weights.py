@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from models.initialisation import randomise_parameter
+from profiling.components.checkpoint_file import load_into
 from profiling.components.instantiate import partial_of
+from profiling.components.manifest import load_manifest, verify
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.core.checkpoints.loader import load_into
-from profiling.core.checkpoints.manifest import load_manifest
-from profiling.core.checkpoints.verify import fetch_command, verify
 from profiling.errors import InputError
 
 #: A tensor whose largest magnitude is below this contributes nothing that a parity check could see.
@@ -33,10 +32,11 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
     if path is None:
         randomise(module, spec, settings.seed)
         return "random", hint
-    entry = load_manifest().of_file(path)
+    if entry := load_manifest().of_file(path):
+        verify(entry)
     published_shapes = getattr(module, "published_shapes", dict)()
     others = {name: shapes for name, shapes in published_shapes.items() if name != spec.name}
-    load_into(module, path, part=spec.part, others=others, sha256=None if entry is None else verify(entry))
+    load_into(module, path, part=spec.part, others=others)
     return str(path), None
 
 
@@ -60,13 +60,13 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
     if spec.checkpoint is not None:
         return Path(spec.checkpoint), None
     hint = f"no checkpoint is published for it; {name}=PATH loads yours"
-    entry = next((entry for entry in load_manifest().entries if spec.name in entry.components), None)
+    entry = next((entry for entry in load_manifest().entries if spec.key in entry.components), None)
     if entry is not None and settings.scale != "full":
         hint = f"the published checkpoint fits scale=full; {name}=PATH loads yours"
     elif entry is not None:
         if entry.file.is_file():
             return entry.file, None
-        hint = f"fetch the published ones: {fetch_command(entry)}"
+        hint = f"to download the published ones: {entry.download_command}"
     if settings.checkpoint == "required":
         raise InputError(f"checkpoint=required, but {spec.name} has none: {hint}")
     return None, hint

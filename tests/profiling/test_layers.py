@@ -16,7 +16,7 @@ _MEASUREMENT = {*_EXECUTION, "variants", "metrics", "roofline"}
 _TARGET = {*_MEASUREMENT, "run", "cli"}
 
 # Old folders that are being moved into the layout; gone when the last of them is.
-_MOVING = {"core", "reporting", "comparison"}
+_MOVING = {"reporting", "comparison"}
 
 # What each folder (or single file) of profiling/ may import besides itself.
 RULES: dict[str, set[str]] = {
@@ -42,7 +42,7 @@ RULES: dict[str, set[str]] = {
     "training_step": _TARGET,
     "launch_overhead": _TARGET,
 }
-WITHOUT_TORCH = ("results", "report", "compare", "history", "cli", "generic_forward", "shape_sweep")
+WITHOUT_TORCH = ("results", "report", "compare", "history", "cli", "checkpoints", "generic_forward", "shape_sweep")
 
 
 def imports(path: Path) -> set[str]:

@@ -34,7 +34,7 @@ class Remote:
     seconds_per_chunk: float = 0.0
 
 
-class Loopback(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self):
@@ -52,7 +52,7 @@ class Loopback(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Loopback
+    server: Server
 
     def do_GET(self):
         remote = self.server.files.get(self.path)
@@ -104,8 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving() -> Iterator[Loopback]:
-    server = Loopback()
+def serving() -> Iterator[Server]:
+    server = Server()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

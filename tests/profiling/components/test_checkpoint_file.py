@@ -1,19 +1,25 @@
-"""Every form in which weights were seen, in every format, and what is refused."""
+"""Checkpoint files in every form and format that occurs, damaged files, and files that would run code."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pickle
+import random
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from stand_ins import World, assert_holds, decoder, encoder, prefixed, seeded, shapes
+from small_networks import World, assert_holds, decoder, encoder, prefixed, seeded, shapes
 from torch import nn
+from unprivileged import as_nobody, reachable_folder
 
-from profiling.core.checkpoints.loader import load_into, load_state_dict
-from profiling.errors import InputError
+from profiling.components.checkpoint_file import load_into, read
+from profiling.errors import InputError, did_you_mean
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STATE = seeded(World())
@@ -57,12 +63,12 @@ def save(path: Path, content: object, format: str) -> Path:
 def test_every_form_in_every_format(tmp_path, form, format):
     path = save(tmp_path / "weights", FORMS[form], format)
     module = World()
-    report = load_into(module, path, sha256="ab")
+    report = load_into(module, path)
     assert_holds(module, STATE)
-    assert (report.path, report.sha256, report.format, report.tensors) == (path, "ab", format, len(STATE))
+    assert (report.format, report.tensors) == (format, len(STATE))
     assert report.bytes == sum(value.nbytes for value in STATE.values())
     assert report.dtypes == ("float32",)
-    assert set(load_state_dict(path)) == set(STATE)
+    assert set(read(path)[0]) == set(STATE)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +139,7 @@ def without(state: dict, *names: str) -> dict:
         (STATE | {"blocks.0.bias": torch.ones(8, dtype=torch.int8)}, None, "'blocks.0.bias' is torch.int8 in the file"),
         (STATE | {"blocks.1.bias": torch.full((8,), torch.nan)}, None, "'blocks.1.bias' holds NaN or infinite"),
         (STATE | {"blocks.1.bias": torch.tensor([1.0] * 7 + [-torch.inf])}, None, "'blocks.1.bias' holds NaN or inf"),
-        (STATE | {"proj_in.weight": torch.ones(8, 4).to_sparse()}, None, "'proj_in.weight' as something else"),
+        (STATE | {"proj_in.weight": torch.ones(8, 4).to_sparse()}, None, "'proj_in.weight' as a sparse"),
         (seeded(World(16)), None, "5 mis-shaped (proj_in.weight: file 16x4, network 8x4; blocks.0.weight: file 16x16"),
         (seeded(World(16)), None, "…). The file fits component=large"),
         (without(seeded(World(16)), "rope.freqs"), None, "The file fits component=large"),
@@ -145,7 +151,7 @@ def without(state: dict, *names: str) -> dict:
         (torch.ones(3), None, "holds a Tensor, not a state dict"),
         ({}, None, "holds an empty state dict"),
         ({"ema": {}}, None, "holds an empty state dict"),
-        ({1: torch.ones(2)}, None, "holds the entry 1, which is no name"),
+        ({1: torch.ones(2)}, None, "its key 1 is not a name"),
         ({"weights": {"a": torch.ones(2)}}, None, "its entry 'weights' is a dict, not a tensor"),
         ({"epoch": 3, "state": STATE}, None, "its entry 'epoch' is a int, not a tensor"),
     ],
@@ -176,7 +182,7 @@ MEASURE = """
 import sys, threading, torch
 from pathlib import Path
 from torch import nn
-from profiling.core.checkpoints.loader import load_into
+from profiling.components.checkpoint_file import load_into
 
 def anonymous():
     return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) / 1024
@@ -226,3 +232,126 @@ def test_weights_go_straight_to_the_device(tmp_path, dtype):
     assert torch.cuda.memory_allocated() == before
     assert torch.cuda.max_memory_allocated() - before < 2 * 16 * 2**20
     assert_holds(module, {name: value.to("cuda", dtype) for name, value in state.items()})
+
+
+class Bomb:
+    """Makes the file `marker` when it is unpickled."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def save_bomb(path: Path, bomb: Bomb, how: str) -> None:
+    if how in ("zip", "legacy"):
+        torch.save(STATE | {"bomb": bomb}, path, _use_new_zipfile_serialization=how == "zip")
+    elif how == "zip protocol 4":
+        torch.save(STATE | {"bomb": bomb}, path, pickle_protocol=4)
+    else:
+        path.write_bytes(pickle.dumps({"bomb": bomb}, protocol=int(how[-1])))
+
+
+@pytest.mark.parametrize("how", ["zip", "zip protocol 4", "legacy", *(f"raw {n}" for n in range(6))])
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_a_pickle_with_code_runs_nothing(tmp_path, how, name, recwarn):
+    marker, path = tmp_path / "marker", tmp_path / name
+    save_bomb(path, Bomb(marker), how)
+    message = refused(path)
+    assert not marker.exists()
+    if path.suffix == ".safetensors":
+        assert "not a safetensors file" in message
+    elif how in ("zip", "legacy"):
+        assert "is refused: its pickle requests posix.mkdir" in message
+    assert not recwarn.list
+    pickle.loads(pickle.dumps(Bomb(marker)))
+    assert marker.exists()  # the bomb works
+
+
+@pytest.mark.parametrize("format", ["pytorch zip", "pytorch legacy", "safetensors"])
+def test_a_file_cut_anywhere(tmp_path, format):
+    whole = save(tmp_path / "whole", STATE, format).read_bytes()
+    cut = tmp_path / "cut.pt"
+    lengths = {1, 2, 7, 8, 9, 10, len(whole) - 1, *range(16, len(whole), max(1, len(whole) // 150))}
+    for length in sorted(lengths):
+        cut.write_bytes(whole[:length])
+        refused(cut)
+
+
+@pytest.mark.parametrize("format", ["pytorch zip", "pytorch legacy", "safetensors"])
+def test_flipped_bytes_load_or_are_refused_and_nothing_else(tmp_path, format):
+    whole = save(tmp_path / "whole", STATE, format).read_bytes()
+    path, dice = tmp_path / "flipped.pt", random.Random(0)
+    for _ in range(150):
+        bytes_ = bytearray(whole)
+        for _ in range(4):
+            bytes_[dice.randrange(len(bytes_))] = dice.randrange(256)
+        path.write_bytes(bytes_)
+        with contextlib.suppress(InputError):
+            load_into(World(), path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty (0 bytes)"),
+        (b"hello world\n" * 50, "not a PyTorch checkpoint"),
+        (b'{"a": 1, "b": [1, 2, 3]}', "not a PyTorch checkpoint"),
+        (b"<!DOCTYPE html><html>404</html>", "not a PyTorch checkpoint"),
+        (b"PK\x03\x04", "not a PyTorch checkpoint"),
+        (b"\x00" * 1000, "not a PyTorch checkpoint"),
+        (b"\xff" * 8 + b"{}", "not a safetensors file"),
+        *((random.Random(seed).randbytes(3000), "checkpoint") for seed in range(20)),
+    ],
+)
+def test_files_that_are_something_else(tmp_path, content, message):
+    path = tmp_path / "w.pt"
+    path.write_bytes(content)
+    assert message in refused(path)
+
+
+def test_a_zip_of_something_else(tmp_path):
+    path = tmp_path / "w.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    assert "not a PyTorch checkpoint" in refused(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_torchscript_program(tmp_path):
+    path = tmp_path / "w.pt"
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), str(path))
+    assert "is a TorchScript program" in refused(path)
+
+
+def test_paths_that_are_no_file(tmp_path):
+    (tmp_path / "world.pt").touch()
+    assert refused(tmp_path / "wrld.pt").endswith("does not exist. Did you mean 'world.pt'?")
+    assert "does not exist" in refused(tmp_path / "none" / "world.pt")
+    assert "is a folder: name the file in it" in refused(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "is not a regular file" in refused(tmp_path / "pipe")
+
+
+def test_a_file_without_read_permission():
+    with reachable_folder() as folder:
+        path = folder / "w.pt"
+        torch.save(STATE, path)
+        path.chmod(0)
+        with as_nobody():
+            assert "cannot be read: Permission denied" in refused(path)
+
+
+def test_near_words_are_offered():
+    assert did_you_mean("compil", ["baseline", "compile"]) == " Did you mean 'compile'?"
+    assert did_you_mean("xyz", ["baseline", "compile"]) == ""
+    assert did_you_mean("trace1", ["trace2", "trace3"]) == " Did you mean 'trace3' or 'trace2'?"

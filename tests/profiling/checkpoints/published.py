@@ -1,24 +1,19 @@
-"""A small repository with a manifest of its own, and the helpers of these tests."""
+"""A repository with a manifest of its own, and a server that publishes the files of that manifest."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
-from loopback import Loopback, Remote
+from http_server import Remote, Server
 
-from profiling.core.checkpoints.manifest import Entry, load_manifest
+from profiling.components.manifest import Entry, load_manifest
 
 
 class Published:
-    """A repository in a folder of its own and a server that publishes the files of its manifest."""
+    """The repository in `root` and its server."""
 
-    def __init__(self, root: Path, server: Loopback):
+    def __init__(self, root: Path, server: Server):
         self.root = root
         self.server = server
         self.manifest = root / "checkpoints" / "manifest.yaml"
@@ -43,33 +38,15 @@ class Published:
         return remote
 
     def entry(self, name: str) -> Entry:
-        """Read anew, as a new process would."""
+        """Read the entry anew, as a new process does."""
         (entry,) = load_manifest(self.manifest).select([name])
         return entry
 
     def file(self, name: str) -> Path:
         return self.root / "checkpoints" / "vaes" / f"{name}.pt"
 
-    def leftovers(self) -> list[str]:
+    def part(self, name: str) -> Path:
+        return self.file(name).with_name(f"{name}.pt.part")
+
+    def partial_files(self) -> list[str]:
         return sorted(path.name for path in self.root.rglob("*.part*"))
-
-
-@contextmanager
-def without_rights() -> Iterator[None]:
-    """Permissions bind everyone but root: be nobody for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-def some_bytes(size: int, seed: int = 0) -> bytes:
-    return random.Random(seed).randbytes(size)
-
-
-def digest(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()

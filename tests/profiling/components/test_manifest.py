@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from profiling.core.checkpoints.lock import Locked, read_lock, record
-from profiling.core.checkpoints.manifest import MANIFEST, load_manifest
-from profiling.core.checkpoints.verify import verify
+from profiling.components import weights
+from profiling.components.manifest import MANIFEST, Locked, load_manifest, read_lock, record, verify
+from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 
 GOOD = {
@@ -45,25 +47,26 @@ def test_the_repositorys_manifest_names_the_published_files():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("files: [", "cannot be read"),
-        ("", "must hold a list named 'files'"),
-        ({"files": {}}, "must hold a list named 'files'"),
-        ("just text", "must hold a list named 'files'"),
-        ({"files": ["text"]}, "must be a mapping"),
-        *(({"files": [lacking(key)]}, f"lacks the key '{key}'") for key in GOOD),
-        ({"files": [GOOD | {"sha265": "0"}]}, "unknown key 'sha265'. Did you mean 'sha256'?"),
+        ("files: [", "line 1"),
+        ("", "Expected `object`"),
+        ({"files": {}}, "`$.files`"),
+        ({"files": []}, "`$.files`"),
+        ("just text", "Expected `object`"),
+        ({"files": ["text"]}, "`$.files[0]`"),
+        *(({"files": [lacking(key)]}, f"missing required field `{key}`") for key in GOOD),
+        ({"files": [GOOD | {"sha265": "0"}]}, "unknown field `sha265`"),
         ({"files": [GOOD, GOOD]}, "two entries have the name 'vae'"),
         ({"files": [GOOD, GOOD | {"name": "b"}]}, "two entries have the path 'checkpoints/vae.pt'"),
-        ({"files": [GOOD | {"components": "decoder"}]}, "components must be a list"),
-        ({"files": [GOOD | {"components": []}]}, "components must be a list"),
-        ({"files": [GOOD | {"size_class": 200}]}, "size_class must be a text"),
-        ({"files": [GOOD | {"sha256": "abc"}]}, "sha256 must be 64 hexadecimal digits"),
+        ({"files": [GOOD | {"components": "decoder"}]}, "`$.files[0].components`"),
+        ({"files": [GOOD | {"components": []}]}, "`$.files[0].components`"),
+        ({"files": [GOOD | {"size_class": 200}]}, "`$.files[0].size_class`"),
+        ({"files": [GOOD | {"sha256": "abc"}]}, "`$.files[0].sha256`"),
         *(
-            ({"files": [GOOD | {"path": path}]}, "path must")
+            ({"files": [GOOD | {"path": path}]}, "path")
             for path in ("/etc/x", "../x", "checkpoints/../x", "x.pt", "checkpoints", ".", "", None)
         ),
         *(
-            ({"files": [GOOD | {"url": url}]}, "url must")
+            ({"files": [GOOD | {"url": url}]}, "`$.files[0].url`")
             for url in ("file:///etc/passwd", "ftp://host/x", "host/x", "https://", "")
         ),
     ],
@@ -94,9 +97,9 @@ def test_entries_are_picked_by_name_component_or_file(tmp_path):
     assert manifest.of_file(tmp_path / "other.pt") is None
 
 
-def test_a_missing_file_says_what_to_type(tmp_path):
+def test_a_missing_file_is_reported_with_the_command_that_downloads_it(tmp_path):
     (entry,) = load_manifest(write(tmp_path, {"files": [GOOD]})).entries
-    with pytest.raises(InputError, match=r"is missing: type python -m profiling\.checkpoints vae"):
+    with pytest.raises(InputError, match=r"is missing\. To download it: python -m profiling\.checkpoints vae"):
         verify(entry)
 
 
@@ -106,7 +109,7 @@ def test_a_missing_file_says_what_to_type(tmp_path):
 def test_a_broken_lock_file_is_one_line(tmp_path, text):
     manifest = write(tmp_path, {"files": [GOOD]})
     manifest.with_name("lock.yaml").write_text(text)
-    with pytest.raises(InputError, match=r"lock file .* is broken .*git checkout") as caught:
+    with pytest.raises(InputError, match=r"lock file .* is invalid .*git checkout") as caught:
         load_manifest(manifest)
     assert "\n" not in str(caught.value)
 
@@ -132,3 +135,33 @@ def test_a_record_is_added_once_and_never_changed(tmp_path):
     assert list(read_lock(lock)) == ["a", "b"]
     assert text.startswith("# sha256")
     assert [path.name for path in tmp_path.iterdir()] == ["lock.yaml"]
+
+
+@pytest.fixture
+def hashed(monkeypatch) -> list[str]:
+    """Return the names of the files that are hashed from now on."""
+    names, file_digest = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: names.append(file.name) or file_digest(file, name))
+    return names
+
+
+def test_a_file_is_hashed_once_a_process_until_it_changes(tmp_path, hashed):
+    (entry,) = load_manifest(write(tmp_path, {"files": [GOOD]})).entries
+    entry.file.write_bytes(b"one")
+    assert verify(entry) == verify(entry) == hashlib.sha256(b"one").hexdigest()
+    assert len(hashed) == 1
+    entry.file.write_bytes(b"other")
+    assert verify(entry) == hashlib.sha256(b"other").hexdigest()
+    assert len(hashed) == 2
+
+
+def test_a_component_that_is_built_twice_hashes_its_checkpoint_once(tmp_path, hashed, monkeypatch):
+    manifest = write(tmp_path, {"files": [GOOD]})
+    monkeypatch.setattr(weights, "load_manifest", lambda: load_manifest(manifest))
+    torch.save({"weight": torch.ones(2, 2)}, tmp_path / GOOD["path"])
+    spec = ComponentSpec("decoder@batch=4", {"_target_": "torch.nn.Linear"}, {"input": {"shape": [2]}})
+    for _ in range(2):
+        module = torch.nn.Linear(2, 2, bias=False)
+        assert weights.give_weights(module, spec, Settings(scale="full")) == (str(tmp_path / GOOD["path"]), None)
+        assert torch.equal(module.weight, torch.ones(2, 2))
+    assert len(hashed) == 1

@@ -1,0 +1,1 @@
+"""The target `python -m profiling.checkpoints`: download the published checkpoints."""

@@ -1,0 +1,211 @@
+"""The published checkpoint files: listed in `checkpoints/manifest.yaml`, recorded in `lock.yaml`, verified by SHA-256.
+
+The publisher gives no digests. `lock.yaml` therefore records the digest of each file at its first download, is
+committed, and every later download and load is checked against it. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from profiling.errors import InputError, did_you_mean
+from profiling.results.run_folder import write_text
+
+MANIFEST = Path(__file__).resolve().parents[2] / "checkpoints" / "manifest.yaml"
+_LOCK_HEADER = """\
+# sha256 and size in bytes of each file in manifest.yaml, recorded at its first download and checked ever after.
+# Commit this file. Remove an entry only to accept a new version of a published file.
+"""
+_Text = Annotated[str, Meta(min_length=1)]
+_Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
+
+
+class Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file was when it was first downloaded: SHA-256 (64 hexadecimal digits) and size in bytes."""
+
+    sha256: _Sha256
+    size: Annotated[int, Meta(gt=0)]
+
+
+class _LockFile(msgspec.Struct, forbid_unknown_fields=True):
+    files: dict[str, Locked] | None = None
+
+
+class _Listed(msgspec.Struct, forbid_unknown_fields=True):
+    name: _Text
+    components: Annotated[list[_Text], Meta(min_length=1)]
+    size_class: _Text
+    path: _Text
+    url: Annotated[str, Meta(pattern=r"^https?://[^/\s]+/")]
+    sha256: _Sha256 | None = None
+
+
+class _ManifestFile(msgspec.Struct, forbid_unknown_fields=True):
+    files: Annotated[list[_Listed], Meta(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A published file: its name, the components whose weights it holds, where it comes from and where it goes.
+
+    `path` is relative to the repository root, `file` is the same on this machine. `sha256` is the required digest, or
+    None before the first download; `sha256_source` names the file that requires it.
+    """
+
+    name: str
+    components: tuple[str, ...]
+    path: str
+    url: str
+    file: Path
+    lock: Path
+    sha256: str | None
+    sha256_source: str
+
+    @property
+    def download_command(self) -> str:
+        """The shell command that downloads this file."""
+        return f"python -m profiling.checkpoints {self.name}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All entries of a manifest file, in file order."""
+
+    entries: tuple[Entry, ...]
+
+    def select(self, names: Sequence[str]) -> tuple[Entry, ...]:
+        """Return the entries with these names or with these components; all entries if `names` is empty.
+
+        Raises InputError for an unknown name, with similar known names.
+        """
+        known = {name for entry in self.entries for name in (entry.name, *entry.components)}
+        for name in names:
+            if name not in known:
+                listed = ", ".join(entry.name for entry in self.entries)
+                raise InputError(f"no checkpoint '{name}'.{did_you_mean(name, known)} There are: {listed}")
+        wanted = set(names)
+        return tuple(entry for entry in self.entries if not wanted or wanted & {entry.name, *entry.components})
+
+    def of_file(self, path: Path) -> Entry | None:
+        """Return the entry whose file `path` is, or None for a file that is not in the manifest."""
+        return next((entry for entry in self.entries if entry.file.resolve() == path.resolve()), None)
+
+
+def load_manifest(source: Path = MANIFEST) -> Manifest:
+    """Read a manifest and the `lock.yaml` beside it. Paths in it start at the parent of the manifest's folder.
+
+    Raises InputError when either file is unreadable or invalid, or when they disagree about a digest.
+    """
+    if not source.exists():
+        raise InputError(f"manifest '{source}' does not exist: name one with --manifest PATH")
+    try:
+        listed = msgspec.convert(_read_yaml(source), _ManifestFile).files
+        for field in ("name", "path"):
+            values = [getattr(item, field) for item in listed]
+            for value in values:
+                if values.count(value) > 1:
+                    raise ValueError(f"two entries have the {field} '{value}'")
+        lock = source.resolve().with_name("lock.yaml")
+        recorded = read_lock(lock)
+        return Manifest(tuple(_entry(item, lock, recorded.get(item.name)) for item in listed))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"manifest '{source}' is invalid: {' '.join(str(error).split())}") from None
+
+
+def _entry(listed: _Listed, lock: Path, locked: Locked | None) -> Entry:
+    folder, parts = lock.parent.name, PurePosixPath(listed.path).parts
+    if len(parts) < 2 or parts[0] != folder or ".." in parts:
+        raise ValueError(f"'{listed.name}': path must stay inside '{folder}/', not '{listed.path}'")
+    sha256 = listed.sha256.lower() if listed.sha256 else None
+    if sha256 and locked and sha256 != locked.sha256:
+        raise ValueError(
+            f"'{listed.name}': sha256 {sha256} disagrees with {locked.sha256} in '{lock}'. If a new version of the "
+            "file was published, remove its entry from the lock file"
+        )
+    return Entry(
+        name=listed.name,
+        components=tuple(listed.components),
+        path=listed.path,
+        url=listed.url,
+        file=lock.parent.parent / listed.path,
+        lock=lock,
+        sha256=sha256 or (locked.sha256 if locked else None),
+        sha256_source="the manifest" if sha256 else f"'{lock.name}'",
+    )
+
+
+def read_lock(lock: Path) -> dict[str, Locked]:
+    """Return digest and size by name; empty when the file does not exist. Raises InputError when it is invalid."""
+    if not lock.exists():
+        return {}
+    try:
+        return msgspec.convert(_read_yaml(lock) or {}, _LockFile).files or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"lock file '{lock}' is invalid ({reason}): restore it with git checkout") from None
+
+
+def record(lock: Path, name: str, seen: Locked) -> bool:
+    """Add `name` to the lock file in one atomic step; return False when the same record is already there.
+
+    The caller excludes other writers. Raises InputError when another digest is recorded, OSError when the file cannot
+    be written.
+    """
+    files = read_lock(lock)
+    if name in files:
+        if files[name] != seen:
+            raise InputError(f"{name}: sha256 is {seen.sha256}, but '{lock}' records {files[name].sha256}")
+        return False
+    files[name] = seen
+    text = _LOCK_HEADER + yaml.safe_dump({"files": msgspec.to_builtins(dict(sorted(files.items())))}, sort_keys=False)
+    write_text(lock, text)
+    return True
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, 64 hexadecimal digits. Raises OSError.
+
+    A file is hashed once a process while its size and modification time stay the same: a cell loads the weights
+    twice, for the float32 reference and for the measured module.
+    """
+    status = path.stat()
+    return _hash_file(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@functools.lru_cache
+def _hash_file(path: Path, _version: tuple[int, ...]) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify(entry: Entry) -> str:
+    """Return the SHA-256 of the entry's file; before the first download there is no digest to compare it with.
+
+    Raises InputError when the file is missing, unreadable, or has another digest than the recorded one.
+    """
+    if not entry.file.is_file():
+        problem = "is not a file" if entry.file.exists() else "is missing"
+        raise InputError(f"checkpoint '{entry.path}' {problem}. To download it: {entry.download_command}")
+    try:
+        sha256 = sha256_of(entry.file)
+    except OSError as error:
+        raise InputError(f"checkpoint '{entry.path}' cannot be read: {error.strerror}") from None
+    if entry.sha256 is not None and sha256 != entry.sha256:
+        raise InputError(
+            f"checkpoint '{entry.path}' is not the published file: its sha256 is {sha256}, {entry.sha256_source} "
+            f"requires {entry.sha256}. The file was not changed. Move it away, then run: {entry.download_command}"
+        )
+    return sha256
+
+
+def _read_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
