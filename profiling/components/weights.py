@@ -35,7 +35,7 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
     if entry := load_manifest().of_file(path):
         verify(entry)
     published_shapes = getattr(module, "published_shapes", dict)()
-    others = {name: shapes for name, shapes in published_shapes.items() if name != spec.name}
+    others = {name: shapes for name, shapes in published_shapes.items() if name != spec.key}
     load_into(module, path, part=spec.part, others=others)
     return str(path), None
 

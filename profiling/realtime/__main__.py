@@ -19,6 +19,7 @@ from profiling.run.job import RunConfig
 
 TARGET = "realtime"
 CELL = "profiling.realtime.cell.RealtimeCell"
+RECOVER = "profiling.realtime.recovery.recover_frames"
 MIXED = "profiling.realtime.prepare.Mixed"
 ROLES = ("world", "picture", "sound")
 
@@ -36,7 +37,8 @@ def run(cfg: DictConfig, folder: Path) -> int:
     }
     pipeline = replace(stages["world"], name=TARGET, checkpoint=None)
     variants = mixed(config) or config.variants
-    return execute(TARGET, replace(config, components=(pipeline,), variants=variants, procedure=procedure), folder)
+    config = replace(config, components=(pipeline,), variants=variants, procedure=procedure, recover=RECOVER)
+    return execute(TARGET, config, folder)
 
 
 def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:

@@ -33,10 +33,10 @@ from profiling.realtime.pipeline import (
 )
 from profiling.realtime.play import Player, WallClock, series_names
 from profiling.realtime.prepare import Parts, blueprints_of, check, expected_of, parts_of, prepare, refuse_shared_pools
-from profiling.realtime.recovery import known_facts
+from profiling.realtime.recovery import loop_facts
 from profiling.realtime.sound import choose_window
 from profiling.realtime.summary import compiled_or_captured, median, stage_ms, summarize_frames
-from profiling.results.frames import Journal, Series, rescue, stage_names
+from profiling.results.frames import Journal, Series, recover_series, stage_names
 from profiling.roofline.section import limits_of
 from profiling.run.cell import Cell, metrics_of
 from profiling.run.environment import ceilings_in
@@ -188,7 +188,7 @@ class RealtimeCell(Cell):
         finally:  # what was played is kept, whatever ended it
             watch.close()
             journal.close()
-            series = rescue(run, self.job.name)
+            series = recover_series(run, self.job.name)
             assert series is not None
             self._summarize(series, watch, sound)
         return series
@@ -196,7 +196,7 @@ class RealtimeCell(Cell):
     def _summarize(self, series: Series, watch: FrameWatch, sound: Mapping[str, Any]) -> None:
         options, settings = self.options, self.job.settings
         facts = {
-            **known_facts(options, self.stages, settings.device),
+            **loop_facts(options, self.stages, settings.device),
             "sound": dict(sound),
             "throttle_reasons": sorted(watch.throttle_reasons),
         }

@@ -1,4 +1,4 @@
-"""What is left of a loop whose process died: its frames until then, judged as if it had ended there."""
+"""The frames of a loop whose process died, summarised as if the loop had ended there. Runs without torch."""
 
 from __future__ import annotations
 
@@ -8,35 +8,38 @@ from pathlib import Path
 from typing import Any
 
 from profiling.realtime.options import LoopOptions
-from profiling.results.frames import rescue
+from profiling.results.frames import recover_series
 from profiling.run.job import Job
 
 #: Options of the world model that a reader needs to compare two loops.
 WORLD_FACTS = ("steps", "commit", "guidance")
 
 
-def rescued_section(run: Path, job: Job) -> dict[str, Any] | None:
-    """Turn the journal that a cell left in the run folder into its npz; return the section `realtime` of its record.
+def recover_frames(folder: Path, job: Job) -> dict[str, Any]:
+    """Turn the journal that a cell left in the run folder into its npz; return {"realtime": section}.
 
-    None where there is no journal: the cell is no loop, came to no frame, or has done this itself.
+    Empty where there is no journal: the cell played no frame, or has written its npz itself.
 
     Raises:
-        OSError: the disk does not take it.
-        ValueError: the journal holds no frames that can be judged.
+        OSError: the npz cannot be written; the journal stays.
+        ValueError: the journal holds no series of frames.
 
     """
-    series = rescue(run, job.name)
+    series = recover_series(folder, job.name)
     if series is None:
-        return None
-    from profiling.realtime.summary import summarize_frames  # needs scipy: a second that no other run has to wait
+        return {}
+    from profiling.realtime.summary import summarize_frames  # imports scipy, 1 s that no other run should wait
 
     options = LoopOptions(**{key: value for key, value in job.procedure["options"].items() if key != "_target_"})
-    facts = known_facts(options, job.procedure["stages"], job.settings.device)
-    return summarize_frames(series, target_fps=float(options.fps), pace=options.pace, facts=facts)
+    facts = loop_facts(options, job.procedure["stages"], job.settings.device)
+    return {"realtime": summarize_frames(series, target_fps=float(options.fps), pace=options.pace, facts=facts)}
 
 
-def known_facts(options: LoopOptions, stages: str, device: str) -> dict[str, Any]:
-    """Return what is known of a loop before it runs; `stages` are the specs of its networks by role, as JSON."""
+def loop_facts(options: LoopOptions, stages: str, device: str) -> dict[str, Any]:
+    """Return the fields of the section `realtime` that are known before the loop runs.
+
+    `stages` are the component specs of the loop by role, as JSON; `device` is cpu, cuda or cuda:N.
+    """
     world: Mapping[str, Any] = json.loads(stages)["world"]["module"]
     return {
         "warmup_frames": options.counts(device.partition(":")[0])[1],

@@ -145,11 +145,11 @@ class Journal:
         os.write(self._file, values.tobytes())
 
     def close(self) -> None:
-        """Let go of the file; it stays for `rescue`."""
+        """Let go of the file; it stays for `recover_series`."""
         os.close(self._file)
 
 
-def rescue(run: Path, cell: str) -> dict[str, Array] | None:
+def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
     """Turn a cell's journal into its npz and return the series; None where there is no journal.
 
     Raises:

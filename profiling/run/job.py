@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 from profiling.components.spec import ComponentSpec, Settings
@@ -15,7 +17,9 @@ from profiling.errors import InputError
 class Job:
     """One cell: a component, a variant, the metrics, and where the cell's own files go (a folder of the run).
 
-    `procedure` is what a cell of this target does: the `_target_` of a `core.cell.Cell` and its options.
+    `procedure` is what a cell of this target does: the `_target_` of a `profiling.run.cell.Cell` and its options.
+    `recover` is the dotted name of a `Recover` that reads what such a cell left in the run folder when its process
+    died; None: nothing can be recovered.
     """
 
     target: str
@@ -26,6 +30,7 @@ class Job:
     settings: Settings
     run: str
     procedure: Mapping[str, Any]
+    recover: str | None = None
 
     @property
     def name(self) -> str:
@@ -45,6 +50,25 @@ class Job:
         return Job(**content)
 
 
+#: (run folder, job) -> sections of the record by name. Runs in the parent process: its module must not import torch.
+Recover = Callable[[Path, Job], Mapping[str, Any]]
+
+
+def recovered_sections(folder: Path, job: Job) -> Mapping[str, Any]:
+    """Return sections of the record from files that the cell's process left in the run folder; empty for none.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        ValueError: a file holds something else.
+
+    """
+    if job.recover is None:
+        return {}
+    module, _, function = job.recover.rpartition(".")
+    recover: Recover = getattr(import_module(module), function)
+    return recover(folder, job)
+
+
 #: What a cell does unless a target says otherwise: a forward pass.
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 
@@ -62,6 +86,7 @@ class RunConfig:
     resume: str | None
     source: Mapping[str, Any]  # the composed config, for config.yaml
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
+    recover: str | None = None  # see Job
     rounds: int = 1  # how often all cells are played, one after the other (ABAB)
 
     def __post_init__(self) -> None:
@@ -79,7 +104,17 @@ class RunConfig:
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
         """Return a job a cell, under the resolved `settings`."""
         return tuple(
-            Job(target, component.at(settings.scale), name, options, self.metrics, settings, run, self.procedure)
+            Job(
+                target=target,
+                component=component.at(settings.scale),
+                variant=name,
+                variant_options=options,
+                metrics=self.metrics,
+                settings=settings,
+                run=run,
+                procedure=self.procedure,
+                recover=self.recover,
+            )
             for component in self.components
             for name, options in self.variants.items()
         )

@@ -14,12 +14,11 @@ from typing import Any
 
 from profiling.components.spec import Settings
 from profiling.errors import InputError
-from profiling.realtime.recovery import rescued_section
 from profiling.results.frames import series_file
 from profiling.results.records import BASELINE, Record, append_record
 from profiling.results.rounds import rounds_done, with_round, with_speedup
 from profiling.results.run_folder import ENVIRONMENT_FILE, prepare_folder, write_json
-from profiling.run.job import Job, RunConfig
+from profiling.run.job import Job, RunConfig, recovered_sections
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
 from profiling.run.revisions import git_facts
@@ -71,7 +70,7 @@ def with_files(record: Record, job: Job, folder: Path, on_parse: Callable[[], ob
 
     `on_parse` is called before a compile log is parsed; None: the process has one for all its cells.
     """
-    for read in (_with_frames, _with_round_frames, _with_kernels):
+    for read in (_with_recovered, _with_round_frames, _with_kernels):
         record = _noting(record, lambda record, read=read: read(record, job, folder))
     if not job.settings.trace or on_parse is None:
         return record
@@ -86,9 +85,10 @@ def _noting(record: Record, read: Callable[[Record], Record]) -> Record:
         return replace(record, notes=(*record.notes, " ".join(str(error).split())))
 
 
-def _with_frames(record: Record, job: Job, folder: Path) -> Record:
-    section = rescued_section(folder, job)
-    return record if section is None or record.realtime is not None else replace(record, realtime=section)
+def _with_recovered(record: Record, job: Job, folder: Path) -> Record:
+    """Add sections that the cell's process wrote to the run folder but did not send before it ended."""
+    sections = recovered_sections(folder, job)
+    return replace(record, **{name: each for name, each in sections.items() if getattr(record, name) is None})
 
 
 def _with_round_frames(record: Record, job: Job, folder: Path) -> Record:
@@ -228,7 +228,7 @@ class Run:
         try:
             outcome.killed = executor.perform({"cell": job.to_json()}, job.name, outcome.listener(self.progress))
         except KeyboardInterrupt:
-            rescued_section(self.folder, job)  # frames that were played stay readable, though the cell has no record
+            recovered_sections(self.folder, job)  # leaves readable files, although the cell has no record
             if outcome.ended:
                 self._keep(self._with_speedup(self._in_round(outcome.record(), number)))
             raise

@@ -33,7 +33,7 @@ RULES: dict[str, set[str]] = {
     "variants": _EXECUTION,
     "roofline": {*_EXECUTION, "variants"},
     "metrics": {*_EXECUTION, "variants"},
-    "run": {*_MEASUREMENT, "realtime"},  # realtime: until a kind of cell brings its own recovery
+    "run": _MEASUREMENT,
     "cli": {*_MEASUREMENT, "run", "report"},
     "checkpoints": _SHARED,
     "generic_forward": _TARGET,

@@ -5,7 +5,7 @@ import time
 from profiling.realtime.pipeline import Pipeline, Ticket
 from profiling.realtime.play import Player, series_names
 from profiling.realtime.summary import summarize_frames
-from profiling.results.frames import NAMES, Journal, rescue
+from profiling.results.frames import NAMES, Journal, recover_series
 
 FACTS = {"schedule": "sequential"}
 CELL = "realtime.planted"
@@ -86,7 +86,7 @@ def played(folder, pipeline, clock, frames, *, look=lambda frame, frame_ms: {}, 
         Player(pipeline, clock, look, depth=depth, period=period).play(range(frames), journal.append)
     finally:
         journal.close()
-    series = rescue(folder, CELL)
+    series = recover_series(folder, CELL)
     assert series is not None
     assert set(series) == {*NAMES, "host_made_ms", "device_made_ms"}
     return series

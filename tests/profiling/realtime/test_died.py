@@ -9,8 +9,8 @@ from as_user import ROOT, environment
 from planted_loop import CELL, FakeClock, FakeLoop, played
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.realtime.recovery import rescued_section
-from profiling.results.frames import read_series, rescue, series_file
+from profiling.realtime.recovery import recover_frames
+from profiling.results.frames import read_series, recover_series, series_file
 from profiling.run.job import Job
 
 DIES = """
@@ -36,12 +36,12 @@ def test_frames_of_a_dead_process(tmp_path, how, code):
     done = subprocess.run(start, env=environment(PYTHONPATH=f"{ROOT}:{here}"), capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert not (tmp_path / series_file(CELL)).exists()
-    series = rescue(tmp_path, CELL)
+    series = recover_series(tmp_path, CELL)
     assert series is not None
     np.testing.assert_allclose(series["frame_ms"], 6.0 + 0.01 * np.arange(100), atol=1e-6)
     for name, values in read_series(tmp_path / series_file(CELL)).items():
         np.testing.assert_array_equal(values, series[name])
-    assert rescue(tmp_path, CELL) is None, "nothing is left to be rescued twice"
+    assert recover_series(tmp_path, CELL) is None, "nothing is left to be rescued twice"
 
 
 def job(folder):
@@ -64,12 +64,11 @@ def job(folder):
 
 
 def test_what_its_record_says(tmp_path):
-    assert rescued_section(tmp_path, job(tmp_path)) is None, "it never began"
+    assert recover_frames(tmp_path, job(tmp_path)) == {}, "it never began"
     clock = FakeClock()
     with pytest.raises(IndexError):
         played(tmp_path, FakeLoop(clock, ([5.0] * 99).__getitem__), clock, 600)
-    section = rescued_section(tmp_path, job(tmp_path))
-    assert section is not None
+    section = recover_frames(tmp_path, job(tmp_path))["realtime"]
     assert (section["frames"], section["target_fps"], section["warmup_frames"]) == (99, 50.0, 7)
     assert (section["schedule"], section["deliver"], section["steps"]) == ("overlap", "host", 2)
     assert "guidance" not in section

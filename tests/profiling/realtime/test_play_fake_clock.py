@@ -5,7 +5,7 @@ import pytest
 from planted_loop import CELL, FakeClock, FakeLoop, judged, played
 
 from profiling.realtime.play import Player
-from profiling.results.frames import read_series, rescue, series_file
+from profiling.results.frames import read_series, recover_series, series_file
 
 LOOK_MS = 0.5
 
@@ -130,7 +130,7 @@ def test_a_crash_at_frame_100(tmp_path, clock, depth):
     with pytest.raises(RuntimeError, match="planted"):
         played(tmp_path, pipeline, clock, 600, look=slow_look(clock), depth=depth)
     kept = 101 - depth  # with two in the making the last one was not delivered
-    rescued = rescue(tmp_path, CELL)
+    rescued = recover_series(tmp_path, CELL)
     series = read_series(tmp_path / series_file(CELL))
     assert rescued is not None
     assert {len(values) for values in series.values()} == {kept}
@@ -153,7 +153,7 @@ def test_an_interruption_between_two_frames_keeps_the_last_one(tmp_path, clock):
     clock = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         played(tmp_path, FakeLoop(clock, lambda frame: 4.0), clock, 10, period=0.010)
-    series = rescue(tmp_path, CELL)
+    series = recover_series(tmp_path, CELL)
     assert series is not None
     assert series["delivered_ms"] == near(4, 14, 24, 34, 44)
 
