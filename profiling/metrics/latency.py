@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import torch
+from msgspec import to_builtins
 
 from profiling.components.component import Component
 from profiling.errors import InputError
@@ -124,7 +125,7 @@ def clocks_of(samples: Any, stopped_by: str, seed: int) -> dict[str, Any]:
     for name in ("wall", "device", "host"):
         values = [getattr(sample, name) for sample in samples]
         if None not in values:
-            sections[f"{name}_ms"] = {**summarize(values, seed=seed).to_json(), "stopped_by": stopped_by}
+            sections[f"{name}_ms"] = {**to_builtins(summarize(values, seed=seed)), "stopped_by": stopped_by}
     return sections
 
 

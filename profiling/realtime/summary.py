@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from profiling.realtime.deadlines import deadlines, delivered_fps, rate_key, sustained_fps, underruns
 from profiling.realtime.slow_frames import find_period, slow_frames, slow_section
@@ -178,7 +179,7 @@ def summarize_frames(
 def _times(series: Series, sound_seconds: float | None) -> dict[str, Any]:
     section: dict[str, Any] = {}
     for name in ("frame_ms", "latency_ms"):
-        summary = summarize(series[name]).to_json()
+        summary = to_builtins(summarize(series[name]))
         section[name] = {key: value for key, value in summary.items() if key != "samples"}
     gaps = series["gap_ms"][np.isfinite(series["gap_ms"])]
     if gaps.size:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from profiling.results.records import BASELINE, Record, Section
@@ -90,7 +91,7 @@ def _merged(before: Section, new: Section, seed: int) -> dict[str, Any]:
     for clock in CLOCKS:
         if clock in before and clock in new:
             samples = (*before[clock]["samples"], *new[clock]["samples"])
-            merged[clock] = {**new[clock], **summarize(samples, seed=seed).to_json()}
+            merged[clock] = {**new[clock], **to_builtins(summarize(samples, seed=seed))}
     if "fps" in new and "wall_ms" in merged:
         frames = new["fps"]["mean"] * new["wall_ms"]["mean"]  # a call makes, times 1000 milliseconds
         wall = merged["wall_ms"]

@@ -1,43 +1,18 @@
-"""Summaries of raw samples: no sample is ever dropped, and every median carries its uncertainty.
-
-Numpy only, so that reporting can use it on a machine without torch.
-"""
+"""Statistics of samples: summaries, bootstrap intervals of medians and of their ratios. No sample is dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from profiling.results.measured import Summary
 
 Samples = Sequence[float] | NDArray[np.float64]
 
 #: A sample is counted as an outlier beyond this many median absolute deviations from the median.
 OUTLIER_MADS = 5.0
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What one clock said over all samples; times in milliseconds."""
-
-    n: int
-    mean: float
-    std: float | None  # ddof 1; absent for a single sample
-    min: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: float
-    ci95: tuple[float, float] | None  # bootstrap interval of the median; absent for a single sample
-    outliers: int  # counted, never removed
-    samples: tuple[float, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the mapping that stands in a record; what is absent was not measured."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def summarize(samples: Samples, *, seed: int = 0) -> Summary:

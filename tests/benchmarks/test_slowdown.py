@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import to_builtins
 
 from profiling.results.records import Record, append_record
 from profiling.results.stats import summarize
@@ -27,7 +28,7 @@ def kept(folder, name, centre, *, seed, device=None, n=100, **changes):
     """A run with one cell of that name: `n` wall times around `centre`, and a device clock on request."""
     folder.mkdir(exist_ok=True)
     times = centre * (1 + 0.002 * np.random.default_rng(seed).standard_normal(n))
-    metrics = {"wall_ms": summarize(times).to_json()}
+    metrics = {"wall_ms": to_builtins(summarize(times))}
     metrics |= {} if device is None else {"device_ms": {"p50": device}, "host_ms": {"p50": 0.5 * device}}
     record = Record("generic_forward", name, "baseline", "ok", scale="full", frames_per_call=1, metrics=metrics)
     append_record(folder, replace(record, **changes))

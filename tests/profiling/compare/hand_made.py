@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import to_builtins
 
 from profiling.results.records import Record, append_record
 from profiling.results.stats import summarize
@@ -27,7 +28,7 @@ def noisy(centre: float, *, spread: float = 0.01, n: int = 100, seed: int = 0) -
 
 def cell(variant: str = "baseline", samples: list[float] | None = None, **changes) -> Record:
     """An ok cell of component `net` that was timed with `samples`."""
-    wall = summarize(samples).to_json() if samples else None
+    wall = to_builtins(summarize(samples)) if samples else None
     record = Record(
         target="generic_forward",
         component="net",

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hand_made import cell, dated, noisy, write_run
+from msgspec import to_builtins
 
 from profiling.compare import main
 from profiling.comparison.judgement import judge
@@ -37,7 +38,7 @@ ALIKE = [{"schedule": "overlap"}, {"garbage": "on"}, {"frames": 60}, {"steps": N
 
 def loop(changes=None, **facts):
     """A loop that plays frames of 10 ms, or what `facts` say; a change to None takes a fact away."""
-    times = summarize(noisy(10)).to_json()
+    times = to_builtins(summarize(noisy(10)))
     section = {"frame_ms": {key: times[key] for key in ("n", "p50", "mean", "ci95")}, **LOOP, **(changes or {})}
     known = {key: value for key, value in section.items() if value is not None}
     return cell("v", target="realtime", component="realtime", parameters=1188129600, realtime=known, **facts)

@@ -4,8 +4,16 @@ import statistics
 
 import numpy as np
 import pytest
+from msgspec import to_builtins
 
-from profiling.results.stats import count_outliers, median_interval, ratio_interval, relative_half_width, summarize
+from profiling.results.stats import (
+    count_outliers,
+    median_interval,
+    ratio_interval,
+    relative_half_width,
+    rounds_interval,
+    summarize,
+)
 
 
 def test_a_summary_against_the_standard_library():
@@ -22,7 +30,7 @@ def test_a_summary_against_the_standard_library():
 
 
 def test_one_sample_has_no_spread():
-    content = summarize([2.0]).to_json()
+    content = to_builtins(summarize([2.0]))
     assert "std" not in content
     assert "ci95" not in content
     assert content["p50"] == 2.0
@@ -95,3 +103,44 @@ def test_neighbours_that_go_together_widen_the_half_width_as_they_widen_the_inte
         width = relative_half_width(series)
         assert width == pytest.approx((high - low) / 2 / float(np.median(series)), rel=0.3)
         assert width > 1.3 * relative_half_width(rng.permutation(series))
+
+
+def drifting(rng, rounds, *, drift, factor=1.0):
+    """Rounds of 60 samples around 10 whose centres lie `drift` (relative standard deviation) apart."""
+    return [
+        10 * factor * (1 + drift * rng.standard_normal()) * (1 + 0.002 * rng.standard_normal(60)) for _ in range(rounds)
+    ]
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 5])
+def test_the_interval_of_rounds_holds_the_true_ratio_about_as_often_as_it_says(rounds):
+    hits = narrow = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        a, b = drifting(rng, rounds, drift=0.01), drifting(rng, rounds, drift=0.01, factor=1.05)
+        _, low, high = ratio_interval(b, a, resamples=1000, seed=seed)
+        hits += low <= 1.05 <= high
+        _, low, high = ratio_interval([np.concatenate(b)], [np.concatenate(a)], resamples=1000, seed=seed)
+        narrow += low <= 1.05 <= high
+    assert hits >= 88
+    assert narrow < 80, "samples alone do not know of the drift between rounds"
+
+
+def test_equal_rounds_make_no_wider_an_interval_than_their_samples_give():
+    samples = 10 + np.random.default_rng(0).standard_normal(300)
+    together, apart = rounds_interval([samples]), rounds_interval(np.split(samples, 5))
+    assert apart[1] - apart[0] < 1.8 * (together[1] - together[0])
+
+
+def test_the_two_sides_are_drawn_apart():
+    """Draws sorted by which rounds they took would pair slow with slow, and the drift would cancel out."""
+    rounds = [np.full(10, 10.0), np.full(10, 11.0)]
+    _, low, high = ratio_interval(rounds, rounds)
+    assert low < 0.92 < 1.09 < high
+
+
+def test_a_side_without_samples_is_refused():
+    with pytest.raises(ValueError, match="no samples"):
+        ratio_interval([[1.0]], [])
+    with pytest.raises(ValueError, match="no samples"):
+        ratio_interval([[1.0], []], [[1.0]])

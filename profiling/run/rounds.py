@@ -1,0 +1,153 @@
+"""Merges the rounds of a cell into one record, and compares it with the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from profiling.results.judgement import samples_by_round
+from profiling.results.record import (
+    BASELINE,
+    FrameRate,
+    LatencyConditions,
+    Metrics,
+    Record,
+    Round,
+    RoundPrepare,
+    RoundSummary,
+    Speedup,
+    Summary,
+)
+from profiling.results.stats import ratio_interval, rounds_interval, summarize
+
+CLOCKS = ("wall_ms", "device_ms", "host_ms")
+
+
+def rounds_done(record: Record) -> int:
+    """Return how many rounds are in `record`; a cell that is not repeated has one."""
+    return len(record.rounds) if record.rounds else 1
+
+
+def with_round(before: Record | None, new: Record, number: int, total: int, *, seed: int = 0) -> Record:
+    """Return the cell's record after round `number` of `total`; `new` is the record of that round alone.
+
+    Samples and the conditions of the timed window are those of all rounds; every other section is that of the newest
+    round. A round that is not ok replaces the cell's record.
+    """
+    if new.status != "ok":
+        return new.with_status(new.status, f"round {number} of {total}: {new.reason}")
+    if before is None:
+        return replace(new, rounds=(_round(new),))
+    merged = replace(
+        new,
+        metrics=_merged_metrics(before.metrics, new.metrics, number, seed),
+        rounds=(*(before.rounds or ()), _round(new)),
+        notes=tuple(dict.fromkeys((*before.notes, *new.notes))),
+    )
+    intervals = {
+        clock: replace(summary, ci95=rounds_interval(samples_by_round(merged, clock), seed=seed))
+        for clock in CLOCKS
+        if (summary := getattr(merged.metrics, clock)) is not None
+    }
+    return replace(merged, metrics=replace(merged.metrics, **intervals))
+
+
+def with_speedup(record: Record, baseline: Record | None, *, seed: int) -> Record:
+    """Add the ratio of median wall times, baseline over `record`, where both are ok and timed."""
+    if record.variant == BASELINE or baseline is None or baseline.status != "ok" or record.status != "ok":
+        return record
+    samples, baseline_samples = samples_by_round(record), samples_by_round(baseline)
+    if not samples or not baseline_samples:
+        return record
+    ratio, low, high = ratio_interval(baseline_samples, samples, seed=seed)
+    calls = break_even_calls(record, baseline)
+    return replace(record, speedup=Speedup(vs=BASELINE, wall=ratio, ci95=(low, high), break_even_calls=calls))
+
+
+def break_even_calls(record: Record, baseline: Record) -> int | None:
+    """Return the number of calls after which the variant's longer preparation has paid off; None if it never does.
+
+    The time of a call is that of calls in a row where it was measured, else the median wall time.
+    """
+    if record.prepare is None or baseline.prepare is None:
+        return None
+    call_s, baseline_call_s = _call_seconds(record), _call_seconds(baseline)
+    if call_s is None or baseline_call_s is None or call_s >= baseline_call_s:
+        return None
+    return max(0, math.ceil((record.prepare.seconds - baseline.prepare.seconds) / (baseline_call_s - call_s)))
+
+
+def _call_seconds(record: Record) -> float | None:
+    if record.metrics.calls is not None:
+        return record.metrics.calls.seconds_per_call
+    return None if record.wall_p50 is None else record.wall_p50 / 1e3
+
+
+def _round(record: Record) -> Round:
+    """Return the summary of a round; its samples are in the merged record, or in a file of the round's frames."""
+    metrics, loop = record.metrics, record.realtime
+    return Round(
+        wall_ms=_short(metrics.wall_ms),
+        device_ms=_short(metrics.device_ms),
+        host_ms=_short(metrics.host_ms),
+        frame_ms=None if loop is None else _short(loop.frame_ms),
+        latency_ms=None if loop is None else _short(loop.latency_ms),
+        prepare=None if record.prepare is None else RoundPrepare(seconds=record.prepare.seconds),
+    )
+
+
+def _short(summary: Summary | None) -> RoundSummary | None:
+    if summary is None:
+        return None
+    return RoundSummary(n=summary.n, mean=summary.mean, p50=summary.p50, stopped_by=summary.stopped_by)
+
+
+def _merged_metrics(before: Metrics, new: Metrics, number: int, seed: int) -> Metrics:
+    merged = {clock: _merged_summary(getattr(before, clock), getattr(new, clock), seed) for clock in CLOCKS}
+    fps, wall = new.fps, merged["wall_ms"]
+    if fps is not None and new.wall_ms is not None and wall is not None:
+        frames = fps.mean * new.wall_ms.mean  # frames of a call, times 1000 ms
+        fps = FrameRate(mean=frames / wall.mean, min=frames / wall.max, max=frames / wall.min)
+    return replace(new, **merged, fps=fps, latency=_merged_conditions(before.latency, new.latency, number))
+
+
+def _merged_summary(before: Summary | None, new: Summary | None, seed: int) -> Summary | None:
+    if before is None or new is None:
+        return new
+    return replace(summarize((*before.samples, *new.samples), seed=seed), stopped_by=new.stopped_by)
+
+
+def _merged_conditions(
+    before: LatencyConditions | None, new: LatencyConditions | None, number: int
+) -> LatencyConditions | None:
+    """Return the conditions of all rounds: counts and waits are added, the range of clocks is joined."""
+    if before is None or new is None:
+        return new
+    return replace(
+        new,
+        settled=before.settled and new.settled,
+        descheduled=_sum(before.descheduled, new.descheduled),
+        run_queue_wait_ms=_sum(before.run_queue_wait_ms, new.run_queue_wait_ms),
+        throttled_share=_mean_shares(before.throttled_share, new.throttled_share, number),
+        sm_clock_min_mhz=min(_known(before.sm_clock_min_mhz, new.sm_clock_min_mhz), default=None),
+        sm_clock_max_mhz=max(_known(before.sm_clock_max_mhz, new.sm_clock_max_mhz), default=None),
+    )
+
+
+def _sum(before: float | None, new: float | None) -> float | None:
+    """Return the sum over all rounds; None where a round did not measure it, for part of a sum is no sum."""
+    return None if before is None or new is None else before + new
+
+
+def _known(*values: int | None) -> list[int]:
+    return [value for value in values if value is not None]
+
+
+def _mean_shares(before: Mapping[str, float], new: Mapping[str, float], number: int) -> dict[str, float]:
+    """Return the mean share by reason over rounds 1 to `number`; `before` is the mean of the rounds before the last."""
+    return {
+        reason: before.get(reason, 0.0) + (new.get(reason, 0.0) - before.get(reason, 0.0)) / number
+        for reason in dict.fromkeys((*before, *new))
+    }

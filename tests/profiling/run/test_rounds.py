@@ -1,0 +1,101 @@
+"""Rounds: one record of several; the speedup over the baseline and the calls after which a preparation has paid off."""
+
+import pytest
+from msgspec.structs import replace
+
+from profiling.results.jsonl import decode_record, encode_record
+from profiling.results.judgement import samples_by_round
+from profiling.results.record import (
+    Calls,
+    FrameRate,
+    LatencyConditions,
+    Metrics,
+    Prepare,
+    Realtime,
+    Record,
+    RoundSummary,
+)
+from profiling.results.stats import summarize
+from profiling.run.rounds import break_even_calls, rounds_done, with_round, with_speedup
+
+
+def record(variant="v", **fields) -> Record:
+    return Record(**{"target": "t", "component": "c", "variant": variant, "status": "ok", **fields})
+
+
+def measured(samples, variant="v", **conditions) -> Record:
+    wall = replace(summarize(samples), stopped_by="interval")
+    base = LatencyConditions(cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True)
+    fps = FrameRate(mean=3000 / wall.mean, min=0.0, max=0.0)
+    metrics = Metrics(wall_ms=wall, latency=replace(base, **conditions), fps=fps)
+    return record(variant, metrics=metrics, frames_per_call=3, prepare=Prepare(seconds=samples[0]))
+
+
+def test_the_record_of_two_rounds_holds_the_samples_of_both():
+    limits = ({"power": 0.2}, {"power": 0.6, "heat": 0.1})
+    first = with_round(None, measured([1.0, 3.0], descheduled=2, sm_clock_min_mhz=5, throttled_share=limits[0]), 1, 2)
+    assert (rounds_done(first), len(first.rounds)) == (1, 1)
+    second = measured([5.0, 7.0, 9.0], settled=False, descheduled=3, sm_clock_min_mhz=4, throttled_share=limits[1])
+    both = decode_record(encode_record(with_round(first, second, 2, 2)))
+    assert rounds_done(both) == 2
+    wall, conditions = both.metrics.wall_ms, both.metrics.latency
+    assert (wall.n, wall.p50, wall.mean, wall.samples) == (5, 5.0, 5.0, (1.0, 3.0, 5.0, 7.0, 9.0))
+    assert wall.stopped_by == "interval"
+    assert [part.wall_ms.p50 for part in both.rounds] == [2.0, 7.0]
+    assert [part.prepare.seconds for part in both.rounds] == [1.0, 5.0]
+    assert samples_by_round(both) == ((1.0, 3.0), (5.0, 7.0, 9.0))
+    fps = both.metrics.fps
+    assert (fps.mean, fps.min, fps.max) == pytest.approx((600.0, 3000 / 9, 3000.0))
+    assert (conditions.settled, conditions.descheduled, conditions.sm_clock_min_mhz) == (False, 5, 4)
+    assert conditions.throttled_share == pytest.approx({"power": 0.4, "heat": 0.05})
+    assert (conditions.sm_clock_max_mhz, conditions.run_queue_wait_ms) == (None, None), "never measured"
+    assert wall.ci95[0] < 3 < 7 < wall.ci95[1], "either round may be the one that is drawn"
+
+
+def test_a_round_that_is_not_ok_replaces_the_record_of_the_cell():
+    first = with_round(None, measured([1.0, 3.0]), 1, 2)
+    failed = measured([2.0]).with_status("failed", "planted")
+    cell = with_round(first, failed, 2, 2)
+    assert (cell.status, cell.reason, cell.rounds) == ("failed", "round 2 of 2: planted", None)
+    assert cell.metrics == failed.metrics
+
+
+def test_a_round_of_a_loop_keeps_the_summary_of_its_frames():
+    loop = Realtime(frames=3, target_fps=60.0, pace="free", frame_ms=summarize([9.0, 10.0, 11.0]))
+    (kept,) = with_round(None, record(realtime=loop), 1, 2).rounds
+    assert kept.frame_ms == RoundSummary(n=3, mean=10.0, p50=10.0)
+    assert (kept.wall_ms, kept.prepare) == (None, None)
+
+
+def test_a_record_without_rounds_is_one():
+    alone = measured([1.0, 2.0])
+    assert rounds_done(alone) == 1
+    assert samples_by_round(alone) == ((1.0, 2.0),)
+
+
+def test_a_speedup_is_the_ratio_of_medians_of_two_cells_that_are_ok_and_timed():
+    baseline, faster = measured([4.0] * 20, "baseline"), measured([2.0] * 20)
+    speedup = with_speedup(faster, baseline, seed=0).speedup
+    assert (speedup.vs, speedup.wall, speedup.ci95) == ("baseline", 2.0, (2.0, 2.0))
+    assert speedup.break_even_calls == 0, "it was prepared in less time"
+    failed = baseline.with_status("failed", "planted")
+    for one, other in ((faster, None), (faster, failed), (baseline, baseline), (record(), baseline)):
+        assert with_speedup(one, other, seed=0).speedup is None
+
+
+def prepared(variant, seconds, call_s):
+    metrics = Metrics(calls=Calls(points=(), seconds_per_call=call_s))
+    return record(variant, metrics=metrics, prepare=Prepare(seconds=seconds))
+
+
+def test_the_break_even_is_where_the_totals_cross():
+    baseline, compiled = prepared("baseline", 0.5, 0.010), prepared("compile", 20.5, 0.004)
+    calls = break_even_calls(compiled, baseline)
+
+    def total(cell, number):
+        return cell.prepare.seconds + number * cell.metrics.calls.seconds_per_call
+
+    assert total(compiled, calls) <= total(baseline, calls)
+    assert total(compiled, calls - 1) > total(baseline, calls - 1)
+    assert break_even_calls(prepared("slow", 20.5, 0.010), baseline) is None
+    assert break_even_calls(record(), baseline) is None
