@@ -9,13 +9,10 @@ inputs do not: Python that asks for one is refused at its line, so that no value
 from __future__ import annotations
 
 import dataclasses
-import linecache
 import operator
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -25,23 +22,11 @@ from torch.fx.node import base_types
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from profiling.components.user_code import running_line
 from profiling.errors import InputError
 from profiling.fx_passes.canonical import SPELLED, spelled
 from profiling.fx_passes.graph_facts import Watch, facts, family, leaves, mutates, propagate
 from profiling.fx_passes.passes import pruned
-
-#: Code that is never the user's: torch, and the tracer itself.
-OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-
-
-def source_line() -> str:
-    """Return `file:line: text` of the innermost frame outside of torch and the tracer."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
-        frame = frame.f_back
-    name, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{name}:{line}: {linecache.getline(name, line).strip()}"
-
 
 #: Fill a tensor with random numbers; without the underscore these are functions that mean something else.
 _RANDOM = ("bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_")
@@ -220,8 +205,8 @@ class _Recorder(TorchFunctionMode):
 
     def _refuse(self, why: str) -> NoReturn:
         raise InputError(
-            f"{self._name} cannot be traced: {source_line()} {why}. Write it without, or use variant=[cuda_graph], "
-            "which captures without tracing."
+            f"{self._name} cannot be traced: {running_line() or 'its forward'} {why}. Write it without, or use "
+            "variant=[cuda_graph], which captures without tracing."
         )
 
 

@@ -6,73 +6,17 @@ does not wait is recorded with the address it read from, and replays read whatev
 
 from __future__ import annotations
 
-import linecache
-import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.components.trees import named_tensors, written_tensors
-
-_NOT_THE_USERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
-_STANDARD_LIBRARY = str(Path(os.__file__).parent)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A line of a file, and the code on it that was running (the whole line where the part is not known)."""
-
-    file: str
-    line: int
-    code: str
-
-    def __str__(self) -> str:
-        """Return `net.py:12 (code)`."""
-        return f"{_short(self.file)}:{self.line} ({self.code})"
-
-
-def current_place() -> Place | None:
-    """Return the line of user code that is running now."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if _is_the_users(frame.f_code.co_filename):
-            file, line = frame.f_code.co_filename, frame.f_lineno
-            return Place(file, line, linecache.getline(file, line).strip())
-        frame = frame.f_back
-    return None
-
-
-def place_of(trace: TracebackType | None) -> Place | None:
-    """Return the innermost line of user code in a traceback, with the expression that raised."""
-    for entry in reversed(traceback.extract_tb(trace)):
-        if not _is_the_users(entry.filename) or entry.lineno is None:
-            continue
-        code = linecache.getline(entry.filename, entry.lineno)
-        if entry.lineno == entry.end_lineno and entry.colno is not None:
-            code = code[entry.colno : entry.end_colno]
-        return Place(entry.filename, entry.lineno, code.strip())
-    return None
-
-
-def _is_the_users(file: str) -> bool:
-    return not (file.startswith((*_NOT_THE_USERS, "<")) or str(Path(file).parent) == _STANDARD_LIBRARY)
-
-
-def _short(file: str) -> str:
-    path = Path(file)
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return "/".join(path.parts[-2:])
-
+from profiling.components.user_code import SourceLine, running_line
 
 Kind = Literal["sync", "pageable copy", "data-dependent shape", "other stream"]
 
@@ -85,7 +29,7 @@ class Finding:
 
     operator: str  # aten::nonzero
     kind: Kind
-    place: Place | None  # None where it runs in a thread without Python, as backward does
+    place: SourceLine | None  # None where it runs in a thread without Python, as backward does
     silent: bool = False  # a capture would record it without an error, and replay it wrong
 
 
@@ -106,7 +50,7 @@ class Audit(TorchDispatchMode):
         kind = self._kind(func, args, kwargs, result)
         if kind is not None:
             silent = kind == "pageable copy" and _waits_not(func, args, kwargs)
-            self.findings.append(Finding(func.name().partition(".")[0], kind, current_place(), silent))
+            self.findings.append(Finding(func.name().partition(".")[0], kind, running_line(), silent))
         return result
 
     def _kind(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Kind | None:
@@ -138,7 +82,7 @@ class CapturingOnly(TorchDispatchMode):
         """
         result = func(*args, **(kwargs or {}))
         if any(t.is_cuda for _, t in named_tensors(result)) and not torch.cuda.is_current_stream_capturing():
-            raise NotCapturedError(Finding(func.name().partition(".")[0], "other stream", current_place()))
+            raise NotCapturedError(Finding(func.name().partition(".")[0], "other stream", running_line()))
         return result
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from profiling.graphs.audit import Audit, CapturingOnly, Finding, NotCapturedError, Place, audited, place_of
+from profiling.components.user_code import SourceLine, raising_line
+from profiling.graphs.audit import Audit, CapturingOnly, Finding, NotCapturedError, audited
 from profiling.machine.gc_policy import no_garbage_collection
 
 _WHY = {
@@ -56,8 +57,8 @@ def explained(error: BaseException, findings: Sequence[Finding]) -> CaptureError
     The finding on the line that raised explains it; an error at the capture's end has no such line, and then the first
     finding does.
     """
-    place = place_of(error.__traceback__)
-    same = [f for f in findings if place and f.place and (f.place.file, f.place.line) == (place.file, place.line)]
+    place = raising_line(error.__traceback__)
+    same = [f for f in findings if place and f.place and (f.place.file, f.place.number) == (place.file, place.number)]
     left = [finding for finding in findings if place is None or finding.place is None]
     if chosen := [*same, *left]:
         return refused(chosen[0])
@@ -66,7 +67,7 @@ def explained(error: BaseException, findings: Sequence[Finding]) -> CaptureError
     return _made(place.code if place else "an operator", place, said, advice)
 
 
-def _made(operator: str, place: Place | None, why: str, advice: str) -> CaptureError:
+def _made(operator: str, place: SourceLine | None, why: str, advice: str) -> CaptureError:
     where = f"at {place}" if place else "in the backward pass, or without a line of its own,"
     operator = "" if place and place.code == operator else f"{operator} "
     return CaptureError(f"{operator}{where} cannot be captured in a CUDA graph: {why}. To do: {advice}. {_UNCAPTURED}")

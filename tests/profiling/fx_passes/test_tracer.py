@@ -145,7 +145,7 @@ def test_what_cannot_be_traced_is_named_by_its_line(forward):
         trace(module, {"x": normal(2, 3, dtype=torch.float32)})
     message = str(caught.value)
     start = forward.__code__.co_firstlineno
-    found = re.search(r"test_tracer\.py:(\d+): (.*# here)", message)
+    found = re.search(r"test_tracer\.py:(\d+) \((.*# here)", message)
     assert found, message
     assert start < int(found[1]) <= start + 3
     assert "variant=[cuda_graph]" in message
