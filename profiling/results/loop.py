@@ -131,7 +131,7 @@ class Realtime(Section, frozen=True, kw_only=True):
     gc: Annotated[str | None, about("Python's garbage collector in the loop: frozen, on or off")] = None
     steps: Annotated[int | None, about("denoising steps of the world model")] = None
     commit: Annotated[str | None, about("how the world model writes its cache")] = None
-    guidance: Annotated[str | float | None, about("classifier-free guidance of the world model")] = None
+    guidance: Annotated[float | None, about("scale of classifier-free guidance of the world model")] = None
     sound: Annotated[SoundWindow | None, about("window of the sound decoder")] = None
     throttle_reasons: Annotated[tuple[str, ...], about("limits on the clocks that the driver reported")] = ()
     stages: Annotated[tuple[str, ...], about("stages of a frame in their order")] = ()

@@ -157,8 +157,9 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
 
     @property
     def is_correct(self) -> bool:
-        """Whether its times may be compared: it is ok and no parity check failed."""
-        return self.status == "ok" and (self.parity is None or self.parity.passed)
+        """Whether its times may be compared: it is ok, and no parity check failed or is too damaged to be read."""
+        unread = any(field.startswith(("parity:", "parity.passed")) for field in self.unreadable)
+        return self.status == "ok" and not unread and (self.parity is None or self.parity.passed)
 
     @property
     def wall_p50(self) -> float | None:

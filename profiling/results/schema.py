@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from profiling.results.record import SCHEMA, Record
+from profiling.results.schema_1 import BOUNDS, RENAMED
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCHEMA_FILE, TABLES_FILE = "record.schema.json", "record.md"
@@ -44,7 +45,7 @@ def markdown() -> str:
     """Return the page: a table a struct, the record first and each struct after the first that uses it."""
     structs = json_schema()["$defs"]
     order = list(dict.fromkeys(_reached("Record", structs)))
-    return "\n".join([_HEAD, *(_table(name, structs[name]) for name in order)])
+    return "\n".join([_HEAD, *(_table(name, structs[name]) for name in order), _renames()])
 
 
 def files() -> dict[Path, str]:
@@ -89,6 +90,15 @@ def _table(name: str, struct: Mapping[str, Any]) -> str:
     if required:
         lines += ["Fields in bold are always there.", ""]
     return "\n".join([*lines, "| field | type | unit | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def _renames() -> str:
+    rows = [f"| `{path}` | `{name}` |" for path, name in RENAMED.items()]
+    rows += [f"| `{old}` | `{new}` |" for old, new in BOUNDS.items()]
+    head = "A path applies after the renames above it; the words without a path are values of `roofline.bound`."
+    latency = "| `latency-bound` | `underfilled GPU` where kernels of at most 5 us take most of the busy time, else"
+    lines = ["## Renamed since schema 1", "", head, "", "| schema 1 | schema 2 |", "|---|---|", *rows]
+    return "\n".join([*lines, f"{latency} `slow kernels` |", "| other keys under `metrics` | `metrics.extra` |", ""])
 
 
 def _type(content: Mapping[str, Any]) -> str:

@@ -187,6 +187,15 @@ def test_damage_costs_the_smallest_field_that_holds_it(path, value, lost):
     assert decode_record(encode_record(typed)) == msgspec.structs.replace(typed, unreadable=())
 
 
+def test_a_parity_check_that_cannot_be_read_does_not_count_as_passed():
+    for parity, correct in (({"passed": 1}, False), ([], False), ({"passed": True, "rel_l2": "x"}, True)):
+        typed = decode_record(
+            json.dumps({**LINE, "parity": {"reference": "x", **parity} if parity else parity}).encode()
+        )
+        assert typed is not None
+        assert typed.is_correct is correct
+
+
 def test_text_that_no_file_takes_is_replaced():
     typed = decode_record(json.dumps({**LINE, "notes": ["PLANTED"]}).replace("PLANTED", r"\ud800!").encode())
     assert typed is not None
