@@ -71,7 +71,7 @@ def _together(points: Sequence[ComponentSpec], name: str, axis: str) -> Componen
         last,
         name=f"{name}@{axis}={values}",
         point={"component": name, "axis": axis, "value": "all"},
-        also=tuple({"inputs": other.inputs, "tiny": other.tiny} for other in others),
+        extra_inputs=tuple({"inputs": other.inputs, "tiny": other.tiny} for other in others),
     )
 
 

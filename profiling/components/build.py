@@ -96,7 +96,7 @@ class Blueprint:
     run_dtype: torch.dtype
     weights: str
     hint: str | None  # the command that fetches the published weights, where they are random
-    draw_also: tuple[Draw, ...] = ()  # the inputs of other shapes that a step must be ready for
+    draw_extra: tuple[Draw, ...] = ()  # the inputs of other shapes that a step must be ready for
 
     def cast(self, dtype: torch.dtype) -> None:
         """Cast the module in place and give what that frees back to the device."""
@@ -130,7 +130,7 @@ class Blueprint:
             frames_per_call=self.spec.frames_per_call,
             weights=self.weights,
             kind=self.spec.kind,
-            also=tuple(widened(draw)(generator()) for draw in self.draw_also),
+            extra_inputs=tuple(widened(draw)(generator()) for draw in self.draw_extra),
         )
 
 
@@ -153,10 +153,10 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     module = module.to(device, build_dtype).eval()
     weights, hint = give_weights(module, spec, settings)
     run_dtype = getattr(torch, settings.dtype)
-    nodes = (spec.inputs, *(other["inputs"] for other in spec.also))
-    draw, *also = (input_maker(node, spec.key, module, device, run_dtype) for node in nodes)
+    nodes = (spec.inputs, *(other["inputs"] for other in spec.extra_inputs))
+    draw, *extra = (input_maker(node, spec.key, module, device, run_dtype) for node in nodes)
     check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.key)
-    return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(also))
+    return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(extra))
 
 
 def input_maker(

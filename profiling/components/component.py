@@ -34,7 +34,7 @@ class Component:
     frames_per_call: int
     weights: str  # "random", or where they came from
     kind: str | None = None  # "image" | "audio" | None: which error measure people expect besides the L2 one
-    also: tuple[Mapping[str, torch.Tensor], ...] = ()  # inputs of other shapes that a step must be ready for too
+    extra_inputs: tuple[Mapping[str, torch.Tensor], ...] = ()  # further shapes that a step is prepared for as well
     priority: int = 0  # of the streams its kernels are captured on: where components share the GPU the lower go first
 
     @property

@@ -30,8 +30,8 @@ class ComponentSpec:
     `module` names a `_target_` (class or factory) and its arguments; `inputs` names one that makes inputs, or holds a
     spec for each argument of `forward`. `tiny` holds what changes in both at scale tiny. `part` is the half of an
     autoencoder to take from a checkpoint. `sweep` is what a shape sweep goes through where nothing else is asked for:
-    an `axis` of the inputs and its `values`; `point` is where on it this one stands, and `also` holds the `inputs` and
-    `tiny` of further points that a step must be ready for.
+    an `axis` of the inputs and its `values`; `point` is where on it this one stands, and `extra_inputs` holds
+    the `inputs` and `tiny` of further points that a step is prepared for as well.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ComponentSpec:
     kind: Literal["image", "audio"] | None = None
     sweep: Mapping[str, Any] | None = None
     point: Mapping[str, Any] | None = None
-    also: tuple[Mapping[str, Any], ...] = ()
+    extra_inputs: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         """Check what every later step relies on."""
@@ -73,13 +73,13 @@ class ComponentSpec:
         """Return the spec with the changes of `scale` folded in."""
         if scale != "tiny" or not self.tiny:
             return self
-        also = tuple(
-            {"inputs": _merged(other["inputs"], other.get("tiny", {}).get("inputs", {}))} for other in self.also
+        extra_inputs = tuple(
+            {"inputs": _merged(other["inputs"], other.get("tiny", {}).get("inputs", {}))} for other in self.extra_inputs
         )
         return ComponentSpec(
             **{
                 **asdict(self),
-                "also": also,
+                "extra_inputs": extra_inputs,
                 "module": {**self.module, **self.tiny.get("module", {})},
                 "inputs": _merged(self.inputs, self.tiny.get("inputs", {})),
                 "frames_per_call": self.tiny.get("frames_per_call", self.frames_per_call),

@@ -107,12 +107,12 @@ class ForwardCell(Cell):
 
     def _others_right(self, component: Component, step: Step) -> None:
         """Hold the steps of other shapes, prepared beside this one, against eager: one may have spoilt another."""
-        if len(step.others) < len(component.also):
+        if len(step.extra_steps) < len(component.extra_inputs):
             self.noted.append("the variant gives no steps for the other shapes, so those were not checked")
             self.add(notes=tuple(self.noted))
             return
         limit = max(OTHERS_FLOOR, OTHERS_FACTOR * _apart(step.run, component.call))
-        pairs = zip(step.others, component.also, strict=True)
+        pairs = zip(step.extra_steps, component.extra_inputs, strict=True)
         apart = [_apart(run, partial(component.module, **given)) for run, given in pairs]
         if apart and all(map(math.isfinite, apart)):
             self.metric_sections["other_shapes"] = {"rel_l2_to_eager": max(apart), "limit": limit}

@@ -84,7 +84,7 @@ class Look:
 
     def section(self, trace: Path) -> dict[str, Any] | None:
         """Return the section `inside`, the file `trace` being the step's main trace; None where it says nothing."""
-        plain = self.step.uncaptured
+        plain = self.step.eager_step
         if self.component.device.type != "cuda":
             if plain is not None and plain.module is None:
                 return {"modules_from": "not attributable: the compiler fused operators of several submodules"}
@@ -98,7 +98,7 @@ class Look:
         lined = self._trace("lines of code could not be told", self.step.run, line_spans)
         if lined is None:
             traces = replace(traces, lines_from="nothing: the pass that would tell failed")
-        traces, plain = replace(traces, lined=lined), self.step.uncaptured
+        traces, plain = replace(traces, lined=lined), self.step.eager_step
         if plain is None:
             return traces
         if plain.module is not None:

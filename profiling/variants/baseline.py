@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from profiling.components.component import Component
-from profiling.variants.variant import Step, Uncaptured, Variant
+from profiling.variants.variant import EagerStep, Step, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +16,8 @@ class Baseline(Variant):
 
     def __call__(self, component: Component, folder: Path) -> Step:
         """Return a step that calls the module on the component's inputs."""
-        others = tuple(partial(component.module, **given) for given in component.also)
-        for call in (*others, component.call):
+        extra_steps = tuple(partial(component.module, **given) for given in component.extra_inputs)
+        for call in (*extra_steps, component.call):
             call()
         run = component.call
-        return Step(run=run, others=others, uncaptured=Uncaptured(run, component.module))
+        return Step(run=run, extra_steps=extra_steps, eager_step=EagerStep(run, component.module))

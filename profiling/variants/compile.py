@@ -22,7 +22,7 @@ from profiling.components.component import Component
 from profiling.errors import InputError, did_you_mean
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.generated_code import kept_kernels
-from profiling.variants.variant import Step, Uncaptured, Variant
+from profiling.variants.variant import EagerStep, Step, Variant
 
 
 @cache
@@ -103,7 +103,7 @@ class Compile(Variant):
             module, inputs = self.compiled(component.module), component.inputs
             steps = [
                 partial(_marked, module, given) if self.has_cuda_graphs() else partial(module, **given)
-                for given in (*component.also, inputs)
+                for given in (*component.extra_inputs, inputs)
             ]
             for run in steps:
                 for _ in range(3 if self.has_cuda_graphs() else 1):  # graph trees warm up, then record, then replay
@@ -111,8 +111,8 @@ class Compile(Variant):
             self.check(snapshot().since(before))
             # The flags stay until the step is closed: a recompile must meet the same ones.
             run = steps[-1]
-            plain = None if self.has_cuda_graphs() else Uncaptured(run)
-            return Step(run=run, close=flags.pop_all().close, others=tuple(steps[:-1]), uncaptured=plain)
+            eager = None if self.has_cuda_graphs() else EagerStep(run)
+            return Step(run=run, close=flags.pop_all().close, extra_steps=tuple(steps[:-1]), eager_step=eager)
 
     def check(self, happened: CompileCounters) -> None:
         """Refuse to pass something else off as compiled.

@@ -20,7 +20,7 @@ from profiling.graphs.capture import casts_inside
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.device_work import host_launches
 from profiling.variants.compile import Compile
-from profiling.variants.variant import Step, Uncaptured, Variant
+from profiling.variants.variant import EagerStep, Step, Variant
 
 Call = Callable[[], object]
 
@@ -44,14 +44,14 @@ def _wall_ms(call: Call) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def uncaptured(call: Callable[..., Any], inputs: Mapping[str, torch.Tensor], module: nn.Module | None) -> Uncaptured:
+def eager_step(call: Callable[..., Any], inputs: Mapping[str, torch.Tensor], module: nn.Module | None) -> EagerStep:
     """Return `call(**inputs)` under the conditions of its capture: else a compiled one would compile once more."""
 
     def plain() -> Any:
         with casts_inside():
             return call(**inputs)
 
-    return Uncaptured(plain, module)
+    return EagerStep(plain, module)
 
 
 def graph_facts(
@@ -114,22 +114,22 @@ class CudaGraph(Variant):
         graphed = CudaGraphed(
             component.module,
             call=call,
-            max_graphs=max(self.max_graphs, len(component.also) + 1),
+            max_graphs=max(self.max_graphs, len(component.extra_inputs) + 1),
             warmup=self.warmup,
             alias_outputs=self.alias_outputs,
             state=component.state,
             priority=component.priority,
         )
         inputs = component.inputs
-        for given in (inputs, *reversed(component.also)):  # the largest first: the pool is then large enough for all
+        for given in (inputs, *reversed(component.extra_inputs)):  # largest first: the pool then fits all
             graphed(**given)
         graphed(**inputs)
         return Step(
             run=partial(graphed, **inputs),
             close=graphed.clear,
             explain=lambda: {"graphs": graph_facts([graphed], call, inputs)},
-            others=tuple(partial(graphed, **given) for given in component.also),
-            uncaptured=uncaptured(call, inputs, component.module if call is component.module else None),
+            extra_steps=tuple(partial(graphed, **given) for given in component.extra_inputs),
+            eager_step=eager_step(call, inputs, component.module if call is component.module else None),
         )
 
 

@@ -19,7 +19,7 @@ from profiling.fx_passes.graph_facts import propagate
 from profiling.fx_passes.passes import Pass, Stage, replay_ms, stages
 from profiling.fx_passes.tracer import trace
 from profiling.graphs import CaptureError, CudaGraphed
-from profiling.variants.cuda_graph import graph_facts, uncaptured
+from profiling.variants.cuda_graph import eager_step, graph_facts
 from profiling.variants.variant import Step, Variant
 
 
@@ -72,8 +72,10 @@ class FxCudaGraph(Variant):
                 "graphs": graph_facts([*others, graphed], component.module, inputs),
                 "passes": self.explained(component),
             },
-            others=tuple(partial(other, **given) for other, given in zip(others, component.also, strict=True)),
-            uncaptured=uncaptured(module, inputs, None),  # of the submodules, the trace keeps nothing
+            extra_steps=tuple(
+                partial(other, **given) for other, given in zip(others, component.extra_inputs, strict=True)
+            ),
+            eager_step=eager_step(module, inputs, None),  # of the submodules, the trace keeps nothing
         )
 
     def _captured(self, component: Component, module: fx.GraphModule) -> CudaGraphed:
@@ -125,7 +127,7 @@ class FxCudaGraph(Variant):
 
 def _each_also(component: Component) -> list[Component]:
     """Return the component with each of its further inputs; a trace is for one shape, so each gets a module."""
-    return [replace(component, inputs=inputs) for inputs in component.also]
+    return [replace(component, inputs=inputs) for inputs in component.extra_inputs]
 
 
 def _clear(*graphs: CudaGraphed) -> None:

@@ -24,7 +24,7 @@ def _no_sections() -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Uncaptured:
+class EagerStep:
     """What a step runs, with every kernel launched by the host: the step itself, or what it captured.
 
     `module` is the one whose submodules run one after the other in it, None where a compiler fused them. A trace of
@@ -48,8 +48,8 @@ class Step:
     run: Callable[[], Any]
     close: Callable[[], None] = _nothing
     explain: Callable[[], Mapping[str, Any]] = _no_sections
-    others: tuple[Callable[[], Any], ...] = ()
-    uncaptured: Uncaptured | None = None
+    extra_steps: tuple[Callable[[], Any], ...] = ()
+    eager_step: EagerStep | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ def test_the_default_sweep_is_the_one_that_clip_users_tabulate():
     text = [("clip_text", n, n) for n in (1, 2, 4, 8, 16)]
     vision = [("clip_vision", n, n) for n in (1, 2, 4, 8)]
     assert points == [*text, ("clip_text", "all", 16), *vision, ("clip_vision", "all", 8)]
-    assert [len(p.also) for p in sweep()] == [0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 3]
+    assert [len(p.extra_inputs) for p in sweep()] == [0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 3]
 
 
 AXES = {

@@ -18,8 +18,8 @@ class Faulty(Variant):
         if self.fault == "raise":
             raise RuntimeError("planted failure")
         if self.fault == "others":  # right for the inputs that are timed, wrong for those held beside them
-            others = tuple(partial(self._doubled, component, given) for given in component.also)
-            return Step(run=component.call, others=others)
+            extra_steps = tuple(partial(self._doubled, component, given) for given in component.extra_inputs)
+            return Step(run=component.call, extra_steps=extra_steps)
         return Step(run=getattr(self, f"_{self.fault}")(component))
 
     def _doubled(self, component, given):

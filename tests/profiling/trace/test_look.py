@@ -13,7 +13,7 @@ from profiling.run.cell import Cell
 from profiling.run.trace_passes import Look
 from profiling.trace.host_waits import line_spans
 from profiling.variants.baseline import Baseline
-from profiling.variants.variant import Step, Uncaptured
+from profiling.variants.variant import EagerStep, Step
 
 
 def raising(what, work):
@@ -44,7 +44,7 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
         if around is line_spans:
             assert call is step.run
             return stored(traces["lines"])
-        plain = None if step.uncaptured is None else step.uncaptured.call
+        plain = None if step.eager_step is None else step.eager_step.call
         return stored(traces["uncaptured" if call is plain else "eager"])
 
     def spare(what, work):
@@ -58,11 +58,11 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
 
 
 def captured(planted):
-    return Step(run=lambda: None, uncaptured=Uncaptured(lambda: None, planted.module))
+    return Step(run=lambda: None, eager_step=EagerStep(lambda: None, planted.module))
 
 
 def compiled(planted):
-    return Step(run=lambda: None, uncaptured=Uncaptured(lambda: None))
+    return Step(run=lambda: None, eager_step=EagerStep(lambda: None))
 
 
 def test_a_replay_is_told_by_the_step_before_its_capture(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_replay_is_told_by_the_step_before_its_capture(tmp_path, monkeypatch):
 def test_eager_is_told_by_itself(tmp_path, monkeypatch):
     def eager(planted):
         run = planted.call
-        return Step(run=run, uncaptured=Uncaptured(run, planted.module))
+        return Step(run=run, eager_step=EagerStep(run, planted.module))
 
     traces = {"lines": "faulty.eager_hooks", "uncaptured": "faulty.eager_hooks"}
     found, noted = on_a_gpu(tmp_path, monkeypatch, eager, traces, "faulty.eager")
@@ -140,7 +140,7 @@ def test_a_look_that_fails_costs_a_note(tmp_path):
             raise RuntimeError("planted")
         return planted.call()
 
-    sections = traced(tmp_path, Step(run=once, uncaptured=Uncaptured(once, planted.module)), planted)
+    sections = traced(tmp_path, Step(run=once, eager_step=EagerStep(once, planted.module)), planted)
     assert sections["trace"]["trace"] == "traces/planted.baseline.json.gz"
     assert "inside" not in sections
     assert sections["notes"] == ("submodules could not be told: RuntimeError: planted",)

@@ -103,8 +103,8 @@ def test_other_shapes_have_graphs_of_their_own(tmp_path):
             return self.a(x) * self.b(x) * x.shape[0]
 
     with torch.inference_mode():
-        also = {"x": torch.randn(3, 8, device="cuda")}
-        net = replace(component(Net().cuda(), x=torch.randn(2, 8, device="cuda")), also=(also,))
+        extra = {"x": torch.randn(3, 8, device="cuda")}
+        net = replace(component(Net().cuda(), x=torch.randn(2, 8, device="cuda")), extra_inputs=(extra,))
         step = shipped()(net, tmp_path)
         assert relative_l2(step.run(), net.call()) < 1e-3
         step.close()
