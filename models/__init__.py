@@ -1,5 +1,5 @@
-"""The networks under test: a world model, an image VAE and an audio VAE, and how their weights and inputs are made.
+"""The networks under test: the OWL world model, image VAE and audio VAE, and third-party networks for comparison.
 
-This package knows nothing of the harness: it imports torch and numpy alone, so a network can be read, tested and
-profiled by itself.
+Each module also has factories and input functions that a component YAML names. Nothing here imports the harness, so a
+network can be read, tested and used by itself.
 """

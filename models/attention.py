@@ -1,4 +1,9 @@
-"""Rotary embedding and self-attention."""
+"""Self-attention with normalised queries and keys, and its axial rotary embedding over (frame, token in frame).
+
+Rotation tables are computed once. A table holds the cosine and the signed sine of every angle, each stored for both
+dims of its pair, so that a rotation is `x·cos + swap(x)·sin`: three kernels for queries and keys together, and no
+complex numbers, which `torch.compile` does not fuse.
+"""
 
 import math
 from collections.abc import Callable
@@ -16,7 +21,7 @@ def axial_frequencies(head_dim: int) -> Tensor:
 
 
 def rotation_table(positions: Tensor, freqs: Tensor) -> Tensor:
-    """Return cosine and signed sine of position × frequency, fp32 [2, positions, 2·freqs], angles taken in fp64."""
+    """Return cosine and signed sine of position × frequency, fp32 [2, positions, 2·freqs]; angles are fp64."""
     angles = torch.outer(positions.double(), freqs.double()).repeat_interleave(2, dim=-1)
     sine = angles.sin()
     sine[:, 0::2].neg_()  # (a, b) -> (a·cos - b·sin, b·cos + a·sin)
@@ -30,7 +35,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 class AxialFrequencies(ConstantBuffers):
-    """The published name of a layer's rotary frequencies: in the state dict, not trained."""
+    """A layer's rotary frequencies under their published name: part of the state dict, not trained."""
 
     freqs: Tensor
 
@@ -55,8 +60,8 @@ class RotaryFrequencies(nn.Module):
 class RotaryTables(ConstantBuffers):
     """The rotation of every window of 1 … n_frames frames, shared by all layers.
 
-    A short window is stretched over the whole range of positions, so each length has rows of its own; they lie one
-    after the other in `frame_table` (length n starts at row n·(n-1)/2).
+    A short window is stretched over the whole range of positions, so each length has its own rows. They are stored
+    one after the other in `frame_table`: those of length n start at row n·(n-1)/2.
     """
 
     frame_table: Tensor
@@ -70,26 +75,29 @@ class RotaryTables(ConstantBuffers):
         self.register_constants()
 
     def constants(self) -> dict[str, Tensor]:
-        """Return `frame_table` [2, n_frames·(n_frames+1)/2, r] and `token_table` [2, tokens, head_dim - r].
+        """Return the two tables, and the rotation between neighbouring frames of the full window.
 
-        And `turns_per_frame` [r/2], fp64: by how much of a full turn neighbouring frames of the full window differ.
+        Returns:
+            `frame_table`: fp32 [2, n_frames·(n_frames+1)/2, r], with r = head_dim/4.
+            `token_table`: fp32 [2, tokens, head_dim - r].
+            `turns_per_frame`: fp64 [r/2], in full turns.
         """
         span = {"dtype": torch.float64, "device": "cpu"}
         windows = torch.cat([torch.linspace(-1, 1, n, **span) for n in range(1, self.n_frames + 1)])
         tokens = rotation_table(torch.linspace(-1, 1, self.tokens_per_frame, **span), self.host_freqs)
-        # The dims that belong to neither axis are turned by an angle of zero: one table covers the whole head.
-        unturned = rotation_table(
+        # Dims of neither axis are rotated by an angle of zero, so that one table covers the whole head.
+        identity = rotation_table(
             torch.zeros(self.tokens_per_frame, **span), torch.zeros(self.head_dim // 4, device="cpu")
         )
         return {
             "frame_table": rotation_table(windows, self.host_freqs),
-            "token_table": torch.cat((tokens, unturned), dim=-1),
+            "token_table": torch.cat((tokens, identity), dim=-1),
             "turns_per_frame": self.host_freqs.double() / (math.pi * max(1, self.n_frames - 1)),
         }
 
     @torch.no_grad()
     def rebuild(self, freqs: Tensor) -> None:
-        """Compute the tables again from loaded frequencies, in place where they already lie on their device."""
+        """Recompute the tables from loaded frequencies, in place if they are already on the same device."""
         self.host_freqs = freqs.detach().cpu().clone()
         for name, value in self.constants().items():
             current = getattr(self, name)
@@ -99,7 +107,7 @@ class RotaryTables(ConstantBuffers):
                 setattr(self, name, value.to(freqs.device))
 
     def forward(self, frames: int) -> Tensor:
-        """Return the rotation of a window of that many frames, fp32 [2, frames·tokens, head_dim]."""
+        """Return the rotation of a window of `frames` frames, fp32 [2, frames·tokens, head_dim]."""
         start = frames * (frames - 1) // 2
         along_frames = self.frame_table[:, start : start + frames, None].expand(-1, -1, self.tokens_per_frame, -1)
         along_tokens = self.token_table[:, None].expand(-1, frames, -1, -1)
@@ -108,9 +116,10 @@ class RotaryTables(ConstantBuffers):
     def at(self, frames: Tensor) -> Tensor:
         """Return the rotation of frames of an endless sequence, spaced as in the full window.
 
+        Whole turns are removed in fp64, so angles are accurate to 1e-5 after a year at 60 frames a second.
+
         Args:
-            frames: their indices, int64 [n]; only differences matter. Whole turns are taken off in fp64, which after
-                a year of 60 frames a second still leaves an angle right to 1e-5.
+            frames: frame indices, int64 [n]; only their differences affect attention.
 
         Returns:
             fp32 [2, n·tokens, head_dim].
@@ -124,7 +133,7 @@ class RotaryTables(ConstantBuffers):
         return torch.cat((along_frames, along_tokens), dim=-1).flatten(1, 2)
 
 
-#: Queries, keys and values, [b, s, heads, head_dim] each, to an output of that shape.
+#: An attention function: queries, keys and values, [b, s, heads, head_dim] each, to an output of that shape.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -145,14 +154,14 @@ class QKNorm(nn.Module):
         self.k_norm = RMSGain(head_dim)
 
     def forward(self, qk: Tensor) -> Tensor:
-        """Normalise [..., 2, heads, head_dim] in fp32 and leave it there: the rotation that follows is in fp32 too."""
+        """Normalise [..., 2, heads, head_dim]; the result is fp32 (or fp64), as the rotation that follows needs it."""
         normed = F.rms_norm(at_least_fp32(qk), qk.shape[-1:], eps=1e-6)
         gains = torch.stack((self.q_norm.gain, self.k_norm.gain)).unsqueeze(1)  # [2, 1, head_dim]
         return torch.addcmul(normed, normed, gains.to(normed.dtype))
 
 
 class Attention(nn.Module):
-    """Multi-head attention over the whole window; `attended` lets the caller say what attends to what."""
+    """Multi-head self-attention with published parameter names."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -168,20 +177,26 @@ class Attention(nn.Module):
         return self.qk_norm(qkv[:, :, :2]), qkv[:, :, 2]
 
     def forward_with(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
-        """Map tokens `x` [b, s, d], each turned by its row of `rotation` [2, s, head_dim], to [b, s, d].
+        """Map tokens `x` [b, s, d] to [b, s, d] with the attention function `attend`.
 
-        `attend` maps queries, keys and values, [b, s, heads, head_dim] each, to an output of that shape.
+        Args:
+            x: tokens [b, s, d].
+            rotation: rotation of each token, fp32 [2, s, head_dim].
+            attend: maps queries, keys and values, [b, s, heads, head_dim] each, to an output of that shape.
         """
         qk, v = self.project(x)
         q, k = rotate(qk, rotation[:, :, None, None]).to(v.dtype).unbind(2)
         return self.out(attend(q, k, v).flatten(2))
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        """Attend over all the tokens given."""
+        """Map tokens [b, s, d] to [b, s, d]; every token attends to all tokens."""
         return self.forward_with(x, rotation, attend)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attend with [b, s, heads, head_dim] each; `mask` [s, s] is true where a query (row) sees a key."""
+    """Return scaled dot-product attention of q, k and v [b, s, heads, head_dim]; shape as q.
+
+    The bool `mask` [s, s] is true where a query (row) attends to a key (column). None: everywhere.
+    """
     heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
     return F.scaled_dot_product_attention(*heads_first, attn_mask=mask).transpose(1, 2)

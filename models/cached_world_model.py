@@ -1,4 +1,11 @@
-"""How the cached world model makes a frame."""
+"""The world model with a key-value cache: each call generates one frame at a cost that does not grow with history.
+
+Frame i attends to the n_frames frames i - n_frames + 1 … i. The cached keys and values of an earlier frame were
+computed from its final latent, with its own controls, at the noise level `t_commit`. The equivalent single pass has a
+sliding block-causal mask over all frames.
+
+All indices are tensors on the device and all shapes are fixed, so one captured or compiled call serves every frame.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,15 +29,20 @@ COMMITS = ("fused", "separate")
 
 @dataclass(frozen=True)
 class FrameOptions:
-    """How a frame is made.
+    """How a frame is generated.
 
-    `steps` denoising passes, Euler steps from noise (t = 1) to the latent (t = 0). `commit=fused`: a frame is committed
-    in the first pass of the next, with twice the tokens and the same weights to read; `separate`: in a pass of its own.
-    `guidance` is the scale of classifier-free guidance, a second row of the batch without controls (None: off).
-    `kernel=triton`: all fused kernels; `sdpa`: plain operations; `auto`: the former where they can run.
+    Attributes:
+        steps: denoising passes a frame: Euler steps from noise (t = 1) to the latent (t = 0).
+        t_commit: noise level, 0 to 1, at which a finished frame's keys and values are computed for the cache.
+        commit: `fused`: a frame is committed in the first pass of the next frame, which then has twice the tokens but
+            reads the weights once; `separate`: a frame is committed in an additional pass.
+        guidance: scale of classifier-free guidance, None for off. It doubles the batch: the second half is the
+            unconditional branch, whose controls are mouse = 0 and buttons = 0.
+        batch: sequences generated in parallel.
+        kernel: `triton`: the fused Triton kernels; `sdpa`: PyTorch operations; `auto`: Triton where it can run.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value is out of range.
 
     """
 
@@ -42,24 +54,24 @@ class FrameOptions:
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
-        require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: a whole number of at least 1")
-        require(isinstance(self.batch, int) and self.batch >= 1, f"batch={self.batch}: a whole number of at least 1")
-        require(0 <= self.t_commit <= 1, f"t_commit={self.t_commit}: a noise level from 0 to 1")
+        require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: an integer of at least 1")
+        require(isinstance(self.batch, int) and self.batch >= 1, f"batch={self.batch}: an integer of at least 1")
+        require(0 <= self.t_commit <= 1, f"t_commit={self.t_commit}: must be a noise level from 0 to 1")
         require(
             self.guidance is None or (isinstance(self.guidance, int | float) and not isinstance(self.guidance, bool)),
-            f"guidance={self.guidance!r}: a number, or null for none",
+            f"guidance={self.guidance!r}: must be a number, or null for off",
         )
-        require(self.commit in COMMITS, f"commit={self.commit!r} is none of {', '.join(COMMITS)}")
-        require(self.kernel in KERNELS, f"kernel={self.kernel!r} is none of {', '.join(KERNELS)}")
+        require(self.commit in COMMITS, f"commit={self.commit!r} must be one of {', '.join(COMMITS)}")
+        require(self.kernel in KERNELS, f"kernel={self.kernel!r} must be one of {', '.join(KERNELS)}")
 
     @property
     def rows(self) -> int:
-        """Rows of the batch inside the network."""
+        """Batch size inside the network, which guidance doubles."""
         return self.batch if self.guidance is None else 2 * self.batch
 
 
 class NoiseSchedule(ConstantBuffers):
-    """Levels from noise (1) to a latent (0) in equal steps, after the level at which a finished frame is committed."""
+    """Noise levels of the commit and of the denoising steps (equal steps from 1 to 0), as tensors on the device."""
 
     levels: Tensor
     deltas: Tensor
@@ -70,14 +82,17 @@ class NoiseSchedule(ConstantBuffers):
         self.register_constants()
 
     def constants(self) -> dict[str, Tensor]:
-        """Return `levels` [1 + steps], the commit's and then each step's, and `deltas` [steps] between the steps."""
+        """Return `levels` [1 + steps] (the commit's, then each step's) and `deltas` [steps] between steps, fp32."""
         steps = torch.linspace(1, 0, self.steps + 1, dtype=torch.float64, device="cpu")
         commit = torch.tensor([self.t_commit], dtype=torch.float64, device="cpu")
         return {"levels": torch.cat((commit, steps[:-1])).float(), "deltas": (steps[:-1] - steps[1:]).float()}
 
 
 class CachedWorldModel(WorldModel):
-    """A world model that makes one frame after the other; parameters and their names are those of `WorldModel`."""
+    """A world model that generates one frame after the other; its state dict is that of `WorldModel`.
+
+    The batch size of all methods is `options.batch`.
+    """
 
     position: Tensor
     last_x: Tensor
@@ -91,7 +106,7 @@ class CachedWorldModel(WorldModel):
         self.schedule = NoiseSchedule(options.steps, options.t_commit)
         self.modulation = MergedModulation(self._blocks, (self.proj_out, self.audio_proj_out))
         self.caches = nn.ModuleList(RingCache(params, options.rows) for _ in range(params.n_layers))
-        self.register_buffer("position", torch.zeros(1, dtype=torch.int64), persistent=False)  # the next frame's index
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64), persistent=False)  # index of the next frame
         size = params.sample_size
         for name, shape in (
             ("x", (params.channels, size, size)),
@@ -103,7 +118,7 @@ class CachedWorldModel(WorldModel):
         self.register_load_state_dict_post_hook(lambda module, _: cast(CachedWorldModel, module)._merged.merge())
 
     def state_tensors(self) -> tuple[Tensor, ...]:
-        """Return what a call changes: the rings, the position, and the last frame."""
+        """Return the tensors that a call changes in place: ring caches, position, and the last frame."""
         rings = (ring for cache in self._rings for ring in (cache.k, cache.v))
         return *rings, self.position, self.last_x, self.last_audio, self.last_mouse, self.last_btn
 
@@ -116,46 +131,70 @@ class CachedWorldModel(WorldModel):
 
     @torch.no_grad()
     def prefill(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor, *, first_frame: int = 0) -> None:
-        """Take a window of n finished frames as the past, in one pass; the next frame is `first_frame` + n.
+        """Fill the cache with n finished frames in one pass; the next frame then has index `first_frame` + n.
+
+        With `first_frame` > 0 at least n_frames frames are needed: the next frame attends to that many, and with fewer
+        it would attend to slots that were never written.
 
         Args:
             x: video latents [b, n, c, h, w].
             audio: audio latents [b, n, ca].
             mouse: mouse movement [b, n, 2].
             btn: buttons held, 0 or 1, [b, n, n_buttons].
-            first_frame: index of the window's first frame.
+            first_frame: index of the first frame given.
+
+        Raises:
+            ValueError: no frames, or too few for this `first_frame`.
 
         """
         count, m = x.shape[1], self.params.tokens_per_frame
+        require(count >= 1, "prefill needs at least 1 frame, not 0")
+        require(
+            first_frame == 0 or (first_frame > 0 and count >= self.params.n_frames),
+            f"prefill of {count} frames at first_frame={first_frame}: the next frame attends to {self.params.n_frames} "
+            f"frames. Give at least {self.params.n_frames}, or start at first_frame=0",
+        )
         frames = torch.arange(first_frame, first_frame + count, device=x.device)
         age = frames.unsqueeze(1) - frames
-        sees = (age >= 0) & (age < self.params.n_frames)
-        mask = sees.repeat_interleave(m, 0).repeat_interleave(m, 1)  # [n·m, n·m]
+        attends = (age >= 0) & (age < self.params.n_frames)
+        mask = attends.repeat_interleave(m, 0).repeat_interleave(m, 1)  # [n·m, n·m]
         kept = frames[-(self.params.n_frames + 1) :]
 
-        def attend_and_keep(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend_and_cache(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             last = (tensor.unflatten(1, (count, m))[:, -len(kept) :] for tensor in (k, v))
             cache.write(self._slots(kept), *last)
             return attend(q, k, v, mask)
 
         activated = F.silu(self.t_embed(self.schedule.levels[:1]) + self._control(mouse, btn))  # [b, n, d]
-        self._through_blocks(self._doubled(x, audio), self.modulation(activated), frames, attend_and_keep)
+        self._through_blocks(self._doubled(x, audio), self.modulation(activated), frames, attend_and_cache)
         self.position.fill_(first_frame + count)
-        self._remember(x[:, -1], audio[:, -1], mouse[:, -1], btn[:, -1])
+        self._store_last(x[:, -1], audio[:, -1], mouse[:, -1], btn[:, -1])
 
     @torch.no_grad()
     def denoise(self, x: Tensor, audio: Tensor, t: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the velocity of the next frame at noise level `t` [b]; what is cached of earlier frames stays.
+        """Return the velocity of the next frame; the cache of earlier frames is read and not changed.
 
-        Shapes are those of `frame`; the frame before must have been committed (`prefill` and `commit=separate` do).
+        The frame before must have been committed, which `prefill` and `commit=separate` do.
+
+        Args:
+            x: noisy video latents [b, c, h, w].
+            audio: noisy audio latents [b, ca].
+            t: noise level in [0, 1], fp32 [b].
+            mouse: mouse movement [b, 2].
+            btn: buttons held, 0 or 1, [b, n_buttons].
+
+        Returns:
+            Velocity of video [b, c, h, w] and of audio [b, ca], in the dtype of the latents.
+
         """
-        activated = F.silu(self.t_embed(t).unsqueeze(1) + self._control(mouse.unsqueeze(1), btn.unsqueeze(1)))
+        level = self.t_embed(t).repeat(self.options.rows // self.options.batch, 1).unsqueeze(1)
+        activated = F.silu(level + self._control(mouse.unsqueeze(1), btn.unsqueeze(1)))
         video, sound = self._velocity(x.unsqueeze(1), audio.unsqueeze(1), self.modulation(activated), self.position)
         return video.to(x.dtype), sound.to(audio.dtype)
 
     @torch.no_grad()
     def frame(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
-        """Make the next frame from noise.
+        """Generate the next frame from noise: all denoising passes and the commit.
 
         Args:
             x: noise for the video latents [b, c, h, w].
@@ -169,7 +208,7 @@ class CachedWorldModel(WorldModel):
         """
         fused, now = self.options.commit == "fused", self.position
         committed = (self.last_mouse, self.last_btn) if fused else (mouse, btn)
-        vectors = self.modulation(self._activated(committed, (mouse, btn)))  # [b, 1 + steps, …], the commit's first
+        vectors = self.modulation(self._activated(committed, (mouse, btn)))  # [b, 1 + steps, …], the commit first
         video, sound = at_least_fp32(x), at_least_fp32(audio)
         for step, delta in enumerate(self.schedule.deltas.unbind()):
             latents = video.to(x.dtype).unsqueeze(1), sound.to(audio.dtype).unsqueeze(1)
@@ -182,32 +221,32 @@ class CachedWorldModel(WorldModel):
                 rows, frames = vectors[:, :2], materialized(torch.cat((now - 1, now)))
             velocity = self._velocity(*latents, rows, frames)
             video, sound = video - delta * velocity[0], sound - delta * velocity[1]
-        made = video.to(x.dtype), sound.to(audio.dtype)
+        frame = video.to(x.dtype), sound.to(audio.dtype)
         if fused:
-            self._remember(*made, mouse, btn)
+            self._store_last(*frame, mouse, btn)
         else:
-            latents = self._doubled(made[0].unsqueeze(1), made[1].unsqueeze(1))
+            latents = self._doubled(frame[0].unsqueeze(1), frame[1].unsqueeze(1))
             self._through_ring(latents, vectors[:, :1], now)
         self.position.add_(1)
-        return made
+        return frame
 
     def _velocity(self, x: Tensor, audio: Tensor, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last frame's velocity, fp32 or wider, of g frames: x [b, g, c, h, w], vectors [b, g, …]."""
+        """Return the velocity of the last of g frames, fp32 or fp64; x is [b, g, c, h, w], vectors are [b, g, …]."""
         tokens = self._through_ring(self._doubled(x, audio), vectors, frames)
         heads = (self.modulation.head(vectors[:, -1:], index) for index in range(2))
         video, sound = (at_least_fp32(out.squeeze(1)) for out in self.heads(tokens[:, -1:], *heads))
         if self.options.guidance is None:
             return video, sound
         scale = self.options.guidance
-        guided = ((plain + scale * (given - plain)) for given, plain in (video.chunk(2), sound.chunk(2)))
-        return next(guided), next(guided)
+        (video, video_without), (sound, sound_without) = video.chunk(2), sound.chunk(2)
+        return video_without + scale * (video - video_without), sound_without + scale * (sound - sound_without)
 
     def _through_ring(self, latents: tuple[Tensor, Tensor], vectors: Tensor, frames: Tensor) -> Tensor:
-        """Return the last block's tokens [b, g, m, d] of g frames of latents, which are written into the rings."""
+        """Return the last block's tokens [b, g, m, d] of g frames; their keys and values are written into the rings."""
         seen = visibility(frames, self._rings[0].k, kernel=cast(Kernel, self.options.kernel))
         if seen.mask is not None:
             return self._through_blocks(latents, vectors, frames, self._in_ring(seen))
-        from models.fused_blocks_triton import through_layers  # where triton is not installed, nobody gets here
+        from models.fused_blocks_triton import through_layers  # needs triton
 
         modulations = (self.modulation.block(vectors, index) for index in range(len(self._blocks)))
         layers = zip(self._blocks, self._rings, modulations, strict=True)
@@ -222,7 +261,7 @@ class CachedWorldModel(WorldModel):
         frames: Tensor,
         attend_in: Callable[[RingCache, Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """Do it in plain operations; `attend_in` also keeps the keys and values that it is given."""
+        """Return the last block's tokens in PyTorch operations; `attend_in` also caches the keys and values."""
         tokens, rotation = self._tokens(latents), self.transformer.rotary.at(frames)
         for index, (block, cache) in enumerate(zip(self._blocks, self._rings, strict=True)):
             inner: Attend = partial(attend_in, cache)
@@ -231,11 +270,11 @@ class CachedWorldModel(WorldModel):
         return tokens
 
     def _tokens(self, latents: tuple[Tensor, Tensor]) -> Tensor:
-        """Return tokens [b, g, m, d] of g frames, each embedded as the newest one."""
+        """Return tokens [b, g, m, d] of g frames, each embedded with the positions of a window's newest frame."""
         return self.embed(*latents) + self.pos_enc(1, self.params.tokens_per_frame)
 
     def _in_ring(self, seen: Visibility) -> Callable[[RingCache, Tensor, Tensor, Tensor], Tensor]:
-        """Return what writes the g frames' keys and values into a ring and attends to it."""
+        """Return the function that writes keys and values of g frames into a ring and attends to the ring."""
         m, slots = self.params.tokens_per_frame, self._slots(seen.frames)
 
         def write_and_attend(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -246,16 +285,20 @@ class CachedWorldModel(WorldModel):
         return write_and_attend
 
     def _activated(self, *controls: tuple[Tensor, Tensor]) -> Tensor:
-        """Return SiLU of the conditions of a frame's commit and of each of its steps, [b, 1 + steps, d]."""
+        """Return SiLU of the conditions of the commit and of each step, [b, 1 + steps, d].
+
+        `controls` are (mouse, btn) of the committed frame and of the new one.
+        """
         mouse, btn = (torch.stack(pair, dim=1) for pair in zip(*controls, strict=True))  # [b, 2, …]
         control = self._control(mouse, btn)
         rows = torch.cat((control[:, :1], control[:, 1:].expand(-1, self.options.steps, -1)), dim=1)
         return F.silu(self.t_embed(self.schedule.levels) + rows)
 
     def _control(self, mouse: Tensor, btn: Tensor) -> Tensor:
-        """Return the embedded controls [rows, n, d]; with guidance, the second half of the rows has none."""
-        control = self.control_embed(mouse, btn)
-        return control if self.options.guidance is None else torch.cat((control, torch.zeros_like(control)))
+        """Return the embedded controls [rows, n, d]; with guidance, the second half is that of controls at 0."""
+        if self.options.guidance is not None:
+            mouse, btn = (torch.cat((control, torch.zeros_like(control))) for control in (mouse, btn))
+        return self.control_embed(mouse, btn)
 
     def _doubled(self, x: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
         return (x, audio) if self.options.guidance is None else (torch.cat((x, x)), torch.cat((audio, audio)))
@@ -263,7 +306,7 @@ class CachedWorldModel(WorldModel):
     def _slots(self, frames: Tensor) -> Tensor:
         return frames.remainder(self.params.n_frames + 1)
 
-    def _remember(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> None:
+    def _store_last(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> None:
         self.last_x.copy_(x)
         self.last_audio.copy_(audio)
         self.last_mouse.copy_(mouse)

@@ -1,4 +1,4 @@
-"""Small embeddings: sinusoids, the two-layer MLP, the noise level and the learned positions."""
+"""Embeddings of the world model: noise level, mouse and buttons (one vector a frame each), and learned positions."""
 
 import math
 
@@ -45,9 +45,9 @@ class SinusoidalEmbedding(ConstantBuffers):
 
 
 class TimestepEmbedding(nn.Module):
-    """The noise level of each frame as a vector."""
+    """Embedding of each frame's noise level."""
 
-    SINUSOIDS = 512
+    SINUSOIDS = 512  # size of the sinusoidal embedding
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class TimestepEmbedding(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """A learned vector for each token of the longest window; a shorter one takes the last rows."""
+    """A learned vector for each token of the longest window; a shorter window takes the last rows."""
 
     def __init__(self, rows: int, d_model: int) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ class LearnedPositions(nn.Module):
 
 
 CONTROL_HIDDEN = 2048
-MOUSE_HALF = 256  # the angle's projection and the magnitude's sinusoids each have this size
+MOUSE_HALF = 256  # size of the projected angle, and of the magnitude's sinusoidal embedding
 
 
 class MouseEmbedding(nn.Module):
-    """Mouse movement as direction and magnitude, after a symmetric logarithm of each axis."""
+    """Embedding of mouse movement as direction and magnitude, after a symmetric logarithm of each axis."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class MouseEmbedding(nn.Module):
         self.mlp = MLP(2 * MOUSE_HALF, CONTROL_HIDDEN, d_model)
 
     def forward(self, mouse: Tensor) -> Tensor:
-        """Map [b, n, 2] to [b, n, d]; in fp32 up to the first weights, since the magnitude is multiplied by 1000."""
+        """Map [b, n, 2] to [b, n, d]; fp32 up to the first weights, because the magnitude is multiplied by 1000."""
         dtype = self.angle_proj.weight.dtype
         mouse = mouse.float()
         x, y = (mouse.sign() * mouse.abs().log1p()).unbind(-1)
@@ -96,7 +96,7 @@ class MouseEmbedding(nn.Module):
 
 
 class ButtonEmbedding(nn.Module):
-    """Buttons held, as -1 and 1."""
+    """Embedding of the buttons held, which enter the MLP as -1 and 1."""
 
     def __init__(self, n_buttons: int, d_model: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class ButtonEmbedding(nn.Module):
 
 
 class ControlEmbedding(nn.Module):
-    """Mouse and buttons together."""
+    """Sum of the mouse and the button embedding."""
 
     def __init__(self, n_buttons: int, d_model: int) -> None:
         super().__init__()
@@ -116,5 +116,5 @@ class ControlEmbedding(nn.Module):
         self.button = ButtonEmbedding(n_buttons, d_model)
 
     def forward(self, mouse: Tensor, btn: Tensor) -> Tensor:
-        """Return the sum of both embeddings, [b, n, d]."""
+        """Map mouse movement [b, n, 2] and buttons [b, n, n_buttons] of 0 and 1 to [b, n, d]."""
         return self.mouse(mouse) + self.button(btn)

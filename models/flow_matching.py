@@ -1,6 +1,6 @@
-"""The world model with the loss that a rectified flow is trained with: the forward half of its training step.
+"""The world model under its rectified-flow training loss: the forward half of a training step.
 
-Noise and noise levels are inputs, not drawn inside, so that two ways of running the step see the same numbers.
+Noise and noise levels are inputs and are not drawn inside, so that every variant of the step sees the same numbers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from models.world_model import WorldModel, WorldModelParams, build_world_model, 
 class FlowMatching(nn.Module):
     """Flow matching along straight lines from latents (t = 0) to noise (t = 1).
 
-    A frame at level t is `(1 - t)·x + t·noise`. The velocity that the model must predict is its derivative by t,
-    `noise - x`, the same at all levels. Source: https://arxiv.org/abs/2209.03003, with time the other way round: here,
-    as in the world model, t is the noise level.
+    A frame at level t is `(1 - t)·x + t·noise`. The target velocity is its derivative by t, `noise - x`, the same at
+    all levels. Source: https://arxiv.org/abs/2209.03003, where time runs the other way: here t is the noise level.
     """
 
     def __init__(self, model: WorldModel) -> None:
@@ -36,8 +35,8 @@ class FlowMatching(nn.Module):
     ) -> Tensor:
         """Return the loss, an fp32 scalar: mean squared error of video plus mean squared error of audio.
 
-        Each is a mean over its own elements, so that a frame's one audio latent weighs as much as its pixels together.
-        Mixing, targets and errors are in fp32 whatever the latents' dtype.
+        Each mean is over its own elements, so that video and audio have equal weight. Mixing, targets and errors are
+        fp32 whatever the latents' dtype.
 
         Args:
             x: clean video latents [b, n, c, h, w].
@@ -69,14 +68,14 @@ def build_flow_matching(**config: Any) -> FlowMatching:
     """Build a world model from the keys of a published config, under its loss.
 
     Raises:
-        ValueError: a key is missing, or its value makes no network.
+        ValueError: a key is missing, or its value is not supported.
 
     """
     return FlowMatching(build_world_model(**config))
 
 
 def flow_matching_inputs(module: FlowMatching, *, generator: torch.Generator, **options: Any) -> dict[str, Tensor]:
-    """Return seeded inputs by the names of `forward`'s arguments; the options are those of `world_model_inputs`."""
+    """Return random inputs of `FlowMatching.forward` by argument name; options are those of `example_inputs`."""
     inputs = world_model_inputs(module.model, generator=generator, **options)
 
     def normal(like: Tensor) -> Tensor:

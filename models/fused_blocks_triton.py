@@ -1,7 +1,8 @@
-"""The end of one branch of a block and the start of the next, in one kernel: gated add, LayerNorm, factor and shift.
+"""One pass through the transformer blocks in fused Triton kernels: `Block.forward_with` in fewer launches.
 
-A pass has a few dozen tokens, so what counts is the number of launches and of trips to memory: a program holds a whole
-row in registers, reads it once, and writes both the residual stream and what goes into the next matrix product.
+A pass has a few dozen tokens, so launches and memory traffic dominate its time. The kernel here ends one branch of a
+block and starts the next: gated add, LayerNorm, factor and shift. A program holds a row in registers, reads it once,
+and writes both the residual stream and the input of the next matrix product.
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from models.ring_attention_triton import write_ring
 from models.skinny_linear_triton import linear_parts, linear_silu, supports
 from models.transformer import Block, Modulation
 
-PER_WARP = 256  # elements: 8 a thread, which in half precision are one load of 16 bytes
+PER_WARP = 256  # elements: 8 for each thread, one load of 16 bytes in half precision
 
 
 @triton.jit
@@ -29,15 +30,15 @@ def _add_modulated_norm(
     eps: tl.constexpr, groups: tl.constexpr, tokens: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr, parts: tl.constexpr,
 ):  # fmt: skip
-    """Serve one row; with 0 parts there is no branch, and `branch`, `gate` and `summed` are not touched."""
+    """Process one row; with 0 parts there is no branch, and `branch`, `gate` and `summed` are not accessed."""
     row = tl.program_id(0).to(tl.int64)
     batch, group = row // tokens // groups, row // tokens % groups
     dim = tl.arange(0, block)
     real = dim < width
     at = row * width + dim
     x = tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
-    by = tl.load(factor + batch * factor_b + group * factor_g + dim, mask=real, other=0.0).to(tl.float32)
-    to = tl.load(shift + batch * shift_b + group * shift_g + dim, mask=real, other=0.0).to(tl.float32)
+    scale_by = tl.load(factor + batch * factor_b + group * factor_g + dim, mask=real, other=0.0).to(tl.float32)
+    shift_by = tl.load(shift + batch * shift_b + group * shift_g + dim, mask=real, other=0.0).to(tl.float32)
     if parts > 0:
         weight = tl.load(gate + batch * gate_b + group * gate_g + dim, mask=real, other=0.0).to(tl.float32)
         added = tl.load(branch + at, mask=real, other=0.0).to(tl.float32)
@@ -45,15 +46,15 @@ def _add_modulated_norm(
             added += tl.load(branch + part * part_stride + at, mask=real, other=0.0).to(tl.float32)
         rounded = (x + weight * added).to(summed.dtype.element_ty)
         tl.store(summed + at, rounded, mask=real)
-        x = rounded.to(tl.float32)  # the norm is that of the numbers which the next branch is added to
+        x = rounded.to(tl.float32)  # normalise the rounded numbers, which the next branch is added to
     centred = tl.where(real, x - tl.sum(x, 0) / width, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
-    tl.store(normed + at, (centred * scale * by + to).to(normed.dtype.element_ty), mask=real)
+    tl.store(normed + at, (centred * scale * scale_by + shift_by).to(normed.dtype.element_ty), mask=real)
 
 
 @triton_op("models::start_norm", mutates_args=())
 def start_norm(residual: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
-    """Return `normed` of `add_modulated_norm` where no branch is added."""
+    """Return `normed` of `add_modulated_norm` without a branch."""
     normed = torch.empty_like(residual, memory_format=torch.contiguous_format)
     _launch(residual, None, None, factor, shift, None, normed)
     return normed
@@ -72,27 +73,27 @@ def add_modulated_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return `summed = residual + gate·(sum of branch)` and `normed = layer_norm(summed)·factor + shift`.
 
-    All arithmetic is in fp32, with an epsilon of 1e-5; `summed` is rounded before it is normalised. There is no
-    gradient. Without a branch, `summed` is `residual` itself.
+    Arithmetic is fp32 with an epsilon of 1e-5; `summed` is rounded before it is normalised. There is no gradient.
+    Without a branch, `summed` is `residual` itself.
 
     Args:
-        residual: tokens [b, g, m, d]; registers hold a row of up to 4096 with ease, and spill far beyond that.
-        branch: what is added, in parts [parts, b, g, m, d] of any dtype that are summed here, or None.
-        gate: its weight [b, g, 1, d], or None.
-        factor: [b, g, 1, d]; like gate and shift a view of any strides over b and g, dense in d.
+        residual: tokens [b, g, m, d]; up to d = 4096 a row fits into registers.
+        branch: parts [parts, b, g, m, d] of any dtype, whose sum is added, or None.
+        gate: weight of the branch [b, g, 1, d], or None.
+        factor: [b, g, 1, d]; factor, gate and shift may have any strides over b and g, and a stride of 1 over d.
         shift: [b, g, 1, d].
 
     Returns:
         Two contiguous tensors [b, g, m, d] of the dtype of `residual`.
 
     Raises:
-        ValueError: the shapes do not belong together, or a vector is not dense.
+        ValueError: the shapes do not match, or a vector has a stride over d other than 1.
     """
     b, g, _, d = residual.shape
     for name, vector in (("gate", gate), ("factor", factor), ("shift", shift)):
         if vector is not None and (vector.shape != (b, g, 1, d) or vector.stride(-1) != 1):
             raise ValueError(
-                f"{name} {list(vector.shape)} with strides {list(vector.stride())} does not fit tokens "
+                f"{name} {list(vector.shape)} with strides {list(vector.stride())} does not match tokens "
                 f"{list(residual.shape)}: it must be [b, g, 1, d], with a stride of 1 over d"
             )
     residual = residual.contiguous()
@@ -122,7 +123,7 @@ def _launch(
     )  # fmt: skip
 
 
-#: A block, its ring, and what the condition does to it.
+#: A block, its ring cache, and its modulation.
 Layer = tuple[Block, RingCache, Modulation]
 
 
@@ -131,28 +132,31 @@ def through_layers(
 ) -> Tensor:
     """Map tokens [b, g, m, d] of g frames to the same shape; their keys and values are written into the rings.
 
+    The residual stream is carried as `residual + gate·branch`, not yet added: the add belongs to the kernel of the next
+    norm, also from one block to the next. So does the sum of a branch's parts [parts, b, g, m, d].
+
     Args:
         tokens: fp16 or bf16, on a GPU.
         layers: from the first to the last.
         rotation: fp32 [2, g·m, head_dim].
-        slots: int64 [g], where each frame lies in the rings.
-        seen: what each frame sees of them, with no mask.
+        slots: slot of each frame in the rings, int64 [g].
+        seen: which slots each frame attends to; its mask is None.
     """
     residual, branch, gate = tokens, None, None
     for block, cache, modulation in layers:
         residual, normed = add_modulated_norm(residual, branch, gate, modulation.factor1, modulation.shift1)
-        branch = _attended(block.attn, cache, normed, rotation, slots, seen)
+        branch = _attention_parts(block.attn, cache, normed, rotation, slots, seen)
         residual, normed = add_modulated_norm(residual, branch, modulation.gate1, modulation.factor2, modulation.shift2)
-        branch, gate = _fed_forward(block.mlp, normed), modulation.gate2
+        branch, gate = _mlp_parts(block.mlp, normed), modulation.gate2
     if branch is None or gate is None:  # no layers
         return residual
     return torch.addcmul(residual, branch.sum(0).to(residual.dtype), gate)
 
 
-def _attended(
+def _attention_parts(
     attn: Attention, cache: RingCache, normed: Tensor, rotation: Tensor, slots: Tensor, seen: Visibility
 ) -> Tensor:
-    """Map normalised tokens [b, g, m, d] to parts of the attended ones."""
+    """Map normalised tokens [b, g, m, d] to the attention output in parts [parts, b, g, m, d]."""
     gains = attn.qk_norm.q_norm.gain, attn.qk_norm.k_norm.gain
     q = write_ring(attn.qkv(normed.flatten(1, 2)), *gains, rotation, slots, cache.k, cache.v)
     attended = ring_attention(q, cache.k, cache.v, seen).flatten(3)
@@ -161,8 +165,8 @@ def _attended(
     return attn.out(attended).unsqueeze(0)
 
 
-def _fed_forward(mlp: MLP, normed: Tensor) -> Tensor:
-    """Map normalised tokens [b, g, m, d] to parts of what the MLP makes of them."""
+def _mlp_parts(mlp: MLP, normed: Tensor) -> Tensor:
+    """Map normalised tokens [b, g, m, d] to the MLP output in parts [parts, b, g, m, d]."""
     if not supports(normed, mlp.fc1.weight, mlp.fc2.weight):
         return mlp(normed).unsqueeze(0)
     return linear_parts(linear_silu(normed, mlp.fc1.weight, mlp.fc1.bias), mlp.fc2.weight, mlp.fc2.bias)

@@ -1,7 +1,8 @@
-"""Makes a model of the transformers library from its config or from a local folder, and takes no half of either.
+"""Third-party networks as components, from the libraries diffusers and transformers (extra [hub]).
 
-The library keeps going where a config key is misspelt or where a folder lacks weights (it draws random ones and logs
-a line); a number measured on such a model would be another model's number.
+Decoders (AutoencoderTiny, AutoencoderOobleck, MimiModel) and ResNet-50 under its training loss. Weights are random or
+come from a local folder made by save_pretrained; nothing is downloaded. A module whose factory loaded its weights names
+the folder in its attribute `weights_source`.
 """
 
 from __future__ import annotations
@@ -16,31 +17,29 @@ from torch.nn import functional as F
 
 
 def make_model(kind: Any, folder: str | None, config: Mapping[str, Any], **options: Any) -> nn.Module:
-    """Return a `kind` (a PreTrainedModel class) with random weights, or with those of `folder` in fp32 or narrower.
+    """Return a model of a transformers class with random weights, or with those of `folder` in fp32 or narrower.
+
+    The library itself accepts a misspelt config key, and draws random weights where a folder lacks some; here both are
+    errors, because the model measured would not be the one named.
 
     Args:
-        kind: the model's class.
-        folder: made by save_pretrained; its own config rules and `config` is left aside. None: random weights.
+        kind: a PreTrainedModel class.
+        folder: made by save_pretrained; its own config is used and `config` is ignored. None: random weights.
         config: keys of the model's config.
-        options: keys that hold in both cases, `attn_implementation` for example.
+        options: config keys used in both cases, for example `attn_implementation`.
 
     Raises:
         FileNotFoundError: the folder does not exist.
-        ValueError: a config key that the model does not have, or a folder that lacks some of the model's weights.
+        ValueError: the model has no such config key, or the folder lacks some of its weights.
 
     """
     return _random(kind, {**config, **options}) if folder is None else _loaded(kind, folder, options)
 
 
 def require_folder(folder: str) -> str:
-    """Return `folder`.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-
-    """
+    """Return `folder`; raise FileNotFoundError if it does not exist."""
     if not Path(folder).is_dir():
-        raise FileNotFoundError(f"folder {folder!r} does not exist: name one saved with save_pretrained")
+        raise FileNotFoundError(f"folder {folder!r} does not exist. Give one saved with save_pretrained")
     return folder
 
 
@@ -60,14 +59,14 @@ def _loaded(kind: Any, folder: str, options: Mapping[str, Any]) -> nn.Module:
     )
     if missing := sorted(loading["missing_keys"]):
         raise ValueError(
-            f"folder {folder!r} holds no whole {kind.__name__}: {len(missing)} of its weights are missing, "
-            f"{missing[0]} for example; name a folder saved from that class"
+            f"folder {folder!r} is incomplete for {kind.__name__}: {len(missing)} weights are missing, for "
+            f"example {missing[0]}. Give a folder saved from that class"
         )
     return model
 
 
 class Decoder(nn.Module):
-    """Calls one method of a model and returns its tensor, so that only the decoding half is under test."""
+    """The decoding half of an autoencoder."""
 
     def __init__(self, part: nn.Module, weights_source: str | None) -> None:
         super().__init__()
@@ -75,12 +74,12 @@ class Decoder(nn.Module):
         self.weights_source = weights_source
 
     def forward(self, z: Tensor) -> Tensor:
-        """Decode latents `z` of the part's own shape."""
+        """Decode latents `z`, shaped as the decoder requires."""
         return self.part(z)
 
 
 class MimiDecoder(nn.Module):
-    """Audio codes to a waveform through a MimiModel."""
+    """The decoder of a MimiModel: audio codes to a waveform."""
 
     def __init__(self, model: nn.Module, weights_source: str | None) -> None:
         super().__init__()
@@ -93,7 +92,7 @@ class MimiDecoder(nn.Module):
 
 
 def build_autoencoder_tiny(folder: str | None = None, **config: Any) -> nn.Module:
-    """Build the decoder of diffusers' AutoencoderTiny: latents [b, 4, h, w] to pictures [b, 3, 8h, 8w].
+    """Build the decoder of diffusers' AutoencoderTiny: latents [b, 4, h, w] to images [b, 3, 8h, 8w].
 
     Source: https://huggingface.co/docs/diffusers/api/models/autoencoder_tiny
 
@@ -103,7 +102,7 @@ def build_autoencoder_tiny(folder: str | None = None, **config: Any) -> nn.Modul
     """
     from diffusers import AutoencoderTiny  # pyright: ignore[reportPrivateImportUsage]
 
-    return Decoder(_made(AutoencoderTiny, folder, config).decoder, folder)
+    return Decoder(_build_autoencoder(AutoencoderTiny, folder, config).decoder, folder)
 
 
 def build_autoencoder_oobleck(folder: str | None = None, **config: Any) -> nn.Module:
@@ -117,11 +116,11 @@ def build_autoencoder_oobleck(folder: str | None = None, **config: Any) -> nn.Mo
     """
     from diffusers import AutoencoderOobleck  # pyright: ignore[reportPrivateImportUsage]
 
-    return Decoder(_made(AutoencoderOobleck, folder, config).decoder, folder)
+    return Decoder(_build_autoencoder(AutoencoderOobleck, folder, config).decoder, folder)
 
 
 def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
-    """Build transformers' MimiModel for decoding: codes at 12.5 Hz to sound at 24 kHz.
+    """Build transformers' MimiModel for decoding: codes at 12.5 Hz to a waveform at 24 kHz.
 
     Source: https://huggingface.co/docs/transformers/model_doc/mimi
 
@@ -135,19 +134,19 @@ def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
         return MimiDecoder(make_model(MimiModel, folder, config), folder)
     model = make_model(MimiModel, None, config)
     for name, buffer in model.named_buffers():
-        if name.endswith("embed_sum"):  # codebooks start at zero, and every code would sound the same
+        if name.endswith("embed_sum"):  # new codebooks are zero: all codes would be equal
             nn.init.normal_(buffer)
     return MimiDecoder(model, None)
 
 
-def _made(kind: Any, folder: str | None, config: dict[str, Any]) -> Any:
+def _build_autoencoder(kind: Any, folder: str | None, config: dict[str, Any]) -> Any:
     if folder is None:
         return kind(**config)
     return kind.from_pretrained(require_folder(folder), local_files_only=True)
 
 
 class ClassificationLoss(nn.Module):
-    """A picture classifier and the cross-entropy that it is trained with."""
+    """An image classifier under its cross-entropy loss."""
 
     def __init__(self, model: nn.Module, weights_source: str | None) -> None:
         super().__init__()
@@ -155,24 +154,24 @@ class ClassificationLoss(nn.Module):
         self.weights_source = weights_source
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy, an fp32 scalar, of pictures [b, 3, h, w] with int64 `labels` [b]."""
+        """Return the mean cross-entropy (fp32 scalar) for images [b, 3, h, w] and int64 `labels` [b]."""
         logits = self.model(pixel_values=pixel_values).logits  # [b, num_labels]
         return F.cross_entropy(logits.float(), labels)
 
 
 def build_resnet_training(folder: str | None = None, **config: Any) -> ClassificationLoss:
-    """Build transformers' ResNetForImageClassification under its loss; ResNet-50 with 1000 labels if nothing is named.
+    """Build transformers' ResNetForImageClassification under its loss; by default ResNet-50 with 1000 labels.
 
     Source: https://huggingface.co/docs/transformers/model_doc/resnet
 
     Args:
-        folder: made by save_pretrained; its own config rules and `config` is left aside. None: random weights.
+        folder: made by save_pretrained; its own config is used and `config` is ignored. None: random weights.
         config: keys of ResNetConfig.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
         FileNotFoundError: the folder does not exist.
-        ValueError: an unknown key, or a folder without the whole model.
+        ValueError: an unknown config key, or an incomplete folder.
 
     """
     from transformers import ResNetForImageClassification

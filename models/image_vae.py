@@ -1,7 +1,7 @@
-"""Building blocks of the image VAE: its norm, its residual block, and the stages that change the resolution.
+"""The OWL image VAE: a residual convolutional autoencoder between pictures and square latents.
 
-The layout is channels first throughout: with channels last the full-size decoder takes 28 ms instead of 16 in eager
-bf16 on an H200 (the bicubic kernel reads across channels) and no less when compiled.
+Tensors are channels first throughout: with channels last the full-size decoder takes 28 ms instead of 16 ms in eager
+bf16 on an H200 (the bicubic kernel reads across channels), and is not faster when compiled.
 """
 
 from collections.abc import Sequence
@@ -20,31 +20,31 @@ CHANNELS_PER_GROUP = 16
 
 
 def resize(x: Tensor, height: int, width: int) -> Tensor:
-    """Resize [b, c, h, w] as every interpolation of this network does: bicubic, no aligned corners, no antialias."""
+    """Return `x` [b, c, h, w] resized to [b, c, height, width]: bicubic, no aligned corners, no antialias."""
     return F.interpolate(x, size=(height, width), mode="bicubic", align_corners=False, antialias=False)
 
 
 def repeat_add(x: Tensor, narrow: Tensor) -> Tensor:
-    """Add `cat([narrow]·k, channels)` to `x` without writing the repeated tensor out."""
+    """Return `x` [b, k·c, h, w] plus `narrow` [b, c, h, w] repeated k times, without storing the repeated tensor."""
     return (x.unflatten(1, (-1, narrow.shape[1])) + narrow.unsqueeze(1)).flatten(1, 2)
 
 
 def block_mean(x: Tensor, channels: int) -> Tensor:
-    """Reduce [b, k·channels, …] to [b, channels, …]: the mean over k, the counterpart of repeating k times."""
+    """Return [b, channels, …], the mean over k of `x` [b, k·channels, …] (block-wise)."""
     return x.unflatten(1, (-1, channels)).mean(1)
 
 
 def group_variance(x: Tensor) -> Tensor:
-    """Return the biased variance over the last dim, in fp32 for any narrower `x`."""
+    """Return the biased variance over the last dim, fp32 (fp64 for fp64)."""
     if x.is_cuda and x.element_size() < 4 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # Reading 16 bits and accumulating in fp32 inside the reduction, which only an `out` asks for, spares eager mode
-        # an fp32 copy of the activations (the largest is 256 MiB). Compiled code fuses the cast below by itself.
+        # `out` makes the reduction read 16 bits and accumulate in fp32, so eager mode needs no fp32 copy of the
+        # activations (the largest is 256 MiB). Compiled code fuses the cast below.
         return torch.var(x, dim=-1, correction=0, out=x.new_empty(x.shape[:-1], dtype=torch.float32))
     return torch.var(at_least_fp32(x), dim=-1, correction=0)
 
 
 class GroupScale(nn.Module):
-    """Divides each group by its standard deviation; the mean stays."""
+    """Divides each group of channels by its standard deviation; the mean is not subtracted."""
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
@@ -52,14 +52,14 @@ class GroupScale(nn.Module):
         self.gain = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise [b, c, h, w]: one reading pass, then one multiplication by a scale a channel."""
+        """Normalise [b, c, h, w]: one reading pass, then one multiplication by a scale for each channel."""
         deviation_inverse = torch.rsqrt(group_variance(x.reshape(x.shape[0], self.groups, -1)) + 1e-6)
         scale = (1 + at_least_fp32(self.gain)).view(self.groups, -1) * deviation_inverse.unsqueeze(-1)
         return x * scale.view(x.shape[0], -1, 1, 1).to(x.dtype)
 
 
 class ResBlock(nn.Module):
-    """1×1 conv to twice the width, grouped 3×3 conv, 1×1 conv back, added to the input."""
+    """1×1 conv to twice the width, grouped 3×3 conv, 1×1 conv back, plus the input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def res_blocks(channels: int, count: int) -> nn.Sequential:
 
 
 class SameStage(nn.Module):
-    """Residual blocks at one resolution, with a shortcut around them all."""
+    """Residual blocks at one resolution, plus the input."""
 
     def __init__(self, channels: int, count: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SameStage(nn.Module):
 
 
 class Projection(nn.Module):
-    """Holds `proj`, a convolution without bias, under the name of its place."""
+    """A convolution without bias under the published name `proj`."""
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int = 1) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Projection(nn.Module):
 
 
 class UpStage(nn.Module):
-    """Twice the resolution; the shortcut is a pixel shuffle, repeated to the new width."""
+    """Doubles the resolution; the shortcut is a pixel shuffle, repeated to the new width."""
 
     def __init__(self, channels_in: int, channels_out: int, count: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class UpStage(nn.Module):
 
 
 class DownStage(nn.Module):
-    """Half the resolution; the shortcut is a pixel unshuffle, averaged down to the new width."""
+    """Halves the resolution; the shortcut is a pixel unshuffle, averaged down to the new width."""
 
     def __init__(self, channels_in: int, channels_out: int, count: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def width_pairs(widths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 LANDSCAPE = (360, 640)
-SQUARE = 512  # the square picture that a landscape one is stretched to
+SQUARE = 512  # side of the square that a landscape picture is resized to
 OUTPUT_GROUPS = 32
 
 
@@ -173,6 +173,12 @@ class ImageVAEParams(Params):
             require(min(getattr(self, name)) >= 1, f"{name} must be counts of at least 1, not {getattr(self, name)}")
         require_positive(self, "channels", "latent_size", "latent_channels", "ch_0", "ch_max")
         require(len(self.sample_size) == 2, f"sample_size must be a height and a width, not {self.sample_size}")
+        height, width = self.sample_size
+        require(
+            self.landscape or abs(width / height - LANDSCAPE[1] / LANDSCAPE[0]) > 0.01,
+            f"sample_size {list(self.sample_size)} is 16:9, where only {list(LANDSCAPE)} is supported: another size "
+            "would be another network",
+        )
         require(
             self.ch_0 % OUTPUT_GROUPS == 0, f"ch_0 must be a multiple of {OUTPUT_GROUPS} (output norm), not {self.ch_0}"
         )
@@ -189,7 +195,7 @@ class ImageVAEParams(Params):
 
     @property
     def landscape(self) -> bool:
-        """Whether pictures are 360 × 640 and pass through a resize to and from a square."""
+        """True if pictures are 360 × 640 and are resized to and from a square."""
         return self.sample_size == LANDSCAPE
 
     @property
@@ -209,7 +215,7 @@ class ImageVAEParams(Params):
 
     @classmethod
     def tiny(cls) -> Self:
-        """Return a model that a laptop's processor runs in milliseconds, with every kind of stage in it."""
+        """Return a test size that runs in milliseconds on a CPU and has every kind of stage."""
         return cls(LANDSCAPE, 3, 4, latent_channels=16, ch_0=32, ch_max=64, **_stages((1, 1, 2)))
 
 
@@ -218,7 +224,7 @@ def _stages(counts: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 
 
 class ImageDecoder(nn.Module):
-    """Latent to picture."""
+    """Latents to pictures."""
 
     def __init__(self, params: ImageVAEParams) -> None:
         super().__init__()
@@ -245,7 +251,7 @@ class ImageDecoder(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Picture to latent."""
+    """Pictures to latents."""
 
     def __init__(self, params: ImageVAEParams) -> None:
         super().__init__()
@@ -280,7 +286,7 @@ class ImageVAE(nn.Module):
         self.decoder = ImageDecoder(params)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Encode pictures and decode them again."""
+        """Encode pictures [b, channels, H, W] and decode them again."""
         return self.decoder(self.encoder(x))
 
 
@@ -300,10 +306,10 @@ def build_image_encoder(**config: Any) -> ImageEncoder:
 
 
 def picture_size(params: ImageVAEParams) -> tuple[int, int]:
-    """Return the height and width of a picture that the encoder turns into a latent of latent_size × latent_size.
+    """Return height and width of a picture that the encoder maps to a latent of latent_size × latent_size.
 
-    A landscape picture is stretched to a square first, and not every square is the stretch of one; then it is the next
-    larger square (and latent) that is.
+    A landscape picture is first resized to a square. If no landscape picture is resized to exactly this square, the
+    next larger square (and latent) that has one is used.
     """
     step = 2 ** (len(params.encoder_blocks_per_stage) - 1)
     square = params.latent_size * step
@@ -323,7 +329,7 @@ def image_decoder_inputs(
     device: torch.device | str,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return seeded latents for `ImageDecoder.forward`, batch·frames of them."""
+    """Return random latents [batch·frames, latent_channels, s, s] for `ImageDecoder.forward`."""
     params = module.params
     shape = (batch * frames, params.latent_channels, params.latent_size, params.latent_size)
     return {"z": torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)}
@@ -338,6 +344,6 @@ def image_encoder_inputs(
     device: torch.device | str,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return seeded pictures in -1 … 1 for `ImageEncoder.forward`, batch·frames of them."""
+    """Return random pictures [batch·frames, channels, H, W] in -1 … 1 for `ImageEncoder.forward`."""
     shape = (batch * frames, module.params.channels, *picture_size(module.params))
     return {"x": (2 * torch.rand(shape, generator=generator, device=generator.device) - 1).to(device, dtype)}

@@ -1,8 +1,8 @@
 """Seeded weights for networks without a checkpoint.
 
-Freshly built gains, alphas and betas are zero, which makes norms and activations trivial: a mistake in one of them
-would change no number, and a parity check would prove nothing. Both fillings follow one recipe: every parameter is
-normal, `1/sqrt(inputs of one output)` wide if it is a matrix, 0.1 if it is a vector. Buffers keep their values.
+A new network's gains, alphas and betas are zero, so norms and activations are trivial and a parity check would miss a
+mistake in them. Both functions here draw every parameter from a normal distribution with a standard deviation of
+fan_in ** -0.5 for a matrix and 0.1 for a vector. Buffers keep their values.
 """
 
 import math
@@ -25,12 +25,12 @@ def _scale_of(parameter: Tensor) -> float:
 
 @torch.no_grad()
 def reference_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
-    """Fill a module with the weights that the published reference numbers were made with.
+    """Fill a module with the weights of the published reference numbers.
 
     Args:
         module: filled in place; its buffers, the rotary frequencies among them, are kept.
-        seed: mixed with each parameter's name, so that the order of parameters does not matter.
-        prefix: what stands before the names, as `decoder.` does for a decoder outside its VAE.
+        seed: combined with each parameter's name, so that the order of parameters has no effect.
+        prefix: put before each name, for example `decoder.` for a decoder without its VAE.
     """
     for name, parameter in module.named_parameters():
         generator = np.random.RandomState(_seed_of(prefix + name, seed))
@@ -40,10 +40,9 @@ def reference_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
 
 @torch.no_grad()
 def randomise(module: nn.Module, seed: int, prefix: str = "") -> None:
-    """Fill a module with weights of the same scales, drawn on the device where each parameter lies.
+    """Fill a module with random weights, drawn on the device of each parameter; arguments as for `reference_weights`.
 
-    The same seed, device and dtype give the same weights, whatever the order of parameters; another device draws
-    others. Arguments are those of `reference_weights`.
+    The same seed, device and dtype give the same weights. Another device gives other weights.
     """
     for name, parameter in module.named_parameters():
         randomise_parameter(parameter, prefix + name, seed)
@@ -51,6 +50,6 @@ def randomise(module: nn.Module, seed: int, prefix: str = "") -> None:
 
 @torch.no_grad()
 def randomise_parameter(parameter: Tensor, name: str, seed: int) -> None:
-    """Fill one parameter as `randomise` does."""
+    """Fill one parameter in place, as `randomise` does."""
     generator = torch.Generator(parameter.device).manual_seed(_seed_of(name, seed))
     parameter.normal_(std=_scale_of(parameter), generator=generator)

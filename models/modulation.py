@@ -1,7 +1,7 @@
-"""Says where a compiled graph must have a tensor in memory.
+"""AdaLN and gate vectors of all layers in one matrix product.
 
-Inductor computes a cheap tensor again for each of its readers. That is right where it becomes part of the reader, but a
-kernel of our own reads memory: for each one there would be another copy of the same numbers.
+The layers that compute them read only the frame's condition and hold a third of the weights. Layer by layer that is a
+hundred small products a pass. Here it is one product, which all passes of a frame share.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +15,23 @@ from models.transformer import Block, Modulation, OutputHead
 
 
 def materialized(tensor: Tensor) -> Tensor:
-    """Return `tensor`, of any shape and dtype; a result of arithmetic, not a part of another tensor."""
-    return tensor.as_strided(tensor.shape, tensor.stride())  # the one view of which inductor needs the memory itself
+    """Return `tensor` such that a compiled graph computes it once and stores it.
+
+    Inductor recomputes a cheap tensor for each reader. Custom kernels read from memory, so each of them would get its
+    own copy of the same numbers.
+
+    Args:
+        tensor: any shape and dtype; the result of an operation, not a view.
+    """
+    return tensor.as_strided(tensor.shape, tensor.stride())  # of this view inductor needs the memory itself
 
 
 class MergedLinears(nn.Module):
-    """All layers' outputs, one after the other, for one input.
+    """Linear layers with a common input as one product; returns their outputs side by side.
 
-    Casting or moving a module gives every parameter memory of its own; whoever owns this one calls `merge` after that.
+    The layers keep their names and parameters, which become views of one tensor: no weight is held twice, and whatever
+    is loaded into a layer changes the product. Casting or moving the layers gives each parameter its own memory again,
+    so the owner calls `merge` afterwards.
     """
 
     weight: Tensor
@@ -30,12 +39,12 @@ class MergedLinears(nn.Module):
 
     def __init__(self, layers: Iterable[nn.Linear]) -> None:
         super().__init__()
-        self._layers = tuple(layers)  # a tuple: they are submodules of another module
+        self._layers = tuple(layers)  # a tuple: they stay submodules of another module
         self.merge()
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Lay all weights in one tensor, and all biases in another, where they do not lie in it already."""
+        """Move all weights into one tensor and all biases into another, unless they are there already."""
         if self._is_merged():
             return
         for name in ("weight", "bias"):
@@ -52,26 +61,26 @@ class MergedLinears(nn.Module):
             whole, start = getattr(self, name), 0
             for layer in self._layers:
                 part = getattr(layer, name)
-                at_home = part.untyped_storage()._cdata == whole.untyped_storage()._cdata
-                if not at_home or part.storage_offset() != start or part.dtype != whole.dtype:
+                shares_storage = part.untyped_storage()._cdata == whole.untyped_storage()._cdata
+                if not shares_storage or part.storage_offset() != start or part.dtype != whole.dtype:
                     return False
                 start += part.numel()
         return True
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        return self  # what lies here are the layers' parameters, and they are moved where they belong
+        return self  # the tensors here are the layers' parameters, which their own modules move
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., sum of out_features]."""
         return F.linear(x, self.weight, self.bias)
 
 
-#: Vectors of a block, in the order of `Modulation`, and of an output head; the first of each norm is a factor.
+#: What is added to each vector of a block (in the order of `Modulation`) and of an output head: factors are 1 + scale.
 BLOCK, HEAD = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0), (1.0, 0.0)
 
 
 class MergedModulation(nn.Module):
-    """Computes the modulations of all `blocks` and `heads`, whose linear layers it merges."""
+    """Modulations of all `blocks` and output `heads`, whose linear layers are merged into one."""
 
     offsets: Tensor
 
@@ -88,19 +97,19 @@ class MergedModulation(nn.Module):
         self.register_buffer("offsets", vectors.repeat_interleave(self.width), persistent=False)
 
     def forward(self, activated: Tensor) -> Tensor:
-        """Return every vector for SiLU(condition) [b, n, d]: [b, n, (6·blocks + 2·heads)·d], factors (1 + scale)."""
+        """Map SiLU(condition) [b, n, d] to all vectors [b, n, (6·blocks + 2·heads)·d]; factors are 1 + scale."""
         return materialized(self.merged(activated) + self.offsets)
 
     def block(self, vectors: Tensor, index: int) -> Modulation:
-        """Return what the condition does to a block, from `vectors` [b, n, …]."""
+        """Return the modulation of block `index` from the vectors [b, n, …] of `forward`."""
         start = index * len(BLOCK)
-        return Modulation(*self._cut(vectors, start, len(BLOCK)))
+        return Modulation(*self._slice(vectors, start, len(BLOCK)))
 
     def head(self, vectors: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Return (factor, shift) of a head's norm, from `vectors` [b, n, …]."""
-        factor, shift = self._cut(vectors, self.blocks * len(BLOCK) + index * len(HEAD), len(HEAD))
+        """Return (factor, shift) [b, n, 1, d] of the norm of head `index` from the vectors [b, n, …] of `forward`."""
+        factor, shift = self._slice(vectors, self.blocks * len(BLOCK) + index * len(HEAD), len(HEAD))
         return factor, shift
 
-    def _cut(self, vectors: Tensor, start: int, count: int) -> tuple[Tensor, ...]:
-        cut = vectors[..., start * self.width : (start + count) * self.width]
-        return cut.unflatten(-1, (count, 1, self.width)).unbind(-3)  # [b, n, 1, d] each
+    def _slice(self, vectors: Tensor, start: int, count: int) -> tuple[Tensor, ...]:
+        part = vectors[..., start * self.width : (start + count) * self.width]
+        return part.unflatten(-1, (count, 1, self.width)).unbind(-3)  # [b, n, 1, d] each

@@ -1,4 +1,4 @@
-"""What the Params dataclasses share: reading a published config and saying clearly what is wrong with one."""
+"""Base of the networks' parameter dataclasses: reads a published config and checks it."""
 
 import dataclasses
 import difflib
@@ -13,12 +13,12 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_positive(params: object, *names: str) -> None:
-    """Raise ValueError unless every named attribute of `params` is a whole number of at least one."""
+    """Raise ValueError unless every named attribute of `params` is an integer of at least 1."""
     for name in names:
         value = getattr(params, name)
         require(
             isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-            f"{type(params).__name__}.{name} must be a whole number of at least 1, not {value!r}",
+            f"{type(params).__name__}.{name} must be an integer of at least 1, not {value!r}",
         )
 
 
@@ -28,17 +28,18 @@ class Params:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read a published config; keys that are no field here do not change the forward pass and are ignored.
+        """Read a published config. Keys without a field here do not change the forward pass and are ignored.
 
         Raises:
-            ValueError: a field is missing (with the nearest key that was given), or its value makes no network.
+            ValueError: a field is missing (the nearest key given is named), or a value is not supported.
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name, field in fields.items():
             if name not in config and field.default is dataclasses.MISSING:
                 near = difflib.get_close_matches(name, [key for key in config if key not in fields], n=1)
-                hint = f"; did you mean it with {near[0]!r}?" if near else ""
+                hint = f"; is {near[0]!r} a misspelling of it?" if near else ""
                 raise ValueError(f"the config of {cls.__name__} lacks {name!r}{hint}")
         patch_size = config.get("patch_size", 1)
         require(patch_size == 1, f"patch_size must be 1 (a latent pixel is a token), not {patch_size!r}")
+        require(not config.get("causal"), "causal must be false: a causal network is another network, not implemented")
         return cls(**{name: config[name] for name in fields if name in config})

@@ -1,4 +1,8 @@
-"""Decoders as a player uses them: latents of one frame in, what a screen and a sound card take out."""
+"""The networks as a real-time loop uses them: one frame a call, with the state of a game in progress.
+
+World model: one denoising pass, or a whole frame, with a full cache. Decoders: latents of one frame to uint8 pixels and
+to its samples of sound. Each `reset()` restores the state before the first call, in place.
+"""
 
 from typing import Any
 
@@ -11,23 +15,23 @@ from models.image_vae import ImageDecoder, ImageVAEParams
 from models.params import require
 from models.world_model import WorldModelParams, example_inputs
 
-CONTEXT_SEED = 120
+SOUND_CONTEXT_SEED, WORLD_CONTEXT_SEED = 120, 60  # of the random frames in the initial state
 
 
 class PictureStage(ImageDecoder):
-    """Latent to pixels; parameters and their names are those of `ImageDecoder`."""
+    """Latents to uint8 pixels; the state dict is that of `ImageDecoder`."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """Decode latents [b, latent_channels, s, s] to uint8 pictures [b, H, W, channels], -1 … 1 becoming 0 … 255."""
-        pixels = super().forward(z).permute(0, 2, 3, 1).float()  # fp32: bf16 has not the digits of 0 … 255
+        """Decode latents [b, latent_channels, s, s] to uint8 pictures [b, H, W, channels]; -1 … 1 becomes 0 … 255."""
+        pixels = super().forward(z).permute(0, 2, 3, 1).float()  # fp32: bf16 cannot represent all of 0 … 255
         return pixels.clamp(-1, 1).add(1).mul(127.5).round().to(torch.uint8)
 
 
 class SoundStage(AudioDecoder):
-    """The newest frame's sound out of a window of latents; parameters and their names are those of `AudioDecoder`.
+    """The newest frame's sound, decoded from a window of latents; the state dict is that of `AudioDecoder`.
 
-    The decoder's norm runs over time, so every latent changes every sample: `decoded=None` decodes the whole window of
-    `window` latents, exactly; a number decodes that many of the newest, which is cheaper and not the same sound.
+    The decoder's norm runs over time, so every latent changes every sample. `decoded=None` decodes all `window`
+    latents, which is exact. A number decodes only that many of the newest: faster, with other samples.
     """
 
     latents: Tensor
@@ -35,33 +39,33 @@ class SoundStage(AudioDecoder):
 
     def __init__(self, params: AudioVAEParams, *, window: int, decoded: int | None = None) -> None:
         super().__init__(params)
-        require(window >= 1, f"window={window}: at least 1 latent")
-        require(decoded is None or 1 <= decoded <= window, f"decoded={decoded}: from 1 to window={window}, or null")
+        require(window >= 1, f"window={window}: must be at least 1 latent")
+        require(decoded is None or 1 <= decoded <= window, f"decoded={decoded}: must be 1 to window={window}, or null")
         self.decoded = window if decoded is None else decoded
-        generator = torch.Generator("cpu").manual_seed(CONTEXT_SEED)
+        generator = torch.Generator("cpu").manual_seed(SOUND_CONTEXT_SEED)
         context = torch.randn(1, params.latent_channels, window, generator=generator, device="cpu")
-        context = context.bfloat16().float().to(torch.get_default_device())  # exact in every dtype
+        context = context.bfloat16().float().to(torch.get_default_device())  # the same numbers in every dtype
         self.register_buffer("context", context, persistent=False)
-        self.register_buffer("latents", context.clone(), persistent=False)  # the last ones, oldest first
+        self.register_buffer("latents", context.clone(), persistent=False)  # oldest first
 
     def state_tensors(self) -> tuple[Tensor, ...]:
-        """Return what a call changes: the window."""
+        """Return the tensors that a call changes in place: the window of latents."""
         return (self.latents,)
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Start again after a window of random latents, in place."""
+        """Restore the initial window, which holds random latents, in place."""
         self.latents.copy_(self.context)
 
     @torch.no_grad()
     def forward(self, latent: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take the newest latent [1, latent_channels]; return its sound, fp32 [1, channels, samples_per_latent]."""
+        """Append the newest latent [1, latent_channels]; return its sound, fp32 [1, channels, samples_per_latent]."""
         latents = torch.cat((self.latents[..., 1:], latent.unsqueeze(-1)), dim=-1)
         self.latents.copy_(latents)
         return self.newest(latents[..., -self.decoded :])
 
     def newest(self, latents: Tensor) -> Tensor:
-        """Decode latents [b, latent_channels, l] and return the last one's sound, fp32."""
+        """Decode latents [b, latent_channels, l]; return the last one's sound, fp32 [b, channels, samples]."""
         return super().forward(latents)[..., -self.params.samples_per_latent :].float()
 
 
@@ -71,70 +75,77 @@ def build_picture_stage(**config: Any) -> PictureStage:
 
 
 def build_sound_stage(*, window: int, decoded: int | None = None, **config: Any) -> SoundStage:
-    """Build a `SoundStage` from the keys of a published config and its own."""
+    """Build a `SoundStage` from the keys of a published config, `window` and `decoded` (in latents)."""
     return SoundStage(AudioVAEParams.from_config(config), window=window, decoded=decoded)
 
 
 def sound_stage_inputs(
     module: SoundStage, *, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return a seeded latent for `SoundStage.forward`."""
+    """Return a random latent [1, latent_channels] for `SoundStage.forward`."""
     shape = (1, module.params.latent_channels)
     return {"latent": torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)}
 
 
 class WholeFrame(nn.Module):
-    """World model, picture and sound as one network, so that one compilation or capture can hold a whole frame."""
+    """World model, picture and sound stage as one module, so that one compilation or capture covers a whole frame."""
 
     def __init__(self, world: nn.Module, picture: nn.Module, sound: nn.Module) -> None:
         super().__init__()
         self.world, self.picture, self.sound = world, picture, sound
 
     def state_tensors(self) -> tuple[Tensor, ...]:
-        """Return what a call changes in any of them."""
+        """Return the tensors that a call changes in place, of all parts."""
         parts: tuple[Any, ...] = (self.world, self.picture, self.sound)
         return tuple(tensor for part in parts if hasattr(part, "state_tensors") for tensor in part.state_tensors())
 
     def reset(self) -> None:
-        """Reset those that can be reset."""
+        """Reset the parts that have state, in place."""
         parts: tuple[Any, ...] = (self.world, self.picture, self.sound)
         for part in parts:
             if hasattr(part, "reset"):
                 part.reset()
 
     def forward(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
-        """Make the next frame from noise and controls; return its picture and its sound.
+        """Generate the next frame from noise and controls; return its picture and its sound.
 
-        Uncompiled and on a GPU, sound is decoded on a stream of its own beside the picture.
+        In eager mode on a GPU, sound is decoded on a second stream, in parallel with the picture.
+
+        Args:
+            x: noise for the video latents [1, c, h, w].
+            audio: noise for the audio latents [1, ca].
+            mouse: mouse movement [1, 2].
+            btn: buttons held, 0 or 1, [1, n_buttons].
+
+        Returns:
+            Picture, uint8 [1, H, W, channels], and sound, fp32 [1, channels, samples].
+
         """
         video, latent = self.world(x, audio, mouse, btn)
         if not video.is_cuda or torch.compiler.is_compiling():
             return self.picture(video), self.sound(latent)
-        here, beside = torch.cuda.current_stream(), _beside(video.device)
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside):
+        current, second = torch.cuda.current_stream(), _second_stream(video.device)
+        second.wait_stream(current)
+        with torch.cuda.stream(second):
             sound = self.sound(latent)
         picture = self.picture(video)
-        here.wait_stream(beside)
-        latent.record_stream(beside)
-        sound.record_stream(here)
+        current.wait_stream(second)
+        latent.record_stream(second)
+        sound.record_stream(current)
         return picture, sound
 
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def _beside(device: torch.device) -> torch.cuda.Stream:
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     return _streams[device]
 
 
-CONTEXT_SEED = 60
-
-
 class Context(nn.Module):
-    """A window of random frames; its numbers are exact in bfloat16, so that every dtype starts from the same ones."""
+    """A window of random frames whose numbers are exact in bfloat16, so that every dtype starts from the same state."""
 
     x: Tensor
     audio: Tensor
@@ -143,45 +154,45 @@ class Context(nn.Module):
 
     def __init__(self, params: WorldModelParams, batch: int, frames: int) -> None:
         super().__init__()
-        generator = torch.Generator("cpu").manual_seed(CONTEXT_SEED)
-        drawn = example_inputs(
+        generator = torch.Generator("cpu").manual_seed(WORLD_CONTEXT_SEED)
+        inputs = example_inputs(
             params, batch=batch, frames=frames, generator=generator, device="cpu", dtype=torch.bfloat16
         )
         for name in ("x", "audio", "mouse", "btn"):
-            self.register_buffer(name, drawn[name].float().to(torch.get_default_device()), persistent=False)
+            self.register_buffer(name, inputs[name].float().to(torch.get_default_device()), persistent=False)
 
 
 class PrefilledWorldModel(CachedWorldModel):
-    """A cached world model that `reset()` puts behind `context_frames` frames."""
+    """A cached world model whose `reset()` fills the cache with `context_frames` random frames."""
 
     def __init__(self, params: WorldModelParams, options: FrameOptions, context_frames: int) -> None:
         super().__init__(params, options)
-        require(context_frames >= 0, f"context_frames={context_frames}: 0 or more")
+        require(context_frames >= 0, f"context_frames={context_frames}: must be 0 or more")
         self.context = Context(params, options.batch, context_frames) if context_frames else None
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Go back to the frame after the context, in place."""
+        """Restore the state right after the context frames, in place."""
         super().reset()
         if self.context is not None:
             self.prefill(self.context.x, self.context.audio, self.context.mouse, self.context.btn)
 
 
 class WorldModelStep(PrefilledWorldModel):
-    """One denoising pass of one new frame; the cache is read and stays."""
+    """One denoising pass of one new frame; the cache of earlier frames is read and not changed."""
 
     def forward(self, x: Tensor, audio: Tensor, t: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the velocity, see `CachedWorldModel.denoise`."""
+        """Return the velocity; see `CachedWorldModel.denoise`."""
         return self.denoise(x, audio, t, mouse, btn)
 
 
 class WorldModelFrame(PrefilledWorldModel):
-    """All passes of one new frame; every call makes the next one."""
+    """All passes of one new frame; each call generates the next frame."""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the frame, see `CachedWorldModel.frame`."""
+        """Return the frame's latents; see `CachedWorldModel.frame`."""
         return self.frame(x, audio, mouse, btn)
 
 
@@ -213,16 +224,16 @@ def build_world_model_frame(
 def world_model_step_inputs(
     module: PrefilledWorldModel, *, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return seeded inputs of `WorldModelStep.forward`; `t` stays fp32."""
+    """Return random inputs of `WorldModelStep.forward` by argument name; `t` is fp32."""
     batch = module.options.batch
-    drawn = example_inputs(module.params, batch=batch, frames=1, generator=generator, device=device, dtype=dtype)
-    return {name: tensor.squeeze(1) for name, tensor in drawn.items()}
+    inputs = example_inputs(module.params, batch=batch, frames=1, generator=generator, device=device, dtype=dtype)
+    return {name: tensor.squeeze(1) for name, tensor in inputs.items()}
 
 
 def world_model_frame_inputs(
     module: PrefilledWorldModel, *, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return seeded inputs of `WorldModelFrame.forward`: noise and controls."""
-    drawn = world_model_step_inputs(module, generator=generator, device=device, dtype=dtype)
-    del drawn["t"]
-    return drawn
+    """Return random inputs of `WorldModelFrame.forward` by argument name: noise and controls."""
+    inputs = world_model_step_inputs(module, generator=generator, device=device, dtype=dtype)
+    del inputs["t"]
+    return inputs

@@ -1,8 +1,8 @@
-"""Keeps what must stay in fp32 in fp32, whatever dtype the rest of a model is cast to.
+"""Keeps constants in fp32, whatever dtype the rest of a model is cast to.
 
 `module.to(torch.bfloat16)` rounds every floating-point buffer. Rotary frequencies, rotation tables and the frequencies
-of sinusoidal embeddings are multiplied by large numbers before a sine is taken, so 8 bits of mantissa would make other
-networks of them.
+of sinusoidal embeddings are multiplied by large numbers before a sine is taken: with a mantissa of 8 bits the outputs
+would be wrong.
 """
 
 from abc import ABC, abstractmethod
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """Return `x` in fp32, or unchanged where it is wider already."""
+    """Return `x` in fp32, or unchanged if it is fp64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 class ConstantBuffers(nn.Module, ABC):
-    """A module that owns fp32 constants, which follow its device and never its dtype.
+    """A module with constants that follow its device and keep their dtype.
 
-    A subclass says in `constants` what they are and calls `register_constants` at the end of its `__init__`. A module
-    that leaves the meta device (`to_empty`) gets their values again, since empty memory would not hold them.
+    A subclass defines them in `constants` and calls `register_constants` at the end of its `__init__`. When the module
+    leaves the meta device (`to_empty`), the constants are computed again.
     """
 
     @abstractmethod
     def constants(self) -> dict[str, Tensor]:
-        """Return name → value, computed on the CPU whatever the default device is."""
+        """Return the constants by name, computed on the CPU whatever the default device is."""
 
     def register_constants(self, *, persistent: bool = False) -> None:
         """Register every constant as a buffer on the default device; `persistent` ones are in the state dict."""

@@ -1,8 +1,11 @@
-"""Attention of a frame's few queries to a long ring of keys, spread over the whole GPU.
+"""Triton kernels of the ring cache: attention of a frame's few queries to a long ring, and the write to the ring.
 
 A frame has a few dozen queries, so splitting by queries and heads alone would leave most of the GPU idle. Here the keys
 are split too: a program handles all queries of a head and one chunk of the keys, and a second kernel combines the
 chunks (flash-decoding: https://pytorch.org/blog/flash-decoding).
+
+`write_ring` goes from the output of the `qkv` product to the ring in one kernel: QK norm, rotation, cast, and the write
+of keys and values. PyTorch operations take five launches for it, of about a microsecond of work each.
 """
 
 import math
@@ -14,16 +17,16 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 from torch.utils.flop_counter import register_flop_formula
 
-# Instead of -inf for the maximum of nothing: below every score, and the difference of two is 0 and not NaN.
+# Maximum of an empty set of scores, instead of -inf: the difference of two is 0, not NaN.
 LOWEST = tl.constexpr(-1e38)
-MAX_ROWS = 64  # queries of a program: two groups of 17 fit, and the sums of d = 128 still fit into registers
-WAVE = 264  # two programs for each of an H200's 132 SMs: with fewer, part of it waits for the rest
+MAX_ROWS = 64  # queries of a program: two groups of 17 fit, and the sums at d = 128 still fit into registers
+WAVE = 264  # two programs for each of an H200's 132 SMs; with fewer, some SMs are idle
 
 
 def chunk_length(keys: int, columns: int) -> int:
-    """Return how many of `keys` a program takes when there are `columns` heads × batches × row blocks.
+    """Return the keys of one program, for `columns` = heads × batches × row blocks.
 
-    Long chunks leave fewer partial sums to combine; short ones are for when long ones are too few to fill the GPU.
+    Long chunks leave fewer partial sums to combine; short chunks are used where long ones would not fill the GPU.
     """
     return 128 if triton.cdiv(keys, 128) * columns >= WAVE else 64
 
@@ -49,8 +52,8 @@ def _attend_chunk(
 
     frame = tl.load(frames + row // tokens, mask=row < rows, other=0)
     newest = (frame % slots).to(tl.int32)
-    newest = tl.where(newest < 0, newest + slots, newest)  # the remainder has the sign of the frame
-    oldest = tl.minimum(tl.maximum(frame, 0), slots - 2).to(tl.int32)  # in frames ago
+    newest = tl.where(newest < 0, newest + slots, newest)  # Triton's remainder has the sign of the frame
+    oldest = tl.minimum(tl.maximum(frame, 0), slots - 2).to(tl.int32)  # as a number of frames before `newest`
     age = newest[:, None] - key[None, :] // tokens
     age = tl.where(age < 0, age + slots, age)
     seen = (age <= oldest[:, None]) & (key[None, :] < keys)
@@ -69,7 +72,7 @@ def _attend_chunk(
 def _combine_chunks(
     partial, peaks, sums, out, rows, heads, chunks: tl.constexpr, d: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
-    """Weigh one row's partial sums by their maxima and write their normalised total."""
+    """Combine one row's partial sums, weighted by their maxima, and write the normalised total."""
     row, column = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first = (column * rows + row) * chunks
     dim = tl.arange(0, d)
@@ -92,14 +95,14 @@ def _combine_chunks(
 
 @triton_op("models::attend_ring", mutates_args=())
 def attend_ring(q: Tensor, k: Tensor, v: Tensor, frames: Tensor, chunk: int = 0) -> Tensor:
-    """Attend from `q` [b, g, m, h, d] to a contiguous ring `k`, `v` [b, slots, m, h, d]; return [b, g, m, h, d].
+    """Return attention from `q` [b, g, m, h, d] to a contiguous ring `k`, `v` [b, slots, m, h, d], shaped as `q`.
 
     Args:
         q: fp16 or bf16, like the ring; d is a power of two from 16 to 128.
-        k: the keys.
-        v: the values.
-        frames: int64 [g], read on the device: a captured graph follows its changes.
-        chunk: keys of a program, a power of two of at least 16; 0 chooses.
+        k: keys, already rotated.
+        v: values.
+        frames: frame of each group of queries, int64 [g], read on the device: a captured graph follows changes.
+        chunk: keys of one program, a power of two of at least 16; 0: chosen by `chunk_length`.
     """
     batches, groups, tokens, heads, d = q.shape
     slots, rows, keys = k.shape[1], groups * tokens, k.shape[1] * tokens
@@ -124,17 +127,19 @@ def attend_ring(q: Tensor, k: Tensor, v: Tensor, frames: Tensor, chunk: int = 0)
 
 @register_flop_formula(torch.ops.models.attend_ring)
 def _flops(q: list[int], k: list[int], *_: object, **__: object) -> int:
-    """Count every slot's keys, seen or not, as torch's counter does with a mask."""
+    """Count the keys of all slots, as torch's counter does for masked attention."""
     batches, groups, tokens, heads, d = q
     return 4 * batches * heads * groups * tokens * k[1] * tokens * d
 
 
-PER_PROGRAM = 128  # elements of q, k and v each: 4 a thread of one warp
+ELEMENTS = 128  # elements of q, k and v each in one program: 4 for each thread of one warp
 
 
 @triton.jit
-def _turned(x, gain, cosine, sine, eps: tl.constexpr, d: tl.constexpr, heads: tl.constexpr, block: tl.constexpr):
-    """Return fp32 `x` [heads, block] after RMS norm, gain and rotation; the dims from d on are 0 and stay so."""
+def _norm_and_rotate(
+    x, gain, cosine, sine, eps: tl.constexpr, d: tl.constexpr, heads: tl.constexpr, block: tl.constexpr
+):
+    """Return fp32 `x` [heads, block] after RMS norm, gain and rotation; dims from d on are 0 and stay 0."""
     normed = x * tl.rsqrt(tl.sum(x * x, 1) / d + eps)[:, None]
     normed += normed * gain[None, :]
     even, odd = tl.split(tl.reshape(normed, (heads, block // 2, 2)))
@@ -146,13 +151,13 @@ def _turned(x, gain, cosine, sine, eps: tl.constexpr, d: tl.constexpr, heads: tl
 def _write_ring(
     qkv, q_gain, k_gain, rotation, slots, q, k_ring, v_ring, rows,
     eps: tl.constexpr, ring_slots: tl.constexpr, tokens: tl.constexpr,
-    heads: tl.constexpr, d: tl.constexpr, per_program: tl.constexpr, block: tl.constexpr,
+    heads: tl.constexpr, d: tl.constexpr, heads_per_program: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Serve one token (axis 0 of the grid) in `per_program` heads (axis 1)."""
+    """Process one token (axis 0 of the grid) in `heads_per_program` heads (axis 1)."""
     row = tl.program_id(0).to(tl.int64)  # of b·g·m
     batch, token = row // rows, row % rows
     slot = tl.load(slots + token // tokens)
-    head = tl.program_id(1) * per_program + tl.arange(0, per_program)
+    head = tl.program_id(1) * heads_per_program + tl.arange(0, heads_per_program)
     dim = tl.arange(0, block)
     real = (head[:, None] < heads) & (dim[None, :] < d)
     inner = head[:, None] * d + dim[None, :]
@@ -165,8 +170,8 @@ def _write_ring(
     gain_q = tl.load(q_gain + dim, mask=dim < d, other=0.0).to(tl.float32)
     gain_k = tl.load(k_gain + dim, mask=dim < d, other=0.0).to(tl.float32)
 
-    query = _turned(query, gain_q, cosine, sine, eps, d, per_program, block)
-    key = _turned(key, gain_k, cosine, sine, eps, d, per_program, block)
+    query = _norm_and_rotate(query, gain_q, cosine, sine, eps, d, heads_per_program, block)
+    key = _norm_and_rotate(key, gain_k, cosine, sine, eps, d, heads_per_program, block)
     at = ((batch * ring_slots + slot) * tokens + token % tokens) * heads * d + inner
     tl.store(q + row * heads * d + inner, query.to(q.dtype.element_ty), mask=real)
     tl.store(k_ring + at, key.to(k_ring.dtype.element_ty), mask=real)
@@ -179,38 +184,39 @@ def write_ring(
 ) -> Tensor:
     """Normalise and rotate queries and keys, write keys and values into the ring, and return the queries.
 
-    RMS norm (epsilon 1e-6) and rotation are in fp32; the ring's dtype is rounded to once. There is no gradient.
+    RMS norm (epsilon 1e-6) and rotation are fp32, then rounded once to the ring's dtype. There is no gradient.
 
     Args:
-        qkv: queries, keys and values [b, g·m, 3·h·d] as `Attention.qkv` makes them.
-        q_gain: what the gain of the queries' norm is above one, [d].
-        k_gain: that of the keys.
+        qkv: output of `Attention.qkv`, [b, g·m, 3·h·d].
+        q_gain: gain of the queries' norm minus one, [d].
+        k_gain: gain of the keys' norm minus one, [d].
         rotation: cosine and signed sine of each token, fp32 [2, g·m, d], see `models.attention`.
-        slots: int64 [g], different ones, read on the device: a captured graph follows its changes.
-        k_ring: contiguous [b, slots, m, h, d], written in place.
-        v_ring: the same for values.
+        slots: slot of each frame, int64 [g], all different, read on the device: a captured graph follows changes.
+        k_ring: keys, contiguous [b, slots, m, h, d], written in place.
+        v_ring: values, like `k_ring`.
 
     Returns:
         Queries [b, g, m, h, d], contiguous, in the ring's dtype.
 
     Raises:
-        ValueError: the shapes do not belong together, or the ring is not contiguous.
+        ValueError: the shapes do not match, or the ring is not contiguous.
     """
     b, ring_slots, m, h, d = k_ring.shape
     g = slots.shape[0]
     if v_ring.shape != k_ring.shape or qkv.shape != (b, g * m, 3 * h * d) or rotation.shape != (2, g * m, d):
         raise ValueError(
             f"qkv {list(qkv.shape)} and rotation {list(rotation.shape)} of {g} frames, keys {list(k_ring.shape)} and "
-            f"values {list(v_ring.shape)} do not fit: qkv is [b, g·m, 3·h·d], rotation [2, g·m, d], "
+            f"values {list(v_ring.shape)} do not match: qkv is [b, g·m, 3·h·d], rotation [2, g·m, d], "
             "keys and values are [b, slots, m, h, d]"
         )
     if not (k_ring.is_contiguous() and v_ring.is_contiguous()):
-        raise ValueError("the ring's keys and values must be contiguous; give every layer tensors of its own")
+        raise ValueError("the ring's keys and values must be contiguous; give each layer its own tensors")
     q = k_ring.new_empty((b, g, m, h, d))
     block = triton.next_power_of_2(d)
-    per_program = max(PER_PROGRAM // block, 1)
-    wrap_triton(_write_ring)[(b * g * m, triton.cdiv(h, per_program))](
+    heads_per_program = max(ELEMENTS // block, 1)
+    wrap_triton(_write_ring)[(b * g * m, triton.cdiv(h, heads_per_program))](
         qkv.contiguous(), q_gain, k_gain, rotation.contiguous(), slots, q, k_ring, v_ring, g * m,
-        eps=1e-6, ring_slots=ring_slots, tokens=m, heads=h, d=d, per_program=per_program, block=block, num_warps=1,
+        eps=1e-6, ring_slots=ring_slots, tokens=m, heads=h, d=d,
+        heads_per_program=heads_per_program, block=block, num_warps=1,
     )  # fmt: skip
     return q

@@ -1,7 +1,7 @@
-"""Linear layers of a few rows: the time is that of reading the weights once, by as many programs as keep a GPU busy.
+"""Linear layers with few rows (skinny GEMMs): their time is that of reading the weights once.
 
-A library's product takes a launch more where it splits the inputs, and one for the SiLU behind it. Here the sums of
-the parts are left to the kernel that reads them (`add_modulated_norm`), and SiLU is done before the store.
+A library GEMM needs one more launch where it splits the inputs (split-K), and one for SiLU. Here the sums of the parts
+are left to the kernel that reads them (`add_modulated_norm`), and SiLU is done before the store.
 """
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 from torch.utils.flop_counter import register_flop_formula
 
-MAX_ROWS = 64  # of more, the rows and not the weights are what the time goes into
-COLUMNS = 64  # outputs of a program: the least that a Hopper's warp group multiplies at once
-WAVE = 80  # programs that keep an H200's memory busy: more parts than that only have to be added up
-INNER = 128  # inputs that are loaded at a time
+MAX_ROWS = 64  # with more rows the weights no longer dominate the time
+COLUMNS = 64  # outputs of one program: the minimum of a Hopper warp-group MMA
+WAVE = 80  # programs that saturate an H200's memory bandwidth; more parts only cost additions
+INNER = 128  # inputs loaded per iteration
 
 
 @triton.jit
@@ -23,35 +23,35 @@ def _skinny_linear(
     n: tl.constexpr, k: tl.constexpr, parts: tl.constexpr, silu: tl.constexpr,
     block: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """Write `columns` outputs of all rows, from the inputs of one part (axis 1 of the grid)."""
+    """Write `columns` outputs (axis 0 of the grid) of all rows, summed over the inputs of one part (axis 1)."""
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     part = tl.program_id(1)
     row = tl.arange(0, block)
     total = tl.zeros((columns, block), tl.float32)
     for start in tl.range(0, k // parts, inner, num_stages=stages):
         at = part * (k // parts) + start + tl.arange(0, inner)
-        # Each weight is read once, and would only push the rows, which all programs read, out of the cache.
-        given = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
-        seen = tl.load(
+        # Each weight is read once and must not evict the rows from the cache, which all programs read.
+        weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
+        inputs = tl.load(
             x + row[:, None] * k + at[None, :], mask=row[:, None] < rows, other=0.0, eviction_policy="evict_last"
         )
-        total = tl.dot(given, tl.trans(seen), total)  # the weights are the wide side
+        total = tl.dot(weights, tl.trans(inputs), total)  # weights as the left operand: the wide side
     offset = tl.load(bias + column).to(tl.float32)
     total += tl.where(part == 0, offset, 0.0)[:, None]
     if silu:
         total = total * tl.sigmoid(total)
-    to = (part * rows + row[None, :]) * n + column[:, None]
-    tl.store(out + to, total.to(out.dtype.element_ty), mask=row[None, :] < rows)
+    offsets = (part * rows + row[None, :]) * n + column[:, None]
+    tl.store(out + offsets, total.to(out.dtype.element_ty), mask=row[None, :] < rows)
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:
-    """Say whether the kernel can take `x` [..., k] through layers of these weights [n, k], one after the other."""
+    """Return True if the kernel supports `x` [..., k] through layers with these weights [n, k], one after the other."""
     few = x.numel() // x.shape[-1] <= MAX_ROWS
     return few and all(n % COLUMNS == 0 and k % 64 == 0 and w.is_contiguous() for w in weights for n, k in (w.shape,))
 
 
 def part_count(n: int, k: int) -> int:
-    """Return into how many parts k inputs of n outputs are cut: a power of two, up to a wave of programs."""
+    """Return the number of parts that k inputs of n outputs are split into: a power of two, up to `WAVE` programs."""
     parts = 1
     while triton.cdiv(n, COLUMNS) * parts < WAVE and k % (2 * parts * 64) == 0:
         parts *= 2
@@ -60,10 +60,10 @@ def part_count(n: int, k: int) -> int:
 
 @triton_op("models::linear_silu", mutates_args=())
 def linear_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return `silu(x·weightᵀ + bias)` [..., n] in the dtype of `x`; sums are fp32, and so is the SiLU.
+    """Return `silu(x·weightᵀ + bias)` [..., n] in the dtype of `x`; sums and SiLU are fp32.
 
     Args:
-        x: [..., k] of at most `MAX_ROWS` rows.
+        x: [..., k], at most `MAX_ROWS` rows.
         weight: contiguous [n, k]; n and k are multiples of 64.
         bias: [n].
     """
@@ -74,7 +74,7 @@ def linear_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @triton_op("models::linear_parts", mutates_args=())
 def linear_parts(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return fp32 [parts, ..., n] whose sum over the first axis is `x·weightᵀ + bias`; arguments of `linear_silu`."""
+    """Return fp32 [parts, ..., n], whose sum over parts is `x·weightᵀ + bias`; arguments as for `linear_silu`."""
     n, k = weight.shape
     out = x.new_empty((part_count(n, k), *x.shape[:-1], n), dtype=torch.float32)
     _launch(x, weight, bias, out, parts=out.shape[0], silu=False)
@@ -96,7 +96,7 @@ def _launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, parts: int,
     inner = INNER
     while (k // parts) % inner:
         inner //= 2
-    # As many stages as fit into a Hopper's 227 KiB of shared memory beside nobody else, but never more than are run.
+    # As many stages as fit into a Hopper SM's 227 KiB of shared memory, but not more than there are iterations.
     stages = min(6 if block == 32 else 4, k // parts // inner)
     wrap_triton(_skinny_linear)[(n // COLUMNS, parts)](
         x.contiguous(), weight, bias, out, rows,

@@ -1,4 +1,7 @@
-"""The world model's trunk: blocks of attention and MLP, modulated by one condition vector a frame."""
+"""The world model's trunk: blocks of attention and MLP, modulated by one condition vector a frame (AdaLN and gates).
+
+Every modulation is a linear layer of SiLU(condition), which is computed once a frame and passed as `activated`.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple, cast
@@ -19,34 +22,34 @@ class AdaLN(nn.Module):
         self.fc = nn.Linear(d_model, 2 * d_model)
 
     def modulation(self, activated: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (1 + scale, shift), each of the shape of `activated` = SiLU(condition)."""
+        """Return (1 + scale, shift), each of the shape of `activated`, SiLU(condition) [b, n, 1, d]."""
         scale, shift = self.fc(activated).chunk(2, dim=-1)
         return scale + 1, shift
 
     def forward(self, x: Tensor, activated: Tensor) -> Tensor:
-        """Normalise `x` [b, n, m, d] by `activated` [b, n, 1, d], which the caller computes once."""
+        """Normalise and modulate `x` [b, n, m, d]; `activated` is SiLU(condition) [b, n, 1, d]."""
         return modulated_norm(x, *self.modulation(activated))
 
 
 def modulated_norm(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
-    """Return `layer_norm(x)·factor + shift`; x [b, n, m, d], the others [b, n, 1, d]."""
+    """Return `layer_norm(x)·factor + shift`; x is [b, n, m, d], factor and shift are [b, n, 1, d]."""
     return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-5), factor)
 
 
 class Gate(nn.Module):
-    """The weight with which a branch is added to the residual stream, from the frame's condition."""
+    """Weight of a branch in the residual stream, computed from the frame's condition."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.fc_c = nn.Linear(d_model, d_model)
 
     def forward(self, activated: Tensor) -> Tensor:
-        """Return the weight of the branch, [b, n, 1, d]."""
+        """Map SiLU(condition) [b, n, 1, d] to the weight of the branch, [b, n, 1, d]."""
         return self.fc_c(activated)
 
 
 class Modulation(NamedTuple):
-    """What a frame's condition does to a block: factors (1 + scale), shifts and gates, [b, n, 1, d] each."""
+    """Modulation of one block by the frame's condition: factors (1 + scale), shifts and gates, [b, n, 1, d] each."""
 
     factor1: Tensor
     shift1: Tensor
@@ -73,20 +76,20 @@ class Block(nn.Module):
         return self.forward_with(x, self.modulation(activated), lambda tokens: self.attn(tokens, rotation))
 
     def modulation(self, activated: Tensor) -> Modulation:
-        """Return all that the condition does to the block."""
+        """Return the block's modulation for `activated` = SiLU(condition) [b, n, 1, d]."""
         factor1, shift1 = self.adaln1.modulation(activated)
         factor2, shift2 = self.adaln2.modulation(activated)
         return Modulation(factor1, shift1, self.gate1(activated), factor2, shift2, self.gate2(activated))
 
     def forward_with(self, x: Tensor, modulation: Modulation, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """Map `x` [b, n, m, d] to the same shape; `attend` maps normalised tokens [b, n·m, d] to attended ones."""
+        """Map `x` [b, n, m, d] to the same shape; `attend` maps normalised tokens [b, n·m, d] to [b, n·m, d]."""
         attended = attend(modulated_norm(x, modulation.factor1, modulation.shift1).flatten(1, 2))
         x = torch.addcmul(x, attended.view_as(x), modulation.gate1)
         return torch.addcmul(x, self.mlp(modulated_norm(x, modulation.factor2, modulation.shift2)), modulation.gate2)
 
 
 class Transformer(nn.Module):
-    """The blocks, and the rotation tables that they share."""
+    """All blocks, and the rotation tables that they share."""
 
     def __init__(self, d_model: int, n_heads: int, n_layers: int, n_frames: int, tokens_per_frame: int) -> None:
         super().__init__()
@@ -95,7 +98,7 @@ class Transformer(nn.Module):
         self.register_load_state_dict_post_hook(_rebuild_tables)
 
     def forward(self, x: Tensor, activated: Tensor) -> Tensor:
-        """Map tokens [b, n, m, d] to the same shape."""
+        """Map tokens [b, n, m, d] to the same shape; `activated` is SiLU(condition) [b, n, 1, d]."""
         rotation = self.rotary(x.shape[1])
         for block in self.blocks:
             x = block(x, activated, rotation)
@@ -111,15 +114,15 @@ class OutputHead(nn.Module):
         self.proj = nn.Linear(d_model, channels)
 
     def forward(self, x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
-        """Map tokens [b, n, k, d] to [b, n, k, channels]; `factor` and `shift` are those of `norm`."""
+        """Map tokens [b, n, k, d] to [b, n, k, channels]; `factor` and `shift` [b, n, 1, d] modulate the norm."""
         return self.proj(F.silu(modulated_norm(x, factor, shift)))
 
 
 def _rebuild_tables(module: nn.Module, _incompatible_keys: object) -> None:
-    """After a load: the tables follow the loaded frequencies, which must be the same in all layers."""
+    """Recompute the rotation tables after a load; raise ValueError where layers have different frequencies."""
     transformer = cast(Transformer, module)
     freqs = [cast(Block, block).attn.rope.pos_emb.freqs for block in transformer.blocks]
-    if freqs[0].is_meta:  # nothing was loaded into memory yet
+    if freqs[0].is_meta:  # no memory was allocated yet
         return
     for layer, other in enumerate(freqs):
         if not torch.equal(other, freqs[0]):

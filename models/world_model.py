@@ -32,12 +32,12 @@ class WorldModelParams(Params):
         require_positive(self, *self.__dataclass_fields__)
         require(
             self.tokens_per_frame == self.sample_size**2 + 1,
-            f"tokens_per_frame must be sample_size² + 1 = {self.sample_size**2 + 1} (a token a latent pixel and one of "
-            f"audio), not {self.tokens_per_frame}",
+            f"tokens_per_frame must be sample_size² + 1 = {self.sample_size**2 + 1} (one for each latent pixel and one "
+            f"for audio), not {self.tokens_per_frame}",
         )
         require(
             self.d_model % self.n_heads == 0,
-            f"d_model must be a multiple of n_heads; {self.d_model} is no multiple of {self.n_heads}",
+            f"d_model must be a multiple of n_heads; {self.d_model} is not a multiple of {self.n_heads}",
         )
         require(
             self.head_dim % 8 == 0,
@@ -62,7 +62,7 @@ class WorldModelParams(Params):
 
     @classmethod
     def tiny(cls) -> Self:
-        """Return a model that a laptop's processor runs in milliseconds."""
+        """Return a test size that runs in milliseconds on a CPU."""
         return cls(2, 8, 6, n_layers=2, n_heads=4, d_model=64, tokens_per_frame=5, n_buttons=11, n_frames=6)
 
 
@@ -96,11 +96,14 @@ class WorldModel(nn.Module):
         }
 
     def condition(self, t: Tensor, mouse: Tensor, btn: Tensor) -> Tensor:
-        """Return SiLU of each frame's condition, [b, n, 1, d]: all that the network makes of it is a linear of that."""
+        """Return SiLU of each frame's condition, [b, n, 1, d], the input of all modulation layers.
+
+        Shapes are those of `forward`.
+        """
         return F.silu(self.t_embed(t) + self.control_embed(mouse, btn)).unsqueeze(2)
 
     def embed(self, x: Tensor, audio: Tensor) -> Tensor:
-        """Return the tokens [b, n, m, d]: latent pixels, rows first, then the frame's audio latent."""
+        """Return tokens [b, n, m, d] of latents shaped as for `forward`: pixels, rows first, then the audio latent."""
         video = self.proj_in(x.flatten(3).transpose(2, 3))  # [b, n, h·w, d]
         return torch.cat((video, self.audio_proj_in(audio).unsqueeze(2)), dim=2)
 
@@ -109,7 +112,7 @@ class WorldModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the velocity of video [b, n, c, h, w] and audio [b, n, ca] from the last block's tokens.
 
-        `video` and `audio` are what the condition does to the norm of either head, (factor, shift).
+        `video` and `audio` are the modulations (factor, shift) [b, n, 1, d] of the two heads' norms.
         """
         size = self.params.sample_size
         picture = self.proj_out(tokens[:, :, :-1], *video).transpose(2, 3).unflatten(3, (size, size))
@@ -121,9 +124,12 @@ class WorldModel(nn.Module):
         Args:
             x: video latents [b, n, c, h, w].
             audio: audio latents [b, n, ca].
-            t: noise levels in [0, 1], [b, n]; fp32 is best kept, whatever the model's dtype.
+            t: noise levels in [0, 1], [b, n]; keep them in fp32, whatever the model's dtype.
             mouse: mouse movement [b, n, 2].
             btn: buttons held, 0 or 1, [b, n, n_buttons].
+
+        Returns:
+            Velocity of video [b, n, c, h, w] and of audio [b, n, ca].
 
         Raises:
             ValueError: the window is longer than the model's, or the latents are of another size.
@@ -150,7 +156,7 @@ def example_inputs(
     device: torch.device | str,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return seeded inputs by the names of `forward`'s arguments; `t` stays fp32, all else is in `dtype`."""
+    """Return random inputs of `WorldModel.forward` by argument name; `t` is fp32, all others are in `dtype`."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(batch, frames, *shape, generator=generator, device=generator.device).to(device, dtype)
@@ -169,7 +175,12 @@ def example_inputs(
 
 
 def build_world_model(**config: Any) -> WorldModel:
-    """Build a world model from the keys of a published config."""
+    """Build a world model from the keys of a published config.
+
+    Raises:
+        ValueError: a key is missing, or its value is not supported.
+
+    """
     return WorldModel(WorldModelParams.from_config(config))
 
 

@@ -30,8 +30,8 @@ def test_full_sizes_are_the_published_configs(name, params):
         ({"d_model": 66}, "multiple of n_heads"),
         ({"d_model": 48}, "d_model / n_heads must be a multiple of 8"),
         ({"n_mouse_axes": 3}, "n_mouse_axes must be 2"),
-        ({"n_layers": 0}, "n_layers must be a whole number of at least 1"),
-        ({"n_frames": 2.5}, "n_frames must be a whole number"),
+        ({"n_layers": 0}, "n_layers must be an integer of at least 1"),
+        ({"n_frames": 2.5}, "n_frames must be an integer"),
     ],
 )
 def test_bad_world_model(change, message):
@@ -48,6 +48,8 @@ def test_bad_world_model(change, message):
         ({"decoder_blocks_per_stage": ()}, "at least one stage"),
         ({"encoder_blocks_per_stage": (1, 0)}, "counts of at least 1"),
         ({"sample_size": (1, 2, 3)}, "a height and a width"),
+        ({"sample_size": (720, 1280)}, r"\[720, 1280\] is 16:9, where only \[360, 640\]"),
+        ({"sample_size": (480, 854)}, r"\[480, 854\] is 16:9"),
     ],
 )
 def test_bad_image_vae(change, message):
@@ -72,13 +74,23 @@ def test_bad_audio_vae(change, message):
 def test_a_misspelt_key_is_named():
     config = dict(vars(WorldModelParams.tiny()))
     config["n_layer"] = config.pop("n_layers")
-    with pytest.raises(ValueError, match="lacks 'n_layers'; did you mean it with 'n_layer'"):
+    with pytest.raises(ValueError, match="lacks 'n_layers'; is 'n_layer' a misspelling of it"):
         build_world_model(**config)
 
 
-def test_patches_are_refused():
-    with pytest.raises(ValueError, match="patch_size must be 1"):
-        build_world_model(**vars(WorldModelParams.tiny()), patch_size=2)
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [("patch_size", 2, "patch_size must be 1"), ("causal", True, "causal must be false")],
+)
+def test_configs_of_other_networks_are_refused(key, value, message):
+    with pytest.raises(ValueError, match=message):
+        build_world_model(**vars(WorldModelParams.tiny()), **{key: value})
+
+
+@pytest.mark.parametrize("size", [(360, 640), (256, 256), (256, 384), 128])
+def test_other_image_sizes_are_accepted(size):
+    params = dataclasses.replace(ImageVAEParams.tiny(), sample_size=size)
+    assert params.landscape == (size == (360, 640))
 
 
 def test_a_window_too_long_is_refused():

@@ -90,7 +90,7 @@ def test_reset_begins_again_in_place():
 
 @pytest.mark.parametrize(("window", "decoded"), [(0, None), (4, 5), (4, 0)])
 def test_a_window_that_is_none(window, decoded):
-    with pytest.raises(ValueError, match=r"at least 1|from 1 to"):
+    with pytest.raises(ValueError, match="must be"):
         SoundStage(AUDIO, window=window, decoded=decoded)
 
 

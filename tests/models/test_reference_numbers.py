@@ -1,4 +1,4 @@
-"""Every network against the published numbers, small ones always, full-size ones on request."""
+"""Published names, shapes, parameter counts and outputs: small networks always, full-size ones on request."""
 
 import copy
 
@@ -6,13 +6,50 @@ import pytest
 import torch
 from reference_data import (
     FULL_SIZE,
+    STATE_DICTS,
     TOLERANCE,
     WORLD_MODEL_INPUTS,
+    factory_of,
     flat,
     full_size_sample,
     relative_error,
     small_sample,
 )
+
+from models.world_model import WorldModel
+
+#: Full-size config -> component.
+SIZES = {"world_model_1b": "world_model", "world_model_200m": "world_model_200m"}
+PUBLISHED = {
+    "world_model_1b": 1_093_823_296,
+    "world_model_200m": 262_250_816,
+    "image_decoder": 73_355_776,
+    "audio_decoder": 20_950_528,
+}
+
+
+def trained(module):
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("name", STATE_DICTS)
+def test_names_and_shapes_are_the_published_ones(name):
+    entry = STATE_DICTS[name]
+    with torch.device("meta"):
+        module = factory_of(name)(**entry["config"])
+    assert {key: list(value.shape) for key, value in module.state_dict().items()} == entry["state_dict"]
+    assert trained(module) == entry["trainable_parameters"]
+    if isinstance(module, WorldModel) and name in SIZES:
+        shapes = {key: list(shape) for key, shape in module.published_shapes()[SIZES[name]]().items()}
+        assert shapes == entry["state_dict"]
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_published_counts(name, count):
+    config, factory, _ = FULL_SIZE[name]
+    with torch.device("meta"):
+        assert trained(factory(**STATE_DICTS[config]["config"])) == count
+
 
 SLICES = {
     "x[:,:,::8,::8]": lambda x: x[:, :, ::8, ::8],
@@ -49,6 +86,33 @@ def test_small_world_model_in_fp64_agrees_too():
     torch.testing.assert_close(video.float(), tensors["n6.out.video"], rtol=0, atol=1e-4)
 
 
+@pytest.fixture
+def without_tf32():
+    """Disable TF32; the settings have no `__delattr__`, so monkeypatch cannot restore them from pytest 9.2 on."""
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    yield
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed
+
+
+@pytest.fixture
+def tf32_allowed_afterwards():
+    """Allow TF32, and check that a fixture set up later restores it."""
+    backend = torch.backends.cuda.matmul
+    before, backend.allow_tf32 = backend.allow_tf32, True
+    yield
+    allowed, backend.allow_tf32 = backend.allow_tf32, before
+    assert allowed
+
+
+@pytest.mark.usefixtures("tf32_allowed_afterwards", "without_tf32")
+def test_tf32_is_off_and_then_restored():
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 def outputs_by_name(name, module, inputs):
     output = flat(module(**inputs))
     if name.startswith("world_model"):
@@ -72,9 +136,8 @@ def test_full_size_on_the_cpu(name):
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FULL_SIZE)
-def test_full_size_on_the_gpu(name, monkeypatch, capsys):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+@pytest.mark.usefixtures("without_tf32")
+def test_full_size_on_the_gpu(name, capsys):
     module, inputs, expected = full_size_sample(name, "cuda")
     with torch.inference_mode():
         exact = outputs_by_name(name, module, inputs)

@@ -1,19 +1,14 @@
 """The split-key kernels: against plain loops in Triton's interpreter, and against SDPA on a GPU."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from interpreting import interpret
 from naive_ring import attended, newest_frames, written_ring
 from reference_data import relative_error
 from test_ring_attention import random_ring, two_layers
 
 from models.ring_attention import Visibility, ring_attention, visibility
 
-ROOT = Path(__file__).parents[2]
 FULL = {"n": 60, "tokens": 17, "heads": 24, "d": 64}  # the 1B world model
 SHAPES = [
     *({"n": n, "d": d, "groups": g, "batch": b} for n in (2, 5, 7) for d in (16, 64) for g in (1, 2) for b in (1, 2)),
@@ -27,7 +22,6 @@ def interpreted():
     """Compare the kernels with plain loops, in a process whose Triton interprets them."""
     from models import ring_attention_triton as kernels
 
-    kernels.wrap_triton = lambda kernel: kernel  # older versions of torch wrap compiled kernels only
     for n, d, groups, batch, chunk in ((2, 16, 1, 2, 0), (7, 32, 2, 1, 16), (5, 64, 2, 2, 16)):
         for newest in newest_frames(n):
             q, k, v, frames, written = written_ring(n, d, groups, batch, newest)
@@ -44,12 +38,7 @@ def interpreted():
 
 
 def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    paths = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    code = "import test_ring_attention_triton as tests; tests.interpreted()"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    interpret("test_ring_attention_triton", "interpreted")
 
 
 def cuda_ring(dtype, **options):

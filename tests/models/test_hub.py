@@ -1,4 +1,4 @@
-"""ResNet-50 under its loss: the published size, the loss by hand, and gradients everywhere."""
+"""ResNet-50 under its loss: published size, loss by hand, gradients; replay of training steps."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from reference_data import relative_error
 from test_capturable import OneDeviceMode
+from test_flow_matching import tiny_loss
 
 from models.hub import build_resnet_training
 
@@ -104,7 +106,7 @@ def test_a_folder_brings_its_own_sizes(tmp_path):
 
 def test_a_folder_without_the_head_is_refused(tmp_path):
     tiny_step()[0].model.resnet.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"2 of its weights are missing, classifier"):
+    with pytest.raises(ValueError, match=r"2 weights are missing, for example classifier"):
         build_resnet_training(str(tmp_path))
 
 
@@ -113,3 +115,41 @@ def test_without_the_library_its_name_is_told(monkeypatch):
     with pytest.raises(ModuleNotFoundError) as error:
         build_resnet_training()
     assert error.value.name == "transformers"
+
+
+STEPS = {"resnet": tiny_step, "flow_matching": lambda seed=0: tiny_loss(seed=seed)}
+
+
+def gradients(module, inputs):
+    """Return the loss and all gradients in one vector, computed eagerly."""
+    loss = module(**inputs)
+    found = torch.autograd.grad(loss, list(module.parameters()))
+    return loss.detach(), torch.cat([gradient.flatten() for gradient in found])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", STEPS)
+def test_losses_and_gradients_replay(name):
+    module, inputs = STEPS[name]()
+    module.cuda().train()
+    inputs = {key: value.cuda() for key, value in inputs.items()}
+    others = {key: value.cuda() for key, value in STEPS[name](seed=1)[1].items()}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            module(**inputs).backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    module.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = module(**inputs)
+        loss.backward()
+    for key, value in others.items():
+        inputs[key].copy_(value)
+    graph.replay()
+    torch.cuda.synchronize()
+    expected_loss, expected = gradients(module, others)
+    found = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-2)
+    assert relative_error(found, expected) < 1e-2
