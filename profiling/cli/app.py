@@ -26,7 +26,7 @@ from yaml import YAMLError
 from profiling.errors import InputError, did_you_mean
 from profiling.reporting.render import write_report
 from profiling.reporting.terminal import print_what_it_can
-from profiling.results.records import RESULTS_FILE
+from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import clear_refused, command_of, new_folder
 from profiling.run.job import RunConfig
 from profiling.run.progress import make_progress

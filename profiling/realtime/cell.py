@@ -217,8 +217,7 @@ class RealtimeCell(Cell):
     def _explain_limits(self, parts: Parts, steps: Mapping[str, Step], series: Series) -> None:
         """Say what a frame must take at least; last, since it takes the networks back to their first frame."""
         taken = {name: median(stage_ms(series, name)) for name in stage_names(series)}
-
-        def explain() -> None:
+        with self.phase("roofline"), self.best_effort("the roofline"):
             ceilings = ceilings_in(Path(self.job.run))
             if ceilings is not None:
                 limits = frame_limits(
@@ -232,9 +231,6 @@ class RealtimeCell(Cell):
                 )
                 self.add(limits=limits)
 
-        with self.phase("limits"):
-            self.unless_it_fails("its limits could not be told", explain)
-
     def _inside_a_frame(self, trace: Path, frames: int) -> None:
         section = inside_of(Traces(timeline(read_events(trace)), _SEVERAL, _LOOP), costs(), Path.cwd(), parts=frames)
         if section is not None:
@@ -246,7 +242,7 @@ class RealtimeCell(Cell):
         frames = self.options.profile_frames
         player = Player(pipeline, WallClock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
 
-        def profile() -> None:
+        with self.best_effort("the profiler trace"):
             result = trace_step(
                 lambda: player.play(range(frames), lambda row: None),
                 component=self.job.component.name,
@@ -258,7 +254,5 @@ class RealtimeCell(Cell):
                 stacks=self.job.settings.stacks,
             )
             self.add(trace={**asdict(result), "frames": frames})
-            file = Path(self.job.run) / result.trace
-            self.unless_it_fails("its trace could not be read", lambda: self._inside_a_frame(file, frames))
-
-        self.unless_it_fails("the profiler trace failed", profile)
+            with self.best_effort("reading the profiler trace"):
+                self._inside_a_frame(Path(self.job.run) / result.trace, frames)

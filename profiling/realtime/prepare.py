@@ -20,7 +20,7 @@ from profiling.errors import InputError
 from profiling.metrics.metric import Metric, Subject
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import PICTURE, SOUND, WHOLE, WORLD
-from profiling.results.records import Status
+from profiling.results.record import Status
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.compile import Compile

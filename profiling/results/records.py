@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from profiling.errors import InputError
+from profiling.results.schema_1 import BOUNDS, RENAMED, _rename
 
 SCHEMA = 1
 RESULTS_FILE = "results.jsonl"
@@ -100,6 +101,8 @@ class Record:
         content = json.loads(line)
         if not isinstance(content, dict) or "schema" not in content:
             raise ValueError("not a record: no `schema` field")
+        if content["schema"] == 2:
+            content = _downgraded(content)
         if content["schema"] != SCHEMA:
             raise ValueError(f"record of schema {content['schema']}; this version reads schema {SCHEMA}")
         known = {item.name for item in fields(Record)}
@@ -114,6 +117,22 @@ class Record:
             return Record(**chosen)
         except TypeError as error:
             raise ValueError(f"not a record: {error}") from None
+
+
+def _downgraded(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema 2 record as one of schema 1, for the readers that are not typed yet."""
+    content = {**content, "schema": 1}
+    for path, new in reversed(RENAMED.items()):
+        *parents, old = path.split(".")
+        _rename(content, parents, new, old)
+    roofline = content.get("limits") or {}
+    words = {new: old for old, new in reversed(BOUNDS.items())}
+    for part in (roofline, *(roofline.get("parts") or {}).values()):
+        if "bound" in part:
+            part["bound"] = words.get(part["bound"], "latency-bound")
+    metrics = content.get("metrics") or {}
+    content["metrics"] = {key: value for key, value in metrics.items() if key != "extra"} | metrics.get("extra", {})
+    return content
 
 
 def append_record(run: Path, record: Record) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from profiling.errors import InputError
-from profiling.results.records import RESULTS_FILE, Record, read_records
+from profiling.results.jsonl import RESULTS_FILE, read_records
+from profiling.results.record import Record
 
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
@@ -72,7 +73,7 @@ def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> 
             f"resume={resume} was run with another config ({', '.join(differing[:5])}). "
             f"Repeat its own command with the resume added: {command_of(run)} resume={resume}"
         )
-    done = read_records(run) if (run / RESULTS_FILE).exists() else ()
+    done = read_records(run).records if (run / RESULTS_FILE).exists() else ()
     return tuple(record for record in done if record.status in ("ok", "skipped"))
 
 

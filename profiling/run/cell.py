@@ -1,18 +1,17 @@
-"""What every cell does, whatever its target: phases, preparing a variant, metrics, and how it ends.
+"""The procedure that every cell shares: phases, preparing a variant, metrics, explanations, and how the cell ends.
 
-Runs in the cell's own process (or in the caller's, with isolation=none). What has been measured when something breaks
-stays in the record.
+It runs in the cell's own process (with isolation=none in the caller's). Each section of the record is sent as soon as
+it is measured, so that a later crash does not lose it.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError, MissingExtraError
 from profiling.metrics.metric import Metric, Subject
-from profiling.results.records import Record, Status
+from profiling.results.record import Metrics, Status, encode_sections, merge_metric
+from profiling.results.schema_1 import upgraded_sections
 from profiling.roofline.section import limits_of
 from profiling.run.environment import ceilings_in
 from profiling.run.job import Job
@@ -32,28 +32,25 @@ from profiling.variants.variant import Step, Variant
 
 Emit = Callable[[Mapping[str, Any]], None]
 
-#: The record's own sections; what else a metric returns goes under `metrics`.
-SECTIONS = {item.name for item in fields(Record)}
-
 
 @dataclass
 class Cell(ABC):
-    """A cell in progress. What it finds goes out through `emit` at once, so that a crash later costs nothing."""
+    """A cell in progress: one component under one variant."""
 
     job: Job
-    emit: Emit
-    metric_sections: dict[str, Any] = field(default_factory=dict)
-    problems: list[tuple[Status, str]] = field(default_factory=list)
-    noted: list[str] = field(default_factory=list)
-    fused: bool = False  # whether a compiler made the step's operators into others
+    emit: Emit  # sends an event to the process that runs the cells
+    metrics: Metrics = field(default_factory=Metrics)  # measured so far
+    problems: list[tuple[Status, str]] = field(default_factory=list)  # (status, reason) of what metrics objected to
+    notes: list[str] = field(default_factory=list)
+    compiled: bool = False  # whether a compiler replaced the module's own operators
 
     @classmethod
     def computes_in(cls, dtype: str, **_procedure: Any) -> str:
-        """Return the dtype of the products of a cell whose run is in `dtype`: what the ceilings are measured in."""
+        """Return the dtype in which a run with this `dtype` computes its products: the ceilings are measured in it."""
         return dtype
 
     def run(self) -> None:
-        """Run the cell and emit how it ended, whatever happens short of the process dying."""
+        """Run the cell and send its status, whatever happens short of the process dying."""
         try:
             with span(self.job.component.name), span(self.job.variant):
                 self.measure()
@@ -64,36 +61,50 @@ class Cell(ABC):
             traceback.print_exc()
             self._end("failed", reason_of(error), bad_input=isinstance(error, InputError))
             return
-        # A wrong result is worse news than a disturbed measurement, so it is the one that is told.
+        # "failed" (a wrong result) is reported before "invalid" (a disturbed measurement).
         status, reason = min(self.problems, key=lambda problem: problem[0]) if self.problems else ("ok", None)
         self._end(status, reason)
-
-    def add(self, **sections: Any) -> None:
-        """Send sections of the record.
-
-        Raises:
-            ValueError: one of them holds something that JSON cannot, NaN or a tensor for example.
-
-        """
-        json.dumps(sections, allow_nan=False)
-        self.emit({"event": "sections", "sections": sections})
 
     def _end(self, status: Status, reason: str | None, *, bad_input: bool = False) -> None:
         self.emit({"event": "end", "status": status, "reason": reason, "bad_input": bad_input})
 
     @abstractmethod
     def measure(self) -> None:
-        """Do what the target is there for, adding sections as they are found; raising ends the cell as failed."""
+        """Do the work of the target and send sections as they are measured; raising ends the cell as failed."""
+
+    def add(self, **sections: Any) -> None:
+        """Send sections of the record: structs of `profiling.results.record`, or mappings of the same shape.
+
+        Raises:
+            ValueError: a section does not fit its type, or holds a number that is not finite.
+
+        """
+        content = upgraded_sections(sections)  # mappings may still have the keys of schema 1
+        self.emit({"event": "sections", "sections": encode_sections(**content)})
+
+    def note(self, line: str) -> None:
+        """Add a remark of one line to the record."""
+        self.notes.append(line)
+        self.add(notes=tuple(self.notes))
 
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """Tell the phase to whoever watches, and name it in NVTX and profiler ranges."""
+        """Report the phase to the progress display, and name it in NVTX and profiler ranges."""
         self.emit({"event": "phase", "phase": phase})
         with span(phase):
             yield
 
+    @contextmanager
+    def best_effort(self, action: str) -> Iterator[None]:
+        """Run a block that explains the numbers: where it raises, "`action` failed" becomes a note of the record."""
+        try:
+            yield
+        except Exception as error:  # the measured times stay valid without their explanation
+            traceback.print_exc()
+            self.note(f"{action} failed: {reason_of(error)}")
+
     def prepare(self, variant: Variant, component: Component) -> Step:
-        """Prepare the step and say what that took."""
+        """Prepare the step (compile, capture, ...) and record what that took, from an idle device to an idle device."""
         with self.phase("prepare"):
             before, started = snapshot(), time.perf_counter()
             step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
@@ -101,49 +112,49 @@ class Cell(ABC):
             seconds = time.perf_counter() - started
             step.run()
             synchronize(component.device)
-            first_output = time.perf_counter() - started
-            compiled = snapshot().since(before)
-            self.add(prepare={"seconds": seconds, "first_call_s": first_output, **asdict(compiled)})
-            self.fused = compiled.graphs > 0
+            first_call_s = time.perf_counter() - started
+            counters = snapshot().since(before)
+            self.add(prepare={"seconds": seconds, "first_call_s": first_call_s, **asdict(counters)})
+            self.compiled = counters.graphs > 0
             return step
 
-    def take(self, name: str, metric: Metric, subject: Subject) -> None:
-        """Let a metric measure, and keep what it says for and against."""
+    def run_metric(self, name: str, metric: Metric, subject: Subject) -> None:
+        """Run a metric; send what it measured and keep the problem it reports, if any.
+
+        Raises:
+            ValueError: it returned something that a record cannot hold.
+
+        """
         with self.phase(name):
             measured = metric.measure(subject)
         if measured.problem is not None:
             self.problems.append(measured.problem)
-        sections = {key: value for key, value in measured.sections.items() if key in SECTIONS}
-        self.metric_sections |= {key: value for key, value in measured.sections.items() if key not in SECTIONS}
         try:
-            self.add(**sections, metrics=self.metric_sections)
+            self.metrics, sections = merge_metric(self.metrics, measured.sections)
+            self.add(**sections, metrics=self.metrics)
         except (TypeError, ValueError) as error:
             raise ValueError(f"metric {name} returned what a record cannot hold: {error}") from error
 
     def explain(self, step: Step) -> None:
-        """Ask the variant for what only it knows."""
-        with self.phase("explain"):
-            self.unless_it_fails("the variant could not explain itself", lambda: self.add(**step.explain()))
+        """Send the sections that only the variant can fill."""
+        with self.phase("explain"), self.best_effort("explain() of the variant"):
+            self.add(**step.explain())
 
-    def explain_limits(self, component: Component, step: Step) -> None:
-        """Say what a call must do at least, and what bounds it; nothing in a run without ceilings."""
+    def explain_roofline(self, component: Component, step: Step) -> None:
+        """Send the roofline section: the least time of a call and what bounds it. Nothing in a run without ceilings."""
         if self.job.settings.ceilings != "auto":
             return
-
-        def explain() -> None:
+        with self.phase("roofline"), self.best_effort("the roofline"):
             ceilings = ceilings_in(Path(self.job.run))
             if ceilings is not None:
-                wall = self.metric_sections.get("wall_ms", {}).get("p50")
-                self.add(limits=limits_of(component, step.run, ceilings, wall, fused=self.fused))
-
-        with self.phase("limits"):
-            self.unless_it_fails("its limits could not be told", explain)
+                wall = self.metrics.wall_ms
+                wall_ms = None if wall is None else wall.p50
+                self.add(limits=limits_of(component, step.run, ceilings, wall_ms, fused=self.compiled))
 
     def trace(self, component: Component, step: Step) -> None:
-        """Profile the step into the run folder, and say what the profile shows of one call."""
-        self.emit({"event": "phase", "phase": "trace"})  # its range is opened by the tracing itself
-
-        def profile() -> None:
+        """Profile the step into the run folder and send what the trace shows of one call."""
+        self.emit({"event": "phase", "phase": "trace"})  # trace_step opens the range itself
+        with self.best_effort("the profiler trace"):
             started = time.perf_counter()
             result = trace_step(
                 step.run,
@@ -154,34 +165,25 @@ class Cell(ABC):
                 stacks=self.job.settings.stacks,
             )
             self.add(trace=asdict(result))
-            file = Path(self.job.run) / result.trace
-            self.unless_it_fails("its trace could not be read", lambda: self._look_inside(component, step, file))
+            with self.best_effort("reading the profiler trace"):
+                look = Look(component, self.job.variant, step, Path.cwd(), self._best_effort_call)
+                section = look.section(Path(self.job.run) / result.trace)
+                if section is not None:
+                    self.add(inside=section)
             self.add(trace={**asdict(result), "seconds": time.perf_counter() - started})
 
-        self.unless_it_fails("the profiler trace failed", profile)
-
-    def _look_inside(self, component: Component, step: Step, trace: Path) -> None:
-        found = Look(component, self.job.variant, step, Path.cwd(), self.unless_it_fails).section(trace)
-        if found is not None:
-            self.add(inside=found)
-
-    def unless_it_fails(self, what: str, work: Callable[[], None]) -> None:
-        """Do what explains the numbers; failing costs a note and not the numbers."""
-        try:
+    def _best_effort_call(self, action: str, work: Callable[[], None]) -> None:
+        with self.best_effort(action):
             work()
-        except Exception as error:  # the numbers stand: losing what explains them must not lose them
-            traceback.print_exc()
-            self.noted.append(f"{what}: {reason_of(error)}")
-            self.add(notes=tuple(self.noted))
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:
-    """Return the job's metrics by name, parity before time: those that need the reference come first."""
-    made: dict[str, Metric] = {name: instantiate(node, f"metric.{name}") for name, node in job.metrics.items()}
-    return dict(sorted(made.items(), key=lambda item: not item[1].needs_reference))
+    """Return the job's metrics by name; those that need the reference (parity) come before those that time."""
+    metrics: dict[str, Metric] = {name: instantiate(node, f"metric.{name}") for name, node in job.metrics.items()}
+    return dict(sorted(metrics.items(), key=lambda item: not item[1].needs_reference))
 
 
 def reason_of(error: Exception) -> str:
-    """Return one line that says what happened; an InputError says it itself."""
+    """Return one line for an exception; an InputError's own line stays as it is."""
     lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
     return lines[0] if isinstance(error, InputError) else f"{type(error).__name__}: {lines[0]}"

@@ -1,4 +1,4 @@
-"""The ceilings that a run goes by: measured or remembered at its start, kept in its environment, read by its cells."""
+"""What the numbers of a run depend on: versions, device and settings, and the ceilings of the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from profiling.components.spec import Settings
 from profiling.machine import nvml
 from profiling.machine.ceilings import Ceilings, kept_ceilings
-from profiling.results.run_folder import ENVIRONMENT_FILE
+from profiling.results.environment import ENVIRONMENT_FILE, Cpu, Device, Environment
 from profiling.roofline.measure_ceilings import measure_ceilings
 
 #: Prefixes of the environment variables that change what is measured, or how fast it is.
@@ -29,46 +29,56 @@ VARIABLES = (
 OWN_VARIABLES = ("TORCH_TRACE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def environment(settings: Settings, reasons: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the numbers depend on: versions, device, clocks, threads, seed; absent where it cannot be known."""
+def environment(settings: Settings, reasons: Mapping[str, str]) -> Environment:
+    """Return versions, device, clocks, threads and seed; `reasons` says why device, dtype and scale are what they are.
+
+    What cannot be known is absent.
+    """
     device = torch.device(settings.device)
+    on_cuda = device.type == "cuda"
     versions = {
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "cudnn": str(torch.backends.cudnn.version()) if device.type == "cuda" else None,
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda if on_cuda else None,
+        "cudnn": str(torch.backends.cudnn.version()) if on_cuda else None,
         "triton": _triton_version(),
         "numpy": numpy.__version__,
-        "driver": nvml.driver_version() if device.type == "cuda" else None,
+        "driver": nvml.driver_version() if on_cuda else None,
         "os": f"{platform.system()} {platform.release()}",
     }
-    return {
-        "versions": _present(versions),
-        "device": _present(_cuda_facts(device) if device.type == "cuda" else {"type": "cpu", "name": _cpu_model()}),
-        "cpu": _present({"model": _cpu_model(), "cores": len(os.sched_getaffinity(0))}),
-        **{key: getattr(settings, key) for key in ("threads", "seed", "scale", "dtype", "tf32")},
-        **{f"{key}_reason": reason for key, reason in reasons.items()},
-        "variables": {
+    return Environment(
+        versions={name: version for name, version in versions.items() if version is not None},
+        device=_cuda_device(device) if on_cuda else Device(type="cpu", name=_cpu_model()),
+        cpu=Cpu(model=_cpu_model(), cores=len(os.sched_getaffinity(0))),
+        threads=settings.threads,
+        seed=settings.seed,
+        scale=settings.scale,
+        dtype=settings.dtype,
+        tf32=settings.tf32,
+        device_reason=reasons.get("device"),
+        dtype_reason=reasons.get("dtype"),
+        scale_reason=reasons.get("scale"),
+        variables={
             name: value
             for name, value in sorted(os.environ.items())
             if name.startswith(VARIABLES) and name not in OWN_VARIABLES
         },
-    }
+    )
 
 
-def _cuda_facts(device: torch.device) -> dict[str, Any]:
+def _cuda_device(device: torch.device) -> Device:
     properties = torch.cuda.get_device_properties(device)
-    return {
-        "type": "cuda",
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        "l2_bytes": properties.L2_cache_size,
-        "multiprocessors": properties.multi_processor_count,
-        "capability": f"{properties.major}.{properties.minor}",
-        "clock_sm_max_mhz": nvml.clock_mhz(device, "sm", maximum=True),
-        "clock_memory_max_mhz": nvml.clock_mhz(device, "memory", maximum=True),
-        "power_limit_w": nvml.power_limit_w(device),
-    }
+    return Device(
+        type="cuda",
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        l2_bytes=properties.L2_cache_size,
+        multiprocessors=properties.multi_processor_count,
+        capability=f"{properties.major}.{properties.minor}",
+        clock_sm_max_mhz=nvml.clock_mhz(device, "sm", maximum=True),
+        clock_memory_max_mhz=nvml.clock_mhz(device, "memory", maximum=True),
+        power_limit_w=nvml.power_limit_w(device),
+    )
 
 
 def _cpu_model() -> str | None:
@@ -86,26 +96,21 @@ def _triton_version() -> str | None:
         return None
 
 
-def _present(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in facts.items() if value is not None}
-
-
-def ceilings_of(settings: Settings, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `environment.json` holds as `ceilings`: them and `measured_at`; `settings` are resolved ones.
-
-    `environment` is what is known of the machine, as `profiling.run.environment` captured it.
+def ceilings_of(settings: Settings, environment: Environment) -> dict[str, Any]:
+    """Return the ceilings of the device in `settings` (resolved ones), measured now or within the last day.
 
     Raises:
-        RuntimeError: the device failed, or has next to no free memory.
+        RuntimeError: the device failed, or has too little free memory.
 
     """
     device, threads = torch.device(settings.device), settings.threads or torch.get_num_threads()
+    known = environment.device or Device()
     key = {
-        "device": environment["device"].get("name"),
+        "device": known.name,
         "uuid": str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None,
-        "power_limit_w": environment["device"].get("power_limit_w"),
-        "driver": environment["versions"].get("driver"),
-        "torch": torch.__version__,
+        "power_limit_w": known.power_limit_w,
+        "driver": environment.versions.get("driver"),
+        "torch": str(torch.__version__),
         "dtype": settings.dtype,
         "tf32": settings.tf32,
         "threads": threads,
@@ -119,11 +124,11 @@ def ceilings_in(run: Path) -> Ceilings | None:
     """Return the ceilings in the run's environment; None where the run has none.
 
     Raises:
-        ValueError: what stands there are no ceilings.
+        ValueError: the environment holds something else in their place.
 
     """
     try:
-        found = json.loads((run / ENVIRONMENT_FILE).read_text(encoding="utf-8")).get("ceilings")
+        content = json.loads((run / ENVIRONMENT_FILE).read_text(encoding="utf-8")).get("ceilings")
     except OSError:
         return None
-    return None if found is None else Ceilings.from_json(found)
+    return None if content is None else Ceilings.from_json(content)

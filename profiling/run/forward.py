@@ -24,12 +24,13 @@ from profiling.components.reference import (
     to_host,
 )
 from profiling.metrics.metric import Metric, Subject
-from profiling.run.cell import SECTIONS, Cell, metrics_of
+from profiling.results.record import OtherShapes, merge_metric
+from profiling.run.cell import Cell, metrics_of
 from profiling.trace.profiler import synchronize
 from profiling.variants.variant import Step, Variant
 
-#: A shape held beside the timed one may be this many times as far from eager as that one is, or as far as the floor.
-OTHERS_FACTOR, OTHERS_FLOOR = 3.0, 1e-3
+#: Further shapes may be this many times as far from eager as the timed shape is, and always as far as the floor.
+OTHER_SHAPES_FACTOR, OTHER_SHAPES_FLOOR = 3.0, 1e-3
 
 
 class ForwardCell(Cell):
@@ -66,12 +67,12 @@ class ForwardCell(Cell):
                 reached("prepared")
                 subject = Subject(component, step, reference, variant.tolerance, settings.seed)
                 for name, metric in metrics.items():
-                    self.take(name, metric, subject)
-                self._still_right(metrics, subject)
+                    self.run_metric(name, metric, subject)
+                self._check_after_timing(metrics, subject)
                 if with_reference:
-                    self._others_right(component, step)
+                    self._check_other_shapes(component, step)
                 self.explain(step)
-                self.explain_limits(component, step)
+                self.explain_roofline(component, step)
                 if settings.trace:
                     self.trace(component, step)
             finally:
@@ -87,7 +88,7 @@ class ForwardCell(Cell):
             return blueprint
 
     def _expected(self, blueprint: Blueprint) -> Outputs:
-        """Compute what every variant is held against: the outputs of the float32 module."""
+        """Compute the reference of every variant: the outputs of the float32 module."""
         seed = self.job.settings.seed
         with self.phase("reference"), torch.inference_mode(), strict_float32():
             return first_call(blueprint.component(torch.float32, seed), seed + CHECK_SEED)
@@ -96,32 +97,32 @@ class ForwardCell(Cell):
         seed = self.job.settings.seed
         return outputs_of(blueprint.component(blueprint.run_dtype, seed), seed + CHECK_SEED)
 
-    def _still_right(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
-        """Ask once more after the timing: a stale buffer or a spoilt pool shows late."""
+    def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
+        """Check parity once more after the timing: a stale buffer or an overwritten graph pool shows only then."""
         for metric in metrics.values():
             again = metric.measure(subject) if metric.needs_reference and not self.problems else None
             if again is not None and again.problem is not None:
                 status, reason = again.problem
-                self.problems.append((status, f"right before the timing and wrong after it: {reason}"))
-                self.add(**{key: value for key, value in again.sections.items() if key in SECTIONS})
+                self.problems.append((status, f"correct before the timing, wrong after it: {reason}"))
+                self.add(**merge_metric(self.metrics, again.sections)[1])
 
-    def _others_right(self, component: Component, step: Step) -> None:
-        """Hold the steps of other shapes, prepared beside this one, against eager: one may have spoilt another."""
+    def _check_other_shapes(self, component: Component, step: Step) -> None:
+        """Compare the steps of further shapes with eager: preparing one shape may have broken another."""
         if len(step.extra_steps) < len(component.extra_inputs):
-            self.noted.append("the variant gives no steps for the other shapes, so those were not checked")
-            self.add(notes=tuple(self.noted))
+            self.note("the variant returns no steps for the other shapes, so those were not checked")
             return
-        limit = max(OTHERS_FLOOR, OTHERS_FACTOR * _apart(step.run, component.call))
+        limit = max(OTHER_SHAPES_FLOOR, OTHER_SHAPES_FACTOR * _distance(step.run, component.call))
         pairs = zip(step.extra_steps, component.extra_inputs, strict=True)
-        apart = [_apart(run, partial(component.module, **given)) for run, given in pairs]
-        if apart and all(map(math.isfinite, apart)):
-            self.metric_sections["other_shapes"] = {"rel_l2_to_eager": max(apart), "limit": limit}
-            self.add(metrics=self.metric_sections)
-        if not all(error <= limit for error in apart):
-            reason = f"another shape, prepared beside this one, is {max(apart):.2g} from eager, allowed {limit:.2g}"
+        distances = [_distance(run, partial(component.module, **inputs)) for run, inputs in pairs]
+        if distances and all(map(math.isfinite, distances)):
+            other_shapes = OtherShapes(rel_l2_to_eager=max(distances), limit=limit)
+            self.metrics, _ = merge_metric(self.metrics, {"other_shapes": other_shapes})
+            self.add(metrics=self.metrics)
+        if not all(distance <= limit for distance in distances):
+            reason = f"relative L2 to eager of another prepared shape is {max(distances):.2g}, limit {limit:.2g}"
             self.problems.append(("failed", reason))
 
 
-def _apart(run: Callable[[], Any], eager: Callable[[], Any]) -> float:
-    """Return the relative L2 distance of what `run` gives from what eager gives."""
+def _distance(run: Callable[[], Any], eager: Callable[[], Any]) -> float:
+    """Return the relative L2 error of the output of `run` against that of `eager`."""
     return relative_l2(to_host(run()), to_host(eager()))

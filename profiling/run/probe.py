@@ -1,6 +1,6 @@
-"""What must be known before the first cell: device, dtype, scale, environment, and that every option is valid.
+"""The check before the first cell: device, dtype, scale and environment are resolved, every option is validated.
 
-Runs where torch may be imported; the parent process of a run never does.
+It runs in a process of its own, since the process that starts cells never imports torch.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 
 from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import Settings
 from profiling.components.weights import find_weights
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric
+from profiling.results.environment import encode_environment
 from profiling.run.environment import ceilings_of, environment
 from profiling.run.job import Job
+from profiling.run.revisions import module_states
 from profiling.variants.variant import Variant
 
 
@@ -33,26 +36,31 @@ def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
     """
     settings, reasons = resolve(jobs[0].settings)
     device = torch.device(settings.device)
-    variants: dict[str, Variant] = {}
-    for job in jobs:
-        if job.variant not in variants:
-            variants[job.variant] = _made(Variant, job.variant_options, f"variant.{job.variant}")
+    variants = {
+        name: _instance(Variant, options, f"variant.{name}")
+        for name, options in {job.variant: job.variant_options for job in jobs}.items()
+    }
     cell: Any = partial_of(jobs[0].procedure, jobs[0].target)
     for name, node in jobs[0].metrics.items():
-        _made(Metric, node, f"metric.{name}")
-    for spec in {job.component.name: job.component for job in jobs}.values():
+        _instance(Metric, node, f"metric.{name}")
+    components = {job.component.name: job.component for job in jobs}
+    for spec in components.values():
         path, _ = find_weights(spec, settings)
         if path is not None and not path.exists():
             raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
-    skip = {name: reason for name, made in variants.items() if (reason := made.unavailable(device))}
-    found = environment(settings, reasons)
+    machine = environment(settings, reasons)
+    facts = encode_environment(machine)
+    modules = module_states(dict.fromkeys(spec.module["_target_"] for spec in components.values()))
+    if modules:
+        facts["module_git"] = to_builtins(modules)
     if settings.ceilings == "auto":
         try:
-            computed = cell.func.computes_in(settings.dtype, **cell.keywords)
-            found["ceilings"] = ceilings_of(replace(settings, dtype=computed), found)
-        except RuntimeError as error:  # a run without floors is better than none
-            found["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
-    return {"settings": asdict(settings), "environment": found, "skip": skip}
+            dtype = cell.func.computes_in(settings.dtype, **cell.keywords)
+            facts["ceilings"] = ceilings_of(replace(settings, dtype=dtype), machine)
+        except RuntimeError as error:  # the run goes on without rooflines
+            facts["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
+    skip = {name: reason for name, variant in variants.items() if (reason := variant.unavailable(device))}
+    return {"settings": asdict(settings), "environment": facts, "skip": skip}
 
 
 def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
@@ -89,7 +97,7 @@ def _device(wanted: str, cuda: bool) -> tuple[torch.device, str]:
     try:
         device = torch.device(wanted)
     except RuntimeError:
-        raise InputError(f"device={wanted} is no device. Use auto, cpu, cuda or cuda:N.") from None
+        raise InputError(f"device={wanted} is not a device. Use auto, cpu, cuda or cuda:N.") from None
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device={wanted}: this harness measures on cpu and cuda. Use one of them.")
     if device.type == "cpu":
@@ -103,8 +111,8 @@ def _device(wanted: str, cuda: bool) -> tuple[torch.device, str]:
     return torch.device("cuda", index), "asked for"
 
 
-def _made(kind: type, node: Mapping[str, Any], where: str) -> Any:
-    made = instantiate(node, where)
-    if not isinstance(made, kind):
-        raise InputError(f"{where}: {node['_target_']} made a {type(made).__name__}, not a {kind.__name__}.")
-    return made
+def _instance(kind: type, node: Mapping[str, Any], where: str) -> Any:
+    instance = instantiate(node, where)
+    if not isinstance(instance, kind):
+        raise InputError(f"{where}: {node['_target_']} is a {type(instance).__name__}, not a {kind.__name__}.")
+    return instance

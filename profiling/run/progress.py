@@ -9,16 +9,18 @@ from rich import progress
 from rich.console import Console
 from rich.markup import escape
 
-from profiling.results.records import Record
+from profiling.results.record import Record
 
 PHASES = {
-    "probe": "looking at the device",
+    "probe": "probing the device",
     "load": "loading",
     "reference": "computing the float32 reference",
     "prepare": "preparing (compile, warm-up, capture)",
     "parity": "checking parity",
     "latency": "timing",
     "memory": "measuring memory",
+    "explain": "explaining",
+    "roofline": "computing the roofline",
     "trace": "tracing",
     "parse": "parsing the compile log",
 }
@@ -115,5 +117,4 @@ def ending(record: Record) -> str:
     """Return 'ok, 2.50 ms' or 'failed: reason'."""
     if record.status != "ok":
         return f"{record.status}: {record.reason}"
-    wall = record.metrics.get("wall_ms")
-    return f"ok, wall p50 {wall['p50']:.4g} ms" if wall else "ok"
+    return "ok" if record.wall_p50 is None else f"ok, wall p50 {record.wall_p50:.4g} ms"

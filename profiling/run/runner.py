@@ -1,4 +1,4 @@
-"""A run: the cells in order, each with a record on the disk the moment it ends."""
+"""A run: its cells in order, each with a record on the disk the moment it ends."""
 
 from __future__ import annotations
 
@@ -7,111 +7,62 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+from msgspec.structs import replace
+
 from profiling.components.spec import Settings
 from profiling.errors import InputError
+from profiling.results.environment import Environment, decode_environment, encode_environment
 from profiling.results.frames import series_file
-from profiling.results.records import BASELINE, Record, append_record
-from profiling.results.rounds import rounds_done, with_round, with_speedup
+from profiling.results.jsonl import append_record
+from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import ENVIRONMENT_FILE, prepare_folder, write_json
+from profiling.results.schema_1 import upgraded_sections
 from profiling.run.job import Job, RunConfig, recovered_sections
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
-from profiling.run.revisions import git_facts
+from profiling.run.revisions import TOOL, git_state, tool_version
+from profiling.run.rounds import rounds_done, with_round, with_speedup
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
+#: Keys of the environment that may differ between a run and its resumption.
+MAY_DIFFER = ("device_reason", "ceilings", "ceilings_reason", "module_git")
+
 
 @dataclass
-class Outcome:
-    """Sections and ending of a cell; `killed` says what ended the process, None if it ended by itself."""
+class CellEvents:
+    """The events that a cell's process has sent, and the record that they make however the process ended."""
 
     base: Record
-    killed: str | None = None
+    progress: Progress
+    death: str | None = None  # how the process died, in words; None: it ended by itself
     sections: dict[str, Any] = field(default_factory=dict)
-    ending: Mapping[str, Any] | None = None
+    end: Mapping[str, Any] | None = None
 
-    @property
-    def ended(self) -> bool:
-        """Whether the cell has told its result."""
-        return self.ending is not None
-
-    def listener(self, progress: Progress) -> Callable[[Mapping[str, Any]], None]:
-        """Return what takes the cell's events."""
-
-        def on_event(event: Mapping[str, Any]) -> None:
-            if event["event"] == "phase":
-                progress.phase(event["phase"])
-            elif event["event"] == "sections":
-                for key, value in event["sections"].items():
-                    self.sections[key] = tuple(value) if key == "notes" else value
-            elif event["event"] == "end":
-                self.ending = event
-
-        return on_event
+    def receive(self, event: Mapping[str, Any]) -> None:
+        """Take an event: the phase that the cell has reached, sections of its record, or its end."""
+        if event["event"] == "phase":
+            self.progress.phase(event["phase"])
+        elif event["event"] == "sections":
+            self.sections |= event["sections"]
+        elif event["event"] == "end":
+            self.end = event
 
     def record(self) -> Record:
-        """Return the record: what was measured before a crash is in it."""
-        record = replace(self.base, **self.sections)
-        if self.ending is None:
-            return record.with_status("failed", f"the process {self.killed}")
-        record = replace(record, **{key: self.ending[key] for key in ("status", "reason", "bad_input")})
-        if self.killed is None:
+        """Return the record; what was measured before the process died is in it."""
+        record = record_with(self.base, self.sections)
+        if self.end is None:
+            return record.with_status("failed", f"the process {self.death}")
+        record = replace(record, **{key: self.end[key] for key in ("status", "reason", "bad_input")})
+        if self.death is None:
             return record
-        return replace(record, notes=(*record.notes, f"after its result the process {self.killed}"))
-
-
-def with_files(record: Record, job: Job, folder: Path, on_parse: Callable[[], object] | None) -> Record:
-    """Add what there is to the record, whose numbers stand without it: what cannot be read costs a note.
-
-    `on_parse` is called before a compile log is parsed; None: the process has one for all its cells.
-    """
-    for read in (_with_recovered, _with_round_frames, _with_kernels):
-        record = _noting(record, lambda record, read=read: read(record, job, folder))
-    if not job.settings.trace or on_parse is None:
-        return record
-    on_parse()
-    return _noting(record, lambda record: _with_compile_log(record, job, folder))
-
-
-def _noting(record: Record, read: Callable[[Record], Record]) -> Record:
-    try:
-        return read(record)
-    except (CompileLogError, OSError, ValueError) as error:
-        return replace(record, notes=(*record.notes, " ".join(str(error).split())))
-
-
-def _with_recovered(record: Record, job: Job, folder: Path) -> Record:
-    """Add sections that the cell's process wrote to the run folder but did not send before it ended."""
-    sections = recovered_sections(folder, job)
-    return replace(record, **{name: each for name, each in sections.items() if getattr(record, name) is None})
-
-
-def _with_round_frames(record: Record, job: Job, folder: Path) -> Record:
-    """Put the frames of a round aside, since the next one writes its own in their place."""
-    frames = folder / series_file(job.name)
-    if record.rounds and frames.is_file():
-        shutil.copyfile(frames, folder / series_file(f"{job.name}.round{len(record.rounds)}"))
-    return record
-
-
-def _with_kernels(record: Record, job: Job, folder: Path) -> Record:
-    kernels = list_kernels(folder / "kernels" / job.name)
-    listed = tuple({**asdict(k), "file": f"kernels/{job.name}/{k.file}"} for k in kernels)
-    return replace(record, kernels=listed) if kernels else record
-
-
-def _with_compile_log(record: Record, job: Job, folder: Path) -> Record:
-    summary = parse_compile_log(folder / "torch_trace" / job.name, folder / "tl_out" / job.name)
-    return record if summary is None else replace(record, compile=asdict(summary))
-
-
-#: Facts of the environment that change by themselves.
-IDLE_KEYS = ("device_reason", "ceilings", "ceilings_reason")
+        return _with_note(record, f"after its result the process {self.death}")
 
 
 @dataclass
@@ -128,167 +79,221 @@ class Run:
         """Run every cell that has no record yet; return the exit code: 0, 1 (failed, invalid) or 2 (bad input).
 
         Raises:
-            InputError: something is wrong that no cell could survive; no cell has run.
-            KeyboardInterrupt: the user stopped it; what had ended is on the disk.
+            InputError: something that no cell could survive; no cell has run.
+            KeyboardInterrupt: the user stopped the run; the cells that had ended are on the disk.
 
         """
-        config, settings = self.config, self.config.settings
-        done = prepare_folder(self.folder, config.source, config.resume)
-        self.records = {record.cell: record for record in done}
-        executor: Executor = (
-            Isolated(
-                self.folder,
-                trace=settings.trace,
-                fresh_cache=settings.compile_cache == "fresh",
-                timeout=config.cell_timeout,
-            )
-            if config.isolation == "process"
-            else InProcess(self.folder, trace=settings.trace, fresh_cache=settings.compile_cache == "fresh")
-        )
-        found = self._probe(executor)
-        settings = Settings(**found["settings"])
-        self._keep_environment(found["environment"], resumed=bool(done))
+        config = self.config
+        self.records = {record.cell: record for record in prepare_folder(self.folder, config.source, config.resume)}
+        executor = self._executor()
+        answer = self._probe(executor)
+        self._write_environment(answer["environment"], resumed=bool(self.records))
+        settings = Settings(**answer["settings"])
         jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
-        turns = [(number, job) for number in range(1, config.rounds + 1) for job in jobs]
-        left = [turn for turn in turns if self._is_due(*turn)]
-        if len(left) < len(turns):
-            what = "cells" if config.rounds == 1 else "rounds of cells"
+        turns = [(round_, job) for round_ in range(1, config.rounds + 1) for job in jobs]
+        due = [turn for turn in turns if self._is_due(*turn)]
+        if len(due) < len(turns):
+            cells = "cells" if config.rounds == 1 else "rounds of cells"
             self.progress.say(
-                f"resuming {self.folder}: {len(turns) - len(left)} of {len(turns)} {what} done, {len(left)} left"
+                f"resuming {self.folder}: {len(turns) - len(due)} of {len(turns)} {cells} done, {len(due)} left"
             )
-        for place, (number, job) in enumerate(left, 1):
-            if self._is_due(number, job):
-                named = job.name.replace(".", " · ") + (f" · round {number}" if config.rounds > 1 else "")
-                self.progress.begin(named, place, len(left))
-                self._run_cell(job, executor, found["skip"].get(job.variant), number)
+        for number, (round_, job) in enumerate(due, 1):
+            if self._is_due(round_, job):  # an earlier round may have failed meanwhile
+                suffix = f" · round {round_}" if config.rounds > 1 else ""
+                self.progress.begin(job.name.replace(".", " · ") + suffix, number, len(due))
+                self._run_cell(job, executor, answer["skip"].get(job.variant), round_)
         self._complete()
         return exit_code(tuple(self.records.values()))
 
-    def _is_due(self, number: int, job: Job) -> bool:
-        """Say whether the cell has yet to play round `number`; one that is not ok plays no more."""
+    def _executor(self) -> Executor:
+        settings = self.config.settings
+        fresh_cache = settings.compile_cache == "fresh"
+        if self.config.isolation == "none":
+            return InProcess(self.folder, trace=settings.trace, fresh_cache=fresh_cache)
+        timeout = self.config.cell_timeout
+        return Isolated(self.folder, trace=settings.trace, fresh_cache=fresh_cache, timeout=timeout)
+
+    def _is_due(self, round_: int, job: Job) -> bool:
+        """Return whether the cell still has to run in this round; a cell that is not ok runs in no further one."""
         record = self.records.get((job.component.name, job.variant))
-        return record is None or (record.status == "ok" and rounds_done(record) < number)
+        return record is None or (record.status == "ok" and rounds_done(record) < round_)
 
     def _probe(self, executor: Executor) -> Mapping[str, Any]:
+        """Let a process look at the device and check every option; return its answer."""
         self.progress.begin("run", 0, 0)
         self.progress.phase("probe")
         jobs = self.config.jobs(self.target, self.config.settings, str(self.folder.absolute()))
         answers: list[Mapping[str, Any]] = []
-        killed = executor.perform({"probe": [job.to_json() for job in jobs]}, "probe", answers.append)
+        death = executor.perform({"probe": [job.to_json() for job in jobs]}, "probe", answers.append)
         if not answers:
-            raise InputError(f"the device could not be looked at: {killed}. Run with isolation=none to see why.")
+            raise InputError(f"probing the device failed: the process {death}. Run with isolation=none to see why.")
         if answers[-1]["event"] == "bad_input":
             raise InputError(answers[-1]["message"])
         return answers[-1]
 
-    def _keep_environment(self, found: Mapping[str, Any], *, resumed: bool) -> None:
+    def _write_environment(self, facts: Mapping[str, Any], *, resumed: bool) -> None:
+        """Write `environment.json`, or compare it with the present machine where the run is resumed."""
         path = self.folder / ENVIRONMENT_FILE
-        if resumed:  # half of the cells from one machine and half from another would compare nothing
+        if resumed:  # cells from two machines in one run could not be compared
             before = json.loads(path.read_text(encoding="utf-8"))
-            differing = [key for key in found if key not in IDLE_KEYS and before.get(key) != found[key]]
+            differing = [key for key in facts if key not in MAY_DIFFER and before.get(key) != facts[key]]
             if differing:
                 raise InputError(
                     f"resume={self.folder} began on another machine or setup ({', '.join(differing)} differ). "
                     "Go on there, or start a new run."
                 )
             return
-        command = shlex.join(["python", "-m", f"profiling.{self.target}", *sys.argv[1:]])
-        captured = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(path, {"captured_at": captured, "command": command, "git": git_facts(), **found})
+        known = {
+            "captured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(["python", "-m", f"profiling.{self.target}", *sys.argv[1:]]),
+            "user_git": git_state(Path.cwd()),
+            "tool_git": git_state(TOOL),
+            "tool_version": tool_version(),
+        }
+        write_json(path, {**encode_environment(Environment(**known)), **facts})
 
-    def _run_cell(self, job: Job, executor: Executor, skip: str | None, number: int) -> None:
-        """Run one cell, in round `number`; its record is on the disk before anything else is done with it."""
+    def _run_cell(self, job: Job, executor: Executor, skip: str | None, round_: int) -> None:
+        """Run one cell; its record is on the disk before its files are read."""
+        record = self._without_running(job, skip)
+        if record is not None:
+            self._keep(record)
+            self.progress.end(record)
+            return
+        self._remove_files(job, first_round=round_ == 1)
+        events = CellEvents(self._base_record(job), self.progress)
+        try:
+            events.death = executor.perform({"cell": job.to_json()}, job.name, events.receive)
+        except KeyboardInterrupt:
+            recovered_sections(self.folder, job)  # writes what was recovered, though the cell gets no record
+            if events.end is not None:
+                self._keep(self._with_speedup(self._in_round(events.record(), round_)))
+            raise
+        record = self._with_speedup(self._in_round(events.record(), round_))
+        self._keep(record)
+        complete = self._with_files(record, job)
+        if complete != record:
+            self._keep(complete)
+        self.progress.end(complete)
+
+    def _base_record(self, job: Job) -> Record:
         settings = job.settings
-        base = Record(
+        return Record(
             target=self.target,
             component=job.component.name,
             variant=job.variant,
             status="skipped",
-            reason=skip or "not run",
+            reason="not run",
             device=settings.device,
             dtype=settings.dtype,
             scale=settings.scale,
-            point=job.component.point,
+            point=None if job.component.point is None else decode_section("point", job.component.point),
         )
-        spoilt = self._spoilt(job)
-        if skip is not None or spoilt is not None:
-            known = base
-            if skip is None and spoilt is not None:
-                known = replace(base.with_status("failed", spoilt), bad_input=True)
-            self._keep(known)
-            self.progress.end(known)
-            return
-        for left_over in ("kernels", "torch_trace"):  # of an earlier attempt at this cell, which was not kept
-            shutil.rmtree(self.folder / left_over / job.name, ignore_errors=True)
-        for frames in (self.folder / "cells").glob(f"{job.name}.frames.*"):
-            frames.unlink()
-        for frames in (self.folder / "cells").glob(f"{job.name}.round*.frames.npz") if number == 1 else ():
-            frames.unlink()
-        outcome = Outcome(base)
-        try:
-            outcome.killed = executor.perform({"cell": job.to_json()}, job.name, outcome.listener(self.progress))
-        except KeyboardInterrupt:
-            recovered_sections(self.folder, job)  # leaves readable files, although the cell has no record
-            if outcome.ended:
-                self._keep(self._with_speedup(self._in_round(outcome.record(), number)))
-            raise
-        record = self._with_speedup(self._in_round(outcome.record(), number))
-        self._keep(record)
-        enriched = self._with_files(record, job)
-        if enriched != record:
-            self._keep(enriched)
-        self.progress.end(enriched)
 
-    def _in_round(self, record: Record, number: int) -> Record:
-        """Join a round's record with those of the rounds before it."""
+    def _without_running(self, job: Job, skip: str | None) -> Record | None:
+        """Return the record of a cell that need not run: its variant is unavailable, or its component has an error."""
+        if skip is not None:
+            return replace(self._base_record(job), reason=skip)
+        error = self._component_error(job)
+        if error is not None:
+            return replace(self._base_record(job).with_status("failed", error), bad_input=True)
+        return None
+
+    def _component_error(self, job: Job) -> str | None:
+        """Return the input error of the component itself, which each of its variants would only repeat.
+
+        A record without a parameter count failed at loading or at the reference; a later input error may be that of
+        the variant, and concerns no other.
+        """
+        records = (r for r in self.records.values() if r.component == job.component.name and r.parameters is None)
+        return next((record.reason for record in records if record.bad_input), None)
+
+    def _remove_files(self, job: Job, *, first_round: bool) -> None:
+        """Remove the files of an earlier attempt at this cell, whose record was not kept."""
+        for folder in ("kernels", "torch_trace"):
+            shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
+        patterns = [f"{job.name}.frames.*", *([f"{job.name}.round*.frames.npz"] if first_round else [])]
+        for path in [path for pattern in patterns for path in (self.folder / "cells").glob(pattern)]:
+            path.unlink()
+
+    def _in_round(self, record: Record, round_: int) -> Record:
+        """Join the record of a round with those of the rounds before it."""
         if self.config.rounds == 1:
             return record
-        before = self.records.get(record.cell) if number > 1 else None
-        return with_round(before, record, number, self.config.rounds, seed=self.config.settings.seed)
-
-    def _spoilt(self, job: Job) -> str | None:
-        """Return why the component itself is wrong, which each of its variants would only say again.
-
-        A record without a parameter count never got past loading or the reference; later, bad input may be that of the
-        variant, and says nothing about the others.
-        """
-        found = (r for r in self.records.values() if r.component == job.component.name and r.parameters is None)
-        return next((record.reason for record in found if record.bad_input), None)
+        before = self.records.get(record.cell) if round_ > 1 else None
+        return with_round(before, record, round_, self.config.rounds, seed=self.config.settings.seed)
 
     def _with_speedup(self, record: Record) -> Record:
         baseline = self.records.get((record.component, BASELINE))
         return with_speedup(record, baseline, seed=self.config.settings.seed)
 
     def _with_files(self, record: Record, job: Job) -> Record:
-        parse = None if self.config.isolation == "none" else lambda: self.progress.phase("parse")
-        return with_files(record, job, self.folder, parse)
+        """Add what the cell's files hold; a file that cannot be read costs a note."""
+        readers: list[Callable[[Record, Job], Record]] = [self._with_recovered, self._with_kernel_files]
+        if job.settings.trace and self.config.isolation == "process":  # else one compile log holds all cells
+            readers.append(self._with_compile_log)
+        for reader in readers:
+            try:
+                record = reader(record, job)
+            except (CompileLogError, OSError, ValueError) as error:
+                record = _with_note(record, " ".join(str(error).split()))
+        self._copy_round_frames(record, job)
+        return record
+
+    def _with_recovered(self, record: Record, job: Job) -> Record:
+        sections = encode_sections(**upgraded_sections(recovered_sections(self.folder, job)))
+        return record_with(record, {name: each for name, each in sections.items() if getattr(record, name) is None})
+
+    def _with_kernel_files(self, record: Record, job: Job) -> Record:
+        files = list_kernels(self.folder / "kernels" / job.name)
+        kernels = [{**to_builtins(each), "file": f"kernels/{job.name}/{each.file}"} for each in files]
+        return record_with(record, {"kernels": kernels}) if kernels else record
+
+    def _with_compile_log(self, record: Record, job: Job) -> Record:
+        self.progress.phase("parse")
+        summary = parse_compile_log(self.folder / "torch_trace" / job.name, self.folder / "tl_out" / job.name)
+        return record if summary is None else record_with(record, encode_sections(compile=summary))
+
+    def _copy_round_frames(self, record: Record, job: Job) -> None:
+        """Copy the frame series of a round: the next round overwrites it."""
+        frames = self.folder / series_file(job.name)
+        if record.rounds and frames.is_file():
+            shutil.copyfile(frames, self.folder / series_file(f"{job.name}.round{len(record.rounds)}"))
 
     def _keep(self, record: Record) -> None:
         append_record(self.folder, record)
         self.records[record.cell] = record
 
     def _complete(self) -> None:
-        """Add what can only be said at the end: speedups whose baseline came late, the compile log of one process."""
-        for launches in (record.launches for record in self.records.values() if record.launches):
-            path = self.folder / ENVIRONMENT_FILE
-            environment = json.loads(path.read_text(encoding="utf-8"))
-            write_json(path, {**environment, "launch_calibration": launches["launch_calibration"]})
+        """Add what is known only at the end: speedups whose baseline ran late, the one compile log of one process."""
+        self._write_launch_calibration()
         for record in tuple(self.records.values()):
             compared = self._with_speedup(record)
             if record.speedup is None and compared != record:
                 self._keep(compared)
         if self.config.isolation == "none" and self.config.settings.trace:
             try:
-                found = parse_compile_log(self.folder / "torch_trace", self.folder / "tl_out" / "run")
-                self.progress.say("nothing was compiled" if found is None else f"compile report: {found.index}")
+                summary = parse_compile_log(self.folder / "torch_trace", self.folder / "tl_out" / "run")
+                self.progress.say("nothing was compiled" if summary is None else f"compile report: {summary.index}")
             except CompileLogError as error:
                 self.progress.say(str(error))
+
+    def _write_launch_calibration(self) -> None:
+        """Copy measured launch costs into the environment, where later runs of this machine's reports look for them."""
+        path = self.folder / ENVIRONMENT_FILE
+        for launches in (record.launches for record in self.records.values() if record.launches):
+            environment = decode_environment(path.read_bytes())
+            calibrated = replace(environment, launch_calibration=launches.launch_calibration)
+            write_json(path, encode_environment(calibrated))
 
 
 def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     """Return the jobs with each component's baseline before its other variants, which are compared with it."""
     order = {name: place for place, name in enumerate(dict.fromkeys(job.component.name for job in jobs))}
     return tuple(sorted(jobs, key=lambda job: (order[job.component.name], job.variant != BASELINE)))
+
+
+def _with_note(record: Record, note: str) -> Record:
+    return replace(record, notes=(*record.notes, note))
 
 
 def exit_code(records: tuple[Record, ...]) -> int:

@@ -120,10 +120,10 @@ class TrainingCell(Cell):
             subject = Subject(component, step, None, variant.tolerance, settings.seed)
             for name, metric in metrics.items():
                 bench.start.restore()
-                self.take(name, metric, subject)
+                self.run_metric(name, metric, subject)
             self.explain(step)
             bench.start.restore()
-            self.explain_limits(component, step)
+            self.explain_roofline(component, step)
             if settings.trace:
                 self.trace(component, step)
         finally:
@@ -150,11 +150,10 @@ class TrainingCell(Cell):
         found = faults(strict, timed)
         self.add(parity={**strict, "passed": not found, "timed": timed})
         if not strict["weights_judged"]:
-            self.noted.append(
+            self.note(
                 f"eager begun a rounding error away ends {strict['eager_rel_l2']:.0%} of its way from itself: training "
                 "is too chaotic to judge weights by, losses were judged"
             )
-            self.add(notes=tuple(self.noted))
         self.problems.extend(("failed", fault) for fault in found)
 
     def _component(self, batches: Batches) -> tuple[TrainingComponent, TrainingStep]:

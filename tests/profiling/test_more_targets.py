@@ -128,7 +128,7 @@ def test_a_shape_that_another_one_spoils_fails_the_cell(tmp_path):
     started("shape_sweep", tmp_path / "run", *options, "variant=[faulty_others]", code=1)
     records = {record.component: record for record in read_records(tmp_path / "run")}
     assert [records[name].status for name in ("net@batch=1", "net@batch=4", "net@batch=1-4")] == ["ok", "ok", "failed"]
-    assert "another shape" in records["net@batch=1-4"].reason
+    assert "another prepared shape" in records["net@batch=1-4"].reason
 
 
 def test_a_training_step_without_processes_that_load_data(tmp_path):

@@ -2,12 +2,12 @@
 
 import io
 
+from make_record import record
 from rich.console import Console
 
-from profiling.results.records import Record
 from profiling.run.progress import LiveProgress, PlainProgress
 
-OK = Record(target="t", component="c", variant="v", status="ok", metrics={"wall_ms": {"p50": 1.25}})
+OK = record(p50=1.25)
 
 
 def told(kind, *, terminal):
