@@ -54,8 +54,8 @@ class FrameOptions:
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
-        require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: an integer of at least 1")
-        require(isinstance(self.batch, int) and self.batch >= 1, f"batch={self.batch}: an integer of at least 1")
+        require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: must be an integer of at least 1")
+        require(isinstance(self.batch, int) and self.batch >= 1, f"batch={self.batch}: must be an integer of at least 1")
         require(0 <= self.t_commit <= 1, f"t_commit={self.t_commit}: must be a noise level from 0 to 1")
         require(
             self.guidance is None or (isinstance(self.guidance, int | float) and not isinstance(self.guidance, bool)),

@@ -10,10 +10,10 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
 
-from profiling.errors import InputError, MissingExtraError, did_you_mean
+from profiling.errors import InputError, MissingExtraError, did_you_mean, python_command
 
 #: Packages that are optional, by the extra that brings them.
-EXTRAS = {"diffusers": "hub", "transformers": "hub"}
+OPTIONAL_PACKAGES = ("diffusers", "transformers")
 
 
 #: Failures of the device while a module is made: not the user's input. By name, since torch is not imported here.
@@ -38,9 +38,9 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
             raise InputError(f"{where}: {cause}") from error
         if type(cause).__name__ in DEVICE_FAILURES:
             raise cause from None
-        if isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
-            extra = EXTRAS[cause.name]
-            raise MissingExtraError(f"{cause.name} is not installed: pip install -e '.[{extra}]'") from error
+        if isinstance(cause, ModuleNotFoundError) and cause.name in OPTIONAL_PACKAGES:
+            install = f"{python_command()} -m pip install {cause.name}"
+            raise MissingExtraError(f"{cause.name} is not installed. To install it: {install}") from error
         lines = str(cause).splitlines() or [type(cause).__name__]
         near = near_target(str(node.get("_target_")))
         raise InputError(f"{where}: {node.get('_target_')}: {near or f'{type(cause).__name__}: {lines[0]}'}") from error

@@ -17,7 +17,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from profiling.errors import InputError, did_you_mean
+from profiling.errors import InputError, did_you_mean, python_command
 from profiling.results.run_folder import write_text
 
 MANIFEST = Path(__file__).resolve().parents[2] / "checkpoints" / "manifest.yaml"
@@ -41,7 +41,7 @@ class _LockFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Listed(msgspec.Struct, forbid_unknown_fields=True):
-    name: _Text
+    name: Annotated[str, Meta(pattern=r"^[\w.-]+$")]  # part of a command and of a file name
     components: Annotated[list[_Text], Meta(min_length=1)]
     size_class: _Text
     path: _Text
@@ -73,7 +73,7 @@ class Entry:
     @property
     def download_command(self) -> str:
         """The shell command that downloads this file."""
-        return f"python -m profiling.checkpoints {self.name}"
+        return f"{python_command()} -m profiling.checkpoints {self.name}"
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,36 @@
-"""Capture a call in a CUDA graph: audit, warm-up on a side stream, capture into a pool; put all back if it fails.
+"""Capture a call in a CUDA graph: audit, warm-up, capture, and clean-up if the capture fails.
 
-The order is the one that CUDA asks for, see the CUDA graphs section of PyTorch's CUDA semantics notes.
+The order is the one that the CUDA graphs section of PyTorch's CUDA semantics notes asks for. The audit comes first: it
+runs the call once and looks at each operator for what a capture cannot hold, because CUDA reports only that something
+was not permitted, and for one fault nothing at all. (A non-blocking copy from pageable host memory is captured with the
+address that it read from, and each replay reads whatever that address holds by then.)
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiling.components.user_code import SourceLine, raising_line
-from profiling.graphs.audit import Audit, CapturingOnly, Finding, NotCapturedError, audited
+from profiling.components.trees import named_tensors, written_tensors
+from profiling.components.user_code import SourceLine, raising_line, running_line
 from profiling.machine.gc_policy import no_garbage_collection
 
-_WHY = {
+Fault = Literal["sync", "pageable copy", "data-dependent shape", "other stream"]
+
+#: Why each fault prevents a capture, and what to change.
+_ADVICE: dict[Fault, tuple[str, str]] = {
     "sync": (
         "it waits for the GPU to read a value back, or copies from memory that is not pinned",
         "keep the value on the device (torch.where, a mask), make constants once as buffers, read results after it",
     ),
     "pageable copy": (
-        "it copies from pageable host memory, whose address a replay would read again whatever stands there by then",
+        "it copies from pageable host memory, and each replay would read that address again, whatever it holds by then",
         "make the tensor on the device, or once as a buffer (register_buffer)",
     ),
     "data-dependent shape": (
@@ -34,52 +43,89 @@ _WHY = {
         "(wait_stream)",
     ),
 }
-_ELSE = (
+_GENERAL_ADVICE = (
     "do it once before the call (in __init__ or as a buffer), on the device and without waiting; what is initialised "
     "at first use needs more warm-up calls (warmup=N)"
 )
-_UNCAPTURED = "variant=[baseline] runs it uncaptured."
 
 
 class CaptureError(RuntimeError):
-    """A call that cannot be captured in a CUDA graph; device, random numbers and allocator are as before."""
+    """A call that cannot be captured in a CUDA graph; device, random numbers and allocator are as before the attempt.
 
-
-def refused(finding: Finding) -> CaptureError:
-    """Return the error for a finding of the audit."""
-    why, advice = _WHY[finding.kind]
-    return _made(finding.operator, finding.place, why, advice)
-
-
-def explained(error: BaseException, findings: Sequence[Finding]) -> CaptureError:
-    """Return the error for a capture that CUDA broke off, `findings` being what the audit saw in the same call.
-
-    The finding on the line that raised explains it; an error at the capture's end has no such line, and then the first
-    finding does.
+    The message is one line: the operator, the user's line that calls it, the reason, and what to change.
     """
-    place = raising_line(error.__traceback__)
-    same = [f for f in findings if place and f.place and (f.place.file, f.place.number) == (place.file, place.number)]
-    left = [finding for finding in findings if place is None or finding.place is None]
-    if chosen := [*same, *left]:
-        return refused(chosen[0])
-    said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip().rstrip(".")
-    advice = _WHY["pageable copy"][1] if "between CPU and CUDA" in said else _ELSE
-    return _made(place.code if place else "an operator", place, said, advice)
 
 
-def _made(operator: str, place: SourceLine | None, why: str, advice: str) -> CaptureError:
-    where = f"at {place}" if place else "in the backward pass, or without a line of its own,"
-    operator = "" if place and place.code == operator else f"{operator} "
-    return CaptureError(f"{operator}{where} cannot be captured in a CUDA graph: {why}. To do: {advice}. {_UNCAPTURED}")
+@dataclass(frozen=True)
+class Finding:
+    """An operator that prevents the capture, and the line that calls it."""
+
+    operator: str  # aten::nonzero
+    fault: Fault
+    line: SourceLine | None  # None outside the user's code: a thread without Python, as the backward pass has
+    silent: bool = False  # a capture would record it without an error, and replay it wrong
+
+
+class Audit(TorchDispatchMode):
+    """Watches the operators of a call: `findings`, and `written_storages`, the addresses of memory it writes to."""
+
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        super().__init__()
+        self.findings: list[Finding] = []
+        self.written_storages: set[int] = set()
+        self._stream = stream
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator and note its writes and its fault, if any."""
+        kwargs = kwargs or {}
+        self.written_storages |= {t.untyped_storage().data_ptr() for t in written_tensors(func, args, kwargs)}
+        result = func(*args, **kwargs)
+        fault = self._fault(func, args, kwargs, result)
+        if fault is not None:
+            silent = fault == "pageable copy" and _is_non_blocking(func, args, kwargs)
+            self.findings.append(Finding(_operator_name(func), fault, running_line(), silent))
+        return result
+
+    def _fault(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Fault | None:
+        tensors = [tensor for _, tensor in named_tensors((list(args), kwargs))]
+        if not any(t.is_cuda for t in tensors) and not any(t.is_cuda for _, t in named_tensors(result)):
+            return None
+        if torch.Tag.data_dependent_output in func.tags:
+            return "sync"
+        if torch.Tag.dynamic_output_shape in func.tags and kwargs.get("output_size") is None:
+            return "data-dependent shape"
+        if func.name().startswith("aten::index") and any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:]):
+            return "data-dependent shape"
+        if func.name().startswith(("aten::_to_copy", "aten::copy_", "aten::copy", "aten::_copy_from")):
+            return _copy_fault(tensors[-1], result)  # the source: copy_'s last tensor, and _to_copy's only one
+        if self._stream is not None and torch.cuda.current_stream() != self._stream:
+            return "other stream"
+        return None
+
+
+def _operator_name(func: Any) -> str:
+    return func.name().partition(".")[0]
+
+
+def _copy_fault(source: torch.Tensor, result: torch.Tensor) -> Fault | None:
+    if source.is_cuda and not result.is_cuda:
+        return "sync"
+    return "pageable copy" if not source.is_cuda and result.is_cuda and not source.is_pinned() else None
+
+
+def _is_non_blocking(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    names = [argument.name for argument in func._schema.arguments]
+    position = names.index("non_blocking") if "non_blocking" in names else len(args)
+    return bool(kwargs.get("non_blocking", args[position] if position < len(args) else False))
 
 
 def audit_and_warm_up(
     call: Callable[[], Any], rewind: Callable[[], None], *, warmup: int, stream: torch.cuda.Stream
 ) -> Audit:
-    """Call `call` once under the audit and `warmup` times as it is, on the side stream, each after `rewind`.
+    """Call `call` once under the audit and then `warmup` times, on the side stream, each time after `rewind`.
 
     Raises:
-        CaptureError: the call does what a capture would record without an error and replay wrong.
+        CaptureError: a capture would record the call without an error and replay it wrong.
 
     """
     current = torch.cuda.current_stream()
@@ -88,8 +134,8 @@ def audit_and_warm_up(
         with torch.cuda.stream(stream):
             audit = Audit(stream)
             rewind()
-            with suppress(Exception), audited(audit):
-                call()  # failing because it is watched is no reason to stop; what fails anyway does so below
+            with suppress(Exception), _eager(), audit:
+                call()  # an error because of the audit does not count; any other one is raised again below
             for _ in range(warmup):
                 rewind()
                 call()
@@ -98,8 +144,15 @@ def audit_and_warm_up(
     torch.cuda.synchronize()
     silent = [finding for finding in audit.findings if finding.silent]
     if silent:
-        raise refused(silent[0])
+        raise _finding_error(silent[0])
     return audit
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Run compiled functions eagerly, so that the audit sees their operators."""
+    # Nothing is compiled unless the compiler was imported, and importing it takes seconds.
+    stance: Callable[[str], AbstractContextManager[Any]] = torch.compiler.set_stance
+    return stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def capture(
@@ -123,42 +176,94 @@ def capture(
     torch.cuda.synchronize()
     with no_garbage_collection(), torch.cuda.stream(stream):
         torch.cuda.empty_cache()
-        # thread_local: what other threads do, a DataLoader's pinning for one, is no fault of this call.
+        # thread_local: other threads may use CUDA meanwhile (a DataLoader that pins memory, for example).
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            # A stream that never waited for this one is not in the capture, and CUDA says nothing about it.
-            with CapturingOnly() if any(f.kind == "other stream" for f in audit.findings) else nullcontext():
+            # A stream that never waited for this one is not in the capture, and CUDA raises no error for it.
+            other_stream = any(finding.fault == "other stream" for finding in audit.findings)
+            with _RequireCapture() if other_stream else nullcontext():
                 output = call()
-        except NotCapturedError as error:
-            _abandon(graph, pool, stream)
-            raise refused(error.finding) from None
+        except _NotCapturedError as error:
+            _end_failed_capture(graph, pool, stream)
+            raise _finding_error(error.finding) from None
         except Exception as error:
-            _abandon(graph, pool, stream)
+            _end_failed_capture(graph, pool, stream)
             if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
-                raise  # no fault of the capture
-            raise explained(error, audit.findings) from error
+                raise  # not caused by the capture
+            raise _cuda_error(error, audit.findings) from error
         try:
             graph.capture_end()
         except RuntimeError as error:
-            _put_back(pool, stream)
-            raise explained(error, audit.findings) from error
+            _finish_capture_end(pool, stream)
+            raise _cuda_error(error, audit.findings) from error
     return graph, output
 
 
-def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:
-    """End a capture that failed inside."""
+class _RequireCapture(TorchDispatchMode):
+    """Raises _NotCapturedError at an operator outside the capture, which would run once now and in no replay."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(t.is_cuda for _, t in named_tensors(result)) and not torch.cuda.is_current_stream_capturing():
+            raise _NotCapturedError(Finding(_operator_name(func), "other stream", running_line()))
+        return result
+
+
+class _NotCapturedError(RuntimeError):
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(f"{finding.operator} ran on a stream that is not captured")
+        self.finding = finding
+
+
+def _finding_error(finding: Finding) -> CaptureError:
+    """Return the error for a finding of the audit."""
+    reason, advice = _ADVICE[finding.fault]
+    return _error(finding.operator, finding.line, reason, advice)
+
+
+def _cuda_error(error: BaseException, findings: Sequence[Finding]) -> CaptureError:
+    """Return the error for a capture that CUDA broke off; `findings` are those of the audit of the same call.
+
+    A finding on the line that raised explains it best, then one outside the user's code. An error at the end of the
+    capture has no line, so any finding may explain it.
+    """
+    line = raising_line(error.__traceback__)
+    outside = [finding for finding in findings if finding.line is None]
+    with_line = [finding for finding in findings if finding.line is not None]
+    if line is None:
+        likely = [*outside, *with_line]
+    else:
+        likely = [f for f in with_line if f.line and (f.line.file, f.line.number) == (line.file, line.number)] + outside
+    if likely:
+        return _finding_error(likely[0])
+    reason = next((text for text in str(error).splitlines() if text.strip()), type(error).__name__).strip().rstrip(".")
+    advice = _ADVICE["pageable copy"][1] if "between CPU and CUDA" in reason else _GENERAL_ADVICE
+    return _error(line.code if line else "an operator", line, reason, advice)
+
+
+def _error(operator: str, line: SourceLine | None, reason: str, advice: str) -> CaptureError:
+    where = f"at {line}" if line else "outside the module's own lines (in the backward pass, for example)"
+    subject = where if line and line.code == operator else f"{operator} {where}"
+    return CaptureError(
+        f"{subject} cannot be captured in a CUDA graph: {reason}. To do: {advice}. "
+        "variant=[baseline] runs without a graph."
+    )
+
+
+def _end_failed_capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:
+    """End a capture in which the call raised."""
     try:
         graph.capture_end()
     except RuntimeError:
-        _put_back(pool, stream)
+        _finish_capture_end(pool, stream)
 
 
-def _put_back(pool: Any, stream: torch.cuda.Stream) -> None:
-    """Do what torch leaves undone where ending the capture fails.
+def _finish_capture_end(pool: Any, stream: torch.cuda.Stream) -> None:
+    """Do what `CUDAGraph.capture_end` leaves undone where it raises.
 
-    `CUDAGraph.capture_end` stops at CUDA's error, before it tells the allocator and the random number generators that
-    the capture is over: allocations would still be looked at for the pool, and every later random number would fail.
-    The allocator of pinned host memory cannot be told from Python; it refuses another capture into the same pool.
+    It stops at CUDA's error, before it tells the allocator and the random number generators that the capture is over:
+    allocations would go on being considered for the pool, and every later random number would fail. The allocator of
+    pinned host memory cannot be told from Python; it refuses another capture into the same pool.
     """
     device = torch.cuda.current_device()
     with suppress(RuntimeError):
@@ -176,8 +281,8 @@ def _put_back(pool: Any, stream: torch.cuda.Stream) -> None:
 
 
 @contextmanager
-def casts_inside() -> Iterator[None]:
-    """Keep autocast from reusing casts of weights: made outside the capture, they are gone when it is replayed."""
+def no_autocast_cache() -> Iterator[None]:
+    """Keep autocast from reusing casts of weights: those made outside a capture are gone when it is replayed."""
     enabled = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
@@ -188,24 +293,27 @@ def casts_inside() -> Iterator[None]:
 
 
 @contextmanager
-def left_alone(
+def preserved_state(
     tensors: Sequence[torch.Tensor], generators: Sequence[torch.Generator], device: torch.device
 ) -> Iterator[Callable[[], None]]:
-    """Put `tensors`, `generators` and the default ones back to what they were, after the block and when it asks."""
+    """Restore `tensors`, `generators` and the default generators after the block.
+
+    The block is given the function that restores them, to call it in between.
+    """
     host, cuda = torch.get_rng_state(), torch.cuda.get_rng_state(device)
     states = [generator.get_state() for generator in generators]
-    saved = [tensor.detach().clone() for tensor in tensors]
+    values = [tensor.detach().clone() for tensor in tensors]
 
-    def put_back() -> None:
+    def restore() -> None:
         torch.set_rng_state(host)
         torch.cuda.set_rng_state(cuda, device)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         with torch.inference_mode():  # the one mode that may write to every tensor
-            for tensor, before in zip(tensors, saved, strict=True):
-                tensor.copy_(before)
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
 
     try:
-        yield put_back
+        yield restore
     finally:
-        put_back()
+        restore()

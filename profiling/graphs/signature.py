@@ -1,4 +1,7 @@
-"""What makes two calls the same call for a CUDA graph: everything but the numbers inside the tensors."""
+"""Signature of a call: calls with equal signatures may replay the same CUDA graph.
+
+It holds everything that a graph fixes, which is all of a call except the values inside its tensors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 import torch
 
-#: Where copies of bytes beneath tensors that overlap begin: at a multiple of this, so that views keep their alignment.
+#: Byte alignment of the buffers that hold overlapping tensors, so that views of them keep their own alignment.
 ALIGNMENT = 16
 
 _PLAIN = (
@@ -20,14 +23,14 @@ _PLAIN = (
 
 
 def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Hashable, list[torch.Tensor]]:
-    """Return (key, tensors): calls with equal keys may replay the same graph; tensors stand in the order of the walk.
+    """Return (key, tensors): the key to compare calls by, and the tensors in the arguments in a fixed order.
 
     The key holds shape, strides, dtype, device and requires_grad of each tensor, how tensors share storage, every other
     argument with its type, the structure around them, and the modes that change what an operator does: grad, inference
     and autocast.
 
     Raises:
-        TypeError: an argument that can change without becoming another one (a cache object, say), naming its type.
+        TypeError: an argument that can change in place and is no tensor (a cache object, say), naming its type.
 
     """
     # One flat list, not a tree of small objects: this runs before every replay.
@@ -35,55 +38,56 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Hashabl
     key: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast]
     if autocast:
         key.append(torch.get_autocast_dtype("cuda"))
-    leaves: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for value in args:
-        _walk(value, key, leaves)
+        _collect(value, key, tensors)
     for name, value in kwargs.items():
         key.append(name)
-        _walk(value, key, leaves)
-    key += sharing(leaves)
-    return tuple(key), leaves
+        _collect(value, key, tensors)
+    key += _shared_storage(tensors)
+    return tuple(key), tensors
 
 
-def sharing(leaves: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
-    """Return (first tensor of the same storage, bytes from its start) for each tensor; empty where none shares.
-
-    With the first one's own alignment, which decides how far below it a copy of the bytes begins.
-    """
-    if len(leaves) < 2:
-        return []
-    storages = [leaf.untyped_storage().data_ptr() or -index for index, leaf in enumerate(leaves)]  # 0: no bytes
-    if len(set(storages)) == len(storages):
-        return []
-    owners = [storages.index(storage) for storage in storages]
-    starts = [leaf.data_ptr() for leaf in leaves]
-    pairs = zip(owners, starts, strict=True)
-    return [(owner, start - starts[owner], starts[owner] % ALIGNMENT) for owner, start in pairs]
-
-
-def _walk(value: Any, key: list[Any], leaves: list[torch.Tensor]) -> None:
+def _collect(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
+    """Append what identifies `value` to `key`, and the tensors in it to `tensors`."""
     if isinstance(value, torch.Tensor):
         if value.is_neg() or (value.dtype.is_complex and value.is_conj()):
             value = value.resolve_conj().resolve_neg()
-        leaves.append(value)
+        tensors.append(value)
         key += (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
         return
     key.append(type(value))
     if isinstance(value, Mapping):
         key.append(tuple(value))
         for item in value.values():
-            _walk(item, key, leaves)
+            _collect(item, key, tensors)
     elif isinstance(value, tuple | list):
         key.append(len(value))
         for item in value:
-            _walk(item, key, leaves)
+            _collect(item, key, tensors)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            _walk(getattr(value, field.name), key, leaves)
+            _collect(getattr(value, field.name), key, tensors)
     elif isinstance(value, _PLAIN):
-        key.append(repr(value) if isinstance(value, float) else value)  # 0.0 equals -0.0, and nan nothing
+        key.append(repr(value) if isinstance(value, float) else value)  # repr: 0.0 == -0.0, and nan != nan
     else:
         raise TypeError(
-            f"an argument of type {type(value).__name__} cannot be part of a graph's signature: it may change without "
-            "becoming another one. Pass tensors, plain values, or lists, dicts and dataclasses of them."
+            f"an argument of type {type(value).__name__} cannot be part of a graph's signature, because it can change "
+            "in place. Pass tensors, plain values, or lists, dicts and dataclasses of them."
         )
+
+
+def _shared_storage(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
+    """Return (first tensor of the same storage, byte distance from it, its alignment) a tensor; empty if none shares.
+
+    The alignment decides where in a buffer a copy of the shared bytes begins.
+    """
+    if len(tensors) < 2:
+        return []
+    storages = [tensor.untyped_storage().data_ptr() or -index for index, tensor in enumerate(tensors)]  # 0: no bytes
+    if len(set(storages)) == len(storages):
+        return []
+    owners = [storages.index(storage) for storage in storages]
+    starts = [tensor.data_ptr() for tensor in tensors]
+    pairs = zip(owners, starts, strict=True)
+    return [(owner, start - starts[owner], starts[owner] % ALIGNMENT) for owner, start in pairs]

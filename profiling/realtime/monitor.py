@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from profiling.graphs.engine import SESSION
+from profiling.graphs import total_captures
 from profiling.machine import nvml
 from profiling.trace.counters import compile_ids, snapshot
 
@@ -58,13 +58,13 @@ class FrameWatch:
         """Count from now on."""
         self._typical: float | None = None
         self._collections, self._collected = 0, 0.0
-        self._before, self._ids, self._recorded = snapshot(), compile_ids(), SESSION.recorded
+        self._before, self._ids, self._recorded = snapshot(), compile_ids(), total_captures()
         self._switches, self._stolen = _switches(), self._steal()
         if self._cuda is not None:
             self._retries, self._allocations = self._allocator_counts(self._stats())
 
     def _compiled(self, frame: int) -> dict[str, float]:
-        now, recorded = snapshot(), SESSION.recorded
+        now, recorded = snapshot(), total_captures()
         happened = now.since(self._before)
         if happened.compiles:
             ids = compile_ids()

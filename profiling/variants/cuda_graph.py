@@ -16,7 +16,7 @@ from profiling.components.component import Component
 from profiling.errors import InputError
 from profiling.fx_passes.passes import interleaved
 from profiling.graphs import CudaGraphed
-from profiling.graphs.capture import casts_inside
+from profiling.graphs.capture import no_autocast_cache
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.device_work import host_launches
 from profiling.variants.compile import Compile
@@ -48,7 +48,7 @@ def eager_step(call: Callable[..., Any], inputs: Mapping[str, torch.Tensor], mod
     """Return `call(**inputs)` under the conditions of its capture: else a compiled one would compile once more."""
 
     def plain() -> Any:
-        with casts_inside():
+        with no_autocast_cache():
             return call(**inputs)
 
     return EagerStep(plain, module)
@@ -66,7 +66,7 @@ def graph_facts(
     counters = [asdict(engine.counters) for engine in engines]
     recording = engines[-1].newest
     uncaptured, replay = partial(call, **inputs), partial(engines[-1], **inputs)
-    with casts_inside():  # as it was captured: a compiled call would find a guard broken and compile once more
+    with no_autocast_cache():  # as it was captured: a compiled call would find a guard broken and compile once more
         before, after = alternate(uncaptured, replay)
         launches = {"before": host_launches(uncaptured), "after": host_launches(replay)}
     return {

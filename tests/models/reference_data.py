@@ -1,19 +1,17 @@
-"""The published numbers, and the networks that they belong to."""
+"""Published reference numbers with their networks, and tiny networks that stand for all kinds."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from models import audio_vae, image_vae, world_model
-from models.audio_vae import AudioVAEParams
-from models.image_vae import ImageVAEParams
+from models import audio_vae, clip, image_vae, world_model
 from models.initialisation import randomise, reference_weights
-from models.world_model import WorldModelParams
 
 FOLDER = Path(__file__).parents[1] / "data" / "reference"
 STATE_DICTS = json.loads((FOLDER / "state_dicts.json").read_text())
@@ -28,33 +26,30 @@ FULL_SIZE: dict[str, tuple[str, Callable[..., nn.Module], str]] = {
     "audio_decoder": ("audio_vae_cod_audio", audio_vae.build_audio_decoder, "decoder."),
 }
 
-# tiny network -> (params, factory, input maker, frames a call)
-TINY: dict[str, tuple[Any, Callable[..., nn.Module], Callable[..., dict[str, Tensor]], int]] = {
-    "world_model": (WorldModelParams.tiny(), world_model.build_world_model, world_model.world_model_inputs, 3),
-    "image_decoder": (
-        ImageVAEParams.tiny(),
-        image_vae.build_image_decoder,
-        image_vae.image_decoder_inputs,
-        1,
+IMAGE, AUDIO = vars(image_vae.ImageVAEParams.tiny()), vars(audio_vae.AudioVAEParams.tiny())
+CLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "projection_dim": 24,
+}
+CLIP_TEXT, CLIP_VISION = {**CLIP, "vocab_size": 128}, {**CLIP, "image_size": 42}
+
+# tiny network -> (config, factory, input maker, the input maker's sizes)
+TINY: dict[str, tuple[dict[str, Any], Callable[..., nn.Module], Callable[..., dict[str, Tensor]], dict[str, int]]] = {
+    "world_model": (
+        vars(world_model.WorldModelParams.tiny()),
+        world_model.build_world_model,
+        world_model.world_model_inputs,
+        {"frames": 3},
     ),
-    "image_encoder": (
-        ImageVAEParams.tiny(),
-        image_vae.build_image_encoder,
-        image_vae.image_encoder_inputs,
-        1,
-    ),
-    "audio_decoder": (
-        AudioVAEParams.tiny(),
-        audio_vae.build_audio_decoder,
-        audio_vae.audio_decoder_inputs,
-        20,
-    ),
-    "audio_encoder": (
-        AudioVAEParams.tiny(),
-        audio_vae.build_audio_encoder,
-        audio_vae.audio_encoder_inputs,
-        20,
-    ),
+    "image_decoder": (IMAGE, image_vae.build_image_decoder, image_vae.image_decoder_inputs, {"frames": 1}),
+    "image_encoder": (IMAGE, image_vae.build_image_encoder, image_vae.image_encoder_inputs, {"frames": 1}),
+    "audio_decoder": (AUDIO, audio_vae.build_audio_decoder, audio_vae.audio_decoder_inputs, {"frames": 20}),
+    "audio_encoder": (AUDIO, audio_vae.build_audio_encoder, audio_vae.audio_encoder_inputs, {"frames": 20}),
+    "clip_text": (CLIP_TEXT, clip.build_clip_text, clip.clip_text_inputs, {"tokens": 77}),
+    "clip_vision": (CLIP_VISION, clip.build_clip_vision, clip.clip_vision_inputs, {}),
 }
 
 
@@ -69,15 +64,22 @@ def factory_of(config_name: str) -> Callable[..., nn.Module]:
 
 
 def tiny_network(
-    name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
+    name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, **config: Any
 ) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a tiny network with seeded weights, and inputs for it."""
-    params, factory, make_inputs, frames = TINY[name]
-    module = factory(**vars(params)).to(device)
-    randomise(module, seed)
+    """Return a tiny network with random weights, and inputs of batch 2 for it; `config` overrides its config."""
+    if name.startswith("clip"):
+        pytest.importorskip("transformers")
+    default, factory, make_inputs, sizes = TINY[name]
+    module = factory(**{**default, **config}).to(device)
+    (clip.randomise_clip if name.startswith("clip") else randomise)(module, seed)
     generator = torch.Generator().manual_seed(seed)
-    inputs = make_inputs(module, batch=2, frames=frames, generator=generator, device=device, dtype=dtype)
+    inputs = make_inputs(module, batch=2, generator=generator, device=device, dtype=dtype, **sizes)
     return module.to(dtype).eval(), inputs
+
+
+def as_float32(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs with floating-point tensors in fp32."""
+    return {key: value.float() if value.is_floating_point() else value for key, value in inputs.items()}
 
 
 def flat(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_data import FULL_SIZE, STATE_DICTS, TINY, flat, relative_error, tiny_network
+from reference_data import FULL_SIZE, STATE_DICTS, TINY, as_float32, flat, relative_error, tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -53,7 +53,7 @@ def test_low_precision_stays_near_fp32(name, dtype):
     module, inputs = tiny_network(name, dtype)
     with torch.no_grad():
         rounded = flat(module(**inputs))
-        exact = flat(module.float()(**{key: value.float() for key, value in inputs.items()}))
+        exact = flat(module.float()(**as_float32(inputs)))
     for actual, expected in zip(rounded, exact, strict=True):
         assert torch.isfinite(actual).all()
         assert relative_error(actual, expected) < 0.1

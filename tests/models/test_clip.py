@@ -6,31 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from reference_data import relative_error
+from reference_data import CLIP_TEXT, CLIP_VISION, relative_error, tiny_network
 from test_capturable import OneDeviceMode, check_replay
 from torch.nn import functional as F
 
-from models.clip import (
-    build_clip_text,
-    build_clip_vision,
-    clip_text_inputs,
-    clip_vision_inputs,
-    randomise_clip,
-)
+from models.clip import build_clip_text, build_clip_vision, clip_text_inputs, clip_vision_inputs
 
 transformers = pytest.importorskip("transformers")
 
 BUILD = {"clip_text": build_clip_text, "clip_vision": build_clip_vision}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-WIDTHS = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "projection_dim": 24,
-}
-OWN = {"clip_text": {"vocab_size": 128}, "clip_vision": {"image_size": 42}}
 CONF = Path(__file__).parents[2] / "conf" / "component"
+
+
+def tiny_tower(name, dtype=torch.float32, device="cpu", **config):
+    return tiny_network(name, dtype, device, **config)[0]
 
 
 def inputs_of(name, module, dtype=torch.float32, device="cpu", seed=0, batch=3, tokens=77):
@@ -40,37 +30,12 @@ def inputs_of(name, module, dtype=torch.float32, device="cpu", seed=0, batch=3, 
     return clip_vision_inputs(module, **options)
 
 
-def tiny_tower(name, dtype=torch.float32, device="cpu", **config):
-    module = BUILD[name](**WIDTHS, **OWN[name], **config)
-    randomise_clip(module, 0)
-    return module.to(device, dtype).eval()
-
-
-def layer_parameters(d, hidden):
-    attention = 4 * (d * d + d)
-    norms = 2 * 2 * d
-    return attention + norms + (d * hidden + hidden) + (hidden * d + d)
-
-
-def text_parameters():
-    d = 768
-    return 49408 * d + 77 * d + 12 * layer_parameters(d, 3072) + 2 * d + d * 768
-
-
-def vision_parameters():
-    d, positions = 1024, (224 // 14) ** 2 + 1
-    return d + 3 * 14 * 14 * d + positions * d + 24 * layer_parameters(d, 4096) + 2 * 2 * d + d * 768
-
-
-@pytest.mark.parametrize(
-    ("name", "formula", "published"),
-    [("clip_text", text_parameters, 123_650_304), ("clip_vision", vision_parameters, 303_966_208)],
-)
-def test_sizes_that_nobody_names_are_those_of_vit_l14(name, formula, published):
+@pytest.mark.parametrize(("name", "published"), [("clip_text", 123_650_304), ("clip_vision", 303_966_208)])
+def test_sizes_that_nobody_names_are_those_of_vit_l14(name, published):
     with torch.device("meta"):
         module = BUILD[name]()
     config = module.model.config
-    assert sum(p.numel() for p in module.parameters()) == formula() == published
+    assert sum(p.numel() for p in module.parameters()) == published
     assert (config.hidden_act, config._attn_implementation) == ("quick_gelu", "sdpa")
 
 
@@ -87,9 +52,9 @@ def whole(tmp_path_factory):
     """Return a folder of both towers together, and its model."""
     torch.manual_seed(0)
     config = transformers.CLIPConfig(
-        text_config={**WIDTHS, **OWN["clip_text"], "eos_token_id": 127},
-        vision_config={**WIDTHS, **OWN["clip_vision"], "patch_size": 14},
-        projection_dim=WIDTHS["projection_dim"],
+        text_config={**CLIP_TEXT, "eos_token_id": 127},
+        vision_config={**CLIP_VISION, "patch_size": 14},
+        projection_dim=CLIP_TEXT["projection_dim"],
     )
     model = transformers.CLIPModel(config).eval()
     folder = tmp_path_factory.mktemp("clip")
@@ -181,50 +146,22 @@ def test_every_parameter_matters(name):
             parameter.copy_(kept)
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", BUILD)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_forward_stays_on_its_device(name, dtype, implementation):
-    module = tiny_tower(name, dtype, attn_implementation=implementation)
-    inputs = {key: value.to("meta") for key, value in inputs_of(name, module, dtype).items()}
-    module.to("meta")
-    with torch.no_grad(), OneDeviceMode("meta") as mode:
-        output = module(**inputs)
-    assert mode.operations > 20
-    assert output.dtype == dtype
+def test_eager_attention_gives_the_same_and_stays_on_its_device(name):
+    module, eager = tiny_tower(name), tiny_tower(name, attn_implementation="eager")
+    inputs = inputs_of(name, module)
+    with torch.inference_mode():
+        torch.testing.assert_close(eager(**inputs), module(**inputs), rtol=1e-4, atol=1e-5)
+    with torch.no_grad(), OneDeviceMode("meta"):
+        output = eager.to("meta")(**{key: value.to("meta") for key, value in inputs.items()})
     assert output.shape == (3, 24)
 
 
-@pytest.mark.parametrize("name", BUILD)
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-def test_low_precision_and_eager_attention_stay_near(name, dtype):
-    module, written_out = tiny_tower(name), tiny_tower(name, attn_implementation="eager")
-    narrow = tiny_tower(name, dtype)
-    inputs = inputs_of(name, module, dtype)
-    wide = {key: value.float() if value.is_floating_point() else value for key, value in inputs.items()}
-    with torch.inference_mode():
-        expected = module(**wide)
-        torch.testing.assert_close(written_out(**wide), expected, rtol=1e-4, atol=1e-5)
-        assert relative_error(narrow(**inputs), expected) < 0.05
-
-
-@pytest.mark.parametrize("name", BUILD)
-def test_compiles_into_one_graph(name):
-    torch._dynamo.reset()
-    module = tiny_tower(name)
-    inputs = inputs_of(name, module)
-    with torch.inference_mode():
-        torch.testing.assert_close(
-            torch.compile(module, fullgraph=True, backend="eager")(**inputs), module(**inputs), rtol=1e-5, atol=1e-6
-        )
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", BUILD)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_towers_replay(name, dtype, implementation):
-    module = tiny_tower(name, dtype, "cuda", attn_implementation=implementation)
+def test_eager_attention_replays(name, dtype):
+    module = tiny_tower(name, dtype, "cuda", attn_implementation="eager")
     inputs, others = (inputs_of(name, module, dtype, "cuda", seed) for seed in (0, 1))
     with torch.inference_mode():
         check_replay(module, inputs, others)

@@ -94,8 +94,8 @@ def test_other_image_sizes_are_accepted(size):
 
 
 def test_a_window_too_long_is_refused():
-    params, factory, make_inputs, _ = TINY["world_model"]
-    module = factory(**vars(params))
+    config, factory, make_inputs, _ = TINY["world_model"]
+    module = factory(**config)
     options = {"generator": torch.Generator(), "device": "cpu", "dtype": torch.float32}
     with pytest.raises(ValueError, match="1 to 6 frames"):
         module(**make_inputs(module, batch=1, frames=7, **options))

@@ -21,7 +21,7 @@ from unprivileged import as_nobody, reachable_folder
 
 from profiling.checkpoints.download import DownloadError, Retries, download
 from profiling.components.manifest import verify
-from profiling.errors import InputError
+from profiling.errors import InputError, python_command
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SIZE = 2_000_000
@@ -300,7 +300,7 @@ def test_a_file_size_limit_keeps_the_part_and_reports_the_size(published):
     assert done.returncode == 1
     assert done.stderr == (
         "error: image: cannot write 'checkpoints/vaes/image.pt.part': File too large; the file has 1.9 MiB, of which "
-        "1.0 MiB have arrived and are kept. To try again: python -m profiling.checkpoints image\n"
+        f"1.0 MiB have arrived and are kept. To try again: {python_command()} -m profiling.checkpoints image\n"
     )
     assert not published.file("image").exists()
     assert run_command(published).returncode == 0

@@ -19,7 +19,7 @@ from torch import nn
 from unprivileged import as_nobody, reachable_folder
 
 from profiling.components.checkpoint_file import load_into, read
-from profiling.errors import InputError, did_you_mean
+from profiling.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STATE = seeded(World())
@@ -349,9 +349,3 @@ def test_a_file_without_read_permission():
         path.chmod(0)
         with as_nobody():
             assert "cannot be read: Permission denied" in refused(path)
-
-
-def test_near_words_are_offered():
-    assert did_you_mean("compil", ["baseline", "compile"]) == " Did you mean 'compile'?"
-    assert did_you_mean("xyz", ["baseline", "compile"]) == ""
-    assert did_you_mean("trace1", ["trace2", "trace3"]) == " Did you mean 'trace3' or 'trace2'?"

@@ -135,7 +135,7 @@ def test_what_every_replay_would_repeat_is_refused():
             return x * 2 if torch.rand(()) < 0.5 else x * 3
 
     x = torch.ones(8, device="cuda")
-    for module, says in ((Replaces(), "in the place of a buffer"), (Draws(), "on the host")):
+    for module, says in ((Replaces(), "replaces a buffer"), (Draws(), "on the host")):
         with pytest.raises(CaptureError, match=says):
             CudaGraphed(module)(x)
     torch.testing.assert_close(CudaGraphed(torch.sin)(x), x.sin())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.graphs.buffers import StaticInputs, as_given
+from profiling.graphs.captured_call import StaticInputs, same_view
 from profiling.graphs.signature import signature
 
 Pair = namedtuple("Pair", "a b")
@@ -126,10 +126,10 @@ def test_a_fill_follows_new_values_and_skips_what_is_in_place():
     base = torch.zeros(10)
     static = StaticInputs([base, base[2:5]])
     base.copy_(torch.arange(10.0))
-    static.fill([base, base[2:5]])
+    static.copy_in([base, base[2:5]])
     assert torch.equal(static.tensors[1], torch.arange(2.0, 5.0))
     static.tensors[0].fill_(7)
-    static.fill(static.tensors)
+    static.copy_in(static.tensors)
     assert bool((static.tensors[0] == 7).all())
 
 
@@ -138,15 +138,15 @@ def test_what_the_module_writes_goes_back():
     static = StaticInputs(given)
     static.tensors[0].add_(5)
     assert static.changed(given) == {0}
-    static.give_back(given, {0})
+    static.copy_back(given, {0})
     assert bool((given[0] == 5).all())
 
 
 def test_a_view_of_a_static_input_is_that_view_of_the_callers():
     given = torch.arange(12.0).view(3, 4)[1:]
     static = StaticInputs([given]).tensors[0]
-    assert torch.equal(as_given(static[:, 1::2], static, given), given[:, 1::2])
-    assert as_given(static.t(), static, given).data_ptr() == given.data_ptr()
+    assert torch.equal(same_view(static[:, 1::2], static, given), given[:, 1::2])
+    assert same_view(static.t(), static, given).data_ptr() == given.data_ptr()
 
 
 def test_leaves_that_need_gradients_still_do():
@@ -157,5 +157,5 @@ def test_leaves_that_need_gradients_still_do():
     with torch.no_grad():
         given.fill_(2)
     inputs = StaticInputs([given])
-    inputs.fill([given])
+    inputs.copy_in([given])
     assert not inputs._buffers[0].requires_grad
