@@ -50,7 +50,7 @@ class AxialFrequencies(ConstantBuffers):
 
 
 class RotaryFrequencies(nn.Module):
-    """Holds `pos_emb.freqs` where the checkpoints have it."""
+    """A layer's `rope` in the checkpoints, which holds `pos_emb.freqs`."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from models.attention import Attend, attend
 from models.modulation import MergedLinears, MergedModulation, materialized
-from models.params import require
+from models.params import require, require_positive
 from models.precision import ConstantBuffers, at_least_fp32
 from models.ring_attention import KERNELS, Kernel, RingCache, Visibility, ring_attention, visibility
 from models.transformer import Block
@@ -54,8 +54,7 @@ class FrameOptions:
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
-        require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: must be an integer of at least 1")
-        require(isinstance(self.batch, int) and self.batch >= 1, f"batch={self.batch}: must be an integer of at least 1")
+        require_positive(self, "steps", "batch")
         require(0 <= self.t_commit <= 1, f"t_commit={self.t_commit}: must be a noise level from 0 to 1")
         require(
             self.guidance is None or (isinstance(self.guidance, int | float) and not isinstance(self.guidance, bool)),

@@ -8,6 +8,9 @@ from torch.nn import functional as F
 
 from models.precision import ConstantBuffers
 
+CONTROL_HIDDEN = 2048  # width of the hidden layers of mouse and buttons
+MOUSE_HALF = 256  # size of the projected angle, and of the magnitude's sinusoidal embedding
+
 
 class MLP(nn.Module):
     """Linear, SiLU, linear, both with bias."""
@@ -59,23 +62,6 @@ class TimestepEmbedding(nn.Module):
         return self.mlp(self.sinusoids(t).to(self.mlp.fc1.weight.dtype))
 
 
-class LearnedPositions(nn.Module):
-    """A learned vector for each token of the longest window; a shorter window takes the last rows."""
-
-    def __init__(self, rows: int, d_model: int) -> None:
-        super().__init__()
-        self.p = nn.Parameter(torch.empty(rows, d_model))
-        nn.init.normal_(self.p, std=d_model**-0.5)
-
-    def forward(self, frames: int, tokens_per_frame: int) -> Tensor:
-        """Return the rows of the newest `frames` frames, [frames, tokens, d]."""
-        return self.p[-frames * tokens_per_frame :].unflatten(0, (frames, tokens_per_frame))
-
-
-CONTROL_HIDDEN = 2048
-MOUSE_HALF = 256  # size of the projected angle, and of the magnitude's sinusoidal embedding
-
-
 class MouseEmbedding(nn.Module):
     """Embedding of mouse movement as direction and magnitude, after a symmetric logarithm of each axis."""
 
@@ -118,3 +104,16 @@ class ControlEmbedding(nn.Module):
     def forward(self, mouse: Tensor, btn: Tensor) -> Tensor:
         """Map mouse movement [b, n, 2] and buttons [b, n, n_buttons] of 0 and 1 to [b, n, d]."""
         return self.mouse(mouse) + self.button(btn)
+
+
+class LearnedPositions(nn.Module):
+    """A learned vector for each token of the longest window; a shorter window takes the last rows."""
+
+    def __init__(self, rows: int, d_model: int) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.empty(rows, d_model))
+        nn.init.normal_(self.p, std=d_model**-0.5)
+
+    def forward(self, frames: int, tokens_per_frame: int) -> Tensor:
+        """Return the rows of the newest `frames` frames, [frames, tokens, d]."""
+        return self.p[-frames * tokens_per_frame :].unflatten(0, (frames, tokens_per_frame))

@@ -16,7 +16,10 @@ from torch.nn import functional as F
 from models.params import Params, require, require_positive
 from models.precision import at_least_fp32
 
-CHANNELS_PER_GROUP = 16
+CHANNELS_PER_GROUP = 16  # of grouped convolutions and norms in residual blocks
+LANDSCAPE = (360, 640)  # height and width of a picture
+SQUARE = 512  # side of the square that a landscape picture is resized to
+OUTPUT_GROUPS = 32  # of the decoder's last norm
 
 
 def resize(x: Tensor, height: int, width: int) -> Tensor:
@@ -146,11 +149,6 @@ def width_pairs(widths: Sequence[int]) -> list[tuple[int, int]]:
     return list(pairwise(widths))
 
 
-LANDSCAPE = (360, 640)
-SQUARE = 512  # side of the square that a landscape picture is resized to
-OUTPUT_GROUPS = 32
-
-
 @dataclass(frozen=True)
 class ImageVAEParams(Params):
     """Sizes of an image VAE, named as in the published configs."""
@@ -172,7 +170,10 @@ class ImageVAEParams(Params):
             require(len(getattr(self, name)) >= 1, f"{name} must name at least one stage")
             require(min(getattr(self, name)) >= 1, f"{name} must be counts of at least 1, not {getattr(self, name)}")
         require_positive(self, "channels", "latent_size", "latent_channels", "ch_0", "ch_max")
-        require(len(self.sample_size) == 2, f"sample_size must be a height and a width, not {self.sample_size}")
+        require(
+            len(self.sample_size) == 2 and all(isinstance(side, int) and side >= 1 for side in self.sample_size),
+            f"sample_size must be a height and a width in pixels, not {self.sample_size}",
+        )
         height, width = self.sample_size
         require(
             self.landscape or abs(width / height - LANDSCAPE[1] / LANDSCAPE[0]) > 0.01,

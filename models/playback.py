@@ -197,10 +197,15 @@ class WorldModelFrame(PrefilledWorldModel):
 
 
 def build_world_model_step(
-    *, context_frames: int, t_commit: float = 0.0, guidance: float | None = None, batch: int = 1, **config: Any
+    *,
+    context_frames: int,
+    t_commit: float = 0.0,
+    guidance: float | None = None,
+    batch: int = 1,
+    kernel: str = "auto",
+    **config: Any,
 ) -> WorldModelStep:
     """Build a `WorldModelStep` from the keys of a published config and those of `FrameOptions`."""
-    kernel = config.pop("kernel", "auto")
     options = FrameOptions(t_commit=t_commit, guidance=guidance, batch=batch, kernel=kernel)
     return WorldModelStep(WorldModelParams.from_config(config), options, context_frames)
 
@@ -213,10 +218,10 @@ def build_world_model_frame(
     commit: str = "fused",
     guidance: float | None = None,
     batch: int = 1,
+    kernel: str = "auto",
     **config: Any,
 ) -> WorldModelFrame:
     """Build a `WorldModelFrame` from the keys of a published config and those of `FrameOptions`."""
-    kernel = config.pop("kernel", "auto")
     options = FrameOptions(steps, t_commit, commit, guidance, batch, kernel)
     return WorldModelFrame(WorldModelParams.from_config(config), options, context_frames)
 

@@ -14,6 +14,11 @@ from torch.nn import functional as F
 
 from models.world_model import WorldModelParams
 
+Kernel = Literal["auto", "sdpa", "triton"]
+KERNELS = ("auto", "sdpa", "triton")
+HEAD_DIMS = (16, 32, 64, 128)  # of the Triton kernels: tensor cores need 16 at least; at 256 registers spill
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
 
 class RingCache(nn.Module):
     """One layer's keys (already rotated) and values, [batch, slots, m, heads, head_dim] each, written in place."""
@@ -33,17 +38,6 @@ class RingCache(nn.Module):
         """Write keys and values [b, g, m, heads, head_dim] of g frames into `slots`, int64 [g] on the device."""
         self.k.index_copy_(1, slots, k)
         self.v.index_copy_(1, slots, v)
-
-    def reset(self) -> None:
-        """Set keys and values to zero, in place."""
-        self.k.zero_()
-        self.v.zero_()
-
-
-Kernel = Literal["auto", "sdpa", "triton"]
-KERNELS = ("auto", "sdpa", "triton")
-HEAD_DIMS = (16, 32, 64, 128)  # tensor cores need 16 at least; at 256 registers spill
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 class Visibility(NamedTuple):

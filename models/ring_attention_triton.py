@@ -21,6 +21,7 @@ from torch.utils.flop_counter import register_flop_formula
 LOWEST = tl.constexpr(-1e38)
 MAX_ROWS = 64  # queries of a program: two groups of 17 fit, and the sums at d = 128 still fit into registers
 WAVE = 264  # two programs for each of an H200's 132 SMs; with fewer, some SMs are idle
+ELEMENTS = 128  # of q, k and v each in one program of `write_ring`: 4 for each thread of one warp
 
 
 def chunk_length(keys: int, columns: int) -> int:
@@ -130,9 +131,6 @@ def _flops(q: list[int], k: list[int], *_: object, **__: object) -> int:
     """Count the keys of all slots, as torch's counter does for masked attention."""
     batches, groups, tokens, heads, d = q
     return 4 * batches * heads * groups * tokens * k[1] * tokens * d
-
-
-ELEMENTS = 128  # elements of q, k and v each in one program: 4 for each thread of one warp
 
 
 @triton.jit

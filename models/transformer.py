@@ -15,7 +15,7 @@ from models.embeddings import MLP
 
 
 class AdaLN(nn.Module):
-    """LayerNorm whose scale and shift come from the frame's condition."""
+    """Scale and shift of a LayerNorm, computed from the frame's condition; `modulated_norm` applies them."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -25,10 +25,6 @@ class AdaLN(nn.Module):
         """Return (1 + scale, shift), each of the shape of `activated`, SiLU(condition) [b, n, 1, d]."""
         scale, shift = self.fc(activated).chunk(2, dim=-1)
         return scale + 1, shift
-
-    def forward(self, x: Tensor, activated: Tensor) -> Tensor:
-        """Normalise and modulate `x` [b, n, m, d]; `activated` is SiLU(condition) [b, n, 1, d]."""
-        return modulated_norm(x, *self.modulation(activated))
 
 
 def modulated_norm(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
@@ -128,6 +124,6 @@ def _rebuild_tables(module: nn.Module, _incompatible_keys: object) -> None:
         if not torch.equal(other, freqs[0]):
             raise ValueError(
                 f"blocks.{layer}.attn.rope.pos_emb.freqs differs from that of blocks.0; "
-                "one rotation table supports all layers, so a checkpoint must hold the same frequencies in each"
+                "all layers share one rotation table, so a checkpoint must hold the same frequencies in each"
             )
     transformer.rotary.rebuild(freqs[0])
