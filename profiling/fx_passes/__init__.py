@@ -1,6 +1,6 @@
-"""Rewrites of a network as a torch.fx graph: the tracer, the facts that passes read, and one file a pass.
+"""Rewrites of a network as a torch.fx graph.
 
-A pass is a callable `GraphModule → GraphModule`. The ready ones derive from `profiling.fx_passes.passes.Transform`
-and say how many places they rewrote; one of the user's own may be any class or function. Adding one takes a file and a
-line of YAML.
+`tracer` turns a module into a graph, `nodes` holds what a pass reads of it, `passes` applies passes; each other file
+holds passes. A pass is a callable `GraphModule → GraphModule`: the ones here derive from `passes.RewritePass` and count
+what they replace, a user's own may be any class or function. Adding one takes a file and a line of YAML.
 """

@@ -1,12 +1,14 @@
-"""One spelling for what PyTorch spells in many ways, so that a pass has one pattern to look for.
+"""One form for calls that PyTorch can write in many ways, so that a pass has one pattern to look for.
 
 `x @ y`, `x.matmul(y)` and `torch.bmm(x, y)` all become `torch.matmul(x, y)`. `view` becomes `reshape`, which does the
-same where a view is possible and copies where a pass has changed the layout so that it is not.
+same where a view is possible and copies where a pass has changed the layout so that it is not. Calls that write in
+place become calls that return a value, where nothing else reads the memory.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +16,15 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-Call = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # what an fx node is made of
+from profiling.fx_passes.nodes import families, node_info, written_by
 
-#: Methods and functions whose arguments are those of the torch function they are written as.
-SAME = {
+#: What an fx node is created from: op, target, arguments, keyword arguments.
+Call = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
+#: A function with its arguments, None where a call is not rewritten.
+_Rewritten = tuple[Any, tuple[Any, ...], dict[str, Any]] | None
+
+#: For each function the methods and functions that take the same arguments.
+_ALIASES = {
     torch.mul: ("mul", "multiply"),
     torch.div: ("div", "divide", "true_divide"),
     torch.add: ("add",),
@@ -30,37 +37,41 @@ SAME = {
     torch.baddbmm: ("baddbmm",),
     torch.clone: ("clone",),
 }
-SPELLED: dict[Any, Any] = {
-    getattr(owner, name): target for target, names in SAME.items() for name in names for owner in (Tensor, torch)
+_CANONICAL: dict[Any, Any] = {
+    getattr(owner, name): target for target, names in _ALIASES.items() for name in names for owner in (Tensor, torch)
 }
-SPELLED |= {F.sigmoid: torch.sigmoid, Tensor.__getitem__: operator.getitem, Tensor.__setitem__: operator.setitem}
+_CANONICAL |= {F.sigmoid: torch.sigmoid, Tensor.__getitem__: operator.getitem, Tensor.__setitem__: operator.setitem}
+#: Keywords of aliases, as the canonical function calls them.
+_KEYWORDS = {"mat2": "other", "axis0": "dim0", "axis1": "dim1"}
 
 
-def spelled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Return the node for a call of `func`, a function or method of torch; tensors in the arguments are nodes already.
+def canonical_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Return what to create a node from for a call of `func`, a function or method of torch.
+
+    Tensors in the arguments are nodes already.
 
     Raises:
-        TypeError: `func` is nothing that a node can call.
+        TypeError: a node cannot call `func`.
 
     """
-    if not args and "input" in kwargs:  # by name: passes look for it in the first place
+    if not args and "input" in kwargs:  # passes look for the input in the first place
         args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
-    rewritten = _RESPELL.get(func, lambda *_: None)(args, kwargs)
+    rewritten = _REWRITES.get(func, lambda *_: None)(args, kwargs)
     if rewritten is not None:
         return ("call_function", *rewritten)
-    if func in SPELLED:
-        return "call_function", SPELLED[func], args, {_RENAMED.get(name, name): value for name, value in kwargs.items()}
+    if func in _CANONICAL:
+        return "call_function", _CANONICAL[func], args, {_KEYWORDS.get(name, name): x for name, x in kwargs.items()}
     name = getattr(func, "__name__", "")
     if name == "__get__":
-        return _attribute(func.__self__.__name__, args)
+        return _attribute_call(func.__self__.__name__, args)
     if getattr(Tensor, name, None) is func or getattr(func, "__module__", "") == "torch._tensor":
         return "call_method", name, args, kwargs  # the latter: an operator in a wrapper, `x ** 2`
     if not callable(func):
-        raise TypeError(f"{func} is no function")
+        raise TypeError(f"{func} is not callable")
     return "call_function", func, args, kwargs
 
 
-def _attribute(name: str, args: tuple[Any, ...]) -> Call:
+def _attribute_call(name: str, args: tuple[Any, ...]) -> Call:
     if name == "mT":
         return "call_function", torch.transpose, (args[0], -2, -1), {}
     if name == "data":
@@ -68,24 +79,24 @@ def _attribute(name: str, args: tuple[Any, ...]) -> Call:
     return "call_function", getattr, (args[0], name), {}
 
 
-#: Keywords of what is spelled otherwise, as the chosen spelling calls them.
-_RENAMED = {"mat2": "other", "axis0": "dim0", "axis1": "dim1"}
-Respelled = tuple[Any, tuple[Any, ...], dict[str, Any]] | None
-
-
-def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Respelled:
+def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
     named = dict(zip(("input", "dim", "dtype"), args, strict=False)) | kwargs
     return F.softmax, (named["input"],), {"dim": named["dim"], "dtype": named.get("dtype")}
 
 
-def _functional_softmax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Respelled:
+def _functional_softmax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
     named = dict(zip(("input", "dim", "_stacklevel", "dtype"), args, strict=False)) | kwargs
     if named.get("dim") is None:
         return None
     return F.softmax, (named["input"],), {"dim": named["dim"], "dtype": named.get("dtype")}
 
 
-def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Respelled:
+def _functional_relu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
+    named = dict(zip(("input", "inplace"), args, strict=False)) | kwargs
+    return torch.relu_ if named.get("inplace") else torch.relu, (named["input"],), {}
+
+
+def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
     sizes = args[1:] or tuple(kwargs.values())
     if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
         sizes = tuple(sizes[0])
@@ -94,17 +105,12 @@ def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Respelled:
     return torch.reshape, (args[0], tuple(sizes)), {}
 
 
-def _permute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Respelled:
+def _permute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
     dims = args[1:] or tuple(kwargs.values())
     return torch.permute, (args[0], tuple(dims[0]) if isinstance(dims[0], tuple | list) else dims), {}
 
 
-def _functional_relu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Respelled:
-    named = dict(zip(("input", "inplace"), args, strict=False)) | kwargs
-    return torch.relu_ if named.get("inplace") else torch.relu, (named["input"],), {}
-
-
-_RESPELL: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Respelled]] = {
+_REWRITES: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], _Rewritten]] = {
     F.softmax: _functional_softmax,
     torch.softmax: _softmax,
     Tensor.softmax: _softmax,
@@ -117,16 +123,48 @@ _RESPELL: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Respelled]] = {
 }
 
 
-def arguments(node: fx.Node, *names: str) -> dict[str, Any]:
-    """Return the node's arguments by `names`, the first of the function's in their order; None where not given."""
-    return dict.fromkeys(names) | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+#: These fill a tensor with random numbers; the functions without the underscore do something else.
+_RANDOM = ("bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_")
 
 
-def positional(node: fx.Node) -> tuple[Any, ...]:
-    """Return the node's positional arguments."""
-    return node.args
+def make_out_of_place(graph: fx.Graph) -> int:
+    """Rewrite in-place calls whose memory nothing else reads; return their number. Their info is then out of date."""
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    members: dict[int, list[fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        for family in families(node):
+            members[family].append(node)
+    rewritten = 0
+    for node in graph.nodes:
+        written = written_by(node)
+        if len(written) != 1 or not _is_private(node, members[next(iter(written))], order):
+            continue
+        if (call := _out_of_place(node)) is not None:
+            node.op, node.target, node.kwargs = call
+            rewritten += 1
+    return rewritten
 
 
-def is_call(node: Any, *targets: Any) -> bool:
-    """Say whether `node` calls one of `targets`: functions, or methods by their name."""
-    return isinstance(node, fx.Node) and node.op in ("call_function", "call_method") and node.target in targets
+def _is_private(node: fx.Node, members: list[fx.Node], order: dict[fx.Node, int]) -> bool:
+    """Return whether after `node` the memory that it writes to is read through its own result only."""
+    earlier = [member for member in members if order[member] < order[node]]
+    return all(
+        member.op not in ("placeholder", "get_attr") and all(order[user] <= order[node] for user in member.users)
+        for member in earlier
+    )
+
+
+def _out_of_place(node: fx.Node) -> tuple[str, Any, Any] | None:
+    """Return op, target and keyword arguments of the out-of-place call with the same result, if there is one."""
+    dtypes = {info.dtype for argument in node.all_input_nodes if (info := node_info(argument))}
+    if len(dtypes) != 1 or node.args[:1] != tuple(node.all_input_nodes[:1]):
+        return None  # out of place, the result could be of another dtype
+    if node.kwargs.get("inplace"):
+        return node.op, node.target, {**node.kwargs, "inplace": False}
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if not name.endswith("_") or name.endswith("__") or name in _RANDOM:
+        return None
+    name = name[:-1]
+    if hasattr(torch, name):
+        return "call_function", _CANONICAL.get(getattr(Tensor, name, None), getattr(torch, name)), node.kwargs
+    return ("call_method", name, node.kwargs) if hasattr(Tensor, name) else None

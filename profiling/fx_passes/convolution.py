@@ -1,4 +1,4 @@
-"""A convolution, what is added to it, and ReLU in one call of cuDNN."""
+"""Passes for convolutions: fold the batch norm after one, and fuse what is added to it and ReLU into cuDNN's call."""
 
 from __future__ import annotations
 
@@ -9,57 +9,67 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from profiling.fx_passes.canonical import arguments, is_call, positional
-from profiling.fx_passes.graph_facts import Facts, add_constant, constant, facts, family, mutated
-from profiling.fx_passes.passes import Transform
+from profiling.fx_passes.nodes import (
+    NodeInfo,
+    add_constant,
+    arguments,
+    constant,
+    families,
+    is_call,
+    node_info,
+    positional,
+    written_in,
+)
+from profiling.fx_passes.passes import RewritePass
 
-CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
-TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+_TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+_CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups")
+_BATCH_NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoldBatchNorm(Transform):
-    """Scale the convolution's weight and move its bias, in float64; a norm in training mode is left alone."""
+class FoldBatchNorm(RewritePass):
+    """Scale the convolution's weight and shift its bias, in float64; a norm in training mode is left alone."""
 
     def rewrite(self, module: fx.GraphModule) -> int:
         """Fold each norm whose input is the result of a convolution that nothing else reads."""
-        return sum(_folded(module, node) for node in module.graph.find_nodes(op="call_function", target=F.batch_norm))
+        norms = module.graph.find_nodes(op="call_function", target=F.batch_norm)
+        return sum(_fold_batch_norm(module, norm) for norm in norms)
 
 
-def _folded(module: fx.GraphModule, norm: fx.Node) -> bool:
-    given = arguments(norm, *BATCH_NORM)
-    conv = given["input"]
-    if given["training"] or not is_call(conv, *CONVOLUTIONS, *TRANSPOSED) or len(conv.users) != 1:
+def _fold_batch_norm(module: fx.GraphModule, norm: fx.Node) -> bool:
+    norm_args = arguments(norm, *_BATCH_NORM_ARGUMENTS)
+    conv = norm_args["input"]
+    if norm_args["training"] or not is_call(conv, *_CONVOLUTIONS, *_TRANSPOSED) or len(conv.users) != 1:
         return False
-    held = arguments(conv, "input", "weight", "bias")
-    weight, before, after = constant(module, held["weight"]), facts(conv), facts(norm)
+    transposed = is_call(conv, *_TRANSPOSED)
+    conv_args = arguments(conv, *(_TRANSPOSED_ARGUMENTS if transposed else _CONVOLUTION_ARGUMENTS))
+    weight, before, after = constant(module, conv_args["weight"]), node_info(conv), node_info(norm)
     statistics = {
-        name: constant(module, given[name]) for name in ("running_mean", "running_var", "weight", "bias") if given[name]
+        name: constant(module, norm_args[name])
+        for name in ("running_mean", "running_var", "weight", "bias")
+        if norm_args[name]
     }
-    bias = constant(module, held["bias"]) if held["bias"] else None
-    if weight is None or any(value is None for value in statistics.values()) or (held["bias"] and bias is None):
+    bias = constant(module, conv_args["bias"]) if conv_args["bias"] else None
+    if weight is None or any(value is None for value in statistics.values()) or (conv_args["bias"] and bias is None):
         return False
-    if before is None or after is None or before.dtype != after.dtype or family(conv) & mutated(module.graph):
+    if before is None or after is None or before.dtype != after.dtype or families(conv) & written_in(module.graph):
         return False
-    scale, shift = _affine({name: value for name, value in statistics.items() if value is not None}, given["eps"])
-    moved = shift if bias is None else bias.double() * scale + shift
-    new = {
-        "weight": _scaled(weight, scale, is_call(conv, *TRANSPOSED), arguments(conv, *TRANSPOSED_ARGUMENTS)["groups"]),
-        "bias": moved.to(weight.dtype),
-    }
-    nodes = {name: add_constant(module, conv, name, value) for name, value in new.items()}
-    rest = {name: value for name, value in conv.kwargs.items() if name not in ("input", "weight", "bias")}
-    conv.args, conv.kwargs = (held["input"], nodes["weight"], nodes["bias"], *conv.args[3:]), rest
+    scale, shift = _affine({name: value for name, value in statistics.items() if value is not None}, norm_args["eps"])
+    folded_bias = shift if bias is None else bias.double() * scale + shift
+    folded_weight = _scaled_weight(weight, scale, transposed, conv_args["groups"] or 1)
+    new_weight = add_constant(module, conv, "weight", folded_weight)
+    new_bias = add_constant(module, conv, "bias", folded_bias.to(weight.dtype))
+    options = {name: value for name, value in conv.kwargs.items() if name not in ("input", "weight", "bias")}
+    conv.args, conv.kwargs = (conv_args["input"], new_weight, new_bias, *conv.args[3:]), options
     norm.replace_all_uses_with(conv)
     return True
 
 
-TRANSPOSED_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups")
-
-
 def _affine(norm: dict[str, Tensor], eps: float | None) -> tuple[Tensor, Tensor]:
-    """Return scale and shift of a channel, float64 [channels]."""
+    """Return the norm's scale and shift, float64 [channels] each."""
     scale = torch.rsqrt(norm["running_var"].double() + (1e-5 if eps is None else eps))
     if "weight" in norm:
         scale = scale * norm["weight"].double()
@@ -67,47 +77,45 @@ def _affine(norm: dict[str, Tensor], eps: float | None) -> tuple[Tensor, Tensor]
     return scale, shift + norm["bias"].double() if "bias" in norm else shift
 
 
-def _scaled(weight: Tensor, scale: Tensor, transposed: bool, groups: int | None) -> Tensor:
+def _scaled_weight(weight: Tensor, scale: Tensor, transposed: bool, groups: int) -> Tensor:
     """Multiply the output channels of `weight`, [out, in/groups, …] or transposed [in, out/groups, …]."""
     if not transposed:
         factors = scale.view(-1, *[1] * (weight.ndim - 1))
         return (weight.double() * factors).to(weight.dtype)
-    groups = groups or 1
     grouped = weight.double().unflatten(0, (groups, -1))  # [groups, in/groups, out/groups, …]
     factors = scale.view(groups, 1, -1, *[1] * (weight.ndim - 2))
     return (grouped * factors).flatten(0, 1).to(weight.dtype)
 
 
-CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+@dataclass(frozen=True, kw_only=True)
+class FuseConvEpilogues(RewritePass):
+    """Fuse `relu(conv(x))` and `relu(conv(x) + z)` in 2 and 3 dims, on CUDA, into one call of cuDNN.
+
+    cuDNN lacks the fused kernel for some layouts and dtypes and reports that only when called, so each is tried once on
+    zeros.
+    """
+
+    def rewrite(self, module: fx.GraphModule) -> int:
+        """Fuse each ReLU whose convolution nothing else reads."""
+        if written_in(module.graph):
+            return 0
+        activations = module.graph.find_nodes(op="call_function", target=torch.relu)
+        return sum(_fuse_epilogue(module, relu) for relu in activations)
 
 
 @dataclass(frozen=True)
 class _Convolution:
-    node: fx.Node
+    """A convolution with constant weight and bias that one node reads."""
+
     input: fx.Node
-    shape: Facts  # of the input
-    output: Facts
+    input_info: NodeInfo
+    output: NodeInfo
     weight: Tensor
     bias: Tensor
     geometry: tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 
 
-@dataclass(frozen=True, kw_only=True)
-class FuseConvEpilogues(Transform):
-    """`relu(conv(x))` and `relu(conv(x) + z)` in 2 and 3 dims, on CUDA, where cuDNN has the fused kernel.
-
-    cuDNN lacks it for some layouts and dtypes and says so only when it is called, so each is tried once on zeros.
-    """
-
-    def rewrite(self, module: fx.GraphModule) -> int:
-        """Fuse each ReLU whose convolution nothing else reads."""
-        if mutated(module.graph):
-            return 0
-        found = module.graph.find_nodes(op="call_function", target=torch.relu)
-        return sum(_fused(module, relu) for relu in found)
-
-
-def _fused(module: fx.GraphModule, relu: fx.Node) -> bool:
+def _fuse_epilogue(module: fx.GraphModule, relu: fx.Node) -> bool:
     source, added = positional(relu)[0], None
     conv = _convolution(module, source)
     if conv is None and is_call(source, torch.add) and len(positional(source)) == 2 and not source.kwargs:
@@ -117,60 +125,65 @@ def _fused(module: fx.GraphModule, relu: fx.Node) -> bool:
             conv, added = _convolution(module, first), second
             if conv is not None:
                 break
-    if conv is None or (added is not None and not _is_alike(added, conv.output)) or not _is_supported(conv, added):
+    if conv is None or (added is not None and not _same_form(added, conv.output)) or not _is_supported(conv, added):
         return False
     weight = add_constant(module, relu, "weight", conv.weight)
     bias = add_constant(module, relu, "bias", conv.bias)
     with module.graph.inserting_before(relu):
-        target, middle = _target(added)
-        fused = module.graph.call_function(target, (conv.input, weight, *middle, bias, *conv.geometry))
-    fused.meta = dict(relu.meta)  # the same values in the same layout, for the passes over what follows
+        function, middle = _fused_function(added)
+        fused = module.graph.call_function(function, (conv.input, weight, *middle, bias, *conv.geometry))
+    fused.meta = dict(relu.meta)  # the same values in the same layout, for the passes after this one
     relu.replace_all_uses_with(fused)
     return True
 
 
-def _target(added: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function, and its arguments between weight and bias (what is added, and its factor)."""
-    return (torch.cudnn_convolution_relu, ()) if added is None else (torch.cudnn_convolution_add_relu, (added, 1.0))
-
-
 def _convolution(module: fx.GraphModule, node: Any) -> _Convolution | None:
-    output = facts(node)
+    output = node_info(node)
     if output is None or not is_call(node, torch.conv2d, torch.conv3d) or len(node.users) != 1:
         return None
-    given = arguments(node, *CONVOLUTION)
-    shape, weight, bias = facts(given["input"]), constant(module, given["weight"]), constant(module, given["bias"])
-    if shape is None or weight is None or (given["bias"] is not None and bias is None) or output.device.type != "cuda":
+    args = arguments(node, *_CONVOLUTION_ARGUMENTS)
+    input_info, weight, bias = (
+        node_info(args["input"]),
+        constant(module, args["weight"]),
+        constant(module, args["bias"]),
+    )
+    if input_info is None or weight is None or (args["bias"] is not None and bias is None):
         return None
-    if isinstance(given["padding"], str) or len(shape.shape) != weight.ndim:
+    if output.device.type != "cuda" or isinstance(args["padding"], str) or len(input_info.shape) != weight.ndim:
         return None
     dims = weight.ndim - 2
-    stride, padding, dilation = (_each(given[name], dims, 0 if name == "padding" else 1) for name in CONVOLUTION[3:6])
-    bias = weight.new_zeros(len(weight)) if bias is None else bias
-    return _Convolution(
-        node, given["input"], shape, output, weight, bias, (stride, padding, dilation, given["groups"] or 1)
+    stride, padding, dilation = (
+        _for_each_dim(args[name], dims, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
     )
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    geometry = (stride, padding, dilation, args["groups"] or 1)
+    return _Convolution(args["input"], input_info, output, weight, bias, geometry)
 
 
-def _each(value: Any, dims: int, default: int) -> list[int]:
+def _for_each_dim(value: Any, dims: int, default: int) -> list[int]:
     """Return an option of a convolution for each dim."""
     values = [default if value is None else value] if not isinstance(value, tuple | list) else list(value)
     return values * dims if len(values) == 1 else values
 
 
-def _is_alike(node: Any, output: Facts) -> bool:
-    known = facts(node)
-    return known is not None and (known.shape, known.dtype, known.stride) == (output.shape, output.dtype, output.stride)
+def _same_form(node: Any, output: NodeInfo) -> bool:
+    info = node_info(node)
+    return info is not None and (info.shape, info.dtype, info.stride) == (output.shape, output.dtype, output.stride)
+
+
+def _fused_function(added: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the function, and its arguments between weight and bias (what is added, and its factor)."""
+    return (torch.cudnn_convolution_relu, ()) if added is None else (torch.cudnn_convolution_add_relu, (added, 1.0))
 
 
 def _is_supported(conv: _Convolution, added: Any) -> bool:
-    target, middle = _target(None if added is None else _zeros(conv.output))
+    function, middle = _fused_function(None if added is None else _zeros(conv.output))
     try:
-        target(_zeros(conv.shape), conv.weight, *middle, conv.bias, *conv.geometry)
+        function(_zeros(conv.input_info), conv.weight, *middle, conv.bias, *conv.geometry)
     except RuntimeError:
         return False
     return True
 
 
-def _zeros(known: Facts) -> Tensor:
-    return torch.empty_strided(known.shape, known.stride, dtype=known.dtype, device=known.device).zero_()
+def _zeros(info: NodeInfo) -> Tensor:
+    return torch.empty_strided(info.shape, info.stride, dtype=info.dtype, device=info.device).zero_()

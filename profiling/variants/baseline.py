@@ -1,4 +1,4 @@
-"""Eager PyTorch, as the model's author wrote it: what everything else is compared with."""
+"""Eager PyTorch, as the model's author wrote it: the baseline of all speedups."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Baseline(Variant):
 
     def __call__(self, component: Component, folder: Path) -> Step:
         """Return a step that calls the module on the component's inputs."""
-        extra_steps = tuple(partial(component.module, **given) for given in component.extra_inputs)
-        for call in (*extra_steps, component.call):
-            call()
         run = component.call
+        extra_steps = tuple(partial(component.module, **inputs) for inputs in component.extra_inputs)
+        for call in (*extra_steps, run):
+            call()
         return Step(run=run, extra_steps=extra_steps, eager_step=EagerStep(run, component.module))

@@ -1,7 +1,7 @@
 """torch.compile, with every option from YAML.
 
-The default mode holds no CUDA graphs, so that its row differs from `baseline` by the compiler alone and from
-`compile_cuda_graph` by the capture alone; `reduce-overhead` and `max-autotune` bring CUDA graphs of their own.
+The default mode has no CUDA graphs, so that its row differs from `baseline` by the compiler alone, and from
+`compile_cuda_graph` by the capture alone. `reduce-overhead` and `max-autotune` bring CUDA graphs of inductor's own.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from profiling.variants.variant import EagerStep, Step, Variant
 
 @cache
 def missing_toolchain() -> str | None:
-    """Return what is missing and how to get it, or None when torch.compile can build C++ here."""
+    """Return what torch.compile lacks to build C++ on this machine and how to install it, or None."""
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
-        return "torch.compile needs a C++ compiler on a CPU and finds none: apt-get install g++"
+        return "torch.compile needs a C++ compiler on a CPU: apt-get install g++"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
-        return "torch.compile needs Python's headers on a CPU and finds none: apt-get install python3-dev"
+        return "torch.compile needs Python's headers on a CPU: apt-get install python3-dev"
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compile(Variant):
-    """Compile the module with `torch.compile`; the fields are its arguments, `options` goes to inductor as it is.
+    """Compile the module with `torch.compile`; the fields are its arguments, `options` those of inductor.
+
+    `keep_kernels` writes inductor's code into the run folder.
 
     Raises:
-        InputError: a mode that torch does not know, or `options` together with a `mode`, which torch refuses.
+        InputError: an unknown mode or option, or `options` together with a `mode`, which torch refuses.
 
     """
 
@@ -53,44 +55,47 @@ class Compile(Variant):
     keep_kernels: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse at once what torch.compile would refuse minutes later."""
+        """Check the options, which torch.compile would refuse minutes later."""
         modes = torch._inductor.list_mode_options()
         if self.mode is not None and self.mode not in modes:
             raise InputError(
-                f"mode={self.mode!r} is no mode of torch.compile ({', '.join(modes)}).{did_you_mean(self.mode, modes)}"
+                f"mode={self.mode!r}: torch.compile has no such mode, only {', '.join(modes)}."
+                f"{did_you_mean(self.mode, modes)}"
             )
         if self.mode not in (None, "default") and self.options:
-            raise InputError(f"torch.compile takes a mode or options, not both: drop mode={self.mode} or the options.")
+            raise InputError(
+                f"torch.compile accepts a mode or options, not both: drop mode={self.mode} or the options."
+            )
         known = torch._inductor.list_options()
         for name in self.options:
             if name not in known:
-                raise InputError(f"options.{name} is no option of inductor.{did_you_mean(name, known)}")
+                raise InputError(f"options.{name}: inductor has no such option.{did_you_mean(name, known)}")
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return what is missing on a CPU: CUDA where the mode wants its graphs, else inductor's C++ toolchain."""
+        """Return what a CPU run lacks: CUDA for a mode with CUDA graphs, else inductor's C++ toolchain."""
         if device.type != "cpu":
             return None
         return f"mode={self.mode} needs a CUDA device" if self.has_cuda_graphs() else missing_toolchain()
 
     def has_cuda_graphs(self) -> bool:
-        """Say whether the mode or the options bring CUDA graphs of inductor's own."""
+        """Return whether the mode or the options bring CUDA graphs of inductor's own."""
         options = torch._inductor.list_mode_options(self.mode) if self.mode else self.options
         return bool(options.get("triton.cudagraphs", False))
 
     def flags(self, folder: Path) -> ExitStack:
-        """Set the global flags that the options ask for; closing the stack puts them back."""
+        """Set the global flags that the options need; closing the stack restores them."""
         with ExitStack() as stack:
-            stack.callback(torch._dynamo.reset)  # the next to compile meets none of what this one compiled
-            # Past its limit dynamo would run the module eagerly and say so in a log only.
+            stack.callback(torch._dynamo.reset)  # the next variant must not find what this one compiled
+            # Past its limit dynamo would run the module eagerly, and only log it.
             stack.enter_context(torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True))
             if self.keep_kernels:
                 stack.enter_context(kept_kernels(folder))
             return stack.pop_all()
 
     def compiled(self, module: nn.Module) -> Callable[..., Any]:
-        """Return the module under torch.compile; it compiles at its first call."""
+        """Return the module under torch.compile, which compiles at its first call."""
         default = self.mode in (None, "default")
-        # Said outright, since an environment variable can put CUDA graphs into inductor's defaults.
+        # Explicitly off, since an environment variable can put CUDA graphs into inductor's defaults.
         options = {"triton.cudagraphs": False, **self.options} if default else None
         return torch.compile(
             module, mode=None if default else self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic, options=options
@@ -100,40 +105,42 @@ class Compile(Variant):
         """Compile by calling; where a mode brings CUDA graphs, call until those are recorded too."""
         with self.flags(folder) as flags:
             before = snapshot()
-            module, inputs = self.compiled(component.module), component.inputs
-            steps = [
-                partial(_marked, module, given) if self.has_cuda_graphs() else partial(module, **given)
-                for given in (*component.extra_inputs, inputs)
+            module, cuda_graphs = self.compiled(component.module), self.has_cuda_graphs()
+            *extra_steps, run = [
+                partial(_new_step, module, inputs) if cuda_graphs else partial(module, **inputs)
+                for inputs in (*component.extra_inputs, component.inputs)
             ]
-            for run in steps:
-                for _ in range(3 if self.has_cuda_graphs() else 1):  # graph trees warm up, then record, then replay
-                    run()
+            for step in (*extra_steps, run):
+                for _ in range(3 if cuda_graphs else 1):  # graph trees warm up, then record, then replay
+                    step()
             self.check(snapshot().since(before))
-            # The flags stay until the step is closed: a recompile must meet the same ones.
-            run = steps[-1]
-            eager = None if self.has_cuda_graphs() else EagerStep(run)
-            return Step(run=run, close=flags.pop_all().close, extra_steps=tuple(steps[:-1]), eager_step=eager)
+            return Step(
+                run=run,
+                close=flags.pop_all().close,  # flags stay set until then: a recompile must meet the same ones
+                extra_steps=tuple(extra_steps),
+                eager_step=None if cuda_graphs else EagerStep(run),
+            )
 
-    def check(self, happened: CompileCounters) -> None:
-        """Refuse to pass something else off as compiled.
+    def check(self, counters: CompileCounters) -> None:
+        """Check that the step is compiled as promised; `counters` are those of preparing it.
 
         Raises:
-            RuntimeError: nothing was compiled, or CUDA graphs that the mode promises were given up.
+            RuntimeError: nothing was compiled, or inductor skipped CUDA graphs that the mode promises.
 
         """
-        if happened.graphs == 0:
+        if counters.graphs == 0:
             raise RuntimeError(
                 "torch.compile compiled nothing and ran eagerly: unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, "
-                "and take torch.compiler.disable off the module"
+                "and remove torch.compiler.disable from the module"
             )
-        if self.has_cuda_graphs() and (happened.cudagraph_skips or not happened.cudagraph_captures):
+        if self.has_cuda_graphs() and (counters.cudagraph_skips or not counters.cudagraph_captures):
             raise RuntimeError(
-                f"inductor gave up {happened.cudagraph_skips} of the CUDA graphs that mode={self.mode} promises: "
-                "trace=true shows why, variant=[compile] does without"
+                f"inductor skipped {counters.cudagraph_skips} of the CUDA graphs that mode={self.mode} promises: "
+                "trace=true records the reasons, variant=[compile] needs no CUDA graphs"
             )
 
 
-def _marked(module: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> Any:
-    # Without the mark, inductor's graph trees take this call for a continuation of the last one and keep its outputs.
+def _new_step(module: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> Any:
+    # Without this mark inductor's graph trees continue the last call and keep its outputs alive.
     torch.compiler.cudagraph_mark_step_begin()
     return module(**inputs)

@@ -1,4 +1,4 @@
-"""Trace, transform, capture: a manual CUDA graph of a network that torch.fx passes have rewritten, without dynamo."""
+"""Trace, rewrite, capture: a CUDA graph of a network that torch.fx passes have rewritten, without dynamo."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from torch import fx
 
 from profiling.components.component import Component
 from profiling.errors import InputError
-from profiling.fx_passes.graph_facts import propagate
-from profiling.fx_passes.passes import Pass, Stage, replay_ms, stages
+from profiling.fx_passes.nodes import propagate
+from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes
 from profiling.fx_passes.tracer import trace
 from profiling.graphs import CaptureError, CudaGraphed
-from profiling.variants.cuda_graph import eager_step, graph_facts
+from profiling.graphs.engine import check_options
+from profiling.variants.cuda_graph import eager_step, needs_cuda
+from profiling.variants.gains import graphs_section, replay_ms
 from profiling.variants.variant import Step, Variant
 
 
@@ -27,7 +29,7 @@ from profiling.variants.variant import Step, Variant
 class FxCudaGraph(Variant):
     """Trace the module with torch.fx, apply `passes` in their order, capture the result and replay it.
 
-    A pass is any callable `GraphModule → GraphModule`, a class of `profiling.fx_passes` or one's own. As with
+    A pass is any callable `GraphModule → GraphModule`: a class of `profiling.fx_passes`, or a user's own. As with
     `cuda_graph`, copying the inputs is part of the step, and the output is a clone unless `alias_outputs` is set.
 
     Raises:
@@ -40,9 +42,8 @@ class FxCudaGraph(Variant):
     alias_outputs: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what would fail after the trace only."""
-        if self.warmup < 1:
-            raise InputError(f"warmup={self.warmup}: capture needs at least 1 call before it. Try warmup=3.")
+        """Check the options before the module is traced."""
+        check_options(max_graphs=1, warmup=self.warmup)
         for number, each in enumerate(self.passes):
             if not callable(each):
                 raise InputError(
@@ -51,35 +52,39 @@ class FxCudaGraph(Variant):
                 )
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return that CUDA graphs need CUDA, unless they have it."""
-        return None if device.type == "cuda" else f"CUDA graphs need a CUDA device, this run is on {device.type}"
+        """Return why CUDA graphs are unavailable on `device`, or None."""
+        return needs_cuda(device)
 
     def __call__(self, component: Component, folder: Path) -> Step:
-        """Trace, transform, capture, and return the replaying step.
+        """Trace, rewrite, capture, and return the replaying step.
 
         Raises:
             InputError: the module cannot be traced (names file and line), or a pass returns no module.
-            CaptureError: what the passes made cannot be captured.
+            CaptureError: the rewritten module cannot be captured.
 
         """
-        others = [self._captured(given, self.transformed(given)) for given in _each_also(component)]
+        # A trace is for one shape, so each of the extra inputs gets a module of its own.
+        extra = [replace(component, inputs=inputs) for inputs in component.extra_inputs]
+        extra_graphs = [self._captured(each, self.transformed(each)) for each in extra]
         module, inputs = self.transformed(component), component.inputs
         graphed = self._captured(component, module)
+
+        def close() -> None:
+            for graph in (graphed, *extra_graphs):
+                graph.clear()
+
         return Step(
-            run=lambda: graphed(**inputs),
-            close=lambda: _clear(graphed, *others),
+            run=partial(graphed, **inputs),
+            close=close,
             explain=lambda: {
-                "graphs": graph_facts([*others, graphed], component.module, inputs),
+                "graphs": graphs_section([*extra_graphs, graphed], component.module, inputs),
                 "passes": self.explained(component),
             },
-            extra_steps=tuple(
-                partial(other, **given) for other, given in zip(others, component.extra_inputs, strict=True)
-            ),
-            eager_step=eager_step(module, inputs, None),  # of the submodules, the trace keeps nothing
+            extra_steps=tuple(partial(graph, **each.inputs) for graph, each in zip(extra_graphs, extra, strict=True)),
+            eager_step=eager_step(module, inputs, None),  # the graph has no submodules
         )
 
     def _captured(self, component: Component, module: fx.GraphModule) -> CudaGraphed:
-        """Return the graph of `module` on the component's inputs."""
         graphed = CudaGraphed(
             module,
             warmup=self.warmup,
@@ -91,48 +96,35 @@ class FxCudaGraph(Variant):
         return graphed
 
     def transformed(self, component: Component) -> fx.GraphModule:
-        """Return the traced module after all passes; it shares the weights that they left as they were."""
+        """Return the traced module after all passes; unchanged weights stay shared with the component's module."""
         module = _traced(component)
-        for stage in stages(module, self.passes, partial(_evaluated, component)):
-            module = stage.after
+        for applied in apply_passes(module, self.passes, partial(_propagated, component)):
+            module = applied.after
         return module
 
     def explained(self, component: Component) -> tuple[Mapping[str, Any], ...]:
-        """Return what each pass replaced, how far it moved the output, and what it gained on the device.
+        """Return for each pass what it replaced, how far it moved the output, and its gain on the device.
 
-        The passes run once more, so that the graphs between them take no memory while others measure.
+        The passes run once more for this, so that the modules between them hold no memory while metrics measure.
         """
-        found = stages(_traced(component), self.passes, partial(_evaluated, component))
-        return tuple(self._described(component, stage) for stage in found)
+        applied = apply_passes(_traced(component), self.passes, partial(_propagated, component))
+        return tuple(self._section(component, each) for each in applied)
 
-    def _described(self, component: Component, stage: Stage) -> Mapping[str, Any]:
-        section: dict[str, Any] = {"name": stage.name}
-        if stage.replaced is not None:
-            section["replaced"] = stage.replaced
-        if math.isfinite(stage.rel_l2):
-            section["rel_l2"] = stage.rel_l2
-        if stage.replaced != 0:
-            section |= self._gain(component, stage)
-        return section
-
-    def _gain(self, component: Component, stage: Stage) -> Mapping[str, Any]:
+    def _section(self, component: Component, applied: AppliedPass) -> Mapping[str, Any]:
+        section: dict[str, Any] = {"name": applied.name}
+        if applied.replaced is not None:
+            section["replaced"] = applied.replaced
+        if math.isfinite(applied.rel_l2):
+            section["rel_l2"] = applied.rel_l2
+        if applied.replaced == 0:
+            return section
         try:
             before, after = replay_ms(
-                stage.before, stage.after, component.inputs, warmup=self.warmup, state=component.state
+                applied.before, applied.after, component.inputs, warmup=self.warmup, state=component.state
             )
-        except CaptureError as error:  # a pass can be what makes a network capturable: then there is no time before it
-            return {"unmeasured": str(error).splitlines()[0]}
-        return {"replay_ms": {"before": before, "after": after}, "speedup": before / after}
-
-
-def _each_also(component: Component) -> list[Component]:
-    """Return the component with each of its further inputs; a trace is for one shape, so each gets a module."""
-    return [replace(component, inputs=inputs) for inputs in component.extra_inputs]
-
-
-def _clear(*graphs: CudaGraphed) -> None:
-    for graphed in graphs:
-        graphed.clear()
+        except CaptureError as error:  # before a pass the module may not be capturable, and then has no time
+            return {**section, "unmeasured": str(error).splitlines()[0]}
+        return {**section, "replay_ms": {"before": before, "after": after}, "speedup": before / after}
 
 
 def _traced(component: Component) -> fx.GraphModule:
@@ -140,19 +132,19 @@ def _traced(component: Component) -> fx.GraphModule:
         return trace(component.module, component.inputs)
 
 
-def _evaluated(component: Component, module: fx.GraphModule) -> Any:
-    """Run the module, writing facts on its nodes, and return the output."""
+def _propagated(component: Component, module: fx.GraphModule) -> Any:
+    """Run the module on the component's inputs, write the info of its nodes, and return the output."""
     with _state_kept(component):
         return propagate(module, component.inputs)
 
 
 @contextmanager
 def _state_kept(component: Component) -> Iterator[None]:
-    """Put the network's state back at the end: every run starts from the same one."""
+    """Restore the network's state after the block, so that every run starts from the same one."""
     state = component.state()
-    before = [tensor.clone() for tensor in state]
+    values = [tensor.clone() for tensor in state]
     try:
         yield
     finally:
-        for tensor, value in zip(state, before, strict=True):
+        for tensor, value in zip(state, values, strict=True):
             tensor.copy_(value)

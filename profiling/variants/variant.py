@@ -1,4 +1,4 @@
-"""What a way of executing is: a frozen set of options that turns a component into a step."""
+"""A variant: a frozen set of options that turns a component into a step."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from torch import nn
 from profiling.components.component import Component
 
 
-def _nothing() -> None:
-    """Undo nothing."""
+def _no_cleanup() -> None:
+    pass
 
 
 def _no_sections() -> Mapping[str, Any]:
-    """Tell nothing."""
     return {}
 
 
 @dataclass(frozen=True)
 class EagerStep:
-    """What a step runs, with every kernel launched by the host: the step itself, or what it captured.
+    """The step with every kernel launched by the host: the step itself, or the call that it captured.
 
-    `module` is the one whose submodules run one after the other in it, None where a compiler fused them. A trace of
-    this says of a replay's kernels what they are.
+    A trace of it attributes the kernels of a replay to operators and submodules. `module` is the module whose
+    submodules run one after the other in the call; None where a compiler fused them.
     """
 
     call: Callable[[], Any]
@@ -39,14 +38,18 @@ class EagerStep:
 class Step:
     """A prepared step: `run` takes no arguments, reads the component's inputs and returns the output.
 
-    `explain` is asked once, after every metric, for record sections that only the variant knows (its graphs, its
-    passes); it may run the step and measure. `close` puts back the global flags that the variant set. `others` are
-    steps of the component's further inputs (`also`), in their order, prepared beside this one. `uncaptured` is for who
-    looks inside: None where the variant has nothing that launches kernel by kernel.
+    Attributes:
+        run: the step.
+        close: restores the global flags that the variant set, and frees what it holds.
+        explain: returns sections of the record that only the variant can fill (`graphs`, `passes`). It is called once,
+            after every metric, and may run the step.
+        extra_steps: steps of the component's `extra_inputs`, in their order, prepared with this one.
+        eager_step: for the profiler; None where the variant has nothing that launches kernel by kernel.
+
     """
 
     run: Callable[[], Any]
-    close: Callable[[], None] = _nothing
+    close: Callable[[], None] = _no_cleanup
     explain: Callable[[], Mapping[str, Any]] = _no_sections
     extra_steps: tuple[Callable[[], Any], ...] = ()
     eager_step: EagerStep | None = None
@@ -63,12 +66,12 @@ class Variant(ABC):
     tolerance: float | None = None
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return why this variant cannot run on `device` at all (its cells are then skipped), or None."""
+        """Return why this variant cannot run on `device` (its cells are then skipped), or None."""
         return None
 
     @abstractmethod
     def __call__(self, component: Component, folder: Path) -> Step:
-        """Prepare `component`: all compiling, warming up and capturing happens here, before any clock starts.
+        """Prepare `component`: all compiling, warming up and capturing happens here, before any timing.
 
-        `folder` is the cell's own place in the run folder for files worth keeping; it is made by whoever fills it.
+        `folder` is the cell's own path in the run folder for files worth keeping; the variant creates it if needed.
         """

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from profiling.components.trees import named_tensors
-from profiling.fx_passes.graph_facts import propagate
+from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.tracer import trace
 
 

@@ -4,8 +4,8 @@ from planted import Net, applied, calls, normal
 from torch import nn
 from torch.nn import functional as F
 
-from profiling.fx_passes.graph_facts import facts
 from profiling.fx_passes.linear import FuseParallelLinears
+from profiling.fx_passes.nodes import node_info
 
 
 def linears(**biases):
@@ -25,7 +25,7 @@ def test_queries_keys_and_values_are_one_product_of_views(biases):
     assert counts == [3]
     assert calls(traced)["linear"] == 1
     (attention,) = traced.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
-    assert all(facts(heads_).stride == (5 * 24, 4, 24, 1) for heads_ in attention.args)  # no copy
+    assert all(node_info(heads_).stride == (5 * 24, 4, 24, 1) for heads_ in attention.args)  # no copy
     (weight,) = (t for name, t in traced.named_buffers() if "weight" in name)
     assert torch.equal(weight, torch.cat((module.q.weight, module.k.weight, module.v.weight)))
     assert dict(traced.named_parameters()) == {}

@@ -13,11 +13,12 @@ from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import relative_l2
 from profiling.errors import InputError
-from profiling.fx_passes.graph_facts import propagate
 from profiling.fx_passes.linear import FuseParallelLinears
-from profiling.fx_passes.passes import interleaved, stages
+from profiling.fx_passes.nodes import propagate
+from profiling.fx_passes.passes import apply_passes
 from profiling.fx_passes.tracer import trace
 from profiling.variants.fx_cuda_graph import FxCudaGraph
+from profiling.variants.gains import interleaved_medians
 
 
 def component(module, **inputs):
@@ -64,7 +65,7 @@ FOR_ANY = ("FoldConstants", "DropNoOps")  # how many depends on the version of t
 def test_the_shipped_passes_on_clip(build, attention):
     module, inputs = build(attention)
     module = module.eval()
-    found = list(stages(trace(module, inputs), shipped().passes, lambda traced: propagate(traced, inputs)))
+    found = list(apply_passes(trace(module, inputs), shipped().passes, lambda traced: propagate(traced, inputs)))
     for stage in found:
         stage.after.graph.lint()
         # eager attention takes its softmax in fp32, whatever the model's dtype is
@@ -86,7 +87,7 @@ def test_the_shipped_passes_on_the_text_component(attention):
     options = {"batch": 1, "tokens": 20, "device": "cpu", "dtype": torch.float32}
     one, other = (clip_text_inputs(module, generator=torch.Generator().manual_seed(n), **options) for n in (1, 2))
     text = component(module, **one)
-    found = list(stages(trace(module, one), shipped().passes, lambda traced: propagate(traced, text.inputs)))
+    found = list(apply_passes(trace(module, one), shipped().passes, lambda traced: propagate(traced, text.inputs)))
     counted = {stage.name: stage.replaced for stage in found if stage.name not in FOR_ANY and stage.replaced}
     assert counted == COUNTS[clip, attention]
     with torch.no_grad():
@@ -131,7 +132,7 @@ def test_passes_of_ones_own_are_named_and_looked_at():
     variant = instantiate(node, "variant.mine")
     module = Net(lambda self, x: self.a(x), a=nn.Linear(3, 3).double())
     x = normal(2, 3)
-    found = list(stages(trace(module, {"x": x}), variant.passes, lambda traced: propagate(traced, {"x": x})))
+    found = list(apply_passes(trace(module, {"x": x}), variant.passes, lambda traced: propagate(traced, {"x": x})))
     assert [(stage.name, stage.replaced) for stage in found] == [
         ("Twice", None),
         ("sign_flipped", None),
@@ -187,10 +188,10 @@ def test_relative_l2_is_that_of_the_worst_tensor():
 
 def test_drift_is_in_both_sides():
     now = itertools.count(100, 10)  # a device that gets slower with each reading
-    before, after = interleaved(lambda: next(now) * 2.0, lambda: float(next(now)), rounds=40)
+    before, after = interleaved_medians(lambda: next(now) * 2.0, lambda: float(next(now)), rounds=40)
     assert before / after == pytest.approx(2, rel=0.02)
     order = []
-    interleaved(lambda: order.append("b") or 1.0, lambda: order.append("a") or 1.0, rounds=2)
+    interleaved_medians(lambda: order.append("b") or 1.0, lambda: order.append("a") or 1.0, rounds=2)
     assert order == ["b", "a", "a", "b"]
 
 

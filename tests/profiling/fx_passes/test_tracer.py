@@ -15,8 +15,8 @@ from models.image_vae import ImageDecoder, ImageVAEParams, image_decoder_inputs
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.errors import InputError
-from profiling.fx_passes.graph_facts import facts, mutates
 from profiling.fx_passes.linear import FuseParallelLinears
+from profiling.fx_passes.nodes import node_info, written_by
 from profiling.fx_passes.tracer import trace
 
 
@@ -80,9 +80,9 @@ def test_the_module_is_shared_and_unharmed():
 def test_facts_are_those_of_the_tensors():
     module = Net(lambda self, x: (x.transpose(0, 1) + 1).double())
     traced = trace(module, {"x": torch.zeros(2, 3, dtype=torch.float32)})
-    view, add, cast = (facts(node) for node in traced.graph.nodes if node.op.startswith("call"))
+    view, add, cast = (node_info(node) for node in traced.graph.nodes if node.op.startswith("call"))
     assert (view.shape, view.stride, view.contiguous) == ((3, 2), (1, 3), False)
-    assert view.family == facts(next(iter(traced.graph.nodes))).family != add.family
+    assert view.family == node_info(next(iter(traced.graph.nodes))).family != add.family
     assert (cast.dtype, cast.family != add.family) == (torch.float64, True)
 
 
@@ -207,7 +207,7 @@ def test_values_that_no_input_reaches_may_be_asked_for():
 )
 def test_writes_that_nobody_sees_become_values(forward, named):
     traced, _ = applied([], Net(forward), x=normal(3, 3))
-    assert not any(mutates(node) for node in traced.graph.nodes)
+    assert not any(written_by(node) for node in traced.graph.nodes)
     assert calls(traced)[named] == 1
 
 
@@ -248,7 +248,7 @@ def write_item(self, x):
 )
 def test_other_writes_stay_and_are_known(forward):
     traced, _ = applied([], Net(forward), x=normal(3, 3))
-    assert sum(bool(mutates(node)) for node in traced.graph.nodes) >= 1
+    assert sum(bool(written_by(node)) for node in traced.graph.nodes) >= 1
 
 
 def test_state_is_kept_in_the_modules_own_buffer():

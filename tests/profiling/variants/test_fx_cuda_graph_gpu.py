@@ -12,9 +12,9 @@ from profiling.cli.app import CONF
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import relative_l2
-from profiling.fx_passes.passes import replay_ms
 from profiling.fx_passes.tracer import trace
 from profiling.graphs import CudaGraphed
+from profiling.variants.gains import replay_ms
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,113 @@
+"""What a capture and a torch.fx pass gain: two calls timed alternately, so that drift affects both alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from profiling.graphs import CudaGraphed
+from profiling.graphs.capture import no_autocast_cache
+from profiling.trace.device_work import host_launches
+
+_WALL_ROUNDS = 31
+_REPLAY_ROUNDS = 11
+#: Milliseconds of one timed series of replays: long compared with the resolution of events and the first launch.
+_SERIES_MS = 20.0
+
+
+def interleaved_medians(before: Callable[[], float], after: Callable[[], float], rounds: int) -> tuple[float, float]:
+    """Return the medians of two measurements, taken once each a round; the one that goes first changes each round."""
+    values: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        for index in (0, 1) if number % 2 == 0 else (1, 0):
+            values[index].append((before, after)[index]())
+    return statistics.median(values[0]), statistics.median(values[1])
+
+
+def graphs_section(
+    engines: Sequence[CudaGraphed], call: Callable[..., Any], inputs: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return the record's section `graphs`; the last of `engines` replays what `call(**inputs)` does eagerly.
+
+    Counters are totals over all engines. `host_launches` (of one call) and `wall_ms` (medians of alternating calls) are
+    those of the eager call, `before`, and of the replay, `after`; launches are absent where CUPTI counted none. `memory`
+    is what was held around the last capture, bytes by kind.
+    """
+    counters = [asdict(engine.counters) for engine in engines]
+    captured = engines[-1].newest
+    eager, replay = partial(call, **inputs), partial(engines[-1], **inputs)
+    with no_autocast_cache():  # as in the capture: a compiled call would otherwise recompile
+        before, after = _wall_ms(eager, replay)
+        launches = {"before": host_launches(eager), "after": host_launches(replay)}
+    return {
+        **{key: sum(counter[key] for counter in counters) for key in counters[0]},
+        "memory": {} if captured is None else captured.memory,
+        "host_launches": {key: count for key, count in launches.items() if count is not None},
+        "wall_ms": {"before": before, "after": after},
+        "gain": before / after,
+    }
+
+
+def _wall_ms(before: Callable[[], Any], after: Callable[[], Any]) -> tuple[float, float]:
+    """Return the median wall times of one call of each, in ms: from an idle device until its work is done."""
+
+    def wall_ms(call: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+    for _ in range(3):
+        before()
+        after()
+    torch.cuda.synchronize()
+    return interleaved_medians(partial(wall_ms, before), partial(wall_ms, after), _WALL_ROUNDS)
+
+
+def replay_ms(
+    before: Callable[..., Any],
+    after: Callable[..., Any],
+    inputs: Mapping[str, Tensor],
+    *,
+    warmup: int,
+    state: Callable[[], Iterable[Tensor]],
+) -> tuple[float, float]:
+    """Capture both and return the device time of a replay of each, in ms, the copy of the inputs included.
+
+    `state` returns the tensors that a call may change, which capturing leaves as they were.
+
+    Raises:
+        CaptureError: one of them cannot be captured.
+
+    """
+    graphs = [CudaGraphed(module, warmup=warmup, alias_outputs=True, state=state) for module in (before, after)]
+    try:
+        series = [_replay_series(graph, inputs) for graph in graphs]
+        return interleaved_medians(series[0], series[1], _REPLAY_ROUNDS)
+    finally:
+        for graph in graphs:
+            graph.clear()
+
+
+def _replay_series(graph: Callable[..., Any], inputs: Mapping[str, Tensor]) -> Callable[[], float]:
+    """Capture, and return a function that times a series of replays: the mean in ms."""
+
+    def mean_ms(calls: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(calls):
+            graph(**inputs)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / calls
+
+    graph(**inputs)  # captures
+    calls = max(1, round(_SERIES_MS / max(mean_ms(3), 1e-3)))
+    return lambda: mean_ms(calls)
