@@ -1,4 +1,4 @@
-"""The numbers a variant must reproduce: the fp32 eager output on inputs that no variant was prepared with."""
+"""The reference of the parity check: fp32 eager outputs, for inputs that no variant is prepared with."""
 
 from __future__ import annotations
 
@@ -15,72 +15,27 @@ from profiling.components.component import Component, check_output, describe_inp
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError
 
-
-def relative_l2(output: Any, reference: Any) -> float:
-    """Return ‖output − reference‖ / ‖reference‖ of the worst tensor, in float64; inf where their forms differ."""
-    found, expected = dict(named_tensors(output)), dict(named_tensors(reference))
-    if found.keys() != expected.keys():
-        return math.inf
-    return max((_relative_l2(found[path], tensor) for path, tensor in expected.items()), default=0.0)
-
-
-def _relative_l2(output: Tensor, reference: Tensor) -> float:
-    if output.shape != reference.shape:
-        return math.inf
-    wide = reference.double()
-    distance, norm = float((output.double() - wide).norm()), float(wide.norm())
-    ratio = distance / norm if norm > 0 else (0.0 if distance == 0 else math.inf)
-    return math.inf if math.isnan(ratio) else ratio
-
-
-#: Added to the run's seed for the inputs of the check, so that they are none that a variant has seen.
+#: Added to the run's seed for the inputs of the check, so that they differ from those a variant is prepared with.
 CHECK_SEED = 7919
 
-Outputs = dict[str, torch.Tensor]
+#: Tensors of an output by path.
+Outputs = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Outputs by path, in host memory so that the device holds nothing of the reference while a variant is timed."""
+    """Outputs to compare with, in host memory, so that the device holds none of them while a variant is timed."""
 
     outputs: Outputs  # of the fp32 eager module, float32
     eager: Outputs  # of the eager module in the run's dtype
 
 
-def outputs_of(component: Component, seed: int) -> Outputs:
-    """Run the component eagerly on the inputs of `seed` and return the outputs, copied to host memory."""
-    component.reset()
-    component.refill(seed)
-    output = component.call()
-    check_output(output, component.name)
-    return to_host(output)
-
-
-def to_host(output: object) -> Outputs:
-    """Copy every tensor of `output` to host memory, floating ones as float32."""
-    return {
-        path: tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
-        for path, tensor in named_tensors(output)
-    }
-
-
-@contextmanager
-def strict_float32() -> Iterator[None]:
-    """Compute float32 in float32: TF32 off in matrix products and convolutions, put back afterwards."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
 def first_call(component: Component, seed: int) -> Outputs:
-    """Run the component for the first time, on the user's inputs.
+    """Return the outputs of the component's first eager call, on the inputs of `seed`.
 
     Raises:
-        InputError: the module itself fails on its inputs: then nothing that the harness could do would help.
-        torch.OutOfMemoryError, torch.AcceleratorError: as they are: the device failed, whoever brought it there.
+        InputError: the module itself fails on its inputs.
+        torch.OutOfMemoryError, torch.AcceleratorError: unchanged, since the device failed and not the module.
 
     """
     try:
@@ -93,3 +48,51 @@ def first_call(component: Component, seed: int) -> Outputs:
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'} "
             f"(inputs: {describe_inputs(component.inputs)}). Correct component.{component.key}.inputs or the module."
         ) from error
+
+
+def outputs_of(component: Component, seed: int) -> Outputs:
+    """Run the component eagerly from its initial state on the inputs of `seed`; return the outputs in host memory."""
+    component.reset()
+    component.refill(seed)
+    output = component.call()
+    check_output(output, component.name)
+    return to_host(output)
+
+
+def to_host(output: object) -> Outputs:
+    """Copy every tensor of `output` to host memory, floating-point ones as float32."""
+    return {
+        path: tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
+        for path, tensor in named_tensors(output)
+    }
+
+
+@contextmanager
+def strict_float32() -> Iterator[None]:
+    """Compute float32 without TF32 in matrix products and convolutions; restores the settings."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def relative_l2(output: Any, reference: Any) -> float:
+    """Return ‖output − reference‖ / ‖reference‖ of the worst tensor, computed in float64.
+
+    It is inf where structure or shapes differ, or where a value is NaN.
+    """
+    actual, expected = dict(named_tensors(output)), dict(named_tensors(reference))
+    if actual.keys() != expected.keys():
+        return math.inf
+    return max((_relative_l2(actual[path], tensor) for path, tensor in expected.items()), default=0.0)
+
+
+def _relative_l2(output: Tensor, reference: Tensor) -> float:
+    if output.shape != reference.shape:
+        return math.inf
+    wide = reference.double()
+    distance, norm = float((output.double() - wide).norm()), float(wide.norm())
+    ratio = distance / norm if norm > 0 else (0.0 if distance == 0 else math.inf)
+    return math.inf if math.isnan(ratio) else ratio

@@ -137,9 +137,8 @@ def _product(node: Any) -> tuple[fx.Node | None, float]:
 
 def _is_supported(attention: _Attention, scores: fx.Node) -> bool:
     """Return whether the library's kernel computes the same for these shapes and dtypes."""
-    query, key, value, product = (
-        node_info(node) for node in (attention.query, attention.key_transposed, attention.value, scores)
-    )
+    nodes = (attention.query, attention.key_transposed, attention.value, scores)
+    query, key, value, product = (node_info(node) for node in nodes)
     if query is None or key is None or value is None or product is None or len(query.shape) not in (3, 4):
         return False
     if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2] or not query.dtype == key.dtype == value.dtype:
@@ -166,9 +165,8 @@ def _library_call(graph: fx.Graph, attention: _Attention) -> fx.Node:
     heads = [graph.call_function(torch.unsqueeze, (x, 0)) if flat else x for x in (query, key, attention.value)]
     options: dict[str, Any] = {"scale": attention.scale * at_query * at_transposed * at_key}
     if attention.mask is not None:
-        options["attn_mask"] = (
-            graph.call_function(torch.logical_not, (attention.mask,)) if attention.fills else attention.mask
-        )
+        mask = attention.mask
+        options["attn_mask"] = graph.call_function(torch.logical_not, (mask,)) if attention.fills else mask
     attended = graph.call_function(F.scaled_dot_product_attention, tuple(heads), options)
     return graph.call_function(torch.squeeze, (attended, 0)) if flat else attended
 

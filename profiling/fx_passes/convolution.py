@@ -142,11 +142,8 @@ def _convolution(module: fx.GraphModule, node: Any) -> _Convolution | None:
     if output is None or not is_call(node, torch.conv2d, torch.conv3d) or len(node.users) != 1:
         return None
     args = arguments(node, *_CONVOLUTION_ARGUMENTS)
-    input_info, weight, bias = (
-        node_info(args["input"]),
-        constant(module, args["weight"]),
-        constant(module, args["bias"]),
-    )
+    input_info = node_info(args["input"])
+    weight, bias = constant(module, args["weight"]), constant(module, args["bias"])
     if input_info is None or weight is None or (args["bias"] is not None and bias is None):
         return None
     if output.device.type != "cuda" or isinstance(args["padding"], str) or len(input_info.shape) != weight.ndim:

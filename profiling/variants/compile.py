@@ -63,9 +63,7 @@ class Compile(Variant):
                 f"{did_you_mean(self.mode, modes)}"
             )
         if self.mode not in (None, "default") and self.options:
-            raise InputError(
-                f"torch.compile accepts a mode or options, not both: drop mode={self.mode} or the options."
-            )
+            raise InputError(f"torch.compile accepts a mode or options, not both: drop mode={self.mode} or options.")
         known = torch._inductor.list_options()
         for name in self.options:
             if name not in known:

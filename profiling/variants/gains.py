@@ -37,8 +37,8 @@ def graphs_section(
     """Return the record's section `graphs`; the last of `engines` replays what `call(**inputs)` does eagerly.
 
     Counters are totals over all engines. `host_launches` (of one call) and `wall_ms` (medians of alternating calls) are
-    those of the eager call, `before`, and of the replay, `after`; launches are absent where CUPTI counted none. `memory`
-    is what was held around the last capture, bytes by kind.
+    those of the eager call, `before`, and of the replay, `after`; launches are absent where CUPTI counted none.
+    `memory` is what was held around the last capture, bytes by kind.
     """
     counters = [asdict(engine.counters) for engine in engines]
     captured = engines[-1].newest
