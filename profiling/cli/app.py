@@ -1,4 +1,4 @@
-"""What the targets that run cells share: progress, an interruption that loses nothing, the report at the end."""
+"""The command line of the targets that run cells: Hydra, exit codes, errors in one line, interruption, the report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -27,7 +29,7 @@ from profiling.errors import InputError, did_you_mean
 from profiling.reporting.render import write_report
 from profiling.reporting.terminal import print_what_it_can
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.run_folder import clear_refused, command_of, new_folder
+from profiling.results.run_folder import clear_refused, new_folder, resume_command
 from profiling.run.job import RunConfig
 from profiling.run.progress import make_progress
 from profiling.run.runner import Run
@@ -38,132 +40,75 @@ INTERRUPTED = 130
 Target = Callable[[DictConfig, Path], int]
 
 
+def main(target: str, run: Target) -> None:
+    """Start a target from the command line; does not return."""
+    print_what_it_can()
+    sys.exit(launch(target, run))
+
+
 def launch(target: str, run: Target) -> int:
     """Compose the config of `target` from the command line, call `run(config, run folder)`, return the exit code.
 
-    With --multirun that is the worst code of all runs.
+    With --multirun that is the highest code of all runs.
     """
-    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGTERM, _interrupt)
     register_resolvers()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its exceptions on, and we say them in one line
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions, and they are printed here in one line
     codes: list[int] = []
 
-    def checked(cfg: DictConfig) -> int:
+    def checked_run(cfg: DictConfig) -> int:
         check_names(cfg, HydraConfig.get().overrides.task)
         return run(cfg, Path(HydraConfig.get().runtime.output_dir))
 
     def task(cfg: DictConfig) -> None:
-        # Caught here and not around Hydra, which would add lines of its own and end a --multirun at the first.
-        codes.append(_guarded(lambda: checked(cfg)))
+        # Errors are caught here and not around Hydra, which would print more and end a --multirun at the first one.
+        codes.append(_exit_code_of(lambda: checked_run(cfg)))
         if codes[-1] == INTERRUPTED:
-            raise KeyboardInterrupt  # the user means the whole sweep
+            raise KeyboardInterrupt  # ends all runs of a --multirun
 
     def compose_and_run() -> int:
         hydra.main(version_base=None, config_path=str(CONF), config_name=target)(task)()
         return max(codes, default=0)
 
-    for argument in sys.argv[1:]:  # Hydra would make the folder before anybody could say that it is none
+    for argument in sys.argv[1:]:  # checked before Hydra, which would make the folder
         key, _, folder = argument.partition("=")
         if key == "resume" and folder not in ("", "null") and not Path(folder).is_dir():
-            return _complain(f"resume={folder} is no run: there is no such folder. Name one that a run printed.")
-    return _guarded(compose_and_run, target)
+            return _print_error(f"resume={folder}: there is no such folder. Give the folder of the interrupted run.")
+    return _exit_code_of(compose_and_run, target)
 
 
-def _interrupted(_signal: int, _frame: object) -> None:
-    """End as at Ctrl-C: a job that is told to end by a scheduler, or by `timeout`, keeps what it has too."""
-    raise KeyboardInterrupt
-
-
-def _guarded(work: Callable[[], int], target: str = "") -> int:
+def execute(target: str, config: RunConfig, folder: Path) -> int:
+    """Run the cells of `config` into `folder`, print the report, return the exit code."""
+    progress = make_progress()
     try:
-        return work()
+        code = Run(target, config, folder, progress, command_line(target)).execute()
+    except InputError:
+        if config.resume is None:
+            clear_refused(folder)
+        raise
     except KeyboardInterrupt:
-        return INTERRUPTED
-    except InputError as error:
-        return _complain(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ or error.__context__
-        return _complain(explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target))
-    except YAMLError as error:
-        return _complain(f"a YAML file cannot be read: {' '.join(str(error).split())}. Correct it there.")
-    except OSError as error:
-        return _complain(explain_os_error(error))
+        progress.close()
+        progress.say(f"interrupted; finished cells are kept. To resume: {resume_command(folder)}")
+        code = INTERRUPTED
+    finally:
+        progress.close()
+    if (folder / RESULTS_FILE).exists():
+        print(write_report(folder))
+    return code
 
 
-def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Check that each chosen file brought what it is named for; another name would pose as that, or merge with it.
+def command_line(target: str) -> str:
+    """Return the command line of this run, as recorded in `environment.json`.
 
-    Raises:
-        InputError: a file whose top key is not its name.
-
+    It starts with `python`, wherever the interpreter is, so that records of two machines compare. In a --multirun it
+    is the command of this one run.
     """
-    for override in overrides:
-        chosen = re.fullmatch(r"(component|variant|metric)=\[(.*)\]", override)
-        names = [name.strip() for name in chosen[2].split(",") if name.strip()] if chosen else []
-        found = set(cfg.get(chosen[1]) or {}) if chosen else set()
-        wrong = [name for name in names if name not in found] or (names if found - set(names) else [])
-        if chosen and wrong:
-            raise InputError(f"{chosen[1]}/{wrong[0]}.yaml must hold one key at its top, its own name: `{wrong[0]}:`")
-
-
-def _complain(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return InputError.exit_code
-
-
-def explain(error: Exception, target: str) -> str:
-    """Turn an exception of Hydra or OmegaConf into one line with the near matches."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        options = sorted(path.stem for folder in _config_folders() for path in (folder / group).glob("*.yaml"))
-        return f"there is no {group} {name!r}.{did_you_mean(name, options)} There are: {', '.join(options)}"
-    text = " ".join(str(error).split())
-    if match := re.search(r"Could not override '([^']+)'", text):
-        return f"there is no key {match[1]!r} in the config.{_near_key(match[1], target)} --help shows what there is."
-    detail = " ".join(str(cause).split())
-    return f"{detail or text} --help shows what there is."
-
-
-def _config_folders() -> list[Path]:
-    """Return where groups are looked for: conf, and the folder that the user adds with --config-dir."""
-    added = re.search(r"(?:^|\0)(?:--config-dir|-cd)[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
-    return [CONF, *([Path(added[1])] if added else [])]
-
-
-def _near_key(key: str, target: str) -> str:
-    """Look for near keys in the config that the command line's groups compose."""
-    groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric)=", argument)]
-    searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in _config_folders()[1:])}]"
-    GlobalHydra.instance().clear()
-    with contextlib.suppress(Exception), initialize_config_dir(str(CONF), version_base=None):
-        keys: list[str] = []
-        _flatten(OmegaConf.to_container(compose(target, [*groups, searchpath]), resolve=False), "", keys)
-        return did_you_mean(key, keys)
-    return ""
-
-
-def _flatten(node: object, path: str, keys: list[str]) -> None:
-    if isinstance(node, dict):
-        for name, value in node.items():
-            full = f"{path}.{name}" if path else str(name)
-            keys.append(full)
-            _flatten(value, full, keys)
-
-
-def explain_os_error(error: OSError) -> str:
-    """Return one line for a disk that is full, a folder that cannot be written, and the like."""
-    where = f" {error.filename}" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return (
-            f"{error.strerror}{where}: the disk takes no more. The records of the cells that had ended are whole: "
-            "free space, then go on with resume=RUN"
-        )
-    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return f"cannot write{where}: {error.strerror}. Choose another folder: hydra.run.dir=FOLDER"
-    return f"{error.strerror or error}{where}. Choose another folder: hydra.run.dir=FOLDER"
+    arguments = sys.argv[1:]
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        sweep_only = ("--multirun", "-m")
+        flags = [item for item in arguments if re.match(r"-|hydra\.(?!sweep)", item) and item not in sweep_only]
+        arguments = [*flags, *HydraConfig.get().overrides.task]
+    return shlex.join(["python", "-m", f"profiling.{target}", *arguments])
 
 
 def register_resolvers() -> None:
@@ -179,27 +124,102 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
 
 
-def execute(target: str, config: RunConfig, folder: Path) -> int:
-    """Run the cells of `config` into `folder`, print the report, return the exit code."""
-    progress = make_progress()
+def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Check that the top key of each chosen YAML is the file's name; another key would replace or extend a third.
+
+    Raises:
+        InputError: a file whose top key is not its name.
+
+    """
+    for override in overrides:
+        chosen = re.fullmatch(r"(component|variant|metric)=\[(.*)\]", override)
+        if chosen is None:
+            continue
+        group, names = chosen[1], [name.strip() for name in chosen[2].split(",") if name.strip()]
+        keys = set(cfg.get(group) or {})
+        wrong = [name for name in names if name not in keys] or (names if keys - set(names) else [])
+        if wrong:
+            raise InputError(f"{group}/{wrong[0]}.yaml must have one top key, its own name: `{wrong[0]}:`")
+
+
+# Errors: each is one line on stderr that says what was wrong, with what, and what to type next.
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    """End as at Ctrl-C, so that a run that a scheduler or `timeout` terminates keeps its finished cells."""
+    raise KeyboardInterrupt
+
+
+def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
+    """Return the exit code of `work`, or print its error in one line and return the code of that."""
     try:
-        code = Run(target, config, folder, progress).execute()
-    except InputError:
-        if config.resume is None:
-            clear_refused(folder)
-        raise
+        return work()
     except KeyboardInterrupt:
-        progress.close()
-        progress.say(f"interrupted; the cells that had ended are kept. Go on: {command_of(folder)} resume={folder}")
-        code = INTERRUPTED
-    finally:
-        progress.close()
-    if (folder / RESULTS_FILE).exists():
-        print(write_report(folder))
-    return code
+        return INTERRUPTED
+    except InputError as error:
+        return _print_error(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ or error.__context__
+        return _print_error(explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target))
+    except YAMLError as error:
+        return _print_error(f"a YAML file is not valid: {' '.join(str(error).split())}")
+    except OSError as error:
+        return _print_error(explain_os_error(error))
 
 
-def main(target: str, run: Target) -> None:
-    """Start a target from the command line; does not return."""
-    print_what_it_can()
-    sys.exit(launch(target, run))
+def _print_error(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return InputError.exit_code
+
+
+def explain(error: Exception, target: str) -> str:
+    """Return one line for an exception of Hydra or OmegaConf, with near matches of the misspelt word."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        options = sorted(path.stem for folder in _config_folders() for path in (folder / group).glob("*.yaml"))
+        return f"there is no {group} {name!r}.{did_you_mean(name, options)} Available: {', '.join(options)}"
+    text = " ".join(str(error).split())
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return f"there is no key {match[1]!r} in the config.{_near_key(match[1], target)} --cfg job lists all keys."
+    detail = " ".join(str(cause).split())
+    return f"{detail or text} --help shows the usage."
+
+
+def _config_folders() -> list[Path]:
+    """Return the folders that hold config groups: conf, and the one that the user adds with --config-dir."""
+    added = re.search(r"(?:^|\0)(?:--config-dir|-cd)[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
+    return [CONF, *([Path(added[1])] if added else [])]
+
+
+def _near_key(key: str, target: str) -> str:
+    """Return `" Did you mean …?"` with near keys of the config that the command line's groups compose, or ""."""
+    groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric)=", argument)]
+    searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in _config_folders()[1:])}]"
+    GlobalHydra.instance().clear()
+    with contextlib.suppress(Exception), initialize_config_dir(str(CONF), version_base=None):
+        config = OmegaConf.to_container(compose(target, [*groups, searchpath]), resolve=False)
+        return did_you_mean(key, _dotted_keys(config))
+    return ""
+
+
+def _dotted_keys(node: object, path: str = "") -> list[str]:
+    if not isinstance(node, dict):
+        return []
+    keys = {f"{path}.{name}" if path else str(name): value for name, value in node.items()}
+    return [*keys, *(nested for key, value in keys.items() for nested in _dotted_keys(value, key))]
+
+
+def explain_os_error(error: OSError) -> str:
+    """Return one line for a full disk, a folder without write permission, and other failures of the system."""
+    where = f" {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (
+            f"{error.strerror}{where}: the disk is full. The records of finished cells are complete. "
+            "Free space, then repeat the command with resume=RUN"
+        )
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return f"cannot write{where}: {error.strerror}. Choose another folder: hydra.run.dir=FOLDER"
+    return f"{error.strerror or error}{where}. Choose another folder: hydra.run.dir=FOLDER"

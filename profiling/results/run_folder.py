@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from profiling.errors import InputError
+from profiling.errors import InputError, python_command
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import Record
 
@@ -71,7 +72,7 @@ def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> 
     if differing:
         raise InputError(
             f"resume={resume} was run with another config ({', '.join(differing[:5])}). "
-            f"Repeat its own command with the resume added: {command_of(run)} resume={resume}"
+            f"Use the same config: {resume_command(run)}"
         )
     done = read_records(run).records if (run / RESULTS_FILE).exists() else ()
     return tuple(record for record in done if record.status in ("ok", "skipped"))
@@ -98,12 +99,14 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [path]
 
 
-def command_of(run: Path) -> str:
-    """Return the command line that started `run`, from its environment."""
+def resume_command(run: Path) -> str:
+    """Return the command that resumes `run`, which works as pasted where the run was started."""
     try:
-        return json.loads((run / ENVIRONMENT_FILE).read_text())["command"]
-    except (OSError, ValueError, KeyError):
-        return "the command that started it"
+        command = str(json.loads((run / ENVIRONMENT_FILE).read_text())["command"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"repeat its command with {shlex.quote(f'resume={run}')} appended"
+    words = [word for word in shlex.split(command)[1:] if not word.startswith("resume=")]
+    return f"{python_command()} {shlex.join([*words, f'resume={run}'])}"
 
 
 def write_text(path: Path, text: str) -> None:

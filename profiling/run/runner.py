@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -73,6 +71,7 @@ class Run:
     config: RunConfig
     folder: Path
     progress: Progress
+    command: str  # the command line, for environment.json
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
 
     def execute(self) -> int:
@@ -145,7 +144,7 @@ class Run:
             return
         known = {
             "captured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["python", "-m", f"profiling.{self.target}", *sys.argv[1:]]),
+            "command": self.command,
             "user_git": git_state(Path.cwd()),
             "tool_git": git_state(TOOL),
             "tool_version": tool_version(),

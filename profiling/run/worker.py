@@ -1,9 +1,9 @@
-"""The process of a cell: reads its task from a file, tells its events through a pipe.
+"""The process that performs one task: it reads the task from a file and sends events through a pipe, as JSON lines.
 
     python -m profiling.run.worker TASK_FILE EVENT_FD
 
-Its standard input is a pipe that the parent holds open: when the parent dies, however it dies, the pipe closes and this
-process ends instead of living on with the device's memory.
+Its standard input is a pipe that the parent holds open. When the parent dies, in whatever way, the pipe closes and this
+process exits at once, so that it does not keep GPU memory.
 """
 
 from __future__ import annotations
@@ -26,6 +26,19 @@ from profiling.run.probe import probe
 Emit = Callable[[Mapping[str, Any]], None]
 
 
+def main() -> None:
+    """Perform the task of the command line."""
+    task_file, descriptor = sys.argv[1:]
+    os.set_inheritable(int(descriptor), False)  # a compile worker that outlives this process must not keep it open
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    with os.fdopen(int(descriptor), "w", buffering=1) as pipe:
+
+        def emit(event: Mapping[str, Any]) -> None:
+            pipe.write(json.dumps(event) + "\n")
+
+        perform(json.loads(Path(task_file).read_text()), emit)
+
+
 def perform(task: Mapping[str, Any], emit: Emit) -> None:
     """Perform `task`: {"probe": [job, …]} or {"cell": job}; jobs as their JSON texts."""
     if "probe" in task:
@@ -40,7 +53,7 @@ def perform(task: Mapping[str, Any], emit: Emit) -> None:
 
 
 def set_globals(job: Job) -> None:
-    """Set what holds for the whole process: threads, TF32, the current device."""
+    """Set threads, TF32 and the current device, which hold for the whole process."""
     settings = job.settings
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -50,21 +63,8 @@ def set_globals(job: Job) -> None:
         torch.cuda.set_device(device)
 
 
-def main() -> None:
-    """Perform the task of the command line."""
-    task, descriptor = sys.argv[1:]
-    os.set_inheritable(int(descriptor), False)  # a compile worker that outlives us must not hold the pipe open
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    with os.fdopen(int(descriptor), "w", buffering=1) as pipe:
-
-        def emit(event: Any) -> None:
-            pipe.write(json.dumps(event) + "\n")
-
-        perform(json.loads(Path(task).read_text()), emit)
-
-
-def _die_with_parent() -> None:
-    os.read(0, 1)  # blocks until the other end closes; a buffered read would hold a lock that the exit needs
+def _exit_with_parent() -> None:
+    os.read(0, 1)  # blocks until the parent's end closes; a buffered read would hold a lock that the exit needs
     os._exit(1)
 
 

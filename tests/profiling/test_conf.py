@@ -63,7 +63,7 @@ def test_everything_together_is_a_run():
     assert len(jobs) == len(GROUPS["component"]) * len(GROUPS["variant"])
 
 
-MAIN = ["world_model", "world_model_step", "world_model_frame", "image_decoder", "audio_decoder"]
+MAIN = ["world_model", "image_decoder", "audio_decoder"]
 
 
 def test_the_default_is_the_main_job():

@@ -38,7 +38,7 @@ WRONG = {
     "isolation": ([COMPONENT, BASELINE, "isolation=thread"], "process"),
     "checkpoint": ([COMPONENT, BASELINE, "+component.net.checkpoint=missing.pt"], "does not exist"),
     "required": ([COMPONENT, BASELINE, "checkpoint=required"], "component.net.checkpoint=PATH"),
-    "resume": ([COMPONENT, BASELINE, "resume=no_run"], "is no run"),
+    "resume": ([COMPONENT, BASELINE, "resume=no_run"], "no such folder"),
     "target": ([COMPONENT, BASELINE, "component.net.module._target_=outside_net.Nett"], "Did you mean 'Net'"),
     "argument": ([COMPONENT, BASELINE, "+component.net.module.widht=3"], "widht"),
     "loose interval": ([COMPONENT, BASELINE, "metric.latency.interval=2"], "below 1"),

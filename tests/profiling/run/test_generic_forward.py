@@ -4,10 +4,12 @@ import contextlib
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import psutil
 from as_user import command, environment
 
+from profiling.results.jsonl import read_records
 from profiling.trace.compile_log import find_tlparse
 
 HERE = "isolation=none"  # where no process must die, and a process a cell is not what is asked
@@ -159,6 +161,20 @@ def test_an_interrupt_keeps_what_is_done(tmp_path):
     assert len((folder / "results.jsonl").read_text().splitlines()) == 1
     assert "baseline" in out
     assert not worker.is_running()
+
+
+def test_the_printed_resume_command_works_as_pasted(tmp_path):
+    arguments = command(Path("my run"), "component=[net]", "variant=[baseline]")
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    worker_of(process, tmp_path / "my run" / "cells" / "net.baseline.log")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    printed = err.rpartition("To resume: ")[2].strip()
+    resumed = subprocess.run(printed, shell=True, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    (record,) = read_records(tmp_path / "my run").records
+    assert record.status == "ok"
 
 
 def test_the_worker_dies_with_its_parent(tmp_path):

@@ -27,7 +27,7 @@ def told(kind, *, terminal):
 
 def test_plain_lines_elsewhere():
     lines = told(PlainProgress, terminal=False).splitlines()
-    assert lines[0].startswith("run: looking at the device")
+    assert lines[0].startswith("run: probing the device")
     assert any("[1/2] c · v: timing" in line for line in lines)
     assert any("[1/2] c · v: ok, wall p50 1.25 ms" in line for line in lines)
     assert "[2/2] c · w [x]: failed: because of [this]" in lines[-1]
