@@ -16,7 +16,7 @@ from profiling.errors import InputError
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache
 from profiling.graphs.engine import check_options
-from profiling.trace.counters import snapshot
+from profiling.trace.counters import CompileCounters, snapshot
 from profiling.variants.compile import Compile
 from profiling.variants.gains import graphs_section
 from profiling.variants.variant import EagerStep, Step, Variant
@@ -63,10 +63,10 @@ class CudaGraph(Variant):
 
     def __call__(self, component: Component, folder: Path) -> Step:
         """Warm up, capture, and return the replaying step."""
-        return self.captured(component, component.module)
+        return self._step(component, component.module, self._captured(component, component.module))
 
-    def captured(self, component: Component, call: Callable[..., Any]) -> Step:
-        """Return the step that replays `call`, the component's module or a compiled form of it."""
+    def _captured(self, component: Component, call: Callable[..., Any]) -> CudaGraphed:
+        """Return graphs of `call`, the component's module or a compiled form of it, for all of its inputs."""
         graphed = CudaGraphed(
             component.module,
             call=call,
@@ -76,14 +76,25 @@ class CudaGraph(Variant):
             state=component.state,
             priority=component.priority,
         )
+        # Largest first: the pool then has room for all.
+        for inputs in (component.inputs, *reversed(component.extra_inputs)):
+            graphed(**inputs)
+        graphed(**component.inputs)
+        return graphed
+
+    def _step(
+        self,
+        component: Component,
+        call: Callable[..., Any],
+        graphed: CudaGraphed,
+        compiled: CompileCounters | None = None,
+    ) -> Step:
+        """Return the step that replays `call`; `compiled` are the counters of compiling it."""
         inputs = component.inputs
-        for each in (inputs, *reversed(component.extra_inputs)):  # largest first: the pool then has room for all
-            graphed(**each)
-        graphed(**inputs)
         return Step(
             run=partial(graphed, **inputs),
             close=graphed.clear,
-            explain=lambda: {"graphs": graphs_section([graphed], call, inputs)},
+            explain=lambda: {"graphs": graphs_section([graphed], call, inputs, compiled)},
             extra_steps=tuple(partial(graphed, **each) for each in component.extra_inputs),
             eager_step=eager_step(call, inputs, component.module if call is component.module else None),
         )
@@ -119,13 +130,10 @@ class CompileCudaGraph(CudaGraph):
         """Compile, warm up, capture, and return the replaying step."""
         with self.compile.flags(folder) as flags:
             before = snapshot()
-            step = self.captured(component, self.compile.compiled(component.module))
-            compiled = snapshot().since(before)
-            self.compile.check(compiled)
-
-            def explain() -> Mapping[str, Any]:
-                pieces = {"compiled_pieces": compiled.graphs, "graph_breaks": compiled.graph_breaks}
-                return {"graphs": {**step.explain()["graphs"], **pieces}}
-
+            call = self.compile.compiled(component.module)
+            graphed = self._captured(component, call)
+            counters = snapshot().since(before)
+            self.compile.check(counters)
+            step = self._step(component, call, graphed, counters)
             flags.callback(step.close)
-            return replace(step, close=flags.pop_all().close, explain=explain)
+            return replace(step, close=flags.pop_all().close)

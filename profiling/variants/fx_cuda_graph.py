@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import fx
 
@@ -20,6 +21,7 @@ from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes
 from profiling.fx_passes.tracer import trace
 from profiling.graphs import CaptureError, CudaGraphed
 from profiling.graphs.engine import check_options
+from profiling.results.record import BeforeAfter, FxPass
 from profiling.variants.cuda_graph import eager_step, needs_cuda
 from profiling.variants.gains import graphs_section, replay_ms
 from profiling.variants.variant import Step, Variant
@@ -102,7 +104,7 @@ class FxCudaGraph(Variant):
             module = applied.after
         return module
 
-    def explained(self, component: Component) -> tuple[Mapping[str, Any], ...]:
+    def explained(self, component: Component) -> tuple[FxPass, ...]:
         """Return for each pass what it replaced, how far it moved the output, and its gain on the device.
 
         The passes run once more for this, so that the modules between them hold no memory while metrics measure.
@@ -110,12 +112,9 @@ class FxCudaGraph(Variant):
         applied = apply_passes(_traced(component), self.passes, partial(_propagated, component))
         return tuple(self._section(component, each) for each in applied)
 
-    def _section(self, component: Component, applied: AppliedPass) -> Mapping[str, Any]:
-        section: dict[str, Any] = {"name": applied.name}
-        if applied.replaced is not None:
-            section["replaced"] = applied.replaced
-        if math.isfinite(applied.rel_l2):
-            section["rel_l2"] = applied.rel_l2
+    def _section(self, component: Component, applied: AppliedPass) -> FxPass:
+        rel_l2 = applied.rel_l2 if math.isfinite(applied.rel_l2) else None
+        section = FxPass(name=applied.name, replaced=applied.replaced, rel_l2=rel_l2)
         if applied.replaced == 0:
             return section
         try:
@@ -123,8 +122,9 @@ class FxCudaGraph(Variant):
                 applied.before, applied.after, component.inputs, warmup=self.warmup, state=component.state
             )
         except CaptureError as error:  # before a pass the module may not be capturable, and then has no time
-            return {**section, "unmeasured": str(error).splitlines()[0]}
-        return {**section, "replay_ms": {"before": before, "after": after}, "speedup": before / after}
+            return msgspec.structs.replace(section, unmeasured=str(error).splitlines()[0])
+        times = BeforeAfter(before=before, after=after)
+        return msgspec.structs.replace(section, replay_ms=times, speedup=before / after)
 
 
 def _traced(component: Component) -> fx.GraphModule:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,9 @@ from torch import Tensor
 
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache
-from profiling.trace.device_work import host_launches
+from profiling.results.record import BeforeAfter, Graphs, MemoryKinds
+from profiling.trace.counters import CompileCounters
+from profiling.trace.device_work import host_launches as launches_of
 
 _WALL_ROUNDS = 31
 _REPLAY_ROUNDS = 11
@@ -32,27 +33,38 @@ def interleaved_medians(before: Callable[[], float], after: Callable[[], float],
 
 
 def graphs_section(
-    engines: Sequence[CudaGraphed], call: Callable[..., Any], inputs: Mapping[str, Tensor]
-) -> dict[str, Any]:
+    engines: Sequence[CudaGraphed],
+    call: Callable[..., Any],
+    inputs: Mapping[str, Tensor],
+    compiled: CompileCounters | None = None,
+) -> Graphs:
     """Return the record's section `graphs`; the last of `engines` replays what `call(**inputs)` does eagerly.
 
-    Counters are totals over all engines. `host_launches` (of one call) and `wall_ms` (medians of alternating calls) are
+    Counters are totals over all engines. Host launches (of one call) and wall times (medians of alternating calls) are
     those of the eager call, `before`, and of the replay, `after`; launches are absent where CUPTI counted none.
-    `memory` is what was held around the last capture, bytes by kind.
+    `compiled` are the counters of compiling the call.
     """
-    counters = [asdict(engine.counters) for engine in engines]
+    counters = [engine.counters for engine in engines]
     captured = engines[-1].newest
     eager, replay = partial(call, **inputs), partial(engines[-1], **inputs)
     with no_autocast_cache():  # as in the capture: a compiled call would otherwise recompile
-        before, after = _wall_ms(eager, replay)
-        launches = {"before": host_launches(eager), "after": host_launches(replay)}
-    return {
-        **{key: sum(counter[key] for counter in counters) for key in counters[0]},
-        "memory": {} if captured is None else captured.memory,
-        "host_launches": {key: count for key, count in launches.items() if count is not None},
-        "wall_ms": {"before": before, "after": after},
-        "gain": before / after,
-    }
+        eager_ms, replay_ms = _wall_ms(eager, replay)
+        host_launches = BeforeAfter(before=launches_of(eager), after=launches_of(replay))
+    return Graphs(
+        recorded=sum(each.recorded for each in counters),
+        replayed=sum(each.replayed for each in counters),
+        evicted=sum(each.evicted for each in counters),
+        held=sum(each.held for each in counters),
+        warmup_seconds=sum(each.warmup_seconds for each in counters),
+        capture_seconds=sum(each.capture_seconds for each in counters),
+        pool_bytes=sum(each.pool_bytes for each in counters),
+        memory={} if captured is None else {point: MemoryKinds(**kinds) for point, kinds in captured.memory.items()},
+        host_launches=host_launches,
+        wall_ms=BeforeAfter(before=eager_ms, after=replay_ms),
+        speedup=eager_ms / replay_ms,
+        compiled_pieces=None if compiled is None else compiled.graphs,
+        graph_breaks=None if compiled is None else compiled.graph_breaks,
+    )
 
 
 def _wall_ms(before: Callable[[], Any], after: Callable[[], Any]) -> tuple[float, float]:

@@ -41,8 +41,8 @@ class Step:
     Attributes:
         run: the step.
         close: restores the global flags that the variant set, and frees what it holds.
-        explain: returns sections of the record that only the variant can fill (`graphs`, `passes`). It is called once,
-            after every metric, and may run the step.
+        explain: returns sections of the record that only the variant can fill, structs of `profiling.results.record` by
+            field name (`graphs`, `passes`). It is called once, after every metric, and may run the step.
         extra_steps: steps of the component's `extra_inputs`, in their order, prepared with this one.
         eager_step: for the profiler; None where the variant has nothing that launches kernel by kernel.
 

@@ -17,6 +17,7 @@ from profiling.fx_passes.linear import FuseParallelLinears
 from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.passes import apply_passes
 from profiling.fx_passes.tracer import trace
+from profiling.results.record import BeforeAfter, FxPass
 from profiling.variants.fx_cuda_graph import FxCudaGraph
 from profiling.variants.gains import interleaved_medians
 
@@ -202,14 +203,9 @@ def test_the_record_tells_what_a_pass_did(monkeypatch):
     )
     module = Net(lambda self, x: self.a(x) + self.b(x), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
     variant = FxCudaGraph(passes=[FuseParallelLinears(), FuseParallelLinears()])
-    (first, second) = variant.explained(component(module, x=torch.ones(1, 3)))
-    assert first["rel_l2"] < 1e-6
-    del first["rel_l2"]
-    assert first == {
-        "name": "FuseParallelLinears",
-        "replaced": 2,
-        "replay_ms": {"before": 3.0, "after": 2.0},
-        "speedup": 1.5,
-    }
-    assert second == {"name": "FuseParallelLinears", "replaced": 0, "rel_l2": 0.0}, "nothing changed, nothing to gain"
+    first, second = variant.explained(component(module, x=torch.ones(1, 3)))
+    assert (first.name, first.replaced, first.speedup) == ("FuseParallelLinears", 2, 1.5)
+    assert first.replay_ms == BeforeAfter(before=3.0, after=2.0)
+    assert first.rel_l2 < 1e-6
+    assert second == FxPass(name="FuseParallelLinears", replaced=0, rel_l2=0.0), "nothing changed, nothing to gain"
     assert len(asked) == 1

@@ -71,13 +71,13 @@ def test_the_step_follows_new_inputs_and_explains_itself(tmp_path):
             passes = step.explain()["passes"]
         finally:
             step.close()
-    by_name = {each["name"]: each for each in passes}
-    assert [each["name"] for each in passes] == [type(each).__name__ for each in shipped().passes]
-    assert by_name["FuseParallelLinears"]["replaced"] == 36
-    assert by_name["FuseQuickGelu"]["replaced"] == 12
+    by_name = {each.name: each for each in passes}
+    assert [each.name for each in passes] == [type(each).__name__ for each in shipped().passes]
+    assert by_name["FuseParallelLinears"].replaced == 36
+    assert by_name["FuseQuickGelu"].replaced == 12
     for each in passes:
-        assert each["rel_l2"] < 0.05
-        assert ("speedup" in each) == (each["replaced"] > 0)
+        assert each.rel_l2 < 0.05
+        assert (each.speedup is not None) == (each.replaced > 0)
 
 
 def test_a_gain_that_cannot_be_measured_says_why():
@@ -87,10 +87,10 @@ def test_a_gain_that_cannot_be_measured_says_why():
 
     with torch.inference_mode():
         passes = shipped().explained(component(Net().cuda(), x=torch.ones(3, device="cuda")))
-    folded = next(each for each in passes if each["name"] == "FoldConstants")
-    assert folded["replaced"] == 1
-    assert "speedup" not in folded
-    assert folded["unmeasured"]
+    folded = next(each for each in passes if each.name == "FoldConstants")
+    assert folded.replaced == 1
+    assert folded.speedup is None
+    assert folded.unmeasured
 
 
 def test_other_shapes_have_graphs_of_their_own(tmp_path):
