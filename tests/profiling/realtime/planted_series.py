@@ -1,27 +1,20 @@
-"""A loop on a fake clock: every time is set by hand, so what the analysis must find is known."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
+"""Series of a loop whose every time is planted, so that what an analysis must find is known."""
 
 import numpy as np
-import pytest
 
-from profiling.results.frames import NAMES, Array
+from profiling.results.frames import NAMES
+from profiling.results.record import Realtime
 
 GAP_MS = 0.25
 
 
-def noise(frames: int, *, base_ms: float = 5.0, share: float = 0.01, seed: int = 0) -> Array:
-    """Make frame times of `base_ms` with `share` of it as noise."""
+def noise(frames, *, base_ms=5.0, share=0.01, seed=0):
+    """Return frame times [frames] around `base_ms` with a standard deviation of `share` of it."""
     return base_ms * (1 + share * np.random.default_rng(seed).standard_normal(frames))
 
 
-def loop(frame_ms: Array, **planted: Array) -> dict[str, Array]:
-    """Run the fake loop: its frames take `frame_ms`, in stages of 60, 20, 10 and 5%, and what is planted happens.
-
-    Memory stands still, and nothing else happens.
-    """
+def series_of(frame_ms, **planted):
+    """Return the series of frames that take `frame_ms`, in stages of 60, 20, 10 and 5%; memory stays the same."""
     frame_ms = np.asarray(frame_ms, dtype=np.float64)
     series = {name: np.zeros(frame_ms.size) for name in NAMES}
     delivered = np.cumsum(frame_ms + GAP_MS) - GAP_MS
@@ -34,11 +27,6 @@ def loop(frame_ms: Array, **planted: Array) -> dict[str, Array]:
     return series | planted
 
 
-@pytest.fixture
-def fake_noise() -> Callable[..., Array]:
-    return noise
-
-
-@pytest.fixture
-def fake_loop() -> Callable[..., dict[str, Array]]:
-    return loop
+def loop(*, fps=60.0, pace="free", schedule="sequential"):
+    """Return the section of a loop before its first frame."""
+    return Realtime(frames=0, target_fps=fps, pace=pace, schedule=schedule, commit="fused", warmup_frames=60)

@@ -1,15 +1,13 @@
-"""A loop that cannot be played: one line that says what to type next."""
+"""A wrong configuration of the loop: one line that says what to type next."""
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
+from networks import TINY, composed, tiny_specs
 
-from profiling.cli.app import CONF, register_resolvers
-from profiling.components.spec import Settings
 from profiling.errors import InputError
-from profiling.realtime.__main__ import chosen_stages, mixed, read_config, run
+from profiling.realtime.__main__ import mixed, read_config, run
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.prepare import blueprints_of, expected_of
+from profiling.realtime.prepare import build_stages, reference_outputs
 
 FEW = ("variant=[baseline]", "loop.frames=4", "loop.warmup_frames=1")
 
@@ -31,20 +29,13 @@ BEFORE_ANY_CELL = {
 }
 
 
-def refused(overrides, folder):
-    register_resolvers()
-    with initialize_config_dir(str(CONF), version_base=None):
-        cfg = compose("realtime", overrides)
-    with pytest.raises(InputError) as caught:
-        run(cfg, folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("case", BEFORE_ANY_CELL)
 def test_wrong_before_any_cell(tmp_path, case):
     overrides, says = BEFORE_ANY_CELL[case]
-    assert says in refused(overrides, tmp_path)
+    with pytest.raises(InputError) as caught:
+        run(composed(*overrides), tmp_path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -53,7 +44,7 @@ OPTIONS = {
     "pace": ("realtme", "Did you mean 'realtime'"),
     "deliver": (None, "host, device"),
     "sound": ("short", "exact, auto, windowed"),
-    "garbage": (True, "frozen, on, off"),
+    "gc": (True, "frozen, on, off"),
     "frames": (0, "at least 1"),
     "warmup_frames": (2.5, "at least 1"),
     "sound_latents": (None, "at least 1"),
@@ -72,7 +63,7 @@ def test_a_wrong_option(name):
 
 STAGES = {
     "picture=world_model_frame": "stages.picture=world_model_frame: it takes x, audio, mouse, btn",
-    "world=sound_stage": "stages.world=sound_stage: the loop feeds `mouse` and `btn`",
+    "world=sound_stage": "stages.world=sound_stage: the loop writes `mouse` and `btn`",
     "sound=picture_stage": r"stages.sound=picture_stage: it takes \[1, 16, 4, 4\], and the world .* it \[1, 8\]",
     "world=world_model": r"stages.picture=picture_stage: it takes \[1, 16, 4, 4\], and .* it \[1, 1, 16, 4, 4\]",
 }
@@ -80,22 +71,14 @@ STAGES = {
 
 @pytest.mark.parametrize("case", STAGES)
 def test_a_component_that_is_none_for_its_role(case):
-    register_resolvers()
-    with initialize_config_dir(str(CONF), version_base=None):
-        cfg = compose(
-            "realtime", [f"stages.{case}", "component=[world_model_frame,picture_stage,sound_stage,world_model]"]
-        )
-    specs = {role: spec.at("tiny") for role, spec in chosen_stages(read_config(cfg)).items()}
-    settings = Settings(device="cpu", dtype="float32", scale="tiny", checkpoint="random")
+    specs = tiny_specs(f"stages.{case}", "component=[world_model_frame,picture_stage,sound_stage,world_model]")
     with pytest.raises(InputError, match=STAGES[case]) as caught:
-        expected_of(blueprints_of(specs, settings), settings, whole=False)
+        reference_outputs(build_stages(specs, TINY), TINY, whole=False)
     assert "\n" not in str(caught.value)
 
 
 def test_no_mix_is_no_variant():
-    register_resolvers()
-    with initialize_config_dir(str(CONF), version_base=None):
-        assert mixed(read_config(compose("realtime"))) is None
+    assert mixed(read_config(composed())) is None
 
 
 def test_what_only_a_run_can_refuse(realtime, tmp_path):
@@ -104,7 +87,7 @@ def test_what_only_a_run_can_refuse(realtime, tmp_path):
     latency = "metric.latency times single steps, and the loop has its own clocks. Use metric=[parity]"
     cases = (
         (["loop.schedule=x"], "loop.schedule=x is none of sequential, overlap, one_graph"),
-        ([f"loop.actions={tmp_path / 'narrow.npz'}"], "mouse is [5, 3], wanted are finite numbers [n, 2]"),
+        ([f"loop.actions={tmp_path / 'narrow.npz'}"], "mouse has the shape [5, 3]. It must be finite numbers [n, 2]"),
         (["metric=[latency]", "isolation=none"], latency),
     )
     for overrides, says in cases:
