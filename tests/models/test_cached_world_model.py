@@ -2,17 +2,13 @@
 
 import copy
 import math
-import re
 
 import pytest
 import torch
-from torch import Tensor
-from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 from models.cached_world_model import CachedWorldModel, FrameOptions
 from models.initialisation import randomise
-from models.modulation import materialized
 from models.world_model import WorldModelParams, example_inputs
 from profiling.graphs import CudaGraphed
 
@@ -336,33 +332,3 @@ def test_triton_is_as_near_to_float64_as_sdpa(dtype, guidance):
         error[kernel] = worst
     assert error["triton"] < max(2 * error["sdpa"], 1e-3)
     assert error["sdpa"] < 0.1
-
-
-@torch.library.custom_op("tests::doubled", mutates_args=())
-def doubled(x: Tensor) -> Tensor:
-    """Stand for a kernel of our own."""
-    return 2 * x
-
-
-@doubled.register_fake
-def _(x):
-    return torch.empty_like(x)
-
-
-def parts(x, held):
-    """Return three parts of `x + 1`, each from a kernel that reads memory."""
-    wide = materialized(x + 1) if held else x + 1
-    return [doubled(wide[:, start : start + 8]) for start in (0, 8, 16)]
-
-
-@pytest.mark.parametrize("held", [True, False])
-def test_readers_share_what_is_in_memory(held):
-    """Without it each gets a tensor of its own; should that change, this module is not needed any more."""
-    torch._dynamo.reset()
-    x = torch.randn(4, 24)
-    found, (code,) = run_and_get_code(torch.compile(parts, fullgraph=True), x, held)
-    read = re.findall(r"doubled\.default\((?:reinterpret_tensor\()?(\w+)", code)
-    assert len(read) == 3
-    assert len(set(read)) == (1 if held else 3)
-    for one, other in zip(found, parts(x, held), strict=True):
-        torch.testing.assert_close(one, other)

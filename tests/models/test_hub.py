@@ -47,11 +47,6 @@ def test_loss_is_the_mean_cross_entropy(train):
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_librarys_own_loss_is_the_same():
-    module, inputs = tiny_step()
-    torch.testing.assert_close(module(**inputs), module.model(**inputs).loss)
-
-
 @pytest.mark.parametrize("how", ["fp32", "bf16 autocast", "bf16"])
 def test_a_step_downhill_lowers_the_loss_and_moves_every_parameter(how):
     module, inputs = tiny_step()
