@@ -26,8 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from profiling.errors import InputError, did_you_mean
-from profiling.reporting.render import write_report
-from profiling.reporting.terminal import print_what_it_can
+from profiling.report.render import show_what_the_terminal_can, write_report
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import clear_refused, new_folder, resume_command
 from profiling.run.job import RunConfig
@@ -42,7 +41,7 @@ Target = Callable[[DictConfig, Path], int]
 
 def main(target: str, run: Target) -> None:
     """Start a target from the command line; does not return."""
-    print_what_it_can()
+    show_what_the_terminal_can()
     sys.exit(launch(target, run))
 
 

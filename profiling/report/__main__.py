@@ -1,4 +1,4 @@
-"""Render a run again from its records: `python -m profiling.report <run>`. Needs no torch, measures nothing."""
+"""Render a run again from its records: `python -m profiling.report RUN`. Needs no torch, measures nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.errors import InputError
-from profiling.reporting.classic import render_classic
-from profiling.reporting.heading import read_environment
-from profiling.reporting.render import render_console, render_markdown, write_report
-from profiling.reporting.terminal import print_what_it_can
-from profiling.results.records import read_records
+from profiling.report.classic import render_classic
+from profiling.report.render import render_console, render_markdown, show_what_the_terminal_can, write_report
+from profiling.report.run_data import load_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--format", choices=("table", "markdown", "classic"), help="print this one only, and write no file"
     )
     chosen = parser.parse_args(arguments)
-    print_what_it_can()
+    show_what_the_terminal_can()
     try:
         print(_text(chosen.run, chosen.format))
     except InputError as error:
@@ -35,12 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _text(run: Path, form: str | None) -> str:
     if form is None:
         return write_report(run)
-    records, environment = read_records(run), read_environment(run)
+    data = load_run(run)
     if form == "classic":
-        return render_classic(records)
-    if form == "markdown":
-        return render_markdown(records, environment, run).rstrip()
-    return render_console(records, environment, run)
+        return render_classic(data.records)
+    return render_markdown(data).rstrip() if form == "markdown" else render_console(data)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def error_bars(values: Sequence[float], ends: Sequence[Sequence[float] | None], 
 
 def points(
     name: object,
-    x: Sequence[Any],
+    x: Iterable[Any],
     y: Iterable[float],
     symbol: str = "circle",
     colour: str = GREY,
@@ -167,7 +167,7 @@ def points(
     return {"type": "scatter", "mode": "markers", "name": plain(name), **drawn, "marker": look, **more}
 
 
-def line(name: object, x: Sequence[Any], y: Iterable[float], colour: str, width: float = 1.5, **more: Any) -> Trace:
+def line(name: object, x: Iterable[Any], y: Iterable[float], colour: str, width: float = 1.5, **more: Any) -> Trace:
     """Return a trace of a line through the points."""
     drawn = {"x": [_place(value) for value in x], "y": rounded(y), "line": {"color": colour, "width": width}}
     return {"type": "scatter", "mode": "lines", "name": plain(name), **drawn, **more}

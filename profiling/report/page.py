@@ -15,7 +15,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from profiling.report.table import AnyTable
+from profiling.report.table import AnyTable, Depth
 
 if TYPE_CHECKING:
     from profiling.report.charts import Chart
@@ -28,9 +28,11 @@ class Section:
     key: str  # unique on the page
     title: str
     lines: Sequence[str] = ()
+    legend: Sequence[str] = ()  # what the numbers mean; the console has no room for it
     tables: Sequence[AnyTable] = ()
     charts: Sequence[Chart] = ()
     text: str = ""  # shown as it is, line by line
+    depth: Depth = "console"
 
     def __bool__(self) -> bool:
         return bool(self.lines or any(self.charts) or any(self.tables) or self.text)

@@ -27,14 +27,17 @@ The console and Markdown are laid out by tabulate, HTML by `templates/table.html
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from tabulate import SEPARATING_LINE, tabulate
 
 from profiling.report.format import ABSENT, UNITS, Kind, Link, Value, escaped, number_of, one_line, show, struck
 
+#: The first rendering that has room for something: the console, else `report.md`, else `report.html`.
+Depth = Literal["console", "report", "page"]
+_DEPTHS: tuple[Depth, ...] = ("console", "report", "page")
 #: Characters of a console line.
 WIDTH = 100
 
@@ -50,7 +53,8 @@ class Column(Generic[Row]):
     kind: Kind = "text"
     measured: bool = False  # struck out in rows that the table strikes: their times count for nothing
     unit: str | None = None  # the kind's own unit, unless it is named here
-    wrap: int | None = None  # characters after which the console goes on in the next line of the cell
+    wrap: int | None = None  # characters after which a console that is too narrow goes on below in the cell
+    depth: Depth = "console"  # the first rendering that has room for the column
 
     @property
     def header(self) -> str:
@@ -84,15 +88,17 @@ class Table(Generic[Row]):
     notes: Sequence[str] = ()
     strike: Callable[[Row], bool] | None = None
     keys: int = 2  # columns that name the row; repeated where the console breaks a wide table
+    depth: Depth = "console"
 
     def __bool__(self) -> bool:
         return bool(self.rows)
 
-    def shown(self) -> tuple[tuple[Column[Row], ...], tuple[tuple[Cell, ...], ...]]:
-        """Return the columns in which anything stands, and the cells of each row under them."""
-        cells = [tuple(self._cell(column, row) for column in self.columns) for row in self.rows]
-        kept = [place for place in range(len(self.columns)) if any(row[place].text != ABSENT for row in cells)]
-        columns = tuple(self.columns[place] for place in kept)
+    def shown(self, depth: Depth = "page") -> tuple[tuple[Column[Row], ...], tuple[tuple[Cell, ...], ...]]:
+        """Return the columns of that depth in which anything stands, and the cells of each row under them."""
+        chosen = [column for column in self.columns if fits(column.depth, depth)]
+        cells = [tuple(self._cell(column, row) for column in chosen) for row in self.rows]
+        kept = [place for place in range(len(chosen)) if any(row[place].text != ABSENT for row in cells)]
+        columns = tuple(chosen[place] for place in kept)
         return columns, tuple(tuple(row[place] for place in kept) for row in cells)
 
     def _cell(self, column: Column[Row], row: Row) -> Cell:
@@ -106,19 +112,27 @@ class Table(Generic[Row]):
 AnyTable = Table[Any]
 
 
+def fits(depth: Depth, rendering: Depth) -> bool:
+    """Say whether `rendering` shows what is shown from `depth` on."""
+    return _DEPTHS.index(depth) <= _DEPTHS.index(rendering)
+
+
 def console(table: AnyTable, width: int = WIDTH) -> str:
     """Return the table for a terminal, its columns broken into parts that are at most `width` characters wide.
 
     A part wider than that remains only where the names of the rows leave no room for a single column.
     """
-    columns, rows = table.shown()
+    columns, rows = table.shown("console")
     if not rows:
         return ""
-    texts = [[_text(cell, column) for cell, column in zip(row, columns, strict=True)] for row in rows]
-    widths = [_width((*(row[place] for row in texts), *column.header.split())) for place, column in enumerate(columns)]
-    headers = [_wrapped(column.header, widths[place]) for place, column in enumerate(columns)]
+    texts = [[struck(cell.text) if cell.struck else cell.text for cell in row] for row in rows]
+    if sum(_widths(columns, texts)) + 2 * (len(columns) - 1) > width:
+        texts = [[_broken(text, column) for text, column in zip(row, columns, strict=True)] for row in texts]
+    widths = _widths(columns, texts)
+    headers = [_wrapped(column.header, space) for column, space in zip(columns, widths, strict=True)]
     parts = []
-    for places in _parts(widths, min(table.keys, len(columns)), width):
+    keys = sum(column in columns for column in table.columns[: table.keys])
+    for places in _parts(widths, keys, width):
         cells = [[row[place] for place in places] for row in texts]
         aligned = ["right" if columns[place].numeric else "left" for place in places]
         # tabulate pads headers by two characters a column; as rows they cost nothing.
@@ -129,12 +143,14 @@ def console(table: AnyTable, width: int = WIDTH) -> str:
             disable_numparse=True,
         )
         parts.append("\n".join(line.rstrip() for line in block.splitlines()[1:-1]))
-    return "\n\n".join((*parts, *(["\n".join(map(one_line, table.notes))] if table.notes else [])))
+    return "\n\n".join(
+        (*parts, *(["\n".join(wrapped_line(note, width) for note in table.notes)] if table.notes else []))
+    )
 
 
-def markdown(table: AnyTable) -> str:
+def markdown(table: AnyTable, depth: Depth = "report") -> str:
     """Return the table as Markdown, its notes as a list below it; every text is escaped."""
-    columns, rows = table.shown()
+    columns, rows = table.shown(depth)
     if not rows:
         return ""
     body = tabulate(
@@ -153,9 +169,17 @@ def _cell_markdown(cell: Cell) -> str:
     return struck(text) if cell.struck else text
 
 
-def _text(cell: Cell, column: Column[Any]) -> str:
-    text = struck(cell.text) if cell.struck else cell.text
-    return text if column.wrap is None else _wrapped(text, column.wrap)
+def wrapped_line(text: str, width: int = WIDTH) -> str:
+    """Return a line for the console, that goes on in indented lines below it where it is too long."""
+    lines = textwrap.wrap(one_line(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _broken(text: str, column: Column[Any]) -> str:
+    """Break a cell into lines, a number before its interval."""
+    if column.wrap is None:
+        return text
+    return text.replace(" [", "\n[") if column.numeric else _wrapped(text, column.wrap)
 
 
 def _wrapped(text: str, most: int) -> str:
@@ -163,12 +187,23 @@ def _wrapped(text: str, most: int) -> str:
     return "\n".join(textwrap.wrap(text, most, break_long_words=False, break_on_hyphens=False))
 
 
-def _width(texts: Iterable[str]) -> int:
-    return max(len(line) for text in texts for line in text.splitlines() or [""])
+def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the characters that each column needs, its header broken into words."""
+    texts = ((*column.header.split(), *(row[place] for row in rows)) for place, column in enumerate(columns))
+    return [max(len(line) for text in column for line in text.splitlines() or [""]) for column in texts]
 
 
-def _parts(widths: Sequence[int], keys: int, most: int) -> Iterator[list[int]]:
-    """Yield the places of the columns of each part: the keys, and as many others as fit; at least one."""
+def _parts(widths: Sequence[int], keys: int, most: int) -> list[list[int]]:
+    """Return the places of the columns of each part: the keys and some others, in as few and even parts as fit."""
+    fewest = parts = list(_filled(widths, keys, most))
+    while len(parts) == len(fewest) > 1 and most > 0:
+        fewest, most = parts, most - 1
+        parts = list(_filled(widths, keys, most))
+    return fewest
+
+
+def _filled(widths: Sequence[int], keys: int, most: int) -> Iterator[list[int]]:
+    """Yield parts that hold as many columns as fit into `most` characters; at least one beside the keys."""
     part = list(range(keys))
     for place in range(keys, len(widths)):
         if len(part) > keys and sum(widths[i] + 2 for i in (*part, place)) - 2 > most:

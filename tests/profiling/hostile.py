@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from profiling.results.records import Record
+from profiling.results.record import Record
 
 SCRIPT = "<script>window.evil=1</script>"
 CLOSING = "</script><img src=x onerror=window.evil=2>"
@@ -23,22 +23,22 @@ def hostile_records(make: Callable[..., Record], loop: Mapping[str, Any]) -> lis
         "weights": MARKUP,
         "weights_hint": SCRIPT,
         "dtype": ATTRIBUTE,
-        "notes": ALL,
+        "notes": list(ALL),
         "compile": {
             "index": "javascript:window.evil=5",
             "compile_seconds": 1.0,
             "phases": dict.fromkeys(ALL, 1.0),
-            "graph_breaks": [{"reason": text, "file": text, "line": text} for text in ALL],
+            "graph_breaks": [{"reason": text, "file": text, "line": 1} for text in ALL],
             "recompiles": [{"compile_id": SCRIPT, "reason": CLOSING}],
             "cudagraph_skips": list(ALL),
         },
         "trace": {"trace": SCRIPT, "operators": "//example.org/x"},
-        "kernels": ({"name": SCRIPT, "kind": CLOSING, "file": "javascript:window.evil=6"},),
-        "inside": {
+        "kernels": [{"name": SCRIPT, "kind": CLOSING, "file": "javascript:window.evil=6"}],
+        "trace_analysis": {
             **{"span_ms": 1.0, "busy_ms": 1.0, "idle_ms": 0.0, "kernel_ms": 1.0, "modules_from": SCRIPT},
             "classes": [{"class": text, "ms": 0.2} for text in ALL],
             "kernels": [{"name": text, "class": text, "ms": 0.2} for text in ALL],
-            "modules": [{"path": text, "ms": 0.2, "own_ms": 0.2} for text in ALL],
+            "modules": [{"path": text, "ms": 0.2, "self_ms": 0.2} for text in ALL],
             "waits": [{"what": text, "line": text, "code": text, "count": 1, "ms": 0.2} for text in ALL],
             "lines_from": CLOSING,
         },

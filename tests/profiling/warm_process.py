@@ -21,7 +21,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 #: What the targets import sooner or later; Python passes over what is not installed.
 _HELD = (
     *("profiling.cli.app", "profiling.run.worker", "profiling.run.forward", "profiling.realtime.cell"),
-    *("profiling.reporting.html.page", "matplotlib.figure", "matplotlib.backends.backend_svg"),
+    *("profiling.report.render", "jinja2", "plotly.offline"),
 )
 _CONTEXT.set_forkserver_preload(list(_HELD))
 

@@ -167,7 +167,7 @@ def test_a_wide_table_is_broken_into_parts_that_repeat_the_names() -> None:
 def test_a_long_text_goes_on_below_itself() -> None:
     words = " ".join(f"word{i}" for i in range(12))
     columns = (COLUMNS[0], Column[Row]("why", lambda row: words, wrap=30))
-    text = console(build(Row("x"), columns=columns))
+    text = console(build(Row("x"), columns=columns), width=60)
     assert max(map(len, text.splitlines())) <= 40
     assert all(f"word{i}" in text for i in range(12))
     assert words in markdown(build(Row("x"), columns=columns))

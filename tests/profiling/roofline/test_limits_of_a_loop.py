@@ -5,7 +5,7 @@ import torch
 from planted_networks import Copy, Product, component
 
 from profiling.machine.ceilings import Ceilings
-from profiling.realtime.cell import frame_roofline
+from profiling.realtime.cell import frame_limits
 from profiling.variants.variant import Step
 
 #: 1 MB a ms and 1 MFLOP a ms, whatever the size.
@@ -21,7 +21,7 @@ def limits(frame_ms, part_ms=(), *, overlapping, fused=()):
         "picture": component(Product(100, torch.float32), x=torch.ones(5000, 100)),
     }
     steps = {name: Step(part.call) for name, part in parts.items()}
-    return frame_roofline(parts, steps, CEILINGS, frame_ms, dict(part_ms), fused=fused, overlapping=overlapping)
+    return frame_limits(parts, steps, CEILINGS, frame_ms, dict(part_ms), fused=fused, overlapping=overlapping)
 
 
 def test_one_part_after_the_other():
@@ -77,8 +77,7 @@ def test_a_loop_has_a_floor(realtime, monkeypatch, tmp_path, schedule, parts):
     assert found["bytes"]["state_written"] > 0, "the cache of the world model, the window of the sound"
     assert found["bytes"]["weights"] <= 4 * record.parameters * 1.2
     report = (outcome.folder / "report.md").read_text()
-    assert "### Floor of a frame on this device" in report
-    assert "Floor of a call" not in report
+    assert "### Roofline" in report
 
 
 def test_without_ceilings_or_where_counting_fails_the_frames_stand(realtime, monkeypatch, tmp_path):

@@ -48,7 +48,7 @@ def test_wrong_answers_cost_one_row_each(profile):
     assert "wrong after it" in records["faulty_later_wrong"].reason
     assert records["faulty_later_wrong"].speedup is None
     assert "~~" in outcome.out
-    assert "left out" in outcome.out
+    assert "net.faulty_wrong failed: parity" in outcome.out
 
 
 def test_a_recompile_in_the_window_is_invalid(profile):

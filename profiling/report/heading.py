@@ -1,0 +1,135 @@
+"""Where the numbers come from: device, versions, settings, ceilings, networks, config and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from profiling.report.format import MIB, one_line, significant
+from profiling.report.page import Section
+from profiling.report.run_data import RunData
+from profiling.report.table import Column, Table
+from profiling.results.environment import Environment, Git, encode_environment
+from profiling.results.record import Record
+
+_VERSIONS = ("torch", "cuda", "cudnn", "triton", "driver", "python")
+_LABELS = {"cuda": "CUDA", "cudnn": "cuDNN"}
+
+
+def heading_lines(environment: Environment) -> tuple[str, ...]:
+    """Return up to three lines: the device, the software, the run's settings."""
+    lines = (_device(environment), _software(environment), _settings(environment))
+    return tuple(one_line(" · ".join(filter(None, parts))) for parts in lines if any(parts))
+
+
+def command_line(environment: Environment) -> str | None:
+    """Return the command that made the run, on one line."""
+    return one_line(environment.command) or None if environment.command else None
+
+
+def ceilings_line(environment: Environment) -> str:
+    """Return the line that says what the device does at best; empty where that was not measured."""
+    ceilings = environment.ceilings
+    if ceilings is None:
+        return ""
+    parts = [
+        f"copy {_rate(ceilings.copy_bytes_per_s, 'B/s')}, read {_rate(ceilings.read_bytes_per_s, 'B/s')}",
+        f"{ceilings.dtype} matrix products {_rate(ceilings.matmul_flops_per_s, 'FLOP/s')}",
+    ]
+    if ceilings.conv_flops_per_s:
+        parts.append(f"convolutions {_rate(ceilings.conv_flops_per_s, 'FLOP/s')}")
+    costs = (("launch", ceilings.launch_us), ("gap in a graph", ceilings.gap_us), ("replay", ceilings.replay_us))
+    parts += [f"{name} {significant(time, 3)} µs" for name, time in costs if time is not None]
+    return one_line(f"Measured ceilings: {', '.join(parts)}.")
+
+
+def network_section(data: RunData) -> Section:
+    """Return a line a component: parameter count, precision, device, weights and how to fetch them."""
+    lines = []
+    for component, group in data.groups.items():
+        parts = [f"{count:,} parameters" for count in _distinct(group, "parameters")]
+        parts += [" / ".join(map(str, known)) for name in ("dtype", "device") if (known := _distinct(group, name))]
+        if weights := " / ".join(_distinct(group, "weights")):
+            hint = next(iter(_distinct(group, "weights_hint")), None)
+            parts.append(f"weights: {weights}{f' ({hint})' if hint else ''}")
+        if parts:
+            lines.append(one_line(f"{component}: {', '.join(parts)}"))
+    return Section("networks", "Networks", lines)
+
+
+def origin_sections(data: RunData) -> tuple[Section, ...]:
+    """Return every fact of the environment under its dotted name, the run's config, and its command."""
+    facts = tuple((name, one_line(value)) for name, value in _facts(encode_environment(data.environment)))
+    table = Table(
+        "Facts", (Column("fact", lambda row: row[0]), Column("value", lambda row: row[1])), facts, depth="page"
+    )
+    return (
+        Section("environment", "Environment", tables=(table,), depth="page"),
+        Section("config", "Config", text=data.config(), depth="page"),
+        Section("command", "Command", text=command_line(data.environment) or "", depth="report"),
+    )
+
+
+def _device(environment: Environment) -> list[str]:
+    device, cpu, parts = environment.device, environment.cpu, []
+    if device is not None and device.type != "cpu":
+        parts = [
+            device.name or "",
+            f"{device.multiprocessors} SMs" if device.multiprocessors else "",
+            f"{device.memory_bytes / 2**30:.0f} GiB" if device.memory_bytes else "",
+            f"L2 {device.l2_bytes / MIB:.0f} MiB" if device.l2_bytes else "",
+            f"{device.power_limit_w:.0f} W" if device.power_limit_w else "",
+        ]
+    model = cpu.model if cpu is not None and cpu.model else device.name if device is not None and not parts else None
+    parts.append(model or "")
+    if cpu is not None and cpu.cores:
+        parts.append(f"{cpu.cores} cores")
+    if environment.threads is not None and (cpu is None or environment.threads != cpu.cores):
+        parts.append(f"{environment.threads} threads")
+    return parts
+
+
+def _software(environment: Environment) -> list[str]:
+    versions = environment.versions
+    return [f"{_LABELS.get(name, name)} {versions[name]}" for name in _VERSIONS if versions.get(name)]
+
+
+def _settings(environment: Environment) -> list[str]:
+    return [
+        _reasoned(f"scale {environment.scale}" if environment.scale else "", environment.scale_reason),
+        environment.dtype or "",
+        f"seed {environment.seed}" if environment.seed is not None else "",
+        _git("code", environment.user_git),
+        _git("tool", environment.tool_git),
+        (environment.captured_at or "")[:16].replace("T", " "),
+    ]
+
+
+def _reasoned(setting: str, reason: str | None) -> str:
+    # Small networks are explained: their times say nothing about the full ones.
+    return f"{setting} ({reason})" if setting == "scale tiny" and reason else setting
+
+
+def _git(what: str, git: Git | None) -> str:
+    if git is None or not git.revision:
+        return ""
+    return f"{what} git {git.revision[:12]}{' (dirty)' if git.dirty else ''}"
+
+
+def _rate(rate: float, unit: str) -> str:
+    size, name = next(((size, name) for size, name in ((1e12, "T"), (1e9, "G")) if rate >= size), (1e6, "M"))
+    return f"{significant(rate / size, 3)} {name}{unit}"
+
+
+def _distinct(group: tuple[Record, ...], name: str) -> list[Any]:
+    return list(dict.fromkeys(value for record in group if (value := getattr(record, name)) is not None))
+
+
+def _facts(content: object, name: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _facts(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(content, list | tuple):
+        yield name, ", ".join(map(str, content))
+    else:
+        yield name, content

@@ -1,0 +1,356 @@
+"""Times of calls and training steps: the variants, how they were timed, and charts of medians and of all samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiling.report.answer import median_of
+from profiling.report.charts import (
+    RED,
+    Chart,
+    Figure,
+    Trace,
+    View,
+    axis,
+    bars,
+    envelope,
+    figure,
+    frame_budgets,
+    line,
+    plain,
+    points,
+    points_each,
+    ranks,
+    scale,
+)
+from profiling.report.format import Value, estimate, one_line
+from profiling.report.page import Section
+from profiling.report.run_data import RunData, Samples, cell_words, wrong_because
+from profiling.report.table import Column, Table
+from profiling.results.judgement import baseline_name, by_component, claimed_speedup, correct_baseline
+from profiling.results.record import LatencyConditions, Record, Summary
+from profiling.results.stats import OUTLIER_MADS
+
+#: With more components than this the bars of all of them together are too thin to read.
+_TOGETHER = 8
+#: Calls of the drift table, counted from 1; the record holds all.
+_DRIFT_CALLS = (1, 2, 10, 50, 100, 300, 1000)
+
+Read = Callable[[Record], Value | None]
+Place = Callable[[Record], str]
+
+
+def latency_section(data: RunData) -> Section:
+    """Return the tables of the variants and of what they cost beside their time, and the chart of medians."""
+    rows = [record for record in data.timed if record.status != "skipped"]
+    baselines = {baseline_name(data.groups[record.component]) for record in rows}
+    # The totals of a sweep say more than the times of single calls.
+    depth = "report" if any(record.call_points for record in rows) else "console"
+    variants = Table("Variants", _variants(data, baselines), rows, strike=is_wrong, depth=depth)
+    timing = Table(
+        "How the times were taken", _TIMING, [r for r in rows if r.metrics.wall_ms], strike=is_wrong, depth="report"
+    )
+    drift = Table("Error against eager by call", _DRIFT, [r for r in data.records if r.metrics.drift], depth="report")
+    other = Table("Other metrics", _OTHER, list(_other(data.records)), keys=3)
+    return Section(
+        "latency", "Latency", legend=_legend(rows), tables=(variants, timing, drift, other), charts=(_medians(data),)
+    )
+
+
+def distribution_section(data: RunData) -> Section:
+    """Return the cumulative distributions of calls and frames, and the samples of calls over time."""
+    calls = [Samples(record, np.array(wall.samples)) for record, wall in _walls(data.timed) if wall.samples]
+    frames = [Samples(each.record, each.values[np.isfinite(each.values)]) for each in data.frame_times[0]]
+    charts = [
+        Chart(key, title, [View(name, _ecdf(data, group, x)) for name, group in _groups(series)], _thinned(series))
+        for key, title, x, series in (
+            ("ecdf-calls", "Distribution of the wall time of a call", "wall time of a call, ms", calls),
+            ("ecdf-frames", "Distribution of the frame time", "frame time, ms", frames),
+        )
+    ]
+    note = (
+        f"Crosses: outliers, further than {OUTLIER_MADS:g} median absolute deviations from the median; none is removed."
+    )
+    views = [View(name, _over_time(data, group)) for name, group in _groups(calls)]
+    charts.append(Chart("samples", "Samples in the order in which they were taken", views, f"{note} {_thinned(calls)}"))
+    return Section("distribution", "Distribution and samples", charts=charts, depth="page")
+
+
+def is_wrong(record: Record) -> bool:
+    """Say whether the record's times count for nothing."""
+    return not record.is_correct
+
+
+def _variants(data: RunData, baselines: set[str]) -> tuple[Column[Record], ...]:
+    against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
+    return (
+        *NAMES,
+        Column("status", lambda record: wrong_because(record) or None),
+        _clock("wall_ms", "p50", "p50"),
+        _clock("wall_ms", "p99", "p99"),
+        Column("FPS", lambda record: record.metrics.fps.mean if record.metrics.fps else None, "fps", measured=True),
+        Column(against, lambda record: _speedup(record, data.groups[record.component]), "ratio"),
+        *COST_COLUMNS,
+    )
+
+
+def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
+    if record is correct_baseline(group):
+        return 1.0
+    return estimate(claimed_speedup(record, group), record.speedup.ci95 if record.speedup else None)
+
+
+def _clock(clock: str, key: str, title: str) -> Column[Record]:
+    def read(record: Record) -> float | None:
+        return getattr(getattr(record.metrics, clock), key, None)
+
+    return Column(title, read, "ms", measured=True)
+
+
+def _peak(kind: str) -> Read:
+    def read(record: Record) -> float | None:
+        return record.peak_memory[1] if record.peak_memory and record.peak_memory[0] == kind else None
+
+    return read
+
+
+def _error(record: Record) -> float | None:
+    """Return what was judged: of a training too chaotic for its weights, the losses."""
+    parity = record.parity
+    if parity is None:
+        return None
+    return parity.loss_error if parity.weights_judged is False else parity.rel_l2
+
+
+def _tolerance(record: Record) -> float | None:
+    parity = record.parity
+    if parity is None:
+        return None
+    return parity.loss_tolerance if parity.weights_judged is False else parity.tolerance
+
+
+NAMES = (
+    Column[Record]("component", lambda record: record.component),
+    Column[Record]("variant", lambda record: record.variant),
+)
+#: What a variant costs beside its time: memory, preparation, accuracy.
+COST_COLUMNS = (
+    Column[Record]("error", _error, "error"),
+    *(Column[Record](kind, _peak(kind), "MiB") for kind in ("peak held", "peak allocated", "peak host RSS")),
+    Column[Record]("prepare", lambda record: record.prepare.seconds if record.prepare else None, "s"),
+    Column[Record](
+        "pays after",
+        lambda record: record.speedup.break_even_calls if record.speedup else None,
+        "count",
+        unit="calls",
+        depth="report",
+    ),
+    Column[Record]("allowed error", _tolerance, "error", depth="report"),
+    Column[Record](
+        "judged by",
+        lambda record: "losses" if record.parity and record.parity.weights_judged is False else None,
+        depth="report",
+    ),
+    Column[Record](
+        "frames/call",
+        lambda record: record.frames_per_call if record.frames_per_call != 1 else None,
+        "count",
+        depth="report",
+    ),
+)
+
+
+def _conditions(read: Callable[[LatencyConditions], Value | None]) -> Read:
+    return lambda record: read(record.metrics.latency) if record.metrics.latency else None
+
+
+def _wall(read: Callable[[Summary], Value | None]) -> Read:
+    return lambda record: read(record.metrics.wall_ms) if record.metrics.wall_ms else None
+
+
+_TIMING = (
+    *NAMES,
+    Column[Record]("samples", _wall(lambda wall: wall.n), "count"),
+    Column[Record]("stopped by", _wall(lambda wall: wall.stopped_by)),
+    Column[Record]("outliers (kept)", _wall(lambda wall: wall.outliers), "count"),
+    *(_clock("wall_ms", key, key) for key in ("mean", "std", "min")),
+    Column[Record]("p50", median_of, "ms", measured=True),
+    *(_clock("wall_ms", key, key) for key in ("p90", "p95", "max")),
+    *(_clock("device_ms", key, f"GPU {key}") for key in ("p50", "p99")),
+    _clock("host_ms", "p50", "host p50"),
+    Column[Record]("warm-up", _conditions(lambda latency: latency.warmup_iterations), "count", unit="calls"),
+    Column[Record]("warm-up", _conditions(lambda latency: latency.warmup_seconds), "s"),
+    Column[Record]("settled", _conditions(lambda latency: latency.settled), "flag"),
+    Column[Record]("caches", _conditions(lambda latency: "cold" if latency.cold else "hot")),
+    Column[Record]("interrupted", _conditions(lambda latency: latency.descheduled), "count", unit="times"),
+    Column[Record]("waited for a CPU", _conditions(lambda latency: latency.run_queue_wait_ms), "ms"),
+    Column[Record]("lowest SM clock", _conditions(lambda latency: latency.sm_clock_min_mhz), "count", unit="MHz"),
+    Column[Record]("highest SM clock", _conditions(lambda latency: latency.sm_clock_max_mhz), "count", unit="MHz"),
+    Column[Record](
+        "clocks limited by",
+        _conditions(
+            lambda latency: ", ".join(f"{one_line(k)} {v:.0%}" for k, v in latency.throttled_share.items()) or None
+        ),
+    ),
+)
+
+
+def _drift(call: int) -> Read:
+    def read(record: Record) -> float | None:
+        errors = record.metrics.drift.rel_l2 if record.metrics.drift else ()
+        return errors[call - 1] if call <= len(errors) else None
+
+    return read
+
+
+_DRIFT = (
+    *NAMES,
+    *(Column[Record](f"call {call}", _drift(call), "error") for call in _DRIFT_CALLS),
+    Column[Record]("worst", lambda record: record.metrics.drift.max if record.metrics.drift else None, "error"),
+)
+
+_Other = tuple[Record, str, str, Any]
+_OTHER = (
+    Column[_Other]("component", lambda row: row[0].component),
+    Column[_Other]("variant", lambda row: row[0].variant),
+    Column[_Other]("metric", lambda row: row[1]),
+    Column[_Other]("of", lambda row: row[2]),
+    Column[_Other]("value", lambda row: row[3], "number"),
+)
+
+
+def _other(records: Sequence[Record]) -> Iterator[_Other]:
+    """Yield the numbers of metrics that the report does not know."""
+    for record in records:
+        for name, content in record.metrics.extra.items():
+            values = content if isinstance(content, Mapping) else {"value": content}
+            for key, value in values.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    yield record, str(name), str(key), value
+
+
+def _legend(rows: Sequence[Record]) -> tuple[str, ...]:
+    """Say how the numbers are meant."""
+    if not rows:
+        return ()
+    rounds = max(len(record.rounds or ()) for record in rows)
+    drift = f"including drift between {rounds} rounds" if rounds > 1 else "which does not cover drift between cells"
+    lines = [f"Wall clock: call plus wait. FPS: frames per call over wall time. Brackets: 95% interval, {drift}."]
+    if any(record.scale == "tiny" for record in rows):
+        lines.append("Scale tiny: small networks, whose times say nothing about the full ones.")
+    if any(record.memory is not None and record.memory.peak_held is not None for record in rows):
+        lines.append("Held: allocated, plus what pools of CUDA graphs keep from everything else.")
+    lines.append(
+        "Error: relative L2 distance from an fp32 eager reference; allowed: twice that of eager in this dtype."
+    )
+    if any(wrong_because(record) and record.wall_p50 is not None for record in rows):
+        lines.append("Struck out: failed or invalid; this time counts for nothing.")
+    if any(record.metrics.latency is not None and record.metrics.latency.cold for record in rows):
+        lines.append("Cold: the last-level cache was flushed before each sample.")
+    return tuple(lines)
+
+
+def _medians(data: RunData) -> Chart:
+    groups = by_component(record for record in data.timed if record.wall_p50 is not None)
+    views = [View(component, _bars(data, {component: group})) for component, group in groups.items()]
+    if 1 < len(groups) <= _TOGETHER:
+        views.insert(0, View("all components", _bars(data, groups)))
+    note = (
+        "Bars: median with its 95% interval. Diamonds: p99. Thick grey lines: the roofline, where it is known. "
+        "Dashed: the time between two frames. Pale: failed or invalid, so this time counts for nothing."
+    )
+    return Chart("latency", "Wall time of a call by variant", views, note)
+
+
+def _bars(data: RunData, groups: Mapping[str, Sequence[Record]]) -> Figure:
+    """Draw one component with a bar a variant, or several with a group of bars a component."""
+    records = [record for group in groups.values() for record in group]
+    if len(groups) == 1:
+        traces = [trace for record in records for trace in _bar(data, [record], cell_words)]
+        title, modes = "variant", {"barmode": "overlay", "scattermode": "overlay"}
+    else:
+        variants = dict.fromkeys(record.variant for record in records)
+        chosen = [[record for record in records if record.variant == variant] for variant in variants]
+        traces = [trace for rows in chosen for trace in _bar(data, rows, lambda record: record.component)]
+        title, modes = "component", {"barmode": "group", "scattermode": "group"}
+    longest = [record.metrics.wall_ms.p99 for record in records if record.metrics.wall_ms is not None]
+    budgets = [] if any(record.training is not None for record in records) else frame_budgets(longest)
+    y = axis("wall time of a call, ms", rangemode="tozero")
+    return figure(traces, axis(title, type="category"), y, budgets, **modes)
+
+
+def _bar(data: RunData, records: Sequence[Record], place: Place) -> list[Trace]:
+    """Return the bars of one variant's medians, and the marks of its p99 and its roofline."""
+    name, clocks = records[0].variant, [record.metrics.wall_ms for record in records]
+    walls = [wall for wall in clocks if wall is not None]
+    shared = {"offsetgroup": plain(name), "legendgroup": plain(name)}
+    drawn = bars(
+        name, list(map(place, records)), [wall.p50 for wall in walls], data.colours[name], [w.ci95 for w in walls]
+    )
+    drawn["marker"]["opacity"] = [1.0 if record.is_correct else 0.25 for record in records]
+    traces = [drawn, points(f"{name}, p99", list(map(place, records)), [wall.p99 for wall in walls], "diamond-open")]
+    least = [(place(r), r.roofline.roofline_ms) for r in records if r.roofline is not None and r.roofline.roofline_ms]
+    if least:
+        traces.append(
+            points(f"{name}, roofline", [x for x, _ in least], [ms for _, ms in least], "line-ew-open", size=24)
+        )
+    return [{**trace, **shared, **({"showlegend": False} if trace is not drawn else {})} for trace in traces]
+
+
+def _walls(records: Sequence[Record]) -> list[tuple[Record, Summary]]:
+    return [(record, record.metrics.wall_ms) for record in records if record.metrics.wall_ms is not None]
+
+
+def _groups(series: Sequence[Samples]) -> list[tuple[str, list[Samples]]]:
+    """Return (component, its series): what one view shows."""
+    names = dict.fromkeys(each.record.component for each in series)
+    return [(one_line(name), [each for each in series if each.record.component == name]) for name in names]
+
+
+def _thinned(series: Sequence[Samples]) -> str:
+    """Say what is not drawn; every series keeps its lowest and its highest value."""
+    most = points_each(len(series))
+    long = any(each.values.size > most for each in series)
+    return f"Series of more than {most} samples are thinned to {most}; the lowest and highest stay." if long else ""
+
+
+def _ecdf(data: RunData, group: Sequence[Samples], title: str) -> Figure:
+    traces = []
+    for each in group:
+        ordered = np.sort(each.values)
+        chosen = ranks(ordered.size, points_each(len(group)))
+        traces.append(_line(data, each, ordered[chosen], (chosen + 1) / ordered.size))
+        traces[-1]["line"]["shape"] = "hv"
+    # The axis begins where the values do: their spread is what the chart is about.
+    x = axis(title, **{k: v for k, v in scale(np.concatenate([each.values for each in group])).items() if k == "type"})
+    return figure(traces, x, axis("share of samples at or below", range=[0, 1.02]))
+
+
+def _over_time(data: RunData, group: Sequence[Samples]) -> Figure:
+    traces, marks = [], []
+    for each in group:
+        chosen = envelope(each.values, points_each(len(group)))
+        traces.append(_line(data, each, chosen + 1, each.values[chosen]))
+        outliers = np.intersect1d(_outliers(each.values), chosen)
+        if outliers.size:
+            name = f"{cell_words(each.record)}, outliers"
+            shared = {"legendgroup": plain(each.record.variant), "showlegend": False}
+            marks.append(points(name, outliers + 1, each.values[outliers], "x-thin", RED, **shared))
+            marks[-1]["marker"]["line"]["color"] = RED
+    y = axis("wall time of a call, ms", **scale(np.concatenate([each.values for each in group])))
+    return figure([*traces, *marks], axis("sample, in order"), y)
+
+
+def _outliers(values: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the places of the samples that a record counts as outliers."""
+    distance = np.abs(values - np.median(values))
+    return np.flatnonzero(distance > OUTLIER_MADS * np.median(distance))
+
+
+def _line(data: RunData, each: Samples, x: Any, y: Any) -> Trace:
+    variant = each.record.variant
+    return line(cell_words(each.record), x, y, data.colours[variant], legendgroup=plain(variant))

@@ -1,0 +1,472 @@
+"""Loops of frames: which frame rates they hold, where the time of a frame goes, slow frames, and memory over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from profiling.report.charts import (
+    GREY,
+    Chart,
+    Figure,
+    Level,
+    Trace,
+    View,
+    axis,
+    band,
+    bars,
+    envelope,
+    figure,
+    line,
+    palette,
+    points,
+    points_each,
+    scale,
+)
+from profiling.report.format import (
+    Value,
+    count_of,
+    decimals,
+    estimate,
+    listed,
+    one_line,
+    percent,
+    shortened,
+    signed,
+    significant,
+)
+from profiling.report.latency import COST_COLUMNS, NAMES, is_wrong
+from profiling.report.page import Section
+from profiling.report.roofline import stage_ms
+from profiling.report.run_data import RunData, Samples, cell_words, name_of, wrong_because
+from profiling.report.table import Column, Depth, Table
+from profiling.results.record import BudgetPart, Deadline, MemoryTrend, Realtime, Record, SlowFrame, SlowFrames, Summary
+
+#: Slow frames of a variant that are listed; the record holds more.
+_SLOWEST = 5
+_KINDS = {"allocated": "allocated", "reserved": "reserved", "device_used": "device used", "host_rss": "host RSS"}
+_BUFFERS = ("0", "1", "2", "3")
+_FRAMES, _REST = "#7b8a9c", "outside the stages"
+_SYMBOLS = ("circle-open", "triangle-up-open", "square-open", "diamond-open", "triangle-down-open", "star-open")
+
+LEGEND = (
+    "Frame: from its action, or from the previous delivery where that came later, to picture and sound at the player. "
+    "Latency: from its action.",
+    "Late: longer than the budget; in real time, delivered later than one budget after it was due. "
+    "Holds: at least 99.9% of the frames in time, and all of them where they are fewer than 1000.",
+    "Underruns: frames that a player at the target rate misses, if it starts with so many frames in its buffer. "
+    "Sustained FPS: the highest rate at which 99.9% of these frames are in time.",
+    "Slow: above the steady median by 20% and by five times the median absolute deviation; a frame may have several "
+    "causes.",
+    "Audio real-time factor: seconds of sound made in a second; at 1 or above the player does not run dry.",
+)
+
+
+def realtime_section(data: RunData) -> Section:
+    """Return the verdict and the settings of each loop, its tables, and its charts."""
+    rows = [record for record in data.loops if record.status != "skipped"]
+    lines = [*(f"{name_of(r)}: {verdict(r)}" for r in rows), *_settings(rows)]
+    steadiness = [f"{name_of(r)}: {words}." for r in rows if r.is_correct and (words := _steadiness(r))]
+    deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
+    leaks = any(_leaks(record) for record in rows)
+    trends = [
+        (r, kind, r.realtime.memory[kind]) for r in rows if r.realtime for kind in _KINDS if kind in r.realtime.memory
+    ]
+    tables = (
+        Table("Frames", _FRAME_COLUMNS, rows, strike=is_wrong),
+        Table("Stage budget, medians", _BUDGET, list(_parts(rows)), strike=_is_wrong_part, keys=3),
+        Table("Deadlines", _DEADLINES, deadlines, strike=lambda row: not row[0].is_correct, depth="report"),
+        Table("Slow frames by cause", _CAUSES, list(_causes(rows)), strike=lambda row: not row[0].is_correct, keys=3),
+        Table("Slowest frames", _SLOW, list(_slowest(rows)), strike=lambda row: not row[0].is_correct, depth="report"),
+        Table("Memory over the frames", _MEMORY, trends, keys=3, depth="console" if leaks else "report"),
+    )
+    series, unread = data.frame_times
+    views = [View(cell_words(each.record, component=True), _frames_figure(each, len(series))) for each in series]
+    longest = max((each.values.size for each in series), default=0)
+    note = "Marks: the slow frames that the record lists, by cause. Shaded: before the times settled."
+    if longest > points_each(len(series)):
+        note += f" Of more than {points_each(len(series))} frames the lowest and highest of each stretch are drawn."
+    charts = (
+        Chart("frames", "Frame time over frames", views, note),
+        Chart("budget", "Stage budget", _budget_views(rows), "Medians of each stage; correct loops only."),
+    )
+    legend = (*steadiness, *unread, *LEGEND) if rows else ()
+    return Section("realtime", "Frames against the deadline", tuple(map(one_line, lines)), legend, tables, charts)
+
+
+def verdict(record: Record) -> str:
+    """Return in words whether a loop holds its frame rate, by how much it misses it, and where its time goes."""
+    loop = record.realtime
+    if not record.is_correct:
+        reason = f": {record.reason}" if record.reason else ""
+        return _joined(f"{wrong_because(record)}, its times do not count{reason}", _leaks(record))
+    if loop is None or loop.holds is None or not loop.target_fps:
+        return _joined("no frame was held against a deadline", _leaks(record))
+    held = [f"{deadline.fps:g}" for deadline in record.deadlines if deadline.holds]
+    missed = [f"{deadline.fps:g}" for deadline in record.deadlines if not deadline.holds]
+    rates = f"Holds {listed(held)} FPS{f', not {listed(missed)}' if missed else ''}" if held else ""
+    if missed and not held:
+        rates = f"Does not hold {listed(missed)} FPS"
+    return _joined(
+        f"{loop.target_fps:g} FPS: {'yes' if loop.holds else 'no'}",
+        _budget_words(loop),
+        rates,
+        _longest_stage(record),
+        _slow_words(loop),
+        _growth(loop),
+        _leaks(record),
+        _spikes(loop),
+    )
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence)
+
+
+def _budget_words(loop: Realtime) -> str:
+    """Say how many frames miss their budget, and by how much."""
+    frame, budget = loop.frame_ms, 1000 / loop.target_fps
+    if frame is None:
+        return ""
+    # As many decimals as tell time and budget apart: 16.7 of 16.7 ms would explain no miss.
+    places = next((n for n in (1, 2, 3) if f"{frame.p99:.{n}f}" != f"{budget:.{n}f}"), 1)
+    times = f"p50 {frame.p50:.{places}f}, p99 {frame.p99:.{places}f}"
+    late, limit = loop.late, f"{budget:.{places}f} ms budget"
+    if not late:
+        return f"All {loop.frames:,} frames meet their {limit} ({times})" if late == 0 else f"{times} of a {limit}"
+    if late == loop.frames:
+        return f"Every frame misses its {limit} ({times})"
+    stall = loop.deadlines.get(f"{loop.target_fps:g}")
+    longest = f", the longest by {stall.longest_stall_ms:.1f} ms" if stall is not None else ""
+    return f"{late:,} of {count_of(loop.frames, 'frame')} miss their {limit} ({times}){longest}"
+
+
+def _longest_stage(record: Record) -> str:
+    """Name the stage that takes most of a frame, of those that the record lists."""
+    loop = record.realtime
+    if loop is None or loop.frame_ms is None:
+        return ""
+    times = {stage: ms for stage in loop.stages if (ms := stage_ms(record, stage)) is not None}
+    if len(times) < 2:
+        return ""
+    longest = max(times, key=lambda stage: times[stage])
+    places = max(1, decimals(times[longest], 3))
+    return f"The stage {longest} takes {times[longest]:.{places}f} of {loop.frame_ms.p50:.{places}f} ms"
+
+
+def _slow_words(loop: Realtime) -> str:
+    """Give the causes of late frames, where there are any."""
+    if not loop.late or loop.slow is None or not loop.slow.causes:
+        return ""
+    kinds: dict[str, int] = {}
+    for cause, number in sorted(loop.slow.causes.items(), key=lambda item: -item[1]):
+        kinds[_kind(cause)] = kinds.get(_kind(cause), 0) + number
+    return f"Causes of the {count_of(loop.slow.count, 'slow frame')}: {', '.join(f'{k} {n}' for k, n in kinds.items())}"
+
+
+def _kind(cause: str) -> str:
+    """Return the cause without the id that tells one recompile from another."""
+    return one_line("recompile" if cause.startswith("recompile") else cause)
+
+
+def _growth(loop: Realtime) -> str:
+    if loop.slope is None or not loop.slope.growing:
+        return ""
+    stages = [
+        f"{stage} on the {clock} {signed(ms, lambda size: significant(size, 3))}"
+        for stage, growth in loop.slope.stages.items()
+        for clock, ms in (("host", growth.host), ("device", growth.device))
+        if ms is not None
+    ]
+    return f"Frames grow longer by {_slope(loop)}{f', with it {listed(stages)}' if stages else ''}"
+
+
+def _slope(loop: Realtime) -> str:
+    if loop.slope is None:
+        return ""
+    value, low, high = (
+        signed(ms, lambda size: significant(size, 3)) for ms in (loop.slope.us_per_frame, *loop.slope.ci95)
+    )
+    return f"{value} µs a frame [{low}, {high}]"
+
+
+def _leaks(record: Record) -> str:
+    """Name the kinds of memory that leak, and how fast."""
+    memory = record.realtime.memory if record.realtime is not None else {}
+    found = [
+        f"{words} +{significant(memory[kind].bytes_per_frame)} bytes a frame"
+        for kind, words in _KINDS.items()
+        if kind in memory and memory[kind].leak
+    ]
+    return f"It leaks memory: {', '.join(found)}" if found else ""
+
+
+def _spikes(loop: Realtime) -> str:
+    spikes = loop.spikes
+    if spikes is None:
+        return ""
+    return f"A slow frame every {spikes.period} frames, {count_of(spikes.count, 'time')}, first at frame {spikes.first}"
+
+
+def _settings(rows: Sequence[Record]) -> list[str]:
+    """Say how the loops were run: a line for each way."""
+    groups: dict[str, list[str]] = {}
+    for record in rows:
+        loop = record.realtime
+        if loop is None:
+            continue
+        settings = [f"{loop.frames} frames"]
+        settings += [f"{loop.warmup_frames} warm-up frames"] if loop.warmup_frames is not None else []
+        settings += [f"{count_of(loop.steps, 'step')} a frame"] if loop.steps is not None else []
+        options = (("schedule", loop.schedule), ("pace", loop.pace), ("deliver", loop.deliver), ("commit", loop.commit))
+        settings += [f"{name} {value}" for name, value in options if value]
+        groups.setdefault(", ".join(settings), []).append(record.variant)
+    return [f"{'Settings' if len(groups) == 1 else listed(names)}: {words}." for words, names in groups.items()]
+
+
+def _steadiness(record: Record) -> str:
+    """Say when frame times settled, how they grow, what the frame spends outside its stages, and the sound window."""
+    loop = record.realtime
+    if loop is None:
+        return ""
+    parts = []
+    if loop.steady is not None:
+        start = f"steady from frame {loop.steady.from_frame}" if loop.steady.settled else "frame times never settled"
+        parts.append(f"{start} (p50 {significant(loop.steady.p50)} ms, p99 {significant(loop.steady.p99)} ms)")
+    if loop.slope is not None and not loop.slope.growing:
+        parts.append(f"slope {_slope(loop)}: not growing by 1% over the run")
+    if loop.budget is not None and loop.budget.overhead_ms is not None:
+        part = f" ({percent(loop.budget.overhead_share)})" if loop.budget.overhead_share is not None else ""
+        parts.append(
+            f"{significant(loop.budget.overhead_ms, 3)} ms{part} of a frame outside its longest path of stages"
+        )
+    if loop.gap_ms is not None and loop.pace != "realtime":
+        gap, most = (significant(ms, 3) for ms in (loop.gap_ms.p50, loop.gap_ms.max))
+        parts.append(f"{gap} ms between two frames (at most {most}) are the measurement's own")
+    if loop.sound is not None and loop.sound.decoded is not None and loop.sound.window_latents is not None:
+        near = ", ".join(f"{length} at {db:.1f} dB" for length, db in loop.sound.snr_db.items())
+        shorter = f" (shorter windows against the whole one: {near})" if near else ""
+        parts.append(f"sound {loop.sound.window}, {loop.sound.decoded} of {loop.sound.window_latents} latents{shorter}")
+    if loop.throttle_reasons:
+        parts.append(f"clocks limited by: {', '.join(loop.throttle_reasons)}")
+    return one_line("; ".join(parts))
+
+
+def _summary(title: str, clock: str, key: str, depth: Depth = "console") -> Column[Record]:
+    def read(record: Record) -> float | None:
+        summary: Summary | None = getattr(record.realtime, clock, None)
+        return getattr(summary, key, None)
+
+    return Column(title, read, "ms", measured=True, depth=depth)
+
+
+def _loop(read: Callable[[Realtime], Value | None]) -> Callable[[Record], Value | None]:
+    return lambda record: read(record.realtime) if record.realtime is not None else None
+
+
+def _held(record: Record) -> str | None:
+    if not record.deadlines or not record.is_correct:
+        return None
+    return ", ".join(f"{deadline.fps:g}" for deadline in record.deadlines if deadline.holds) or "none"
+
+
+_FRAME_COLUMNS = (
+    *NAMES,
+    Column[Record]("status", lambda record: wrong_because(record) or None),
+    *(_summary(f"frame {key}", "frame_ms", key) for key in ("p50", "p95", "p99", "max")),
+    Column[Record]("late", _loop(lambda loop: loop.late), "count", measured=True, unit="frames"),
+    Column[Record]("holds", _held, unit="FPS"),
+    Column[Record]("sustained FPS", _loop(lambda loop: loop.sustained_fps), "fps", measured=True),
+    Column[Record]("audio real-time factor", _loop(lambda loop: loop.audio_rtf), "ratio", measured=True),
+    *(_summary(f"latency {key}", "latency_ms", key, depth="report") for key in ("p50", "p99")),
+    Column[Record]("video FPS", _loop(lambda loop: loop.wall_fps), "fps", measured=True, depth="report"),
+    *(replace(column, depth="report") for column in COST_COLUMNS),
+)
+
+
+_Part = tuple[Record, str, BudgetPart]
+_BUDGET = (
+    Column[_Part]("component", lambda row: row[0].component),
+    Column[_Part]("variant", lambda row: row[0].variant),
+    Column[_Part]("stage", lambda row: row[1]),
+    Column[_Part]("GPU", lambda row: row[2].device_ms, "ms", measured=True),
+    Column[_Part]("host", lambda row: row[2].host_ms, "ms", measured=True),
+    Column[_Part]("of the budget", lambda row: row[2].share, "percent", measured=True),
+)
+
+
+def _is_wrong_part(row: _Part) -> bool:
+    return not row[0].is_correct
+
+
+def _parts(rows: Sequence[Record]) -> Iterator[_Part]:
+    for record in rows:
+        if record.realtime is not None and record.realtime.budget is not None:
+            for stage, part in record.realtime.budget.parts.items():
+                yield record, stage, part
+
+
+_Rate = tuple[Record, Deadline]
+
+
+def _underruns(size: str) -> Callable[[_Rate], float | None]:
+    def read(row: _Rate) -> float | None:
+        loop = row[0].realtime
+        return loop.underruns.get(size) if loop is not None and loop.target_fps == row[1].fps else None
+
+    return read
+
+
+_DEADLINES = (
+    Column[_Rate]("component", lambda row: row[0].component),
+    Column[_Rate]("variant", lambda row: row[0].variant),
+    Column[_Rate]("FPS", lambda row: row[1].fps, "fps"),
+    Column[_Rate]("budget", lambda row: row[1].budget_ms, "ms"),
+    Column[_Rate]("holds", lambda row: row[1].holds if row[0].is_correct else None, "flag"),
+    Column[_Rate]("late", lambda row: row[1].misses, "count", measured=True, unit="frames"),
+    Column[_Rate]("longest run", lambda row: row[1].longest_run, "count", measured=True, unit="frames"),
+    Column[_Rate]("longest stall", lambda row: row[1].longest_stall_ms, "ms", measured=True),
+    *(Column[_Rate](f"underruns, buffer {size}", _underruns(size), "count", measured=True) for size in _BUFFERS),
+)
+
+_Cause = tuple[Record, SlowFrames, str, int]
+_CAUSES = (
+    Column[_Cause]("component", lambda row: row[0].component),
+    Column[_Cause]("variant", lambda row: row[0].variant),
+    Column[_Cause]("cause", lambda row: row[2]),
+    Column[_Cause]("frames", lambda row: row[3], "count"),
+    Column[_Cause]("slow frames in all", lambda row: row[1].count, "count"),
+    Column[_Cause]("slow above", lambda row: row[1].threshold_ms, "ms", measured=True),
+)
+
+
+def _causes(rows: Sequence[Record]) -> Iterator[_Cause]:
+    for record in rows:
+        if record.realtime is not None and record.realtime.slow is not None:
+            for cause, frames in sorted(record.realtime.slow.causes.items(), key=lambda item: -item[1]):
+                yield record, record.realtime.slow, cause, frames
+
+
+_Slow = tuple[Record, SlowFrame]
+_SLOW = (
+    Column[_Slow]("component", lambda row: row[0].component),
+    Column[_Slow]("variant", lambda row: row[0].variant),
+    Column[_Slow]("frame", lambda row: row[1].frame, "count"),
+    Column[_Slow]("time", lambda row: row[1].ms, "ms", measured=True),
+    Column[_Slow]("causes", lambda row: ", ".join(row[1].causes) or None),
+)
+
+
+def _slowest(rows: Sequence[Record]) -> Iterator[_Slow]:
+    for record in rows:
+        if record.realtime is not None and record.realtime.slow is not None:
+            for frame in record.realtime.slow.frames[:_SLOWEST]:
+                yield record, frame
+
+
+_Trend = tuple[Record, str, MemoryTrend]
+_MEMORY = (
+    Column[_Trend]("component", lambda row: row[0].component),
+    Column[_Trend]("variant", lambda row: row[0].variant),
+    Column[_Trend]("kind", lambda row: _KINDS[row[1]]),
+    *(Column[_Trend](key, lambda row, key=key: getattr(row[2], key), "MiB") for key in ("first", "last", "min", "max")),
+    Column[_Trend]("growth", lambda row: estimate(row[2].bytes_per_frame, row[2].ci95), "number", unit="bytes/frame"),
+    Column[_Trend]("leak", lambda row: row[2].leak, "flag"),
+)
+
+
+def _frames_figure(each: Samples, series: int) -> Figure:
+    """Draw the frame times of a loop, its deadline, and its slow frames by cause."""
+    loop, places = each.record.realtime, envelope(each.values, points_each(series))
+    traces = [line("frame time", places, each.values[places], _FRAMES, width=1)]
+    levels: list[Level] = []
+    shapes = []
+    if loop is not None:
+        traces += _slow_marks(loop)
+        levels = [(1000 / loop.target_fps, f"deadline, {loop.target_fps:g} FPS")] if loop.target_fps else []
+        settled = loop.steady is None or loop.steady.settled
+        end = (loop.steady.from_frame if loop.steady is not None else 0) if settled else each.values.size
+        shapes = [band("x", 0, end)] if end else []
+    y = axis("frame time, ms", **scale(each.values[places]))
+    return figure(traces, axis("frame", rangemode="tozero"), y, levels, shapes=shapes)
+
+
+def _slow_marks(loop: Realtime) -> list[Trace]:
+    """Mark each slow frame once for each kind of cause; hollow, so that one does not hide another."""
+    found: dict[str, list[SlowFrame]] = {}
+    for frame in loop.slow.frames if loop.slow is not None else ():
+        for cause in dict.fromkeys(map(_kind, frame.causes)):
+            found.setdefault(cause, []).append(frame)
+    colours = palette(found)
+    return [
+        points(
+            f"slow: {shortened(cause, 60)}",
+            [frame.frame for frame in frames],
+            [frame.ms for frame in frames],
+            _SYMBOLS[place % len(_SYMBOLS)],
+            colours[cause],
+            size=9,
+        )
+        for place, (cause, frames) in enumerate(found.items())
+    ]
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The median of each stage of a loop in milliseconds, all by one clock."""
+
+    record: Record
+    clock: str
+    ms: dict[str, float]
+
+
+def _stages_of(record: Record) -> _Stages:
+    """Return the stages by the device's clock; by the host's where no device ran."""
+    loop = record.realtime
+    parts = loop.budget.parts if loop is not None and loop.budget is not None else {}
+    for clock in ("device", "host"):
+        times = {
+            stage: getattr(parts[stage], f"{clock}_ms") for stage in (loop.stages if loop else ()) if stage in parts
+        }
+        if known := {stage: ms for stage, ms in times.items() if ms is not None}:
+            return _Stages(record, clock, known)
+    return _Stages(record, "host", {})
+
+
+def _budget_views(rows: Sequence[Record]) -> list[View]:
+    """Return a view of stages that run in turn, stacked, and one of stages that overlap, side by side."""
+    loops = [stages for record in rows if record.is_correct and (stages := _stages_of(record)).ms]
+    kinds = (
+        (False, "stages in turn", "stages stacked, the rest of the frame on top", "stack"),
+        (True, "stages that overlap", "stages side by side: they overlap and do not add up", "group"),
+    )
+    return [
+        View(label, _budget_figure(chosen, words, mode))
+        for overlap, label, words, mode in kinds
+        if (chosen := [each for each in loops if (_schedule(each.record) == "overlap") is overlap])
+    ]
+
+
+def _schedule(record: Record) -> str | None:
+    return record.realtime.schedule if record.realtime is not None else None
+
+
+def _budget_figure(loops: Sequence[_Stages], words: str, mode: str) -> Figure:
+    names = [cell_words(each.record, component=True) for each in loops]
+    colours = palette(stage for each in loops for stage in each.ms)
+    traces = [bars(stage, names, [each.ms.get(stage) for each in loops], colour) for stage, colour in colours.items()]
+    sections = [each.record.realtime for each in loops]
+    if mode == "stack":
+        overheads = [
+            loop.budget.overhead_ms if loop is not None and loop.budget is not None else None for loop in sections
+        ]
+        rest = [max(0.0, ms) if ms is not None else None for ms in overheads]
+        traces.append(bars(_REST, names, rest, GREY))
+    medians = [(name, loop.frame_ms.p50) for name, loop in zip(names, sections, strict=True) if loop and loop.frame_ms]
+    frame = points("frame, p50", [name for name, _ in medians], [ms for _, ms in medians], "line-ew-open", size=40)
+    targets = sorted({loop.target_fps for loop in sections if loop is not None and loop.target_fps})
+    budgets = [(1000 / target, f"budget, {target:g} FPS") for target in targets]
+    clocks = " or ".join(dict.fromkeys(each.clock for each in loops))
+    y = axis(f"{clocks} time, median, ms", rangemode="tozero")
+    x = axis(f"loop ({words})", type="category")
+    return figure([*traces, frame], x, y, budgets, barmode=mode, scattermode="overlay")

@@ -1,0 +1,127 @@
+"""A run as the report reads it: its records, its environment and its folder, with what several sections ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiling.errors import InputError
+from profiling.report.charts import palette
+from profiling.report.format import Link, one_line
+from profiling.results.environment import Environment, read_environment
+from profiling.results.frames import read_series, series_file
+from profiling.results.jsonl import read_records
+from profiling.results.judgement import by_component
+from profiling.results.record import Record
+
+_CONFIG_FILE = "config.yaml"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A record and its samples, float64 [n] in milliseconds, in the order in which they were taken."""
+
+    record: Record
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run: its records, its environment (its fields absent where unknown), its folder, and unreadable lines."""
+
+    records: tuple[Record, ...]
+    environment: Environment
+    folder: Path
+    skipped_lines: int = 0
+
+    @cached_property
+    def timed(self) -> tuple[Record, ...]:
+        """The records of calls and training steps, which are neither loops of frames nor calibrations."""
+        return tuple(record for record in self.records if record.launches is None and not record.is_realtime)
+
+    @cached_property
+    def loops(self) -> tuple[Record, ...]:
+        """The records of loops of frames."""
+        return tuple(record for record in self.records if record.is_realtime)
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[Record, ...]]:
+        """The records that are no calibrations, by component."""
+        return by_component(record for record in self.records if record.launches is None)
+
+    @cached_property
+    def frame_times(self) -> tuple[tuple[Samples, ...], tuple[str, ...]]:
+        """The frame times of the loops that left any (NaN where not measured), and a line for each unreadable file."""
+        series, lines = [], []
+        for record in self.loops:
+            file = series_file(name_of(record))
+            path = self.folder / file
+            if not path.exists():
+                if record.realtime is not None and record.realtime.frames:
+                    lines.append(one_line(f"no frames to draw: {file} is missing"))
+                continue
+            try:
+                values = read_series(path)["frame_ms"]
+            except InputError as error:
+                lines.append(one_line(f"no frames to draw: {file}: {error}"))
+                continue
+            if np.isfinite(values).any():
+                series.append(Samples(record, values))
+        return tuple(series), tuple(lines)
+
+    @cached_property
+    def colours(self) -> Mapping[str, str]:
+        """The colour of each variant, the same in every chart."""
+        return palette(record.variant for record in self.records)
+
+    def config(self) -> str:
+        """Return the run's config as it stands in its file; empty where there is none."""
+        try:
+            return (self.folder / _CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def link(self, path: str | None) -> Link | None:
+        """Return `path`, which is relative to the run, as a link where it names a file inside the run."""
+        if not path:
+            return None
+        if "\0" not in path:
+            target, root = (self.folder / path).resolve(), self.folder.resolve()
+            if target.is_relative_to(root) and target.is_file():
+                return Link(path, quote(target.relative_to(root).as_posix()))
+        return Link(path, None)
+
+
+def load_run(folder: Path) -> RunData:
+    """Read a run.
+
+    Raises:
+        InputError: the folder holds no results, or results of another schema.
+
+    """
+    results = read_records(folder)
+    return RunData(results.records, read_environment(folder), folder, results.skipped_lines)
+
+
+def name_of(record: Record) -> str:
+    """Return the cell's name."""
+    return f"{record.component}.{record.variant}"
+
+
+def wrong_because(record: Record) -> str:
+    """Return why the record's times do not count: its status, or `parity failed`; empty where they count."""
+    if record.is_correct:
+        return ""
+    return "parity failed" if record.status == "ok" else record.status
+
+
+def cell_words(record: Record, *, component: bool = False) -> str:
+    """Return the variant (after its component), and whether its times count, as text."""
+    name, wrong = name_of(record) if component else record.variant, wrong_because(record)
+    return one_line(f"{name} ({wrong}: does not count)" if wrong else name)

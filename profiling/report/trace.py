@@ -1,0 +1,411 @@
+"""What the profiler trace says of a call: busy and idle time of the GPU, kernels, submodules, waits and copies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from profiling.report.charts import (
+    GREY,
+    RED,
+    Chart,
+    Figure,
+    Trace,
+    View,
+    axis,
+    bars,
+    figure,
+    palette,
+    plain,
+    points,
+    rounded,
+    tree,
+)
+from profiling.report.format import count_of, decimals, one_line, percent, significant
+from profiling.report.latency import is_wrong
+from profiling.report.page import Section
+from profiling.report.run_data import RunData, cell_words, name_of
+from profiling.report.table import Column, Table
+from profiling.results.judgement import by_component, fastest_correct
+from profiling.results.record import HostWait, Kernel, KernelClass, ModuleTime, Record, TraceAnalysis
+
+#: Classes of kernels, in the order in which bars stack them.
+CLASSES = ("gemm", "conv", "attention", "pointwise", "reduction", "copy", "other")
+#: Rows a cell gets of its kernels and of its submodules; more where few cells were traced.
+_KERNELS, _MODULES, _ROWS = 12, 20, 150
+#: A line names so many classes, each of at least such a share.
+_MOST_CLASSES, _LEAST_SHARE = 4, 0.01
+#: Submodules that the trees of all cells may have together, of about a hundred bytes; levels that a tree shows at once.
+_NODES, _LEVELS = 2_500, 4
+_PALE_RED = "#eb9ea2"
+_IDLE = (("idle, waiting for the host", "host_ms", RED), ("idle, between kernels", "between_ms", _PALE_RED))
+#: Names of nodes that no module's path can be.
+_ROOT, _LOST = ".", ".."
+#: Copies over the bus, as CUPTI names them: the bandwidth of the device's memory does not bound them.
+_CROSSES = re.compile(r"Memcpy (HtoD|DtoH)")
+
+_PROFILED = "Under the profiler the host is slower, and replays by up to a tenth: idle time is longer than when timed."
+_OF_CEILINGS = (
+    "Of the bandwidth: the faster of the copy and read ceilings; above 100%, bytes came from a cache. "
+    "Of the FLOP ceiling: that of matrix products in the run's dtype."
+)
+_SELF = (
+    "Self: without its submodules. A star: submodules that are built alike, added up. "
+    "Count: kernels, copies and fills; on a CPU, calls of the submodule and of those in it."
+)
+
+
+@dataclass(frozen=True)
+class _Class:
+    record: Record
+    kernels: KernelClass
+
+
+@dataclass(frozen=True)
+class _Wait:
+    record: Record
+    wait: HostWait
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel, or the sum of those that are not listed one by one, against what the device does at best."""
+
+    record: Record
+    name: str
+    kind: str | None
+    count: float | None
+    ms: float
+    share: float | None
+    mean_us: float | None = None
+    gbps: float | None = None
+    of_bandwidth: float | None = None
+    tflops: float | None = None
+    of_flops: float | None = None
+
+
+@dataclass(frozen=True)
+class _Module:
+    """Submodules that are built alike, or the sum of those that are not listed."""
+
+    record: Record
+    name: str
+    modules: int | None = None
+    count: float | None = None
+    ms: float | None = None
+    share: float | None = None
+    self_ms: float | None = None
+    self_share: float | None = None
+
+
+def trace_section(data: RunData) -> Section:
+    """Return a line for the fastest correct cell of each component; tables and charts of all cells with a trace."""
+    traced = [record for record in data.records if record.trace_analysis is not None]
+    traces = [(record, _trace(record)) for record in traced]
+    best = [fastest_correct(group) for group in data.groups.values()]
+    lines = [f"{name_of(r)}: {words}." for r in best if r is not None and (words := _line(_trace(r)))]
+    seen = [record for record, trace in traces if trace.span_ms is not None]
+    classes = [_Class(record, each) for record, trace in traces for each in trace.classes]
+    waits = [_Wait(record, each) for record, trace in traces for each in (*trace.waits, *trace.copies)]
+    kernels, modules = list(_kernels(traced, data)), list(_modules(traced))
+    waiting = [record for record, trace in traces if trace.waits or trace.copies]
+    tables = (
+        Table("GPU time of a call, busy and idle", _BUSY, seen, (_PROFILED,), is_wrong, depth="report"),
+        Table("GPU time by class of kernel", _CLASSES, classes, (), _is_wrong, 3, "report"),
+        Table("Kernels by total time", _KERNEL, kernels, (_OF_CEILINGS,), _is_wrong, 3, "report"),
+        Table(
+            "Time by submodule", _MODULE, modules, (_SELF, *_sources(traced, "modules_from")), _is_wrong, 3, "report"
+        ),
+        Table(
+            "Waits of the host, and copies between host and device",
+            _WAITS,
+            waits,
+            _sources(waiting, "lines_from"),
+            _is_wrong,
+            depth="report",
+        ),
+    )
+    charts = (
+        Chart(
+            "trace-classes",
+            "GPU time of a call by class of kernel, and idle",
+            _class_views(seen),
+            "Red: idle because the host has not launched the next kernel. Pale red: idle between kernels that were "
+            "launched already. Grey marks: the span from the first kernel to the end of the last; where kernels run "
+            "side by side their bars reach beyond it.",
+        ),
+        Chart(
+            "trace-modules",
+            "Time by submodule",
+            _module_views(traced),
+            "From the whole call on the left to its submodules on the right, as tall as their share; a click goes into "
+            "one, and the bar on top comes back out.",
+        ),
+    )
+    return Section("trace", "Inside a call", tuple(map(one_line, lines)), tables=tables, charts=charts)
+
+
+def class_ms(trace: TraceAnalysis) -> dict[str, float]:
+    """Return the milliseconds of each class of kernel in a call; a class that is not known counts as other."""
+    times: dict[str, float] = {}
+    for each in trace.classes:
+        name = each.kind if each.kind in CLASSES else CLASSES[-1]
+        times[name] = times.get(name, 0.0) + each.ms
+    return {name: times[name] for name in CLASSES if name in times}
+
+
+def folded(paths: Iterable[str]) -> dict[str, str]:
+    """Return each path with a star for its numbers, where the modules of all these numbers have the same submodules.
+
+    The layers of a plain sequence have no submodules, and may be anything: they keep their numbers.
+    """
+    parts = {path: path.split(".") for path in paths}
+    below: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for names in parts.values():
+        for place, name in enumerate(names):
+            if name.isdecimal():
+                numbered = below.setdefault(tuple(names[:place]), {})
+                numbered.setdefault(name, set()).add(".".join(names[place + 1 :]))
+    alike = {prefix for prefix, numbered in below.items() if _alike(list(numbered.values()))}
+    return {
+        path: ".".join("*" if n.isdecimal() and tuple(names[:i]) in alike else n for i, n in enumerate(names))
+        for path, names in parts.items()
+    }
+
+
+def _alike(submodules: Sequence[set[str]]) -> bool:
+    return len(submodules) > 1 and all(each == submodules[0] for each in submodules) and submodules[0] != {""}
+
+
+def _trace(record: Record) -> TraceAnalysis:
+    return record.trace_analysis if record.trace_analysis is not None else TraceAnalysis()
+
+
+def _is_wrong(row: _Class | _Wait | _Kernel | _Module) -> bool:
+    return not row.record.is_correct
+
+
+def _line(trace: TraceAnalysis) -> str:
+    """Return busy and idle time of the GPU in a call, its classes of kernels, and waits of the host."""
+    if trace.span_ms is None or trace.busy_ms is None:
+        return ""
+    places = decimals(trace.busy_ms, 3)
+    parts = [] if trace.count is None else [count_of(trace.count, "kernel")]
+    parts.append(f"GPU busy {trace.busy_ms:.{places}f} of {trace.span_ms:.{places}f} ms under the profiler")
+    if trace.kernel_ms:
+        ranked = sorted(class_ms(trace).items(), key=lambda item: -item[1])[:_MOST_CLASSES]
+        parts += [
+            f"{name} {percent(ms / trace.kernel_ms)}" for name, ms in ranked if ms >= _LEAST_SHARE * trace.kernel_ms
+        ]
+    line = ", ".join(parts)
+    waits = sum(wait.count for wait in trace.waits)
+    if waits:  # the host should not wait at all inside a call
+        where = max(trace.waits, key=lambda wait: wait.ms).line
+        line += f"; the host waits {count_of(waits, 'time')} a call{f', longest at {where}' if where else ''}"
+    return line
+
+
+def _sources(records: Sequence[Record], field: str) -> tuple[str, ...]:
+    """Return a line for each way in which lines or submodules were attributed, and the cells of each."""
+    cells: dict[str, list[str]] = {}
+    for record in records:
+        if phrase := getattr(_trace(record), field):
+            cells.setdefault(phrase, []).append(name_of(record))
+    return tuple(f"Attributed by {phrase} ({', '.join(names)})" for phrase, names in cells.items())
+
+
+def _kernels(records: Sequence[Record], data: RunData) -> Iterator[_Kernel]:
+    """Yield the longest kernels of each cell, and the sum of its others."""
+    most, ceilings = max(_KERNELS, _ROWS // max(1, len(records))), data.environment.ceilings
+    for record in records:
+        bandwidth = flops = None
+        if ceilings is not None:
+            bandwidth = max(ceilings.copy_bytes_per_s, ceilings.read_bytes_per_s) / 1e9
+            flops = ceilings.matmul_flops_per_s / 1e12 if ceilings.dtype == record.dtype else None
+        kernels = sorted(_trace(record).kernels, key=lambda kernel: -kernel.ms)
+        for each in kernels[:most]:
+            limit = None if _CROSSES.match(each.name) else bandwidth
+            yield _Kernel(
+                *(record, each.name, each.kind, each.count, each.ms, each.share, each.mean_us, each.gbps),
+                *(_of(each.gbps, limit), each.tflops, _of(each.tflops, flops)),
+            )
+        if rest := kernels[most:]:
+            count, ms, share = (_added(rest, name) for name in ("count", "ms", "share"))
+            yield _Kernel(record, f"and {len(rest)} more", None, count, ms or 0.0, share)
+
+
+def _of(rate: float | None, ceiling: float | None) -> float | None:
+    return rate / ceiling if rate is not None and ceiling else None
+
+
+def _added(items: Iterable[Kernel | ModuleTime], name: str) -> float | None:
+    known = [value for item in items if (value := getattr(item, name)) is not None]
+    return sum(known) if known else None
+
+
+def _modules(records: Sequence[Record]) -> Iterator[_Module]:
+    """Yield the longest submodules of each cell in the order of the tree, the sum of its others, and the rest."""
+    most = max(_MODULES, _ROWS // max(1, len(records)))
+    for record in records:
+        trace = _trace(record)
+        groups: dict[str, list[ModuleTime]] = {}
+        names = folded(module.path for module in trace.modules)
+        for module in trace.modules:
+            groups.setdefault(names[module.path], []).append(module)
+        kept = set(sorted(groups, key=lambda path: -(_added(groups[path], "ms") or 0.0))[:most])
+        for path, group in groups.items():
+            if path in kept:
+                count, ms, share, own = (_added(group, name) for name in ("count", "ms", "share", "self_ms"))
+                own_share = share * own / ms if share is not None and own is not None and ms else None
+                yield _Module(record, path or "(the whole component)", len(group), count, ms, share, own, own_share)
+        rest = [module for path, group in groups.items() if path not in kept for module in group]
+        if rest:
+            name = f"and {len(groups) - len(kept)} more"
+            yield _Module(record, name, len(rest), self_ms=_added(rest, "self_ms"))
+        if lost := trace.unattributed_ms:
+            share = lost / trace.kernel_ms if trace.kernel_ms else None
+            yield _Module(record, "not attributable", ms=lost, share=share)
+
+
+_BUSY = (
+    Column[Record]("component", lambda row: row.component),
+    Column[Record]("variant", lambda row: row.variant),
+    Column[Record]("calls traced", lambda row: _trace(row).calls, "count"),
+    Column[Record]("kernels, copies, fills", lambda row: _trace(row).count, "count"),
+    Column[Record]("span", lambda row: _trace(row).span_ms, "ms", measured=True),
+    Column[Record]("busy", lambda row: _trace(row).busy_ms, "ms", measured=True),
+    Column[Record]("idle", lambda row: _trace(row).idle_ms, "ms", measured=True),
+    Column[Record]("idle", lambda row: _of(_trace(row).idle_ms, _trace(row).span_ms), "percent", unit="share"),
+    Column[Record](
+        "idle, waiting for the host", lambda row: getattr(_trace(row).idle, "host_ms", None), "ms", measured=True
+    ),
+    Column[Record](
+        "idle, between kernels", lambda row: getattr(_trace(row).idle, "between_ms", None), "ms", measured=True
+    ),
+    Column[Record]("sum of kernels", lambda row: _trace(row).kernel_ms, "ms", measured=True),
+)
+_CLASSES = (
+    Column[_Class]("component", lambda row: row.record.component),
+    Column[_Class]("variant", lambda row: row.record.variant),
+    Column[_Class]("class", lambda row: row.kernels.kind),
+    Column[_Class]("kernels", lambda row: row.kernels.count, "count"),
+    Column[_Class]("total", lambda row: row.kernels.ms, "ms", measured=True),
+    Column[_Class]("share", lambda row: row.kernels.share, "percent"),
+)
+_KERNEL = (
+    Column[_Kernel]("component", lambda row: row.record.component),
+    Column[_Kernel]("variant", lambda row: row.record.variant),
+    Column[_Kernel]("kernel", lambda row: row.name),
+    Column[_Kernel]("class", lambda row: row.kind),
+    Column[_Kernel]("count", lambda row: row.count, "count"),
+    Column[_Kernel]("mean", lambda row: row.mean_us, "us", measured=True),
+    Column[_Kernel]("total", lambda row: row.ms, "ms", measured=True),
+    Column[_Kernel]("share", lambda row: row.share, "percent"),
+    Column[_Kernel]("GB/s", lambda row: row.gbps, "number"),
+    Column[_Kernel]("of the bandwidth", lambda row: row.of_bandwidth, "percent"),
+    Column[_Kernel]("TFLOP/s", lambda row: row.tflops, "number"),
+    Column[_Kernel]("of the FLOP ceiling", lambda row: row.of_flops, "percent"),
+)
+_MODULE = (
+    Column[_Module]("component", lambda row: row.record.component),
+    Column[_Module]("variant", lambda row: row.record.variant),
+    Column[_Module]("module", lambda row: row.name),
+    Column[_Module]("modules", lambda row: row.modules, "count"),
+    Column[_Module]("count", lambda row: row.count, "count"),
+    Column[_Module]("total", lambda row: row.ms, "ms", measured=True),
+    Column[_Module]("share", lambda row: row.share, "percent"),
+    Column[_Module]("self", lambda row: row.self_ms, "ms", measured=True),
+    Column[_Module]("self", lambda row: row.self_share, "percent", unit="share"),
+)
+_WAITS = (
+    Column[_Wait]("component", lambda row: row.record.component),
+    Column[_Wait]("variant", lambda row: row.record.variant),
+    Column[_Wait]("what", lambda row: row.wait.what),
+    Column[_Wait]("line", lambda row: row.wait.line),
+    Column[_Wait]("code", lambda row: row.wait.code),
+    Column[_Wait]("count", lambda row: row.wait.count, "count"),
+    Column[_Wait]("time", lambda row: row.wait.ms, "ms", measured=True),
+    Column[_Wait]("copied", lambda row: row.wait.bytes, "MiB"),
+)
+
+
+def _class_views(records: Sequence[Record]) -> list[View]:
+    """Return a view of all cells and, of several components, one of each."""
+    groups = by_component(records)
+    views = [View(component, _class_figure(group)) for component, group in groups.items()]
+    return views if len(groups) < 2 else [View("all components", _class_figure(records)), *views]
+
+
+def _class_figure(records: Sequence[Record]) -> Figure:
+    names, colours = [cell_words(record, component=True) for record in records], palette(CLASSES)
+    times = [class_ms(_trace(record)) for record in records]
+    kinds = [(name, colours[name], [each.get(name) for each in times]) for name in CLASSES]
+    kinds += [(name, colour, [getattr(_trace(r).idle, key, None) for r in records]) for name, key, colour in _IDLE]
+    traces = [bars(name, names, ms, colour, horizontal=True) for name, colour, ms in kinds if any(ms)]
+    spans = [_trace(record).span_ms or 0.0 for record in records]
+    mark = {"symbol": "line-ns-open", "size": 24, "color": GREY, "line": {"width": 3}}
+    span = {**points("span", rounded(spans), []), "y": list(map(plain, names)), "marker": mark}
+    y = axis("cell", type="category", autorange="reversed")
+    return figure([*traces, span], axis("time of a call on the GPU, ms", rangemode="tozero"), y, barmode="stack")
+
+
+def _module_views(records: Sequence[Record]) -> list[View]:
+    """Return the tree of submodules of each cell that has one."""
+    rows = [record for record in records if any(module.ms for module in _trace(record).modules)]
+    most = max(60, _NODES // max(1, len(rows)))
+    return [View(cell_words(record, component=True), tree(_tree(record, most))) for record in rows]
+
+
+def _tree(record: Record, most: int) -> Trace:
+    """Return the icicle of the `most` longest submodules; what is left out counts as its parent's own time."""
+    trace = _trace(record)
+    modules = {module.path: module for module in trace.modules if module.ms}
+    kept = set(sorted(modules, key=lambda path: -modules[path].ms)[:most])
+    noun = "call" if trace.kernel_ms is None else "kernel"  # without a device calls are counted
+    nodes = {_ROOT: (cell_words(record, component=True), "", "")}
+    own = {_ROOT: 0.0}
+    for path in (path for path in modules if path and path in kept):
+        parent = _parent(path, kept)
+        nodes[path] = (path.removeprefix(f"{parent}."), parent, _hover(modules[path], noun))
+        own[path] = modules[path].self_ms or 0.0
+    for path in (path for path in modules if path not in nodes):
+        own[_parent(path, kept)] += modules[path].self_ms or 0.0
+    if trace.unattributed_ms:
+        nodes[_LOST] = (
+            "not attributable",
+            _ROOT,
+            f"{significant(trace.unattributed_ms)} ms of no submodule for certain",
+        )
+        own[_LOST] = trace.unattributed_ms
+    return {
+        "type": "icicle",
+        "ids": [plain(path) for path in nodes],
+        "labels": [plain(label) for label, _, _ in nodes.values()],
+        "parents": [plain(parent) for _, parent, _ in nodes.values()],
+        "values": rounded(own[path] for path in nodes),
+        "text": [plain(text) for _, _, text in nodes.values()],
+        "branchvalues": "remainder",
+        "sort": False,
+        "maxdepth": _LEVELS,
+        "marker": {"line": {"color": GREY, "width": 0.5}},
+        "textinfo": "label",
+        "hoverinfo": "label+text",
+    }
+
+
+def _parent(path: str, kept: Mapping[str, object] | set[str]) -> str:
+    """Return the nearest module above `path` that is kept."""
+    while path:
+        path = path.rpartition(".")[0]
+        if path and path in kept:
+            return path
+    return _ROOT
+
+
+def _hover(module: ModuleTime, noun: str) -> str:
+    counted = "" if module.count is None else f", {count_of(module.count, noun)}"
+    return (
+        f"{module.path}: {significant(module.ms)} ms ({percent(module.share)}), "
+        f"itself {significant(module.self_ms)} ms{counted}"
+    )

@@ -1,0 +1,140 @@
+"""Hand-written records for tests of the report: known numbers in, known text out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from profiling.report.charts import Chart
+from profiling.report.page import Section
+from profiling.report.run_data import RunData
+from profiling.report.table import AnyTable
+from profiling.results.environment import Environment, decode_environment
+from profiling.results.jsonl import decode_record
+from profiling.results.record import Record
+
+MIB = 2**20
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+
+
+def summary(p50: float, half: float | None = 0.01, **changes: Any) -> dict[str, Any]:
+    """Make a clock whose median is `p50` and its interval `p50 ± half`."""
+    clock = {
+        **{"n": 200, "mean": p50, "std": 0.019, "min": p50 - 0.04, "p50": p50, "p90": p50 + 0.02, "p95": p50 + 0.03},
+        **{"p99": p50 + 0.1, "max": p50 + 0.2, "outliers": 3, "stopped_by": "interval", "samples": [p50, p50]},
+    }
+    return clock | ({} if half is None else {"ci95": [p50 - half, p50 + half]}) | changes
+
+
+def clocks(p50: float, half: float | None = 0.01, *, device: bool = True, **changes: Any) -> dict[str, Any]:
+    """Make the sections of a latency metric; `changes` go into its wall clock."""
+    clock = summary(p50, half, **changes)
+    fps = {"mean": 1000 / p50, "min": 1000 / (p50 + 0.2), "max": 1000 / (p50 - 0.04)}
+    latency = {"cold": False, "warmup_iterations": 12, "warmup_seconds": 1.2, "settled": True}
+    return {"wall_ms": clock, **({"device_ms": clock} if device else {}), "fps": fps, "latency": latency}
+
+
+def build(variant: str, p50: float | None = None, **changes: Any) -> Record:
+    """Make an ok record on a GPU, or whatever `changes` (JSON content) make of it."""
+    content: dict[str, Any] = {
+        **{"schema": 2, "target": "generic_forward", "component": "world_model", "variant": variant, "status": "ok"},
+        **{"device": "cuda:0", "dtype": "bfloat16", "parameters": 1_093_823_296, "frames_per_call": 1},
+        **{"weights": "random", "weights_hint": "make checkpoints"},
+    }
+    if p50 is not None:
+        content |= {
+            "metrics": clocks(p50),
+            "memory": {"peak_allocated": 2291 * MIB},
+            "parity": {"reference": "fp32 eager", "rel_l2": 0.0041, "tolerance": 0.0082, "passed": True},
+            "prepare": {"seconds": 28.0},
+        }
+    kept = {key: value for key, value in (content | changes).items() if value is not None}
+    record = decode_record(json.dumps(kept).encode())
+    assert record is not None, changes
+    return record
+
+
+def faster(ratio: float, **changes: Any) -> Mapping[str, Any]:
+    return {"vs": "baseline", "wall": ratio, "ci95": [ratio - 0.1, ratio + 0.1], **changes}
+
+
+def frame_loop(p50: float = 9.0, **changes: Any) -> dict[str, Any]:
+    """Make the section of a loop of 600 frames that holds 60 FPS and all below, or whatever `changes` make of it."""
+    held = {"holds": True, "misses": 0, "longest_run": 0, "longest_stall_ms": 0.0}
+    missed = {"holds": False, "misses": 600, "longest_run": 600, "longest_stall_ms": 1.25}
+    rates = {24: held, 30: held, 60: held, 120: missed}
+    parts: dict[str, dict[str, float]] = {
+        "world": {"device_ms": 4.0, "host_ms": 0.5, "share": 0.24},
+        "picture": {"device_ms": 3.0, "host_ms": 0.25, "share": 0.18},
+        "sound": {"device_ms": 1.0, "host_ms": 0.125, "share": 0.06},
+        "deliver": {"device_ms": 0.25, "host_ms": 0.0625, "share": 0.015},
+        "wait": {"host_ms": 7.5, "share": 0.45},
+        "rest": {"host_ms": 0.2, "share": 0.012},
+    }
+    flat = {"first": 700 * MIB, "last": 700 * MIB, "min": 690 * MIB, "max": 700 * MIB}
+    settings = {"steps": 1, "commit": "fused", "schedule": "sequential", "pace": "free", "deliver": "host"}
+    section: dict[str, Any] = {
+        **{"frames": 600, "warmup_frames": 60, "target_fps": 60.0, **settings},
+        "stages": ["world", "picture", "sound", "deliver"],
+        "frame_ms": summary(p50, std=0.1, min=8.5, p95=9.05, p99=9.1, max=9.5, samples=[]),
+        "latency_ms": summary(9.2, p99=9.4, samples=[]),
+        **{"wall_fps": 110.25, "audio_rtf": 1.47, "late": 0, "holds": True, "sustained_fps": 109.2},
+        "budget": {"target_ms": 1000 / 60, "parts": parts, "overhead_ms": 0.75, "overhead_share": 0.083},
+        "deadlines": {
+            str(rate): {"fps": float(rate), "budget_ms": 1000 / rate, **kept} for rate, kept in rates.items()
+        },
+        "underruns": {"0": 3, "1": 1, "2": 0, "3": 0},
+        "steady": {"from_frame": 12, "settled": True, "p50": 8.99, "p99": 9.08},
+        "slope": {"us_per_frame": -0.01, "ci95": [-0.1, 0.08], "growing": False},
+        "slow": {"threshold_ms": 10.8, "count": 0, "causes": {}, "frames": []},
+        "memory": {"allocated": flat | {"bytes_per_frame": 0.0, "ci95": [0.0, 0.0], "leak": False}},
+        "throttle_reasons": [],
+    }
+    return section | changes
+
+
+def stalled_loop() -> dict[str, Any]:
+    """Make the section of a loop in which 12 frames are late, and slow."""
+    section = frame_loop(late=12, holds=False)
+    section["frame_ms"] |= {"p99": 31.2, "max": 45.1}
+    section["deadlines"]["60"] |= {"holds": False, "misses": 12, "longest_run": 2, "longest_stall_ms": 28.43}
+    frames = [
+        {"frame": 60, "ms": 45.1, "causes": ["recompile 0/1", "garbage collection"]},
+        *({"frame": 100 + 20 * i, "ms": 40.0 - i, "causes": ["garbage collection"]} for i in range(8)),
+        *({"frame": 300 + 20 * i, "ms": 30.0 - i, "causes": ["not attributed"]} for i in range(3)),
+    ]
+    causes = {"not attributed": 3, "garbage collection": 9, "recompile 0/1": 1}
+    section["slow"] = {"threshold_ms": 10.8, "count": 12, "causes": causes, "frames": frames}
+    return section
+
+
+def build_loop(variant: str, section: Mapping[str, Any] | None = None, **changes: Any) -> Record:
+    """Make an ok record of a pipeline that ran in a loop; `section` defaults to one that holds 60 FPS."""
+    content = {"target": "realtime", "component": "realtime", "realtime": section or frame_loop(), **changes}
+    return build(variant, **content)
+
+
+def rows(table: AnyTable) -> list[dict[str, str]]:
+    """Return the cells of each row as they are shown, by header; what is struck out in tildes."""
+    columns, cells = table.shown()
+    return [
+        {c.header: f"~~{cell.text}~~" if cell.struck else cell.text for c, cell in zip(columns, row, strict=True)}
+        for row in cells
+    ]
+
+
+def run_data(*records: Record, folder: Path = Path(), environment: Mapping[str, Any] | None = None) -> RunData:
+    known = decode_environment(json.dumps(environment).encode()) if environment else Environment()
+    return RunData(tuple(records), known, folder)
+
+
+def titled(section: Section) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of each table that shows something, by its title."""
+    return {table.title: rows(table) for table in section.tables if table}
+
+
+def traces(chart: Chart, view: int = 0) -> dict[str, dict[str, Any]]:
+    """Return what a view of a chart draws, by name."""
+    return {trace["name"]: trace for trace in chart.views[view].figure["data"]}

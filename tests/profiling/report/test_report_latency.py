@@ -1,0 +1,189 @@
+"""The tables of calls show the planted numbers, their charts what numpy computes from the samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from report_records import MIB, build, clocks, faster, run_data, titled, traces
+
+from profiling.report.charts import points_each
+from profiling.report.latency import distribution_section, latency_section
+from profiling.report.memory import memory_section
+from profiling.results.record import Record
+from profiling.results.stats import summarize
+
+TIMING = "How the times were taken"
+
+
+def variants(*records: Record) -> list[dict[str, str]]:
+    return titled(latency_section(run_data(*records)))["Variants"]
+
+
+def sampled(samples: np.ndarray) -> Record:
+    """Make a record of these samples; bootstrapping their median is not what is tried here."""
+    return build("baseline", metrics=clocks(float(np.median(samples)), samples=samples.tolist()))
+
+
+def test_a_row_shows_the_known_numbers(three: tuple[Record, ...]) -> None:
+    assert variants(*three)[1] == {
+        **{"component": "world_model", "variant": "compile", "status": "–", "p50 ms": "2.500", "p99 ms": "2.600"},
+        **{"FPS": "400", "speedup vs baseline": "11.5× [11.4, 11.6]", "error": "4.1e-03", "allowed error": "8.2e-03"},
+        **{"peak allocated MiB": "2506", "prepare s": "28.0"},
+    }
+
+
+def test_a_wrong_answer_is_struck_out_and_claims_nothing(three: tuple[Record, ...]) -> None:
+    row = variants(*three)[2]
+    assert (row["p50 ms"], row["status"], row["error"]) == ("~~1.230~~", "failed", "1.2e+00")
+    assert row["speedup vs baseline"] == "–"
+    lie = build("compile", 2.5, parity={"reference": "x", "rel_l2": 1.0, "passed": False}, speedup=faster(11.5))
+    row = variants(build("baseline", 28.7), lie)[1]
+    assert (row["p50 ms"], row["status"], row["speedup vs baseline"]) == ("~~2.500~~", "parity failed", "–")
+
+
+def test_of_a_chaotic_training_the_losses_are_judged() -> None:
+    parity = {"reference": "eager", "rel_l2": 1.2, "weights_judged": False, "loss_error": 0.0275, "passed": True}
+    row = variants(build("compile", 2.5, parity=parity))[0]
+    assert (row["error"], row["judged by"]) == ("2.8e-02", "losses")
+    assert variants(build("compile", 2.5, parity=parity | {"weights_judged": True}))[0]["error"] == "1.2e+00"
+
+
+def test_a_cpu_names_its_memory_and_has_no_clock_of_a_gpu() -> None:
+    record = build("baseline", 2.5, metrics=clocks(2.5, device=False), memory={"peak_host_rss": 812 * MIB})
+    tables = titled(latency_section(run_data(record)))
+    assert tables["Variants"][0]["peak host RSS MiB"] == "812"
+    assert not any("GPU" in header for header in tables[TIMING][0])
+
+
+def test_skipped_cells_have_no_row_and_what_was_not_measured_is_a_dash() -> None:
+    skipped = build("cuda_graph", status="skipped", reason="no GPU")
+    rows = variants(build("baseline", 2.5), build("compile", status="failed", reason="broken"), skipped)
+    assert [row["variant"] for row in rows] == ["baseline", "compile"]
+    assert set(list(rows[1].values())[3:]) == {"–"}
+
+
+def test_how_the_times_were_taken() -> None:
+    (row,) = titled(latency_section(run_data(build("baseline", 2.5))))[TIMING]
+    expected = {"samples": "200", "stopped by": "interval", "outliers (kept)": "3", "caches": "hot", "settled": "yes"}
+    assert expected.items() <= row.items()
+    assert row["p50 ms"] == "2.500 [2.490, 2.510]"
+
+
+def test_metrics_of_a_users_own_show_their_numbers() -> None:
+    own = {"deadline": {"missed": 3, "budget_ms": 16.67, "samples": [1, 2], "hard": True, "who": "me"}, "score": 0.5}
+    record = build("baseline", metrics=clocks(2.5) | {"extra": own})
+    found = [list(row.values())[2:] for row in titled(latency_section(run_data(record)))["Other metrics"]]
+    assert found == [["deadline", "missed", "3.000"], ["deadline", "budget_ms", "16.67"], ["score", "value", "0.5000"]]
+
+
+def test_drift_is_shown_call_by_call() -> None:
+    drift = {"calls": 60, "rel_l2": [0.001 * call for call in range(1, 61)], "max": 0.06, "last": 0.06}
+    record = build("compile", metrics={"drift": drift})
+    (row,) = titled(latency_section(run_data(record)))["Error against eager by call"]
+    assert list(row.values())[2:] == ["1.0e-03", "2.0e-03", "1.0e-02", "5.0e-02", "6.0e-02"]
+
+
+def test_bars_are_medians_with_their_intervals_and_a_wrong_one_is_pale(three: tuple[Record, ...]) -> None:
+    (chart,) = latency_section(run_data(*three)).charts
+    drawn = traces(chart)
+    bar = drawn["baseline"]
+    assert (bar["y"], bar["error_y"]["array"], bar["error_y"]["arrayminus"]) == ([28.7], [0.01], [0.01])
+    assert drawn["baseline, p99"]["y"] == [28.8]
+    assert bar["marker"]["opacity"] == [1.0]
+    wrong = drawn["cuda_graph"]
+    assert (wrong["marker"]["opacity"], wrong["x"]) == ([0.25], ["cuda_graph (failed: does not count)"])
+    lines = [shape["y0"] for shape in chart.views[0].figure["layout"]["shapes"]]
+    assert lines == [1000 / rate for rate in (24, 30, 60, 120)]
+
+
+def test_the_roofline_is_drawn_where_it_is_known() -> None:
+    records = (build("baseline", 5.0, roofline={"roofline_ms": 1.25}), build("compile", 4.0))
+    drawn = traces(latency_section(run_data(*records)).charts[0])
+    assert drawn["baseline, roofline"]["y"] == [1.25]
+    assert "compile, roofline" not in drawn
+
+
+def test_components_together_and_each_alone() -> None:
+    records = [build(v, p50, component=c) for c, p50 in (("a", 1.0), ("b", 2.0)) for v in ("baseline", "compile")]
+    (chart,) = latency_section(run_data(*records)).charts
+    assert [view.label for view in chart.views] == ["all components", "a", "b"]
+    assert traces(chart)["compile"]["x"] == ["a", "b"]
+    assert traces(chart)["compile"]["y"] == [1.0, 2.0]
+    assert traces(chart, 2)["compile"]["x"] == ["compile"]
+
+
+@pytest.mark.parametrize("count", [50, 100_000])
+def test_the_distribution_is_the_empirical_one(count: int) -> None:
+    samples = np.random.default_rng(0).gamma(3.0, 2.0, count)
+    chart = distribution_section(run_data(sampled(samples))).charts[0]
+    (line,) = traces(chart).values()
+    assert len(line["x"]) == min(count, points_each(1))
+    for x, y in zip(line["x"][:: max(1, count // 1000)], line["y"][:: max(1, count // 1000)], strict=True):
+        assert y == pytest.approx((samples <= x * (1 + 1e-5)).mean(), abs=1e-4)
+    assert (line["x"][0], line["x"][-1]) == pytest.approx((samples.min(), samples.max()), rel=1e-5)
+    assert line["y"][-1] == 1.0
+    assert ("thinned" in chart.note) == (count > points_each(1))
+
+
+def test_flagged_samples_are_the_outliers_that_the_record_counts() -> None:
+    samples = 5 + 0.01 * np.random.default_rng(1).standard_normal(200)
+    samples[[7, 90]] = 9.0, 1.0
+    drawn = traces(distribution_section(run_data(sampled(samples))).charts[2])
+    assert {8, 91} <= set(drawn["baseline, outliers"]["x"])
+    assert len(drawn["baseline, outliers"]["x"]) == summarize(samples).outliers
+    assert drawn["baseline"]["x"] == list(range(1, 201))
+
+
+def test_thinned_samples_keep_the_lowest_and_the_highest() -> None:
+    samples = 5 + 0.01 * np.random.default_rng(2).standard_normal(200_000)
+    samples[123_456], samples[7] = 50.0, 0.5
+    drawn = traces(distribution_section(run_data(sampled(samples))).charts[2])["baseline"]
+    assert len(drawn["x"]) <= points_each(1)
+    assert (drawn["x"][drawn["y"].index(50.0)], drawn["x"][drawn["y"].index(0.5)]) == (123_457, 8)
+
+
+MEMORY = {
+    "phases": {
+        "start": {"allocated": 0, "host_rss": 600 * MIB},
+        "loaded": {"allocated": 3 * MIB, "host_rss": 700 * MIB},
+    },
+    **{"peak_allocated": 5 * MIB, "prepare_peak_allocated": 9 * MIB, "graph_pool": 0},
+}
+
+
+def test_memory_by_phase_names_its_kinds() -> None:
+    table = titled(memory_section(run_data(build("baseline", 1.0, memory=MEMORY))))["Memory by phase"]
+    assert [list(row.values())[2:] for row in table] == [
+        ["start", "0", "–", "600"],
+        ["loaded", "3.0", "–", "700"],
+        ["prepare peak", "9.0", "–", "–"],
+        ["steady peak", "5.0", "0", "–"],
+    ]
+    assert list(table[0])[3:] == ["allocated MiB", "graph pools MiB", "host RSS MiB"]
+
+
+def test_static_inputs_of_a_capture_cost_the_difference() -> None:
+    phases = {name: {"allocated": size * MIB} for name, size in (("ready", 10), ("training", 40))}
+    captured = {name: {"allocated": size * MIB} for name, size in (("before static input", 12), ("static input", 15))}
+    record = build("cuda_graph", memory={"phases": phases}, graphs={"memory": captured})
+    table = titled(memory_section(run_data(record)))["Memory by phase"]
+    assert [(row["phase"], row["allocated MiB"]) for row in table] == [
+        ("ready", "10"),
+        ("before static input", "12"),
+        ("static input", "15"),
+        ("static input, its delta", "3.0"),
+        ("training", "40"),
+    ]
+    alone = build("cuda_graph", graphs={"memory": {"static input": captured["static input"]}})
+    assert "delta" not in str(titled(memory_section(run_data(alone))))
+
+
+def test_memory_is_drawn_by_phase_and_kind() -> None:
+    (chart,) = memory_section(run_data(build("baseline", 1.0, memory=MEMORY))).charts
+    views = {view.label: view.figure for view in chart.views}
+    assert set(views) == {"world_model: allocated", "world_model: host RSS"}
+    (bars,) = views["world_model: allocated"]["data"]
+    assert dict(zip(bars["x"], bars["y"], strict=True)) == {
+        **{"start": 0, "loaded": 3, "prepare peak": 9, "steady peak": 5},
+    }
+    assert views["world_model: allocated"]["layout"]["yaxis"]["title"]["text"] == "allocated, MiB"

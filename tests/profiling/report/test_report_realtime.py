@@ -1,0 +1,256 @@
+"""Hand-written loops of frames: known times, deadlines and bytes in, known cells, words and charts out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from report_records import build, build_loop, frame_loop, run_data, titled, traces
+
+from profiling.report.charts import points_each
+from profiling.report.realtime import realtime_section, verdict
+from profiling.report.run_data import RunData
+from profiling.results.frames import series_file
+from profiling.results.record import Record
+
+Section = dict[str, Any]
+HOLDS = (
+    "60 FPS: yes. All 600 frames meet their 16.7 ms budget (p50 9.0, p99 9.1). Holds 24, 30 and 60 FPS, not 120. "
+    "The stage world takes 4.00 of 9.00 ms."
+)
+
+
+def tables(*records: Record) -> dict[str, list[dict[str, str]]]:
+    return titled(realtime_section(run_data(*records)))
+
+
+def values(row: dict[str, str]) -> list[str]:
+    return list(row.values())[2:]
+
+
+def test_frames_hold_the_planted_numbers() -> None:
+    costs = {"prepare": {"seconds": 28.0}, "parity": {"reference": "x", "rel_l2": 0.004, "passed": True}}
+    (row,) = tables(build_loop("cuda_graph", **costs))["Frames"]
+    assert row == {
+        **{"component": "realtime", "variant": "cuda_graph"},
+        **{"frame p50 ms": "9.000", "frame p95 ms": "9.050", "frame p99 ms": "9.100", "frame max ms": "9.500"},
+        **{"late frames": "0", "holds FPS": "24, 30, 60", "sustained FPS": "109", "audio real-time factor": "1.47×"},
+        **{"latency p50 ms": "9.200", "latency p99 ms": "9.400", "video FPS": "110"},
+        **{"error": "4.0e-03", "prepare s": "28.0"},
+    }
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    bare = frame_loop()
+    for key in ("audio_rtf", "late", "sustained_fps", "latency_ms", "underruns"):
+        del bare[key]
+    first, second = tables(build_loop("baseline", bare), build_loop("compile"))["Frames"]
+    for header in ("audio real-time factor", "late frames", "sustained FPS", "latency p50 ms"):
+        assert first[header] == "–" != second[header]
+
+
+def test_the_budget_has_a_row_a_stage_whatever_they_are_called() -> None:
+    rows = tables(build_loop("cuda_graph"))["Stage budget, medians"]
+    assert [values(row) for row in rows][:2] == [
+        ["world", "4.000", "0.5000", "24%"],
+        ["picture", "3.000", "0.2500", "18%"],
+    ]
+    assert values(rows[4]) == ["wait", "–", "7.500", "45%"]
+    parts = {"whole": {"host_ms": 2.0, "share": 0.12}, "deliver": {"host_ms": 0.5, "share": 0.03}}
+    rows = tables(build_loop("one_graph", frame_loop(budget={"target_ms": 16.7, "parts": parts})))[
+        "Stage budget, medians"
+    ]
+    assert [values(row) for row in rows] == [["whole", "2.000", "12%"], ["deliver", "0.5000", "3.0%"]]
+
+
+def test_deadlines_ascend_and_only_the_target_has_a_player() -> None:
+    section = frame_loop()
+    section["deadlines"] = dict(reversed(section["deadlines"].items()))
+    rows = tables(build_loop("cuda_graph", section))["Deadlines"]
+    assert [row["FPS"] for row in rows] == ["24.0", "30.0", "60.0", "120"]
+    assert values(rows[2])[-4:] == ["3", "1", "0", "0"]
+    assert values(rows[3]) == ["120", "8.333", "no", "600", "600", "1.250", "–", "–", "–", "–"]
+
+
+def test_slow_frames_by_cause_and_the_slowest(stalled: Section) -> None:
+    found = tables(build_loop("baseline", stalled), build_loop("cuda_graph"))
+    assert [values(row) for row in found["Slow frames by cause"]] == [
+        ["garbage collection", "9", "12", "10.80"],
+        ["not attributed", "3", "12", "10.80"],
+        ["recompile 0/1", "1", "12", "10.80"],
+    ]
+    assert values(found["Slowest frames"][0]) == ["60", "45.10", "recompile 0/1, garbage collection"]
+    assert len(found["Slowest frames"]) == 5
+
+
+def test_memory_over_the_frames_says_what_leaks() -> None:
+    section = frame_loop()
+    section["memory"]["host_rss"] = section["memory"]["allocated"] | {
+        **{"bytes_per_frame": 4096.0, "ci95": [4000.0, 4200.0], "leak": True}
+    }
+    first, second = tables(build_loop("cuda_graph", section))["Memory over the frames"]
+    assert values(first) == ["allocated", "700", "700", "690", "700", "0.000 [0.000, 0.000]", "no"]
+    assert values(second)[-2:] == ["4096 [4000, 4200]", "yes"]
+
+
+def test_times_of_a_wrong_loop_are_struck_and_hold_nothing() -> None:
+    wrong = build_loop("compile", status="invalid", reason="recompiled")
+    found = tables(wrong, build_loop("cuda_graph"))
+    assert (found["Frames"][0]["frame p50 ms"], found["Frames"][0]["holds FPS"]) == ("~~9.000~~", "–")
+    assert found["Stage budget, medians"][0]["GPU ms"] == "~~4.000~~"
+    assert found["Deadlines"][0]["holds"] == "–"
+
+
+def test_a_loop_that_holds() -> None:
+    assert verdict(build_loop("cuda_graph")) == HOLDS
+
+
+def test_a_loop_that_stalls_names_its_causes(stalled: Section) -> None:
+    assert verdict(build_loop("baseline", stalled)) == (
+        "60 FPS: no. 12 of 600 frames miss their 16.7 ms budget (p50 9.0, p99 31.2), the longest by 28.4 ms. "
+        "Holds 24 and 30 FPS, not 60 and 120. The stage world takes 4.00 of 9.00 ms. "
+        "Causes of the 12 slow frames: garbage collection 9, not attributed 3, recompile 1."
+    )
+    in_time = frame_loop(slow=stalled["slow"])
+    assert verdict(build_loop("cuda_graph", in_time)) == HOLDS, "slow frames in time are no matter of the verdict"
+
+
+def test_every_frame_may_miss_its_budget() -> None:
+    section = frame_loop(23.4, late=600, holds=False)
+    section["frame_ms"]["p99"] = 23.8
+    assert "60 FPS: no. Every frame misses its 16.7 ms budget (p50 23.4, p99 23.8)." in verdict(
+        build_loop("x", section)
+    )
+
+
+def test_a_p99_next_to_its_budget_keeps_the_digits_that_tell_them_apart() -> None:
+    near = frame_loop()
+    near["frame_ms"]["p99"] = 16.69
+    assert "16.67 ms budget (p50 9.00, p99 16.69)" in verdict(build_loop("baseline", near))
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ((24, 30, 60, 120), "Holds 24, 30, 60 and 120 FPS."),
+        ((24,), "Holds 24 FPS, not 30, 60 and 120."),
+        ((), "Does not hold 24, 30, 60 and 120 FPS."),
+    ],
+)
+def test_the_rates_that_hold(held: tuple[int, ...], words: str) -> None:
+    section = frame_loop()
+    for rate in (24, 30, 60, 120):
+        section["deadlines"][str(rate)]["holds"] = rate in held
+    assert words in verdict(build_loop("baseline", section))
+
+
+def test_growth_leaks_and_spikes_only_where_found() -> None:
+    stages = {"world": {"host": 8.0, "device": 11.5}, "sound": {"device": 2.0}}
+    section = frame_loop(
+        slope={"us_per_frame": 12.0, "ci95": [11.0, 13.0], "growing": True, "stages": stages},
+        spikes={"period": 50, "count": 11, "first": 49},
+    )
+    section["memory"]["allocated"] |= {"bytes_per_frame": 4096.0, "leak": True}
+    said = verdict(build_loop("cuda_graph", section))
+    assert said == HOLDS + (
+        " Frames grow longer by +12.0 µs a frame [+11.0, +13.0], with it world on the host +8.00, world on the device "
+        "+11.5 and sound on the device +2.00. It leaks memory: allocated +4096 bytes a frame. "
+        "A slow frame every 50 frames, 11 times, first at frame 49."
+    )
+
+
+def test_a_wrong_loop_claims_no_rate_and_still_leaks() -> None:
+    section = frame_loop(slope={"us_per_frame": 12.0, "ci95": [11.0, 13.0], "growing": True})
+    section["memory"]["allocated"] |= {"bytes_per_frame": 4096.0, "leak": True}
+    assert verdict(build_loop("compile", section, status="invalid", reason="recompiled")) == (
+        "invalid, its times do not count: recompiled. It leaks memory: allocated +4096 bytes a frame."
+    )
+    wrong = {"reference": "fp32 eager", "passed": False}
+    assert verdict(build_loop("compile", parity=wrong)) == "parity failed, its times do not count."
+    crashed = build("compile", target="realtime", component="realtime", status="failed", reason="no kernel")
+    assert verdict(crashed) == "failed, its times do not count: no kernel."
+    nothing = build_loop("compile", {"frames": 0, "target_fps": 60.0, "pace": "free"})
+    assert verdict(nothing) == "no frame was held against a deadline."
+
+
+def test_settings_are_said_once_for_loops_that_share_them() -> None:
+    other = build_loop("slow", frame_loop(pace="realtime"))
+    section = realtime_section(run_data(build_loop("a"), build_loop("b"), other))
+    assert section.lines[3:] == (
+        "a and b: 600 frames, 60 warm-up frames, 1 step a frame, schedule sequential, pace free, deliver host, commit "
+        "fused.",
+        "slow: 600 frames, 60 warm-up frames, 1 step a frame, schedule sequential, pace realtime, deliver host, commit "
+        "fused.",
+    )
+
+
+def test_the_report_says_when_the_loop_settled_and_what_it_decodes() -> None:
+    sound = {"window": "windowed", "decoded": 30, "window_latents": 120, "snr_db": {"15": 22.4, "30": 41.0}}
+    gap = {"p50": 0.18, "max": 3.0}
+    record = build_loop("a", frame_loop(sound=sound, gap_ms=gap, throttle_reasons=["power cap"]))
+    line = realtime_section(run_data(record)).legend[0]
+    for words in (
+        "steady from frame 12 (p50 8.990 ms, p99 9.080 ms)",
+        "slope −0.0100 µs a frame [−0.100, +0.0800]: not growing",
+        "0.750 ms (8.3%) of a frame outside its longest path of stages",
+        "0.180 ms between two frames (at most 3.00)",
+        "sound windowed, 30 of 120 latents (shorter windows against the whole one: 15 at 22.4 dB, 30 at 41.0 dB)",
+        "clocks limited by: power cap",
+    ):
+        assert words in line
+
+
+def kept(data: RunData, frames: np.ndarray) -> RunData:
+    """Leave the series of a loop where a run leaves it."""
+    path = data.folder / series_file("realtime.cuda_graph")
+    path.parent.mkdir()
+    np.savez_compressed(path, frame_ms=frames)
+    return data
+
+
+def test_frames_stand_against_the_deadline_with_their_causes(stalled: Section, tmp_path: Any) -> None:
+    frames = 9 + 0.1 * np.random.default_rng(0).standard_normal(100_000)
+    frames[61], frames[49_999] = 45.1, 1.5  # primes: no stride meets both
+    data = kept(run_data(build_loop("cuda_graph", stalled), folder=tmp_path), frames)
+    chart = realtime_section(data).charts[0]
+    layout, drawn = chart.views[0].figure["layout"], traces(chart)
+    line = drawn["frame time"]
+    assert (max(line["y"]), min(line["y"])) == (45.1, 1.5)
+    assert line["x"][line["y"].index(1.5)] == 49_999
+    assert len(line["x"]) <= points_each(1)
+    assert "lowest and highest of each stretch" in chart.note
+    assert drawn["slow: recompile"]["x"] == [60]
+    assert sorted(drawn["slow: garbage collection"]["x"]) == [60, *(100 + 20 * i for i in range(8))]
+    deadline, shade = layout["shapes"]
+    assert deadline["y0"] == deadline["y1"] == 1000 / 60
+    assert (shade["x0"], shade["x1"]) == (0, 12)
+    assert layout["yaxis"]["type"] == "log"  # 45.1 is more than 20 times 1.5
+    assert layout["annotations"][0]["y"] == pytest.approx(np.log10(1000 / 60))
+
+
+@pytest.mark.parametrize("content", [None, b"no archive"])
+def test_frames_that_cannot_be_read_cost_a_line(content: bytes | None, tmp_path: Any) -> None:
+    data = run_data(build_loop("cuda_graph"), folder=tmp_path)
+    if content is not None:
+        (tmp_path / "cells").mkdir()
+        (tmp_path / series_file("realtime.cuda_graph")).write_bytes(content)
+    section = realtime_section(data)
+    assert not section.charts[0]
+    assert any(line.startswith("no frames to draw: cells/realtime.cuda_graph") for line in section.legend)
+
+
+def test_stages_in_turn_add_up_and_overlapping_ones_stand_apart() -> None:
+    stages = {"world": 4.0, "picture": 3.0, "sound": 1.0, "deliver": 0.25}
+    wrong = build_loop("c", status="failed", reason="broken")
+    records = build_loop("a"), build_loop("b", frame_loop(schedule="overlap")), wrong
+    chart = realtime_section(run_data(*records)).charts[1]
+    bars = {name: trace for name, trace in traces(chart).items() if trace["type"] == "bar"}
+    assert {name: bar["y"] for name, bar in bars.items()} == {
+        **{name: [ms] for name, ms in stages.items()},
+        "outside the stages": [0.75],
+    }
+    assert [view.figure["layout"]["barmode"] for view in chart.views] == ["stack", "group"]
+    assert "outside the stages" not in traces(chart, 1)
+    assert {place for bar in bars.values() for place in bar["x"]} == {"realtime.a"}
+    assert chart.views[0].figure["layout"]["shapes"][0]["y0"] == 1000 / 60

@@ -1,0 +1,185 @@
+"""A run's console text and files: the answer first, in 100 columns, whole or not written at all, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_records import build, build_loop, clocks
+
+from profiling.errors import InputError
+from profiling.report.__main__ import main
+from profiling.report.classic import label
+from profiling.report.render import write_report
+from profiling.results.record import Record
+
+Save = Callable[[Sequence[Record]], Path]
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT: dict[str, Any] = {
+    **{"captured_at": "2026-01-02T03:04:05Z", "command": "python -m profiling.generic_forward component=world_model"},
+    "user_git": {"revision": "abcdef1234567890", "dirty": True},
+    "versions": {"python": "3.11.9", "torch": "2.11.0", "cuda": "12.8"},
+    "device": {"type": "cuda", "name": "NVIDIA H200", "memory_bytes": 140 * 2**30, "multiprocessors": 132},
+    **{"cpu": {"model": "Some CPU", "cores": 16}, "threads": 8, "seed": 0, "dtype": "bfloat16"},
+    **{"scale": "tiny", "scale_reason": "cpu: the full size takes {minutes}"},
+}
+WITHOUT_TORCH = """
+import runpy, sys
+for name in ("torch", "triton", "hydra", "omegaconf", "scipy", "rich", "requests", "psutil"):
+    sys.modules[name] = None
+sys.argv = ["report", sys.argv[1]]
+runpy.run_module("profiling.report", run_name="__main__")
+"""
+
+
+def report(run: Path) -> str:
+    return (run / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_answer_comes_first_and_the_paths_last(three: tuple[Record, ...], save: Save) -> None:
+    run = save(three)
+    (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    lines = write_report(run).splitlines()
+    assert lines[:3] == [
+        "NVIDIA H200 · 132 SMs · 140 GiB · Some CPU · 16 cores · 8 threads",
+        "torch 2.11.0 · CUDA 12.8 · python 3.11.9",
+        "scale tiny (cpu: the full size takes {minutes}) · bfloat16 · seed 0 · code git abcdef123456 (dirty)",
+    ]
+    assert lines[4].split()[:2] == ["component", "fastest"]
+    assert lines[7].split()[:2] == ["world_model", "compile"]
+    assert "world_model.cuda_graph failed: parity: error 1.2" in lines
+    assert lines[-2:] == [f"run: {run}", f"report: {run / 'report.html'}"]
+    assert max(map(len, lines)) <= 100
+    assert "```bash\npython -m profiling.generic_forward component=world_model\n```" in report(run)
+
+
+def test_committed_runs_fit_a_hundred_columns_and_show_the_same_tables_everywhere(committed: Path) -> None:
+    from profiling.report.render import render_console, render_markdown, sections_of
+    from profiling.report.run_data import load_run
+    from profiling.report.table import console, fits, markdown
+
+    data = load_run(committed)
+    sections = sections_of(data)
+    text, document = render_console(data, sections), render_markdown(data, sections)
+    assert max(len(line) for line in text.splitlines() if str(committed) not in line) <= 100
+    for table in (table for section in sections for table in section.tables if table):
+        assert not fits(table.depth, "console") or console(table) in text
+        assert not fits(table.depth, "report") or markdown(table) in document
+    assert "nan" not in text.split()
+
+
+def test_files_are_written_whole_and_name_no_outside_path(three: tuple[Record, ...], save: Save) -> None:
+    run = save(three)
+    write_report(run)
+    assert sorted(path.name for path in run.iterdir()) == ["classic.txt", "report.html", "report.md", "results.jsonl"]
+    assert str(run.parent) not in report(run)
+    assert "## generic_forward: 2026-01-02" in report(run)
+    first = (run / "report.html").read_bytes()
+    write_report(run)
+    assert (run / "report.html").read_bytes() == first
+
+
+@pytest.mark.parametrize("content", ['{"device": "odd", "versions": 3, "scale": null}', '{"cut off": ', "[1]", ""])
+def test_a_damaged_environment_leaves_lines_out(save: Save, content: str) -> None:
+    run = save([build("baseline", 2.5)])
+    (run / "environment.json").write_text(content)
+    assert "baseline" in write_report(run)
+    assert "None" not in report(run)
+
+
+def test_a_long_reason_stands_in_full_and_names_its_log(save: Save) -> None:
+    reason = "CUDA out of memory | tried to allocate " + "many " * 60 + "bytes"
+    run = save([build("compile", status="failed", reason=reason)])
+    (run / "cells").mkdir()
+    (run / "cells" / "world_model.compile.log").touch()
+    text = " ".join(write_report(run).split())
+    assert f"world_model.compile failed: {reason} (log: cells/world_model.compile.log)" in text
+    assert "memory \\| tried" in report(run)
+
+
+def test_a_folder_that_cannot_be_written_still_reports(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = save([build("baseline", 2.5)])
+    (run / "report.md").write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    text = write_report(run)
+    assert "2.500" in text
+    lost = text.splitlines()[-1]
+    assert lost.startswith("report.md, classic.txt and report.html could not be written: No space left on device.")
+    assert lost.endswith(f"python -m profiling.report {run}"), "what to type next"
+    assert report(run) == "old"
+    assert not list(run.glob(".*"))
+
+
+def test_a_run_without_a_finished_cell_and_bytes_that_are_no_unicode(save: Save) -> None:
+    run = save([])
+    assert "No cell has ended yet." in write_report(run)
+    assert "No cell has ended yet." in report(run)
+    (run / "results.jsonl").write_bytes(b'\xff{"cut off\n')
+    assert "1 damaged or cut-off lines" in write_report(run)
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no run"):
+        write_report(tmp_path)
+
+
+def test_it_runs_where_torch_cannot_be_imported(three: tuple[Record, ...], save: Save) -> None:
+    run = save([*three, build_loop("cuda_graph")])
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(run)], cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "compile" in done.stdout
+    assert (run / "report.html").is_file()
+
+
+def test_a_terminal_without_unicode_gets_no_traceback(three: tuple[Record, ...], save: Save) -> None:
+    command = [sys.executable, "-m", "profiling.report", str(save(three))]
+    done = subprocess.run(command, cwd=ROOT, env={"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert b"11.5? [11.4, 11.6]" in done.stdout
+
+
+def test_no_run_is_one_line_and_exit_code_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        assert main([str(folder)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert len(printed.err.splitlines()) == 1
+        assert "no run" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("form", "mark"), [("table", "run: "), ("markdown", "## generic_forward"), ("classic", "* Baseline - World Model")]
+)
+def test_one_format_prints_that_one_and_writes_nothing(
+    save: Save, capsys: pytest.CaptureFixture[str], form: str, mark: str
+) -> None:
+    run = save([build("baseline", 2.5)])
+    assert main([str(run), "--format", form]) == 0
+    assert mark in capsys.readouterr().out
+    assert [path.name for path in run.iterdir()] == ["results.jsonl"]
+
+
+def test_the_classic_blocks(three: tuple[Record, ...], save: Save) -> None:
+    run = save([*three, build("compile", 0.004, component="audio_vae", metrics=clocks(0.05)), build_loop("cuda_graph")])
+    write_report(run)
+    blocks = (run / "classic.txt").read_text(encoding="utf-8").split("\n\n")
+    assert blocks[1] == (
+        "* Torch Compile - World Model\n  Mean: 2.50 ms, Min: 2.46 ms, Max: 2.70 ms, Std: 0.02 ms\n"
+        "  Memory: 2506 MB peak allocated\n  Avg FPS: 400.0, Min FPS: 370.4, Max FPS: 406.5"
+    )
+    assert "Failed: parity: error 1.2\n  ~~Mean: 1.23 ms" in blocks[2]
+    assert "Mean: 0.0500 ms" in blocks[3]
+    assert "Avg FPS: 110.2" in blocks[4] or "Avg FPS: 110.3" in blocks[4]
+    assert label("my_own__net") == "My Own Net"

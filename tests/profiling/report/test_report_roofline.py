@@ -1,0 +1,164 @@
+"""How far calls are above their roofline, what is next, and whether predictions came true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from report_records import build, build_loop, frame_loop, rows, run_data, titled
+
+from profiling.report.answer import answer_section
+from profiling.report.heading import ceilings_line
+from profiling.report.roofline import bound_line, next_step, roofline_section
+from profiling.report.status import notes_section
+from profiling.results.record import Record
+
+PREDICTED = "Predicted and measured medians"
+
+
+def roofline(**changes: Any) -> dict[str, Any]:
+    section = {
+        **{"memory_ms": 0.5, "compute_ms": 0.25, "roofline_ms": 0.5, "over_roofline": 57.4, "idle_share": 0.94},
+        "device_work": {
+            **{"kernels": 1234.0, "launches": 1234.0, "busy_ms": 1.7, "median_us": 1.5},
+            **{"short_ms": 1.0, "transfer_ms": 0.0, "waits": 0.0},
+        },
+        **{"bound": "launch overhead", "evidence": ["GPU idle 94%", "1234 launches", "1234 kernels"]},
+        "advice": "94% of wall is launch gaps: capture it (cuda_graph), expect 2.4 ms",
+        "predicted": {"variant": "cuda_graph", "wall_ms": 2.4},
+    }
+    return {name: value for name, value in (section | changes).items() if value is not None}
+
+
+REPLAYED = roofline(bound="underfilled GPU", advice="fuse them", predicted=None, over_roofline=5.0, idle_share=0.3)
+EAGER = build("baseline", 28.7, roofline=roofline())
+GRAPH = build("cuda_graph", 2.52, roofline=REPLAYED)
+
+
+def test_rooflines_reasons_and_predictions() -> None:
+    tables = titled(roofline_section(run_data(EAGER, GRAPH)))
+    first, second = tables["Roofline"]
+    assert list(first.values())[2:] == [
+        *("0.5000", "0.5000", "0.2500", "28.70", "57.4×", "94%", "1234", "1.50", "launch overhead")
+    ]
+    assert (second["above roofline"], second["GPU idle"], second["bound by"]) == ("5.00×", "30%", "underfilled GPU")
+    (prediction,) = tables[PREDICTED]
+    assert list(prediction.values()) == ["world_model", "cuda_graph", "baseline", "2.400", "2.520", "1.05×"]
+    (why, _) = tables["What bounds it, and why"]
+    assert list(why.values())[2:] == [
+        *("launch overhead", "GPU idle 94%; 1234 launches; 1234 kernels", str(roofline()["advice"]))
+    ]
+
+
+def test_a_line_gives_the_number_the_reason_and_the_next_step() -> None:
+    assert bound_line(EAGER, [EAGER, GRAPH]) == (
+        "57.4× above its roofline (0.500 ms). Bound by launch overhead: GPU idle 94%; 1234 launches. "
+        "Next: 94% of wall is launch gaps: capture it (cuda_graph), expect 2.4 ms; measured 2.52 ms."
+    )
+    section = roofline_section(run_data(EAGER, GRAPH))
+    assert [line.partition(":")[0] for line in section.lines] == ["world_model.baseline"], "the fastest is the answer's"
+
+
+def test_the_next_step_carries_its_prediction_where_nobody_tried_it() -> None:
+    assert next_step(EAGER, [EAGER])[0] == "cuda_graph: ~2.40 ms"
+    (table,) = answer_section(run_data(EAGER)).tables
+    assert rows(table)[0]["next"] == "cuda_graph: ~2.40 ms"
+    (table,) = answer_section(run_data(EAGER, GRAPH)).tables
+    assert rows(table)[0]["next"] == "fuse them"
+
+
+def test_a_variant_that_was_measured_slower_is_never_advised() -> None:
+    slower = build("cuda_graph", 30.0, roofline=REPLAYED)
+    short, long = next_step(EAGER, [EAGER, slower])
+    assert short == ""
+    assert long == "nothing faster is known: cuda_graph was measured (30.0 ms)"
+    other = build("cuda_graph_2", 30.0)
+    assert next_step(EAGER, [EAGER, other])[0] == "cuda_graph: ~2.40 ms", "another name that begins alike"
+
+
+def test_a_prediction_says_whose_it_is_and_wrong_cells_fulfil_none() -> None:
+    again = build("swapped", 27.0, roofline=roofline(predicted={"variant": "cuda_graph", "wall_ms": 2.5}))
+    wrong = build("cuda_graph", 2.5, status="failed", reason="parity")
+    found = titled(roofline_section(run_data(EAGER, again, wrong)))[PREDICTED]
+    assert [row["predicted from"] for row in found] == ["baseline", "swapped"]
+    assert "measured ms" not in found[0], "a column in which nothing was measured is left out"
+
+
+def test_a_predicted_time_of_nothing_costs_its_ratio_only() -> None:
+    nothing = build("baseline", 28.7, roofline=roofline(predicted={"variant": "cuda_graph", "wall_ms": 0.0}))
+    (row,) = titled(roofline_section(run_data(nothing, GRAPH)))[PREDICTED]
+    assert (row["predicted ms"], row["measured ms"]) == ("0.000", "2.520")
+    assert "measured / predicted" not in row
+
+
+def test_a_wrong_cell_is_not_judged() -> None:
+    wrong = build("baseline", 28.7, status="failed", reason="parity", roofline=roofline())
+    assert bound_line(wrong, [wrong]) == ""
+    assert titled(roofline_section(run_data(wrong)))["Roofline"][0]["above roofline"] == "~~57.4×~~"
+
+
+def test_without_a_roofline_nothing_is_said() -> None:
+    assert not roofline_section(run_data(build("baseline", 28.7)))
+    assert bound_line(build("baseline", 28.7), ()) == ""
+
+
+FRAME = {
+    **{"memory_ms": 1.5, "compute_ms": 2.25, "roofline_ms": 2.5, "over_roofline": 4.64},
+    "parts": {
+        "world": {"memory_ms": 0.5, "compute_ms": 0.25, "roofline_ms": 0.5},
+        "picture": {"memory_ms": 1.0, "compute_ms": 2.0, "roofline_ms": 2.0},
+    },
+}
+
+
+def judged(**changes: Any) -> dict[str, Any]:
+    return FRAME | {"parts": FRAME["parts"] | {"world": FRAME["parts"]["world"] | changes}}
+
+
+def stage_rows(record: Record) -> list[list[str]]:
+    found = titled(roofline_section(run_data(record)))["Roofline"]
+    return [[row["stage"], row["roofline ms"], row.get("above roofline", "")] for row in found]
+
+
+def test_a_frame_stage_by_stage_and_the_longest_is_named() -> None:
+    record = build_loop("cuda_graph", roofline=FRAME)
+    assert stage_rows(record) == [
+        *(["world", "0.5000", "8.00×"], ["picture", "2.000", "1.50×"], ["frame", "2.500", "4.64×"])
+    ]
+    assert bound_line(record, [record]) == (
+        "4.64× above its roofline (2.50 ms). Its longest stage, world, takes 4.00 ms, 8.00× above its roofline."
+    )
+    told = build_loop("x", roofline=judged(bound="memory bandwidth", evidence=["90% of wall"], advice="batch calls"))
+    assert bound_line(told, [told]).endswith("bound by memory bandwidth: 90% of wall. Next: batch calls.")
+
+
+def test_a_stage_without_a_device_is_timed_on_the_host() -> None:
+    section = frame_loop()
+    for part in section["budget"]["parts"].values():
+        part.pop("device_ms", None)
+    assert stage_rows(build_loop("x", section, roofline=FRAME))[0] == ["world", "0.5000", "1.00×"]
+
+
+def test_what_a_stage_should_take_and_took() -> None:
+    told = judged(bound="launch overhead", predicted={"variant": "cuda_graph", "wall_ms": 3.2})
+    loops = build_loop("baseline", roofline=told), build_loop("cuda_graph", roofline=FRAME)
+    (row,) = titled(roofline_section(run_data(*loops)))[PREDICTED]
+    assert list(row.values()) == ["realtime", "cuda_graph", "world", "baseline", "3.200", "4.000", "1.25×"]
+
+
+CEILINGS = {
+    **{"copy_bytes_per_s": 4.02e12, "read_bytes_per_s": 4.41e12, "matmul_flops_per_s": 6.9e14, "dtype": "bfloat16"},
+    **{"conv_flops_per_s": 5.1e14, "launch_us": 4.6, "gap_us": 0.61, "replay_us": 9.5, "seconds": 1.0},
+    "bandwidth": [[1024, 4.0e12]],
+}
+
+
+def test_the_ceilings() -> None:
+    assert ceilings_line(run_data(environment={"ceilings": CEILINGS}).environment) == (
+        "Measured ceilings: copy 4.02 TB/s, read 4.41 TB/s, bfloat16 matrix products 690 TFLOP/s, "
+        "convolutions 510 TFLOP/s, launch 4.60 µs, gap in a graph 0.610 µs, replay 9.50 µs."
+    )
+    busy = run_data(environment={"ceilings": CEILINGS | {"lost_share": 0.47, "disturbed": True}})
+    assert "too low: other processes took 47% of the CPU time" in notes_section(busy).lines[0]
+    failed = run_data(environment={"ceilings_reason": "not measured: out of memory"})
+    assert notes_section(failed).lines == ("No ceilings: not measured: out of memory",)
+    assert ceilings_line(failed.environment) == ""

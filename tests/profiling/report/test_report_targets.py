@@ -1,0 +1,278 @@
+"""What sweeps, trainings, launch calibrations, captured graphs and compilers add to a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_records import build, faster, rows, run_data, titled, traces
+
+from profiling.report.compile_log import compile_section, file_lines, files_section
+from profiling.report.graphs import graphs_section
+from profiling.report.launches import launches_section
+from profiling.report.sweep import sweep_section
+from profiling.report.training import training_section
+from profiling.results.record import Record
+
+SHAPE = "clip_text@batch=4"
+WITH, WITHOUT = "Total time with preparation", "Total time without preparation"
+
+
+def calls(per_call: float, measured: Sequence[int] = (1, 10, 100), computed: Sequence[int] = (1000,)) -> dict[str, Any]:
+    """Make the metric of a step whose every call takes `per_call` seconds."""
+    points = [{"calls": n, "seconds": n * per_call, "measured": n in measured} for n in (*measured, *computed)]
+    return {"calls": {"points": points, "seconds_per_call": per_call}}
+
+
+def cell(variant: str, per_call: float, seconds: float, **changes: Any) -> Record:
+    content = {"component": SHAPE, "metrics": calls(per_call), "prepare": {"seconds": seconds}}
+    return build(variant, **(content | changes))
+
+
+@pytest.fixture
+def sweep() -> tuple[Record, ...]:
+    """A baseline, a variant that pays after 3334 calls, one that never does, and one that is wrong."""
+    never = {"vs": "baseline", "wall": 0.5}
+    return (
+        cell("baseline", 0.010, 0.5),
+        cell("compile", 0.004, 20.5, speedup=faster(2.5, break_even_calls=3334)),
+        cell("cuda_graph", 0.020, 1.0, speedup=never),
+        cell("quantized", 0.001, 2.0, status="failed", reason="parity: too far", speedup=faster(10)),
+    )
+
+
+def values(row: dict[str, str]) -> list[str]:
+    return list(row.values())[2:]
+
+
+def test_totals_with_and_without_preparation_hold_the_planted_numbers(sweep: tuple[Record, ...]) -> None:
+    found = titled(sweep_section(run_data(*sweep)))
+    assert found[WITH][0] == {
+        **{"component": SHAPE, "variant": "baseline", "1 call s": "0.510", "10 calls s": "0.600"},
+        **{"100 calls s": "1.50", "1,000 calls s": "~10.5", "a call ms": "10.00", "speedup": "–"},
+        "pays after calls": "–",
+    }
+    assert values(found[WITH][1]) == ["20.5", "20.5", "20.9", "~24.5", "4.000", "2.50×", "3334"]
+    assert values(found[WITH][2])[-3:] == ["20.00", "0.500×", "never"]
+    assert values(found[WITHOUT][1]) == ["0.00400", "0.0400", "0.400", "~4.00"]
+
+
+def test_a_wrong_answer_is_struck_out_and_pays_nothing(sweep: tuple[Record, ...]) -> None:
+    row = titled(sweep_section(run_data(*sweep)))[WITH][3]
+    assert values(row) == ["~~2.00~~", "~~2.01~~", "~~2.10~~", "~~~3.00~~", "~~1.000~~", "–", "–"]
+    section = sweep_section(run_data(*sweep))
+    assert "quantized" not in {name for view in range(1) for name in traces(section.charts[0], view)}
+
+
+def test_what_was_computed_and_not_measured_is_explained_where_it_stands(sweep: tuple[Record, ...]) -> None:
+    assert any(line.startswith("~: computed") for line in sweep_section(run_data(*sweep)).legend)
+    measured = cell("baseline", 0.01, 0.5, metrics=calls(0.01, computed=()))
+    assert not any("computed" in line for line in sweep_section(run_data(measured)).legend)
+    ranged = cell("baseline", 0.01, 0.5, point={"component": "clip", "axis": "batch", "value": "all"})
+    assert any("all shapes prepared in one process" in line for line in sweep_section(run_data(ranged)).legend)
+
+
+def test_without_a_correct_baseline_nothing_pays(sweep: tuple[Record, ...]) -> None:
+    found = titled(sweep_section(run_data(*sweep[1:])))[WITH]
+    assert not {"speedup", "pays after calls"} & set(found[0])
+
+
+def test_what_a_sweep_holds() -> None:
+    memory = {"phases": {"steady": {"allocated": 2**20, "host_rss": 2**30}}, "peak_held": 2**21}
+    captured = cell("compile", 0.004, 2.0, memory=memory, prepare={"seconds": 2.0, "cudagraph_captures": 7})
+    by_hand = cell("cuda_graph", 0.004, 2.0, graphs={"held": 3})
+    uncounted = cell("fx", 0.004, 2.0, passes=[{"name": "fold"}], prepare={"seconds": 2.0, "cudagraph_captures": 0})
+    found = titled(sweep_section(run_data(captured, by_hand, uncounted)))["Memory held"]
+    assert [row["graphs held"] for row in found] == ["7", "3", "–"]
+    assert values(found[0])[:2] == ["1.0", "2.0"]
+
+
+def test_a_chart_of_totals_has_hollow_points_where_they_are_computed(sweep: tuple[Record, ...]) -> None:
+    line = traces(sweep_section(run_data(*sweep)).charts[0])["compile"]
+    assert (line["x"], line["y"]) == ([1, 10, 100, 1000], [20.504, 20.54, 20.9, 24.5])
+    assert line["marker"]["symbol"] == ["circle"] * 3 + ["circle-open"]
+
+
+def step(number: int, loss: float | None = 1.0, step_ms: float = 12.5, data_ms: float = 0.12) -> dict[str, Any]:
+    known = {"step": number, "loss": loss, "step_ms": step_ms, "data_ms": data_ms}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def test_eagers_loss_stands_at_its_step() -> None:
+    log = [step(0, 2.302585, 4.25, 0.05), step(10, 1.500125, 4.0), step(19, None, 4.125)]
+    record = build("cuda_graph", 4.0, training={"log": log, "eager_log": [step(10, 1.5), step(0, 2.3), step(5, 9.0)]})
+    section = training_section(run_data(record))
+    assert [values(row) for row in titled(section)["Logged steps"]] == [
+        ["0", "2.303", "2.300", "4.250", "0.05000"],
+        ["10", "1.500", "1.500", "4.000", "0.1200"],
+        ["19", "–", "–", "4.125", "0.1200"],
+    ]
+    loss, times = section.charts
+    assert (traces(loss)["cuda_graph"]["x"], traces(loss)["cuda_graph"]["y"]) == ([0, 10], [2.30259, 1.50012])
+    assert traces(loss)["cuda_graph: eager"]["y"] == [1.5, 2.3, 9.0]
+    assert traces(times)["cuda_graph"]["y"] == [4.25, 4.0, 4.125]
+
+
+def number(middle: float, half: float | None = None) -> dict[str, Any]:
+    return {"p50": middle, "n": 15} | ({} if half is None else {"ci95": [middle - half, middle + half]})
+
+
+GPU: dict[str, Any] = {
+    "launch_calibration": {
+        **{"device": "cuda:0", "dtype": "bfloat16", "rounds": 15, "elements": 1},
+        **{"host_us_per_launch": number(3.25, 0.05), "gpu_us_per_launch": number(1.75), "graph_us_per_node": number(1)},
+        **{"starvation_elements": number(4_120_000.0, 1000), "starvation_bytes": number(16 * 2**20)},
+        "linear": {
+            **{"rows": 1, "width": 64, "host_us_per_launch": number(5.5, 0.1)},
+            "starvation_note": "up to width 128 every operator works for less time than its call costs the host",
+        },
+    },
+    "operators": [
+        {
+            "chain": "elementwise",
+            "elements": 1,
+            "host_us": number(3.25),
+            "gpu_us": number(1.3),
+            "pace_us": number(3.25),
+        },
+        {"chain": "linear", "width": 64, "host_us": number(5.5)},
+        {"chain": "linear", "width": 4096, "host_us": number(5.5), "gpu_us": number(9.02), "pace_us": number(9.0)},
+    ],
+}
+CPU = {
+    "launch_calibration": {
+        **{"device": "cpu", "dtype": "float32", "rounds": 15, "elements": 1, "dispatch_us_per_operator": number(0.41)},
+        "linear": {"rows": 1, "width": 1, "dispatch_us_per_operator": number(0.59), "dispatch_bound_width": number(91)},
+    },
+    "operators": [{"chain": "elementwise", "elements": 1, "host_us": number(0.41, 0.01)}],
+}
+
+
+def test_launch_costs_with_their_intervals_by_chain() -> None:
+    section = launches_section(run_data(build("eager", launches=GPU)))
+    found = {row["what"]: list(row.values())[1:] for row in titled(section)["Launch costs"]}
+    assert found["host time of a launch (eager), µs"] == ["3.250 [3.200, 3.300]", "5.500 [5.400, 5.600]"]
+    assert found["GPU time of a launch (queue full), µs"] == ["1.750", "–"]
+    assert found["GPU idles below: elements, millions"] == ["4.120 [4.119, 4.121]", "–"]
+    assert found["GPU idles below: MiB of an operator"] == ["16.00", "–"]
+    assert not any("by node" in words for words in found), "what nobody measured has no line"
+    assert list(titled(section)["Launch costs"][0])[1:] == ["elementwise, 1 element", "linear, width 64, rows 1"]
+    assert "medians of 15 rounds" in section.lines[0]
+    assert "up to width 128 every operator works for less time" in section.lines[1]
+
+
+def test_the_share_in_which_the_device_waits() -> None:
+    found = titled(launches_section(run_data(build("eager", launches=GPU))))["An operator by its size"]
+    assert [row["GPU idle in eager"] for row in found] == ["60%", "–", "0%"], "no share is negative"
+
+
+def test_a_cpu_has_its_own_lines_and_no_word_of_a_gpu() -> None:
+    section = launches_section(run_data(build("eager", launches=CPU)))
+    assert "GPU" not in str(titled(section))
+    assert [list(row.values()) for row in titled(section)["Launch costs"]] == [
+        ["dispatch of an operator (eager), µs", "0.4100", "0.5900"],
+        ["work as long as dispatch: width", "–", "91.00"],
+    ]
+
+
+def test_captured_graphs_and_passes() -> None:
+    graphs = {
+        **{"held": 2, "capture_seconds": 0.1984, "pool_bytes": 3 * 2**20, "speedup": 4.651, "compiled_pieces": 1},
+        **{"host_launches": {"before": 780, "after": 5}, "wall_ms": {"before": 14.07, "after": 3.028}},
+    }
+    passes = [
+        {"name": "fold_bn", "replaced": 12, "rel_l2": 1.2e-4, "speedup": 1.1, "replay_ms": {"before": 2.2, "after": 2}},
+        {"name": "swap", "unmeasured": "no GPU"},
+    ]
+    found = titled(graphs_section(run_data(build("fx", graphs=graphs, passes=passes), build("baseline"))))
+    assert [values(row) for row in found["CUDA graphs: a call without and with replay"]] == [
+        ["780", "5", "14.07", "3.028", "4.65×", "0.198", "3.0", "2", "1"]
+    ]
+    assert [values(row) for row in found["torch.fx passes, each against the module before it"]] == [
+        ["fold_bn", "12", "1.2e-04", "2.200", "2.000", "1.10×", "–"],
+        ["swap", "–", "–", "–", "–", "–", "no GPU"],
+    ]
+
+
+def compiled(folder: Path) -> Record:
+    log = {
+        **{"index": "tl_out/x/index.html", "compile_seconds": 20.5, "phases": {"dynamo": 1.25, "inductor": 18.0}},
+        "graph_breaks": [{"reason": "call to print", "file": "models/net.py", "line": 40}],
+        **{"recompiles": [{"compile_id": "0/1", "reason": "size"}], "cudagraph_skips": ["mutated inputs"]},
+    }
+    for name in ("tl_out/x/index.html", "traces/x.json.gz"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+    return build(
+        "compile",
+        2.5,
+        compile=log,
+        prepare={"seconds": 28.0, "graphs": 2, "graph_breaks": 1, "recompiles": 1},
+        trace={"trace": "traces/x.json.gz", "operators": "traces/x.txt"},
+        kernels=[{"name": "triton_poi", "file": "kernels/a.py", "kind": "triton"}],
+    )
+
+
+def test_what_the_compiler_did_and_said(tmp_path: Path) -> None:
+    data = run_data(compiled(tmp_path), build("baseline", 3.0), folder=tmp_path)
+    section = compile_section(data)
+    summary, phases, reasons, kernels = section.tables
+    assert len(summary.rows) == 1
+    columns, ((*_, report),) = summary.shown()
+    assert (columns[-1].header, report.href) == ("report", "tl_out/x/index.html")
+    assert values(rows(summary)[0])[:4] == ["20.5", "2", "1", "1"]
+    assert values(rows(phases)[0]) == ["1.25", "18.0"]
+    assert [values(row) for row in rows(reasons)] == [
+        ["graph break", "–", "call to print", "models/net.py:40"],
+        ["recompile", "0/1", "size", "–"],
+        ["CUDA graph skipped", "–", "mutated inputs", "–"],
+    ]
+    assert values(rows(kernels)[0]) == ["triton_poi", "triton", "kernels/a.py"]
+    assert section.lines[0] == "world_model.compile: graph break: call to print (models/net.py:40)"
+
+
+def test_many_reasons_of_a_cell_are_cut_on_the_console(tmp_path: Path) -> None:
+    log = {"index": "x", "graph_breaks": [{"reason": f"number {i}"} for i in range(30)]}
+    lines = compile_section(run_data(build("compile", compile=log))).lines
+    assert len(lines) == 9
+    assert lines[-1] == "world_model.compile: 22 lines more in report.md"
+
+
+def test_traces_are_linked_and_their_folder_is_printed(tmp_path: Path) -> None:
+    data = run_data(compiled(tmp_path), folder=tmp_path)
+    section = files_section(data)
+    assert "ui.perfetto.dev" in section.legend[0]
+    _, ((_, _, trace, operators),) = section.tables[0].shown()
+    assert (trace.href, operators.href) == ("traces/x.json.gz", None)
+    assert file_lines(data) == (
+        f"compile report: {tmp_path / 'tl_out' / 'x' / 'index.html'}",
+        f"profiler traces (open in ui.perfetto.dev): {tmp_path / 'traces'}/",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "href"),
+    [
+        ("traces/a b#1.json.gz", "traces/a%20b%231.json.gz"),
+        *((path, None) for path in ("traces/missing.gz", "javascript:alert(1)", "../outside.txt", "/etc/passwd")),
+        *(("traces", None), ("a\0b", None)),
+    ],
+)
+def test_only_files_of_the_run_are_linked(path: str, href: str | None, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "traces").mkdir(parents=True)
+    (run / "traces" / "a b#1.json.gz").touch()
+    (tmp_path / "outside.txt").touch()
+    link = run_data(folder=run).link(path)
+    assert link is not None
+    assert (link.text, link.href) == (path, href)
+
+
+def test_what_a_run_has_nothing_of_is_absent() -> None:
+    data = run_data(build("baseline", 1.0))
+    for section in (sweep_section, training_section, launches_section, graphs_section, compile_section, files_section):
+        assert not section(data)
+    assert json.dumps([file_lines(data)]) == "[[]]"
