@@ -1,4 +1,4 @@
-"""Structures of tensors, inputs from a spec, weights that are never degenerate."""
+"""Structures of tensors and their distance, inputs from a spec, weights that are never degenerate."""
 
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from profiling.components.build import parse_input_specs
+from profiling.components.reference import relative_l2
 from profiling.components.trees import map_tensors, named_tensors
 from profiling.components.weights import fill_degenerate
 from profiling.errors import InputError
@@ -41,6 +42,15 @@ def test_mapping_keeps_the_structure_and_the_original():
     assert torch.equal(mapped["d"].inside, torch.full((2,), 2.0))
     assert torch.equal(TREE["a"], torch.zeros(2))
     assert torch.equal(mapped["b"][1][0], torch.full((3,), 2.0))
+
+
+def test_relative_l2_is_that_of_the_worst_tensor():
+    one = torch.tensor([3.0, 4.0])
+    assert relative_l2({"a": one, "b": one * 1.5}, {"a": one, "b": one}) == 0.5
+    assert relative_l2(one, {"a": one}) == float("inf")
+    assert relative_l2(one[:1], one) == float("inf")
+    assert relative_l2(one * float("nan"), one) == float("inf")
+    assert relative_l2(one * 0, one * 0) == 0
 
 
 def draw(spec, dtype=torch.float32, seed=0):

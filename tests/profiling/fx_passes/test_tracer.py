@@ -1,3 +1,5 @@
+"""The tracer: real networks, every kind of operation, and errors that name the user's line."""
+
 import gc
 import math
 import re
@@ -5,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from planted import Net, applied, assert_same, calls, normal
+from fx_networks import Net, applied, assert_same, calls, normal
 from torch import nn
 from torch.nn import functional as F
 
@@ -63,7 +65,7 @@ def test_diffusers_and_transformers_decoders_are_traced():
     assert calls(traced)["_weight_norm"] > 20
 
 
-def test_the_module_is_shared_and_unharmed():
+def test_the_trace_shares_the_modules_weights_and_changes_nothing():
     lin = nn.Linear(4, 4)
     module = Net(lambda self, x: self.lin(x).relu(), lin=lin)
     before, x = {name: t.clone() for name, t in module.state_dict().items()}, normal(2, 4, dtype=torch.float32)
@@ -77,7 +79,7 @@ def test_the_module_is_shared_and_unharmed():
     assert torch.equal(traced(x=x), module(x=x))
 
 
-def test_facts_are_those_of_the_tensors():
+def test_node_info_is_that_of_the_tensors():
     module = Net(lambda self, x: (x.transpose(0, 1) + 1).double())
     traced = trace(module, {"x": torch.zeros(2, 3, dtype=torch.float32)})
     view, add, cast = (node_info(node) for node in traced.graph.nodes if node.op.startswith("call"))
@@ -139,20 +141,20 @@ def hides(self, x):
     "forward",
     [asks, takes_item, takes_list, takes_array, indexes, finds, counts_up, transforms, casts, seeds, hides],
 )
-def test_what_cannot_be_traced_is_named_by_its_line(forward):
+def test_errors_name_the_line_that_cannot_be_traced(forward):
     module = Net(forward)
     with pytest.raises(InputError) as caught:
         trace(module, {"x": normal(2, 3, dtype=torch.float32)})
     message = str(caught.value)
     start = forward.__code__.co_firstlineno
-    found = re.search(r"test_tracer\.py:(\d+) \((.*# here)", message)
-    assert found, message
-    assert start < int(found[1]) <= start + 3
+    match = re.search(r"test_tracer\.py:(\d+) \((.*# here)", message)
+    assert match, message
+    assert start < int(match[1]) <= start + 3
     assert "variant=[cuda_graph]" in message
     assert len(message.splitlines()) == 1
 
 
-SPOKEN = {
+EXPRESSIONS = {
     "arithmetic": lambda self, x: (2 - x) / (1 + x**2) + 2**x - (-x) // 3 + x % 2 + abs(x) + 3 / (x * x + 1),
     "comparisons": lambda self, x: ((x > 0) & ~(x >= 1) | (x != 2) ^ (x < 3) & (x <= 4)) == (x > 1),
     "matrices": lambda self, x: x @ x.mT + x.T.t().matmul(x.mH) + torch.einsum("ij,kj->ik", x, x) + x.mm(x.t()),
@@ -178,13 +180,13 @@ def scripted(x):
     return x * 2
 
 
-@pytest.mark.parametrize("name", SPOKEN)
+@pytest.mark.parametrize("name", EXPRESSIONS)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
-def test_the_graph_says_what_the_code_said(name):
-    applied([], Net(SPOKEN[name]), 1e-15, x=normal(3, 3))
+def test_the_graph_computes_what_the_code_computes(name):
+    applied([], Net(EXPRESSIONS[name]), 1e-15, x=normal(3, 3))
 
 
-def test_values_that_no_input_reaches_may_be_asked_for():
+def test_values_that_do_not_depend_on_inputs_may_be_read():
     def forward(self, x):
         limit = torch.arange(4).max()
         if limit > 2:
@@ -205,7 +207,7 @@ def test_values_that_no_input_reaches_may_be_asked_for():
         (lambda self, x: x + torch.empty(3, 3).fill_(-math.inf).triu_(1).exp_(), "triu"),
     ],
 )
-def test_writes_that_nobody_sees_become_values(forward, named):
+def test_private_in_place_calls_become_out_of_place(forward, named):
     traced, _ = applied([], Net(forward), x=normal(3, 3))
     assert not any(written_by(node) for node in traced.graph.nodes)
     assert calls(traced)[named] == 1
@@ -246,7 +248,7 @@ def write_item(self, x):
     [write_through_view, write_and_read_before, write_narrow, write_out, write_item],
     ids=lambda f: f.__name__,
 )
-def test_other_writes_stay_and_are_known(forward):
+def test_other_writes_are_kept_and_known(forward):
     traced, _ = applied([], Net(forward), x=normal(3, 3))
     assert sum(bool(written_by(node)) for node in traced.graph.nodes) >= 1
 
@@ -265,7 +267,7 @@ def test_state_is_kept_in_the_modules_own_buffer():
     assert module.count == 2
 
 
-def test_a_graph_lets_go_of_what_it_no_longer_uses():
+def test_a_graph_frees_weights_that_it_no_longer_uses():
     module = Net(lambda self, x: self.a(x) + self.b(x), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
     weight = weakref.ref(module.a.weight)
     traced = FuseParallelLinears()(trace(module, {"x": torch.ones(1, 3)}))

@@ -1,4 +1,4 @@
-"""What cannot be captured says which operator and which line, and leaves everything as it was."""
+"""Errors of calls that cannot be captured name the operator and the line, and restore all state."""
 
 import gc
 
@@ -42,7 +42,7 @@ def graphed_and_input():
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_one_error_that_names_operator_and_line_and_leaves_everything_as_it_was(case):
+def test_the_error_names_operator_and_line_and_restores_all_state(case):
     operator, why = CASES[case]
     kind = getattr(uncapturable, case)
     good, x = graphed_and_input()
@@ -93,7 +93,7 @@ def test_nothing_falls_back_silently():
 
 
 @torch.no_grad()
-def test_a_signature_that_fails_costs_the_others_nothing():
+def test_a_failed_signature_leaves_the_others_working():
     class Picky(nn.Module):
         def forward(self, x):
             return x * 2 if x.shape[0] == 8 else x * x.sum().item()
@@ -109,7 +109,7 @@ def test_a_signature_that_fails_costs_the_others_nothing():
 
 
 @torch.no_grad()
-def test_an_error_of_its_own_stays_that_error():
+def test_an_error_of_forward_during_capture_is_raised_unchanged():
     good, x = graphed_and_input()
     with pytest.raises(ValueError, match="planted"):
         CudaGraphed(uncapturable.Raises())(x)
@@ -120,7 +120,7 @@ def test_an_error_of_its_own_stays_that_error():
 
 
 @torch.no_grad()
-def test_what_every_replay_would_repeat_is_refused():
+def test_effects_that_replays_would_repeat_are_refused():
     class Replaces(nn.Module):
         def __init__(self):
             super().__init__()
@@ -142,7 +142,7 @@ def test_what_every_replay_would_repeat_is_refused():
 
 
 @torch.no_grad()
-def test_out_of_memory_inside_a_capture_is_told_as_such():
+def test_out_of_memory_inside_a_capture_is_raised_unchanged():
     class Greedy(nn.Module):
         def forward(self, x):
             if torch.cuda.is_current_stream_capturing():
@@ -156,7 +156,7 @@ def test_out_of_memory_inside_a_capture_is_told_as_such():
     torch.rand(4, device="cuda")
 
 
-def test_what_is_wrong_without_a_capture_stays_that_error():
+def test_an_error_of_the_function_is_raised_unchanged():
     def broken(x):
         raise KeyError("planted")
 

@@ -1,4 +1,4 @@
-"""Modules that cannot be captured, each with the line that is to blame marked `HERE`."""
+"""Modules that cannot be captured, each with the line that causes it marked `HERE`."""
 
 import torch
 from torch import nn

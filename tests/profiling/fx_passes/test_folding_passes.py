@@ -1,25 +1,26 @@
+"""Passes that fold constants and weight norm, and drop calls that change nothing."""
+
 import pytest
 import torch
-from planted import Net, applied, calls, normal
+from fx_networks import Net, applied, calls, normal
 from torch import nn
 from torch.nn import functional as F
 
-from profiling.fx_passes.convolution import FoldBatchNorm
-from profiling.fx_passes.folding import FoldConstants, FoldWeightNorm
+from profiling.fx_passes.folding import DropNoOps, FoldConstants, FoldWeightNorm
 from profiling.fx_passes.tracer import trace
 
 
 @pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
 @pytest.mark.parametrize("conv", [nn.Conv1d(4, 6, 3), nn.ConvTranspose1d(4, 6, 3), nn.Linear(8, 5)])
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
-def test_weight_norm_of_both_kinds_is_folded(wrap, conv):
+def test_both_kinds_of_weight_norm_are_folded(wrap, conv):
     conv = type(conv)(*((8, 5) if isinstance(conv, nn.Linear) else (4, 6, 3)), dtype=torch.float64)
     traced, counts = applied([FoldWeightNorm()], Net(lambda self, x: self.conv(x), conv=wrap(conv)), x=normal(1, 4, 8))
     assert counts == [1]
     assert sum(calls(traced).values()) == 1
 
 
-def test_a_weight_norm_of_something_computed_stays():
+def test_weight_norm_of_a_computed_tensor_is_kept():
     module = Net(lambda self, x: torch._weight_norm(x, self.g, 0), g=normal(3, 1))
     assert applied([FoldWeightNorm()], module, x=normal(3, 4))[1] == [0]
 
@@ -30,7 +31,7 @@ def with_positions(self, x):
     return x + self.table(positions) + mask.exp() * self.gain.double()
 
 
-def test_what_no_input_reaches_is_folded():
+def test_calls_that_do_not_depend_on_inputs_are_folded():
     table = nn.Embedding(3, 3, dtype=torch.float64)
     module = Net(with_positions, table=table, gain=torch.ones((), dtype=torch.float32))
     traced, counts = applied([FoldConstants()], module, x=normal(3, 3))
@@ -75,7 +76,7 @@ def counts_calls(self, x):
 @pytest.mark.parametrize(
     "module", [Net(accumulates), Net(counts_calls, calls=torch.zeros((), dtype=torch.float64))], ids=["zeros", "state"]
 )
-def test_memory_that_is_written_to_is_made_anew(module):
+def test_memory_that_is_written_to_is_not_folded(module):
     x = normal(3)
     traced, counts = applied([FoldConstants()], module, x=x)
     assert counts == [0]
@@ -83,55 +84,60 @@ def test_memory_that_is_written_to_is_made_anew(module):
     assert torch.equal(traced(x=x), module(x=x))
 
 
-CONVOLUTIONS = [
-    (nn.Conv1d, nn.BatchNorm1d, {}, 1),
-    (nn.Conv2d, nn.BatchNorm2d, {"groups": 2, "bias": False}, 2),
-    (nn.Conv3d, nn.BatchNorm3d, {"padding": "same"}, 3),
-    (nn.ConvTranspose1d, nn.BatchNorm1d, {"stride": 2}, 1),
-    (nn.ConvTranspose2d, nn.BatchNorm2d, {"groups": 2}, 2),
-]
+def idle(self, x):
+    y = F.dropout((x * 2).contiguous().view(3, 4).reshape(3, 4), 0.5, self.training)
+    return y.to(torch.float64).clone().expand(3, 4).detach()[:].transpose(0, 0) + 1
 
 
-def norm_of(kind, channels, **options):
-    norm = kind(channels, dtype=torch.float64, **options)
-    with torch.no_grad():
-        for seed, tensor in enumerate((norm.running_mean, norm.weight, norm.bias)):
-            if tensor is not None:
-                tensor.copy_(normal(channels, seed=seed))
-        if norm.running_var is not None:
-            norm.running_var.copy_(normal(channels, seed=9).square() + 0.1)
-    return norm
-
-
-@pytest.mark.parametrize(("conv", "norm", "options", "dims"), CONVOLUTIONS)
-@pytest.mark.parametrize("affine", [True, False])
-def test_batch_norm_is_folded(conv, norm, options, dims, affine):
-    parts = {"conv": conv(4, 6, 3, dtype=torch.float64, **options), "norm": norm_of(norm, 6, affine=affine, eps=0.01)}
-    kept = parts["conv"].weight.clone()
-    module = Net(lambda self, x: self.norm(self.conv(x)).relu(), **parts)
-    traced, counts = applied([FoldBatchNorm()], module, x=normal(2, 4, *[6] * dims))
-    assert counts == [1]
-    assert calls(traced)["batch_norm"] == 0
-    assert torch.equal(parts["conv"].weight, kept)
-
-
-def test_a_shared_weight_is_scaled_for_each_norm():
-    parts = {"conv": nn.Conv1d(4, 6, 3).double(), "one": norm_of(nn.BatchNorm1d, 6), "two": norm_of(nn.BatchNorm1d, 6)}
-    parts["two"].running_mean.add_(1)
-    module = Net(lambda self, x: self.one(self.conv(x)) + self.two(self.conv(x)), **parts)
-    assert applied([FoldBatchNorm()], module, x=normal(2, 4, 8))[1] == [2]
+def test_no_ops_are_dropped():
+    traced, counts = applied([DropNoOps()], Net(idle), x=normal(3, 4))
+    assert counts == [10]
+    assert calls(traced) == {"mul": 1, "add": 1}
 
 
 @pytest.mark.parametrize(
     "forward",
     [
-        lambda self, x: self.norm(self.conv(x).relu()),
-        lambda self, x: self.norm(y := self.conv(x)) + y,
-        lambda self, x: self.norm(F.conv1d(x, self.conv.weight * x.mean())),
-        lambda self, x: F.batch_norm(self.conv(x), None, None, training=True),
+        lambda self, x: x.t().contiguous() + 1,
+        lambda self, x: x.float() + 1,
+        lambda self, x: x[1:] + 1,
+        lambda self, x: x.flip(0) + 1,
+        lambda self, x: x[:2] + x[1:],
+        lambda self, x: F.dropout(x, 1.0, training=True),
     ],
-    ids=["between", "read twice", "computed weight", "training"],
+    ids=["layout", "dtype", "part", "order", "offset", "dropout"],
 )
-def test_other_batch_norms_stay(forward):
-    module = Net(forward, conv=nn.Conv1d(4, 6, 3).double(), norm=norm_of(nn.BatchNorm1d, 6))
-    assert applied([FoldBatchNorm()], module, x=normal(2, 4, 8))[1] == [0]
+def test_calls_with_an_effect_are_kept(forward):
+    assert applied([DropNoOps()], Net(forward), x=normal(3, 4))[1] == [0]
+
+
+def kept_apart(self, x):
+    y = x + 1
+    z = y.clone()
+    z[0] = 5
+    return y + z
+
+
+def original_is_written(self, x):
+    y = x + 1
+    z = y.clone()
+    y[0] = 5
+    return y + z
+
+
+@pytest.mark.parametrize("forward", [kept_apart, original_is_written], ids=lambda f: f.__name__)
+def test_copies_of_memory_that_is_written_to_are_kept(forward):
+    assert applied([DropNoOps()], Net(forward), x=normal(3, 4))[1] == [0]
+
+
+def test_outputs_do_not_alias_inputs_constants_or_each_other():
+    def forward(self, x):
+        y = x + 1
+        return x.clone(), self.table.clone().view(2), y.clone(), y.clone()
+
+    table = torch.ones(1, 2)
+    x = normal(3, 4)
+    traced, counts = applied([DropNoOps()], Net(forward, table=table), x=x)
+    assert counts == [1]
+    memory = [t.data_ptr() for t in (*traced(x=x), x, table)]
+    assert len(set(memory)) == len(memory)

@@ -1,17 +1,18 @@
+"""The passes of conf/variant/fx_cuda_graph.yaml together, a user's own passes, and what is recorded of each."""
+
 import functools
 import itertools
 
 import pytest
 import torch
 import yaml
-from planted import Net, assert_same, calls, normal
+from fx_networks import Net, assert_same, calls, normal
 from torch import fx, nn
 
 from models.clip import build_clip_text, clip_text_inputs, randomise_clip
 from profiling.cli.app import CONF
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import relative_l2
 from profiling.errors import InputError
 from profiling.fx_passes.linear import FuseParallelLinears
 from profiling.fx_passes.nodes import propagate
@@ -66,17 +67,17 @@ FOR_ANY = ("FoldConstants", "DropNoOps")  # how many depends on the version of t
 def test_the_shipped_passes_on_clip(build, attention):
     module, inputs = build(attention)
     module = module.eval()
-    found = list(apply_passes(trace(module, inputs), shipped().passes, lambda traced: propagate(traced, inputs)))
-    for stage in found:
-        stage.after.graph.lint()
+    applied = list(apply_passes(trace(module, inputs), shipped().passes, lambda traced: propagate(traced, inputs)))
+    for each in applied:
+        each.after.graph.lint()
         # eager attention takes its softmax in fp32, whatever the model's dtype is
-        assert stage.rel_l2 < (1e-6 if stage.name == "ReplaceAttention" else 1e-10)
-    counted = {stage.name: stage.replaced for stage in found if stage.name not in FOR_ANY and stage.replaced}
+        assert each.rel_l2 < (1e-6 if each.name == "ReplaceAttention" else 1e-10)
+    counted = {each.name: each.replaced for each in applied if each.name not in FOR_ANY and each.replaced}
     assert counted == COUNTS[build, attention]
-    assert next(stage for stage in found if stage.name == "FoldConstants").replaced > 0
+    assert next(each for each in applied if each.name == "FoldConstants").replaced > 0
     others = {name: x.flip(1) for name, x in inputs.items()}
     with torch.no_grad():
-        assert_same(found[-1].after(**others), module(**others), 1e-6 if attention == "eager" else 1e-10)
+        assert_same(applied[-1].after(**others), module(**others), 1e-6 if attention == "eager" else 1e-10)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -88,21 +89,21 @@ def test_the_shipped_passes_on_the_text_component(attention):
     options = {"batch": 1, "tokens": 20, "device": "cpu", "dtype": torch.float32}
     one, other = (clip_text_inputs(module, generator=torch.Generator().manual_seed(n), **options) for n in (1, 2))
     text = component(module, **one)
-    found = list(apply_passes(trace(module, one), shipped().passes, lambda traced: propagate(traced, text.inputs)))
-    counted = {stage.name: stage.replaced for stage in found if stage.name not in FOR_ANY and stage.replaced}
+    applied = list(apply_passes(trace(module, one), shipped().passes, lambda traced: propagate(traced, text.inputs)))
+    counted = {each.name: each.replaced for each in applied if each.name not in FOR_ANY and each.replaced}
     assert counted == COUNTS[clip, attention]
     with torch.no_grad():
-        assert_same(found[-1].after(**other), module(**other), 1e-5)
+        assert_same(applied[-1].after(**other), module(**other), 1e-5)
 
 
 def test_a_layer_of_clip_is_ten_kernels_and_views():
     module, inputs = clip("eager", layers=1)
     traced = shipped().transformed(component(module, **inputs))
     views = {"reshape", "transpose", "getitem", "split"}
-    found = {name: count for name, count in calls(traced).items() if name not in views}
+    counted = {name: count for name, count in calls(traced).items() if name not in views}
     layer = {"linear": 2, "addmm": 2, "silu": 1, "scaled_dot_product_attention": 1, "layer_norm": 2, "add": 2}
     outside = {"embedding": 1, "add": 1, "layer_norm": 1, "linear": 1}
-    assert {name: found[name] for name in layer} == {n: c + outside.get(n, 0) for n, c in layer.items()}
+    assert {name: counted[name] for name in layer} == {n: c + outside.get(n, 0) for n, c in layer.items()}
 
 
 def sign_flipped(module: fx.GraphModule, *, target: str) -> fx.GraphModule:
@@ -121,7 +122,7 @@ class Twice:
         return module
 
 
-def test_passes_of_ones_own_are_named_and_looked_at():
+def test_passes_of_a_users_own_are_named_and_compared():
     node = {
         "_target_": "profiling.variants.fx_cuda_graph.FxCudaGraph",
         "passes": [
@@ -133,18 +134,18 @@ def test_passes_of_ones_own_are_named_and_looked_at():
     variant = instantiate(node, "variant.mine")
     module = Net(lambda self, x: self.a(x), a=nn.Linear(3, 3).double())
     x = normal(2, 3)
-    found = list(apply_passes(trace(module, {"x": x}), variant.passes, lambda traced: propagate(traced, {"x": x})))
-    assert [(stage.name, stage.replaced) for stage in found] == [
+    applied = list(apply_passes(trace(module, {"x": x}), variant.passes, lambda traced: propagate(traced, {"x": x})))
+    assert [(each.name, each.replaced) for each in applied] == [
         ("Twice", None),
         ("sign_flipped", None),
         ("FuseParallelLinears", 0),
     ]
-    assert [stage.rel_l2 for stage in found] == [0, 2, 0]
-    assert torch.equal(found[1].before(x=x), module(x=x)), "what a pass changes is not what was before it"
-    assert torch.equal(found[1].after(x=x), -module(x=x))
+    assert [each.rel_l2 for each in applied] == [0, 2, 0]
+    assert torch.equal(applied[1].before(x=x), module(x=x)), "what a pass changes is not what was before it"
+    assert torch.equal(applied[1].after(x=x), -module(x=x))
 
 
-def test_wrong_passes_are_named():
+def test_errors_name_the_wrong_pass():
     with pytest.raises(InputError, match=r"passes\.0='drop' cannot be called"):
         FxCudaGraph(passes=["drop"])
     with pytest.raises(InputError, match="warmup=0"):
@@ -178,16 +179,7 @@ def test_a_stateful_network_is_compared_from_its_start():
     assert module.count == 1
 
 
-def test_relative_l2_is_that_of_the_worst_tensor():
-    one = torch.tensor([3.0, 4.0])
-    assert relative_l2({"a": one, "b": one * 1.5}, {"a": one, "b": one}) == 0.5
-    assert relative_l2(one, {"a": one}) == float("inf")
-    assert relative_l2(one[:1], one) == float("inf")
-    assert relative_l2(one * float("nan"), one) == float("inf")
-    assert relative_l2(one * 0, one * 0) == 0
-
-
-def test_drift_is_in_both_sides():
+def test_drift_affects_both_medians_alike():
     now = itertools.count(100, 10)  # a device that gets slower with each reading
     before, after = interleaved_medians(lambda: next(now) * 2.0, lambda: float(next(now)), rounds=40)
     assert before / after == pytest.approx(2, rel=0.02)
@@ -196,10 +188,10 @@ def test_drift_is_in_both_sides():
     assert order == ["b", "a", "a", "b"]
 
 
-def test_the_record_tells_what_a_pass_did(monkeypatch):
-    asked = []
+def test_a_pass_is_recorded_with_its_count_error_and_gain(monkeypatch):
+    timed = []
     monkeypatch.setattr(
-        "profiling.variants.fx_cuda_graph.replay_ms", lambda *given, **_: asked.append(given) or (3.0, 2.0)
+        "profiling.variants.fx_cuda_graph.replay_ms", lambda *given, **_: timed.append(given) or (3.0, 2.0)
     )
     module = Net(lambda self, x: self.a(x) + self.b(x), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
     variant = FxCudaGraph(passes=[FuseParallelLinears(), FuseParallelLinears()])
@@ -208,4 +200,4 @@ def test_the_record_tells_what_a_pass_did(monkeypatch):
     assert first.replay_ms == BeforeAfter(before=3.0, after=2.0)
     assert first.rel_l2 < 1e-6
     assert second == FxPass(name="FuseParallelLinears", replaced=0, rel_l2=0.0), "nothing changed, nothing to gain"
-    assert len(asked) == 1
+    assert len(timed) == 1

@@ -1,4 +1,4 @@
-"""Which calls are the same call, and how static inputs keep layout and aliasing; no GPU needed."""
+"""Signatures of calls, and layout and aliasing of static inputs; no GPU needed."""
 
 from collections import namedtuple
 from dataclasses import dataclass
@@ -49,20 +49,20 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("case", DIFFERENT)
-def test_different_calls(case):
+def test_different_calls_have_different_keys(case):
     one, other = DIFFERENT[case]
     assert key(one) == key(one)
     assert key(one) != key(other)
     assert key(x=one) != key(y=one)
 
 
-def test_the_numbers_do_not_matter():
+def test_values_of_tensors_are_not_part_of_the_key():
     assert key(X, scale=2) == key(X + 1, scale=2)
     base = X.clone() + 3
     assert key(X, X[1:]) == key(base, base[1:]), "views of each other, as before"
 
 
-def test_modes_are_part_of_it():
+def test_modes_are_part_of_the_key():
     keys = {key(X)}
     with torch.no_grad():
         keys.add(key(X))
@@ -71,13 +71,13 @@ def test_modes_are_part_of_it():
     assert len(keys) == 3
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_mutable_arguments_are_refused():
     for value in ({1, 2}, object(), nn.Linear(1, 1)):
         with pytest.raises(TypeError, match=f"type {type(value).__name__} cannot"):
             key(value)
 
 
-def test_tensors_come_in_the_order_of_the_walk():
+def test_tensors_are_collected_in_a_fixed_order():
     _, leaves = signature((X, [X + 1, {"z": X + 2}]), {"b": Box(X + 3, 1.0)})
     assert [float(leaf[0, 0]) for leaf in leaves] == [0, 1, 2, 3]
 
@@ -122,7 +122,7 @@ def overlap(first, second):
     return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
 
 
-def test_a_fill_follows_new_values_and_skips_what_is_in_place():
+def test_copy_in_copies_new_values_and_skips_buffers():
     base = torch.zeros(10)
     static = StaticInputs([base, base[2:5]])
     base.copy_(torch.arange(10.0))
@@ -133,7 +133,7 @@ def test_a_fill_follows_new_values_and_skips_what_is_in_place():
     assert bool((static.tensors[0] == 7).all())
 
 
-def test_what_the_module_writes_goes_back():
+def test_copy_back_writes_changed_inputs():
     given = [torch.zeros(4), torch.ones(4)]
     static = StaticInputs(given)
     static.tensors[0].add_(5)
@@ -142,14 +142,14 @@ def test_what_the_module_writes_goes_back():
     assert bool((given[0] == 5).all())
 
 
-def test_a_view_of_a_static_input_is_that_view_of_the_callers():
+def test_same_view_is_that_view_of_the_callers_tensor():
     given = torch.arange(12.0).view(3, 4)[1:]
     static = StaticInputs([given]).tensors[0]
     assert torch.equal(same_view(static[:, 1::2], static, given), given[:, 1::2])
     assert same_view(static.t(), static, given).data_ptr() == given.data_ptr()
 
 
-def test_leaves_that_need_gradients_still_do():
+def test_inputs_that_require_grad_have_static_inputs_that_do():
     given = torch.ones(3, requires_grad=True)
     (static,) = StaticInputs([given]).tensors
     assert static.requires_grad

@@ -1,4 +1,4 @@
-"""Small networks for the passes, and what every test of a pass does with one."""
+"""Small networks for the passes, and the comparison that each test of a pass makes."""
 
 from collections import Counter
 
@@ -47,12 +47,12 @@ def applied(passes, module, tolerance=1e-10, **inputs):
 
 
 def assert_same(output, reference, tolerance):
-    found, expected = dict(named_tensors(output)), dict(named_tensors(reference))
+    actual, expected = dict(named_tensors(output)), dict(named_tensors(reference))
     assert type(output) is type(reference)
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for path, tensor in expected.items():
-        assert found[path].dtype == tensor.dtype
-        assert (found[path].double() - tensor.double()).norm() <= tolerance * tensor.double().norm()
+        assert actual[path].dtype == tensor.dtype
+        assert (actual[path].double() - tensor.double()).norm() <= tolerance * tensor.double().norm()
 
 
 def calls(traced):

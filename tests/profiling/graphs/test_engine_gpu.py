@@ -1,4 +1,4 @@
-"""The graph engine against eager: signatures, aliasing, random numbers, modes, switches, memory."""
+"""CudaGraphed against eager: signatures, aliasing, random numbers, modes, switches, memory."""
 
 import gc
 import random
@@ -54,7 +54,7 @@ def test_a_graph_for_each_signature(net):
 
 
 @torch.no_grad()
-def test_the_cache_is_bounded_and_keeps_what_was_used_last(net):
+def test_the_cache_evicts_the_graph_used_longest_ago(net):
     graphed = CudaGraphed(net, max_graphs=2)
     a, b, c = (torch.randn(n, 16, device="cuda") for n in (1, 2, 3))
     for x in (a, b, a, c, a):  # b is the one that goes
@@ -92,7 +92,7 @@ def test_five_shapes_share_a_pool_of_little_more_than_the_largest():
 
 
 @torch.no_grad()
-def test_what_is_evicted_is_freed_for_the_next():
+def test_memory_of_evicted_graphs_is_reused():
     module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))).cuda()
     graphed = CudaGraphed(module, max_graphs=2)
     sizes = []
@@ -109,7 +109,7 @@ def test_what_is_evicted_is_freed_for_the_next():
 
 
 @torch.no_grad()
-def test_the_block_switches_a_module_and_leaves_it_as_it_was(net):
+def test_cuda_graphs_replaces_forward_inside_the_block_only(net):
     calls = []
     net.register_forward_hook(lambda *_: calls.append(1))
     x = torch.randn(4, 16, device="cuda")
@@ -127,7 +127,7 @@ def test_the_block_switches_a_module_and_leaves_it_as_it_was(net):
 
 
 @torch.no_grad()
-def test_off_on_and_on_again_without_stale_results(net):
+def test_switching_off_and_on_gives_no_stale_results(net):
     graphed = CudaGraphed(net)
     x = torch.randn(4, 16, device="cuda")
     graphed(x)
@@ -232,7 +232,7 @@ def test_inputs_and_outputs_behave_as_in_eager(case, mode):
 
 
 @torch.no_grad()
-def test_overlapping_views_may_stand_anywhere():
+def test_overlapping_views_may_begin_at_any_offset():
     graphed = CudaGraphed(lambda a, b: a * 2 + b)
     for offset in (2, 0, 4, 5, 1):
         buffer = torch.randn(16, device="cuda")
@@ -241,7 +241,7 @@ def test_overlapping_views_may_stand_anywhere():
 
 
 @torch.no_grad()
-def test_conjugated_inputs_are_other_numbers():
+def test_conjugated_inputs_have_a_signature_of_their_own():
     graphed = CudaGraphed(lambda a, b: a * b)
     x = torch.randn(8, dtype=torch.complex64, device="cuda")
     for _ in range(2):
@@ -249,7 +249,7 @@ def test_conjugated_inputs_are_other_numbers():
         torch.testing.assert_close(graphed(x, x.conj()), x * x.conj())
 
 
-def test_outputs_that_are_inputs_are_the_callers():
+def test_outputs_that_are_inputs_are_the_callers_tensors():
     with torch.no_grad():
         x, y = base(8, 8), base(8, 8)
         graphed = CudaGraphed(identity)
@@ -294,7 +294,7 @@ def test_random_numbers_are_fresh_and_follow_the_seed():
 
 
 @torch.no_grad()
-def test_a_generator_of_the_callers_is_drawn_from():
+def test_a_generator_argument_is_drawn_from():
     generator = torch.Generator("cuda").manual_seed(3)
     graphed = CudaGraphed(lambda x, generator: x + torch.rand(8, device="cuda", generator=generator))
     x = torch.zeros(8, device="cuda")
@@ -304,7 +304,7 @@ def test_a_generator_of_the_callers_is_drawn_from():
     torch.testing.assert_close(mine, theirs)
 
 
-def test_modes_are_those_of_the_call(net):
+def test_autocast_and_inference_mode_are_those_of_the_call(net):
     graphed = CudaGraphed(net)
     x = torch.randn(4, 16, device="cuda")
     with torch.no_grad():
@@ -320,7 +320,7 @@ def test_modes_are_those_of_the_call(net):
 
 
 @torch.no_grad()
-def test_recording_is_one_call_to_the_modules_state():
+def test_capturing_changes_the_modules_state_once():
     norm, twin = (nn.BatchNorm1d(16).cuda().train() for _ in range(2))
     graphed = CudaGraphed(norm)
     for _ in range(3):
@@ -334,7 +334,7 @@ def test_recording_is_one_call_to_the_modules_state():
 
 
 @pytest.mark.parametrize("alias", [False, True])
-def test_an_output_that_is_kept_over_100_frames(alias):
+def test_outputs_kept_over_100_frames(alias):
     weight = base(8, 8)
     with torch.inference_mode():
         graphed = CudaGraphed(lambda x: {"y": x @ weight}, alias_outputs=alias)
@@ -362,7 +362,7 @@ def test_inputs_in_place_are_not_copied(net):
 
 
 @torch.no_grad()
-def test_inside_another_capture_it_becomes_part_of_that(net):
+def test_a_call_inside_another_capture_becomes_part_of_it(net):
     inner = CudaGraphed(net)
     outer = CudaGraphed(lambda x: inner(x) + 1)
     x = torch.randn(4, 16, device="cuda")
@@ -381,7 +381,7 @@ def test_options_are_checked(net):
 
 
 @torch.no_grad()
-def test_kernels_of_a_graph_keep_the_priority_that_they_were_captured_with():
+def test_kernels_keep_the_priority_of_their_capture():
     """Both wait for multiprocessors that another stream's kernels of many blocks fill; one of them is let in first."""
     large, small = torch.ones(2**29, device="cuda"), torch.ones(2**20, device="cuda")
 

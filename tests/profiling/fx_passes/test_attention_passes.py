@@ -1,8 +1,10 @@
+"""Passes for attention: the library's kernel for plain operations, and simpler masks."""
+
 import math
 
 import pytest
 import torch
-from planted import Net, applied, calls, normal
+from fx_networks import Net, applied, calls, normal
 from torch.nn import functional as F
 
 from profiling.fx_passes.attention import ReplaceAttention, SimplifyMasks
@@ -29,7 +31,7 @@ def through_baddbmm(self, q, k, v):
     return torch.bmm(torch.baddbmm(room, q, k.mT, beta=0, alpha=0.3).softmax(-1), v)
 
 
-SPELLINGS = {
+FORMS = {
     "plain": lambda self, q, k, v: (q @ k.mT).softmax(-1) @ v,
     "scaled after": lambda self, q, k, v: torch.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.3, dim=3).matmul(v),
     "divided": lambda self, q, k, v: F.softmax(q @ k.mT / math.sqrt(4), -1) @ v,
@@ -47,20 +49,20 @@ SPELLINGS = {
 }
 
 
-def planted(forward):
+def masked(forward):
     return Net(forward, added=ADDED, hidden=HIDDEN)
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
-def test_spellings_are_replaced(name):
-    traced, counts = applied([ReplaceAttention()], planted(SPELLINGS[name]), q=Q, k=K, v=V)
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_attention_are_replaced(name):
+    traced, counts = applied([ReplaceAttention()], masked(FORMS[name]), q=Q, k=K, v=V)
     assert counts == [1]
-    found = calls(traced)
-    assert found["scaled_dot_product_attention"] == 1
-    assert not found.keys() & {"softmax", "matmul", "baddbmm", "masked_fill", "where", "dropout"}
+    counted = calls(traced)
+    assert counted["scaled_dot_product_attention"] == 1
+    assert not counted.keys() & {"softmax", "matmul", "baddbmm", "masked_fill", "where", "dropout"}
 
 
-def test_keys_that_are_transposed_already_are_used_as_they_lie():
+def test_keys_that_come_transposed_are_transposed_back():
     module = Net(lambda self, q, k, v: (q @ k).softmax(-1) @ v)
     traced, counts = applied([ReplaceAttention()], module, q=Q, k=K.mT.contiguous(), v=V)
     assert (counts, calls(traced)["transpose"]) == ([1], 1)
@@ -82,11 +84,11 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_something_else_stays(name):
-    assert applied([ReplaceAttention()], planted(OTHERS[name]), q=Q, k=K, v=V)[1] == [0]
+def test_other_products_are_kept(name):
+    assert applied([ReplaceAttention()], masked(OTHERS[name]), q=Q, k=K, v=V)[1] == [0]
 
 
-def test_dropout_that_drops_stays():
+def test_attention_with_active_dropout_is_kept():
     module = Net(lambda self, q, k, v: F.dropout((q @ k.mT).softmax(-1), 1.0, training=True) @ v)
     assert applied([ReplaceAttention()], module, q=Q, k=K, v=V)[1] == [0]
 
@@ -110,7 +112,7 @@ LEAST = torch.finfo(torch.float64).min
         (torch.zeros(1, 1, 1, 7).double(), None),
     ],
 )
-def test_masks_that_say_a_word_are_replaced_by_it(mask, kept):
+def test_causal_and_empty_masks_become_arguments(mask, kept):
     traced, counts = applied([SimplifyMasks()], attention(mask), q=normal(2, 3, 7, 4), k=K, v=V)
     assert counts == [1]
     (node,) = traced.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
@@ -132,11 +134,11 @@ NEARLY[2, 4] = True
     ],
     ids=["one more", "above", "ones are added", "not low enough", "one of two"],
 )
-def test_other_masks_stay(mask):
+def test_other_masks_are_kept(mask):
     assert applied([SimplifyMasks()], attention(mask.clone()), q=normal(2, 3, 7, 4), k=K, v=V)[1] == [0]
 
 
-def test_a_written_out_causal_mask_ends_as_a_word():
+def test_a_computed_causal_mask_becomes_is_causal():
     def forward(self, q, k, v):
         mask = torch.full((7, 7), -math.inf, dtype=q.dtype).triu(1)
         return (q @ k.mT / 2 + mask).softmax(-1) @ v

@@ -1,0 +1,187 @@
+"""Passes for linear layers: parallel layers, fused activations, QuickGELU."""
+
+import pytest
+import torch
+from fx_networks import Net, applied, calls, normal
+from torch import nn
+from torch.nn import functional as F
+
+from profiling.fx_passes import linear
+from profiling.fx_passes.linear import FuseLinearEpilogues, FuseParallelLinears, FuseQuickGelu
+from profiling.fx_passes.nodes import node_info
+
+
+def linears(**biases):
+    return {name: nn.Linear(8, 8, bias=bias, dtype=torch.float64) for name, bias in biases.items()}
+
+
+def heads(self, x):
+    b, n, _ = x.shape
+    q, k, v = (part(x).view(b, n, 2, 4).transpose(1, 2) for part in (self.q, self.k, self.v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, 8)
+
+
+@pytest.mark.parametrize("biases", [(True, True, True), (False, False, False), (True, False, True)])
+def test_queries_keys_and_values_become_one_product_and_views(biases):
+    module = Net(heads, **linears(**dict(zip("qkv", biases, strict=True))))
+    traced, counts = applied([FuseParallelLinears()], module, x=normal(2, 5, 8))
+    assert counts == [3]
+    assert calls(traced)["linear"] == 1
+    (attention,) = traced.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
+    assert all(node_info(heads_).stride == (5 * 24, 4, 24, 1) for heads_ in attention.args)  # no copy
+    (weight,) = (t for name, t in traced.named_buffers() if "weight" in name)
+    assert torch.equal(weight, torch.cat((module.q.weight, module.k.weight, module.v.weight)))
+    assert dict(traced.named_parameters()) == {}
+
+
+def test_layers_of_different_widths_far_apart_are_fused():
+    def forward(self, x, c):
+        for layer in (self.a, self.b, self.c):
+            scale = layer(c)
+            x = x * scale[..., :4]
+        return x
+
+    parts = {name: nn.Linear(8, 4 + i, dtype=torch.float64) for i, name in enumerate("abc")}
+    assert applied([FuseParallelLinears()], Net(forward, **parts), x=normal(2, 4), c=normal(2, 8))[1] == [3]
+
+
+def test_a_part_that_cannot_be_viewed_is_copied():
+    module = Net(lambda self, x: self.a(x).view(2, 40) + self.b(x).view(2, 40), **linears(a=True, b=True))
+    assert applied([FuseParallelLinears()], module, x=normal(2, 5, 8))[1] == [2]
+
+
+def writes_between(self, x):
+    y = x * 1
+    first = self.a(y)
+    y[..., 0] = 3
+    return first + self.b(y)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: self.b(self.a(x)),
+        lambda self, x: self.a(x) + self.b(x.abs()),
+        lambda self, x: self.a(x) + F.linear(x, self.b.weight * x.mean()),
+        lambda self, x: self.a(x) + F.linear(x, self.b.weight, x[0, 0]),
+        writes_between,
+    ],
+    ids=["in a row", "other inputs", "computed weight", "computed bias", "written between"],
+)
+def test_other_linear_layers_are_kept(forward):
+    assert applied([FuseParallelLinears()], Net(forward, **linears(a=True, b=True)), x=normal(2, 5, 8))[1] == [0]
+
+
+def test_dtypes_are_not_mixed():
+    def forward(self, x):
+        return self.a(x).float() + self.b(x.float()) + F.linear(x, self.c).float()
+
+    parts = {"a": nn.Linear(8, 8).double(), "b": nn.Linear(8, 8), "c": nn.Parameter(normal(8, 8))}
+    assert applied([FuseParallelLinears()], Net(forward, **parts), 1e-6, x=normal(2, 8))[1] == [2]
+
+
+def mlp(forward, bias=True):
+    return Net(forward, up=nn.Linear(8, 16, bias=bias).double(), down=nn.Linear(16, 8, bias=bias).double())
+
+
+def quick(self, x):
+    h = self.up(x)
+    return self.down(h * torch.sigmoid(1.702 * h))
+
+
+def quick_otherwise(self, x):
+    h = self.up(x)
+    return self.down(torch.sigmoid(h * 3.404 / 2).mul(h))
+
+
+@pytest.mark.parametrize("forward", [quick, quick_otherwise])
+@pytest.mark.parametrize("bias", [True, False])
+def test_quick_gelu_between_linear_layers_becomes_silu(forward, bias):
+    module = mlp(forward, bias)
+    traced, counts = applied([FuseQuickGelu()], module, x=normal(2, 5, 8))
+    assert counts == [1]
+    assert calls(traced) == {"addmm": 2, "silu": 1, "reshape": 4}
+    shared = {t.data_ptr() for t in (module.up.weight, module.down.weight)}
+    assert shared <= {t.data_ptr() for t in traced.buffers()}
+
+
+def test_x_times_its_sigmoid_becomes_silu():
+    traced, counts = applied([FuseQuickGelu()], Net(lambda self, x: (x + 1) * (x + 1).sigmoid()), x=normal(3))
+    assert counts == [0]  # two nodes, though of one value
+    traced, counts = applied([FuseQuickGelu()], Net(lambda self, x: x * x.sigmoid() + 1), x=normal(3))
+    assert (counts, calls(traced)) == ([1], {"silu": 1, "add": 1})
+
+
+def reads_the_middle(self, x):
+    h = self.up(x)
+    return self.down(h * torch.sigmoid(1.702 * h)) + h.mean()
+
+
+def reads_the_end(self, x):
+    h = self.up(x)
+    h = h * torch.sigmoid(1.702 * h)
+    return self.down(h) + h.mean()
+
+
+def gates_another(self, x):
+    h = self.up(x)
+    return self.down(h * torch.sigmoid(1.702 * h.flip(0)))
+
+
+def no_linear_after(self, x):
+    h = self.up(x)
+    return h * torch.sigmoid(1.702 * h)
+
+
+def keeps_the_gate(self, x):
+    h = self.up(x)
+    gate = torch.sigmoid(1.702 * h)
+    return self.down(h * gate) + gate.mean()
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [reads_the_middle, reads_the_end, gates_another, no_linear_after, keeps_the_gate],
+    ids=lambda f: f.__name__,
+)
+def test_other_gates_are_kept(forward):
+    assert applied([FuseQuickGelu()], mlp(forward), x=normal(2, 5, 8))[1] == [0]
+
+
+def relu(self, x):
+    return self.down(F.relu(self.up(x)))
+
+
+def test_linear_epilogues_need_cuda():
+    assert applied([FuseLinearEpilogues()], mlp(relu), x=normal(2, 8))[1] == [0]
+
+
+def test_linear_and_relu_become_one_call(monkeypatch):
+    monkeypatch.setattr(linear, "DEVICES", ("cpu",))
+    traced, counts = applied([FuseLinearEpilogues()], mlp(relu), x=normal(2, 5, 8))
+    assert (counts, calls(traced)["_addmm_activation"], calls(traced)["relu"]) == ([1], 1, 0)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: F.gelu(self.up(x)),
+        lambda self, x: F.relu(h := self.up(x)) + h,
+        lambda self, x: F.leaky_relu(self.up(x)),
+        lambda self, x: F.relu(F.linear(x, self.up.weight)),
+    ],
+    ids=["exact gelu", "read twice", "another activation", "no bias"],
+)
+def test_other_epilogues_are_kept(forward, monkeypatch):
+    monkeypatch.setattr(linear, "DEVICES", ("cpu",))
+    assert applied([FuseLinearEpilogues()], mlp(forward), x=normal(2, 8))[1] == [0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", [F.relu, lambda x: F.gelu(x, approximate="tanh")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_linear_epilogues_match_the_library(activation, dtype):
+    module = mlp(lambda self, x: self.down(activation(self.up(x)))).to("cuda", dtype)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-3
+    traced, counts = applied([FuseLinearEpilogues()], module, tolerance, x=normal(2, 5, 8, dtype=dtype).cuda())
+    assert (counts, calls(traced)["_addmm_activation"]) == ([1], 1)
