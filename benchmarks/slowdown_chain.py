@@ -18,8 +18,8 @@ class Chain(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the first 256 rows, [<= 256, width], for x [rows, width].
 
-        x joins in at each link, so that none works on zeros. Parity compares on the host, where all rows would take
-        longer than the timing.
+        Each link adds x, so that none works on zeros. Parity compares on the host, where all rows would take longer
+        than the timing.
         """
         state, weight = x, self.weight
         for _ in range(self.links):

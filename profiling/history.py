@@ -1,79 +1,255 @@
-"""The optimisation history over a folder of runs: `python -m profiling.history FOLDER`. Needs no torch."""
+"""Show the fastest correct variant of each component over a folder of runs: `python -m profiling.history FOLDER`.
+
+Needs no torch. Exit code 0: done; 2: no runs are there, or the page could not be written.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from profiling.comparison.edge import read_options, unforeseen
-from profiling.comparison.page_file import LostPageError, checked_file, write_page
-from profiling.comparison.timeline import Timelines, history_text, timelines
-from profiling.comparison.timeline_plot import HISTORY_FILE, plot_history
-from profiling.errors import InputError, MissingExtraError
+from profiling.compare.cells import loop_work
+from profiling.compare.command import (
+    check_page_path,
+    describe_error,
+    paragraph,
+    parse_options,
+    titled_table,
+    write_page,
+)
+from profiling.compare.loaded_run import LoadedRun, load_run, median_ms
+from profiling.errors import InputError
+from profiling.report.charts import GREY, Chart, Figure, View, axis, error_bars, figure, line, palette, plain, points
+from profiling.report.format import ABSENT, count_of, estimate, one_line, show
+from profiling.report.page import Section, render_page
+from profiling.report.table import Column, Table
+from profiling.results.environment import Environment
+from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.judgement import fastest_correct
+from profiling.results.record import Record
+
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "hexagon")
+_TOOL = "tool "
+
+
+@dataclass(frozen=True)
+class HistoryPoint:
+    """The fastest correct variant of a component in one run, and how it compares with the runs before it."""
+
+    run: str  # its folder, relative to the folder of all runs
+    date: str | None  # when the run began, ISO 8601 in UTC
+    revision: str | None  # of the user's code, with + for uncommitted changes; `tool …` where only the tool's is known
+    variant: str
+    p50_ms: float  # of a call, or of a frame of a loop
+    ci95: tuple[float, float] | None
+    vs_first: float | None = None  # p50 of the first run over this one: above 1 is faster
+    vs_previous: float | None = None
+
+
+#: The points of each title, oldest first. Their times are comparable: same device, same work.
+History = Mapping[str, tuple[HistoryPoint, ...]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the history and plot it into the folder; return 0, or 2 where it holds no runs or a file was lost."""
+    """Print the history; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m profiling.history",
-        description="The best right variant of each component, run by run.",
-        epilog="exit code: 0 done, 2 no runs there, or the plot or the page could not be written",
+        description="The fastest correct variant of each component, run by run.",
+        epilog="exit code: 0 done, 2 no runs are there, or the page could not be written",
     )
-    parser.add_argument("folder", type=Path, help="a folder with the folders of runs anywhere below it")
-    chosen = read_options(parser, arguments)
+    parser.add_argument("folder", type=Path, help="a folder with run folders anywhere below it")
+    options = parse_options(parser, arguments)
     try:
-        file = checked_file(chosen.html) if chosen.html else None
-        lines = timelines(chosen.folder, _skipped)
-        print(history_text(lines, markdown=chosen.markdown))
+        if options.html:
+            check_page_path(options.html)
+        history = read_history(options.folder)
+        print(history_text(history, as_markdown=options.markdown))
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return InputError.exit_code
-    except Exception as error:  # a record that was edited by hand may hold anything
-        what = f"{chosen.folder} has a run that cannot be read: {unforeseen(error)}"
-        print(f"error: {what}. Hold the runs against each other with profiling.compare.", file=sys.stderr)
+    if options.html and not write_page(options.html, lambda: history_page(history, options.folder)):
         return InputError.exit_code
-    # The text stands; neither file costs the other.
-    written = [_plot(lines, chosen.folder / HISTORY_FILE), file is None or _write_page(lines, chosen.folder, file)]
-    return 0 if all(written) else InputError.exit_code
+    return 0
 
 
-def _skipped(run: Path, reason: str) -> None:
-    print(f"skipped {run}: {reason}", file=sys.stderr)
+def read_history(folder: Path) -> History:
+    """Read every run below `folder`; runs without a date come first, by name.
+
+    A run that cannot be read is skipped with a line on stderr.
+
+    Raises:
+        InputError: there is no run, or none has a correct cell with times.
+
+    """
+    runs = sorted(path.parent for path in folder.rglob(RESULTS_FILE) if path.stat().st_size)
+    if not runs:
+        raise InputError(f"{folder} holds no runs: there is no {RESULTS_FILE} below it. Name a folder of run folders.")
+    history: dict[str, list[HistoryPoint]] = {}
+    for run in runs:
+        try:
+            points_of_run = _points(load_run(run), os.path.relpath(run, folder))
+        except (InputError, OSError) as error:
+            print(f"skipped {run}: {error}", file=sys.stderr)
+            continue
+        except Exception as error:  # a fault in one run must not hide the others
+            print(f"skipped {run}: {describe_error(error)}", file=sys.stderr)
+            continue
+        for title, point in points_of_run.items():
+            history.setdefault(title, []).append(point)
+    if not history:
+        raise InputError(f"{folder}: none of its {len(runs)} runs has a correct cell with times.")
+    return {title: _ordered(series) for title, series in history.items()}
 
 
-def _plot(lines: Timelines, file: Path) -> bool:
-    """Write the plot and say where it is; return False where it could not be written."""
+def _ordered(series: Sequence[HistoryPoint]) -> tuple[HistoryPoint, ...]:
+    """Return the points by date, with their speedups over the first and the previous."""
+    first, *others = sorted(series, key=lambda point: (point.date or "", point.run))
+    compared = [
+        replace(point, vs_first=first.p50_ms / point.p50_ms, vs_previous=previous.p50_ms / point.p50_ms)
+        for previous, point in pairwise((first, *others))
+    ]
+    return (first, *compared)
+
+
+def _points(run: LoadedRun, name: str) -> dict[str, HistoryPoint]:
+    groups: dict[str, list[Record]] = {}
+    for record in run.records.values():
+        if record.is_correct and median_ms(record) is not None:
+            groups.setdefault(_title(run, record), []).append(record)
+    fastest = {title: fastest_correct(records) for title, records in groups.items()}
+    return {title: _point(run, record, name) for title, record in fastest.items() if record is not None}
+
+
+def _title(run: LoadedRun, record: Record) -> str:
+    """Return everything that makes times comparable: component, target, device and the work of a call or frame."""
+    device, conditions = run.environment.device, record.metrics.latency
+    parts = [record.component, record.target, device and device.name, record.dtype, record.scale]
+    if record.parameters is not None:
+        parts.append(f"{record.parameters:,} parameters")
+    if not record.is_realtime and record.frames_per_call not in (None, 1):
+        parts.append(f"{record.frames_per_call} frames a call")
+    parts += [f"{name} {value}" for name, value in loop_work(record).items()]
+    if conditions is not None and conditions.cold:
+        parts.append("cold cache")
+    return " · ".join(filter(None, parts))
+
+
+def _point(run: LoadedRun, record: Record, name: str) -> HistoryPoint:
+    loop = record.realtime
+    summary = record.metrics.wall_ms if loop is None else loop.frame_ms
+    schedule = loop and loop.schedule
+    return HistoryPoint(
+        run=name,
+        date=run.environment.captured_at,
+        revision=_revision(run.environment),
+        variant=f"{record.variant} ({schedule})" if schedule else record.variant,
+        p50_ms=median_ms(record) or 0.0,
+        ci95=summary and summary.ci95,
+    )
+
+
+def _revision(environment: Environment) -> str | None:
+    for prefix, git in (("", environment.user_git), (_TOOL, environment.tool_git)):
+        if git is not None and git.revision:
+            return f"{prefix}{git.revision[:7]}{'+' if git.dirty else ''}"
+    return None
+
+
+def history_text(history: History, *, as_markdown: bool) -> str:
+    """Return a table for each title, and how to read them."""
+    tables = [titled_table(table, as_markdown=as_markdown) for table in _tables(history)]
+    return "\n\n".join((*tables, paragraph(_legend(history), as_markdown=as_markdown)))
+
+
+def history_page(history: History, folder: Path) -> str:
+    """Return the page."""
+    runs = {point.run for series in history.values() for point in series}
+    dates = sorted(point.date for series in history.values() for point in series if point.date)
+    heading = f"{folder}: {count_of(len(runs), 'run')}{f', {dates[0]} to {dates[-1]}' if dates else ''}"
+    title = "The fastest correct variant of each run"
+    section = Section("history", title, _legend(history), tables=_tables(history), charts=(_chart(history),))
+    return render_page(f"history: {one_line(folder.resolve().name)}", [one_line(heading)], [section])
+
+
+def _tables(history: History) -> list[Table[HistoryPoint]]:
+    columns = (
+        Column[HistoryPoint]("run", lambda point: point.run),
+        Column[HistoryPoint]("began (UTC)", _date),
+        Column[HistoryPoint]("git", lambda point: point.revision),
+        Column[HistoryPoint]("fastest variant", lambda point: point.variant, wrap=20),
+        Column[HistoryPoint]("p50", lambda point: point.p50_ms, "ms"),
+        Column[HistoryPoint]("vs first", lambda point: point.vs_first, "ratio"),
+        Column[HistoryPoint]("vs previous", lambda point: point.vs_previous, "ratio"),
+    )
+    return [Table(title, columns, series, keys=1) for title, series in history.items()]
+
+
+def _legend(history: History) -> list[str]:
+    every = [point for series in history.values() for point in series]
+    lines = ["A component has a table for each device, precision and amount of work."]
+    if any(point.vs_first is not None for point in every):
+        lines.append("vs first, vs previous: the other run's p50 over this one's; above 1, this run is faster.")
+    if any(point.revision for point in every):
+        git = "git: revision of your code (+: with uncommitted changes)"
+        tool = any((point.revision or "").startswith(_TOOL) for point in every)
+        lines.append(f"{git}; tool: only this tool's revision is known." if tool else f"{git}.")
+    return lines
+
+
+def _date(point: HistoryPoint) -> str | None:
+    instant = _instant(point.date)
+    return point.date if instant is None else f"{instant:%Y-%m-%d %H:%M}"
+
+
+def _instant(date: str | None) -> datetime | None:
+    """Return the date in UTC; None where it is none."""
     try:
-        plot_history(lines, file)
-        print(f"\nplot: {file}")
-    except MissingExtraError as error:
-        print(f"\nno plot: {error}")
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return False
-    except Exception as error:  # a name or number that a plot has no place for
-        print(f"error: {file} was not written: {unforeseen(error)}. The table above stands.", file=sys.stderr)
-        return False
-    return True
+        instant = datetime.fromisoformat(date or "")
+        return (instant.astimezone(UTC) if instant.tzinfo else instant).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        return None
 
 
-def _write_page(lines: Timelines, folder: Path, file: Path) -> bool:
-    try:
-        print(write_page(file, partial(_page, lines, folder)), file=sys.stderr)
-    except LostPageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return False
-    return True
+def _chart(history: History) -> Chart:
+    """Return the chart, a view for each title; a variant has the same colour and symbol in every view."""
+    colours = palette(point.variant for series in history.values() for point in series)
+    markers = {name: (colour, _SYMBOLS[place % len(_SYMBOLS)]) for place, (name, colour) in enumerate(colours.items())}
+    views = [View(one_line(title), _figure(series, markers)) for title, series in history.items()]
+    note = "Bars: the 95% interval of the median. Runs are in their order where not every date is known."
+    return Chart("history", "Median time of the fastest correct variant", views, note)
 
 
-def _page(lines: Timelines, folder: Path) -> str:
-    # The text needs neither jinja2 nor plotly.
-    from profiling.comparison.html.history_page import render_history
+def _figure(series: Sequence[HistoryPoint], markers: Mapping[str, tuple[str, str]]) -> Figure:
+    instants = [instant for point in series if (instant := _instant(point.date)) is not None]
+    dated = len(instants) == len(series) and len(set(instants)) > 1
+    if dated:
+        places, x = [instant.isoformat() for instant in instants], axis("start of the run, UTC", type="date")
+    else:
+        places = [f"{number}: {point.date or 'undated'}" for number, point in enumerate(series, 1)]
+        x = axis("run, in order", type="category")
+    medians = [point.p50_ms for point in series]
+    traces: list[dict[str, Any]] = [line("fastest", places, medians, GREY, 1.0, hoverinfo="skip", showlegend=False)]
+    for variant in dict.fromkeys(point.variant for point in series):
+        chosen = [number for number, point in enumerate(series) if point.variant == variant]
+        colour, symbol = markers[variant]
+        values = [medians[number] for number in chosen]
+        bars = error_bars(values, [series[number].ci95 for number in chosen], colour)
+        texts = [plain(_hover_text(series[number])) for number in chosen]
+        more: dict[str, Any] = {"error_y": bars, "text": texts, "hoverinfo": "text"}
+        traces.append(points(variant, [places[number] for number in chosen], values, symbol, colour, 10, **more))
+    return figure(traces, x, axis("p50, ms", rangemode="tozero"))
 
-    return render_history(lines, folder)
+
+def _hover_text(point: HistoryPoint) -> str:
+    time = show(estimate(point.p50_ms, point.ci95), "ms")
+    return f"{point.variant}: {time} ms, {_date(point) or 'undated'}, git {point.revision or ABSENT}, {point.run}"
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The frame loop of a real-time application, each frame against its deadline."""
+"""The loop of a real-time application, frame by frame against its deadlines."""

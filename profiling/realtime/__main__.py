@@ -14,61 +14,37 @@ from profiling.cli.app import execute, main
 from profiling.cli.config import read_config
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError, did_you_mean
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.options import ROLES, WHOLE, WORLD, LoopOptions
 from profiling.run.job import RunConfig
 
 TARGET = "realtime"
 CELL = "profiling.realtime.cell.RealtimeCell"
 RECOVER = "profiling.realtime.recovery.recover_frames"
 MIXED = "profiling.realtime.prepare.Mixed"
-ROLES = ("world", "picture", "sound")
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
     """Play the loop under every variant, or under one that is mixed."""
     config = read_config(cfg)
-    checked_options(config.source)
+    check_options(config.source)
     stages = chosen_stages(config)
-    stages["world"] = with_passes(stages["world"], config.source)
+    stages[WORLD] = with_denoising(stages[WORLD], config.source)
     procedure = {
         "_target_": CELL,
         "options": config.source["loop"],
         "stages": json.dumps({role: asdict(spec) for role, spec in stages.items()}),
     }
-    pipeline = replace(stages["world"], name=TARGET, checkpoint=None)
+    pipeline = replace(stages[WORLD], name=TARGET, checkpoint=None)
     variants = mixed(config) or config.variants
     config = replace(config, components=(pipeline,), variants=variants, procedure=procedure, recover=RECOVER)
     return execute(TARGET, config, folder)
 
 
-def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
-    """Return the component of each role.
+def check_options(source: Mapping[str, Any]) -> None:
+    """Check the options of the loop before any process is started.
 
     Raises:
-        InputError: no mapping, a role without a component, or a name that is none of those chosen.
-
-    """
-    components = {spec.name: spec for spec in config.components}
-    names: Any = config.source.get("stages") or {}
-    if not isinstance(names, Mapping):
-        raise InputError(f"stages={names}: a component for each role, stages.picture=picture_stage for example.")
-    found = {}
-    for role in ROLES:
-        name = names.get(role)
-        if not isinstance(name, str) or name not in components:
-            raise InputError(
-                f"stages.{role}={name} is none of the components {', '.join(components)}."
-                f"{did_you_mean(str(name), components)} Name it in component=[...] too."
-            )
-        found[role] = components[name]
-    return found
-
-
-def checked_options(source: Mapping[str, Any]) -> None:
-    """Refuse options of the loop before anything is started.
-
-    Raises:
-        InputError: one that there is not, or a value out of range.
+        InputError: an unknown option, or a value out of range.
 
     """
     given = source["loop"]
@@ -77,39 +53,63 @@ def checked_options(source: Mapping[str, Any]) -> None:
     LoopOptions(**{key: value for key, value in given.items() if key != "_target_"})
 
 
-def with_passes(world: ComponentSpec, source: Mapping[str, Any]) -> ComponentSpec:
-    """Return the world model's spec with the denoising that the command line asks for.
+def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
+    """Return the component of each role.
 
     Raises:
-        InputError: it has no such argument.
+        InputError: `stages` is no mapping, or a role has no component or one that is not among those chosen.
 
     """
-    asked = {name: source[name] for name in ("steps", "commit", "guidance") if source.get(name) is not None}
-    for name in asked:
+    components = {spec.name: spec for spec in config.components}
+    names: Any = config.source.get("stages") or {}
+    if not isinstance(names, Mapping):
+        raise InputError(f"stages={names}: a component for each role, stages.picture=picture_stage for example.")
+    stages = {}
+    for role in ROLES:
+        name = names.get(role)
+        if not isinstance(name, str) or name not in components:
+            raise InputError(
+                f"stages.{role}={name} is none of the components {', '.join(components)}."
+                f"{did_you_mean(str(name), components)} Name it in component=[...] too."
+            )
+        stages[role] = components[name]
+    return stages
+
+
+def with_denoising(world: ComponentSpec, source: Mapping[str, Any]) -> ComponentSpec:
+    """Return the world model's spec with the `steps`, `commit` and `guidance` of the command line.
+
+    Raises:
+        InputError: the module has no such argument.
+
+    """
+    given = {name: source[name] for name in ("steps", "commit", "guidance") if source.get(name) is not None}
+    for name in given:
         if name not in world.module:
             raise InputError(
-                f"{name}={asked[name]}: component.{world.name}.module has no {name}. Leave it out, or take a component "
+                f"{name}={given[name]}: component.{world.name}.module has no {name}. Leave it out, or use a component "
                 "that has one, world_model_frame for example."
             )
-    return replace(world, module={**world.module, **asked})
+    return replace(world, module={**world.module, **given})
 
 
 def mixed(config: RunConfig) -> dict[str, Mapping[str, Any]] | None:
-    """Return the one variant that `mix` asks for, or None where it asks for nothing.
+    """Return the one variant that `mix` describes, or None without `mix`.
 
     Raises:
-        InputError: no mapping, a stage that there is not or is left out, or a variant that is not among those chosen.
+        InputError: `mix` is no mapping, its stages are not exactly those of the loop, or a variant is not among those
+            chosen.
 
     """
     mix: Any = config.source.get("mix")
     if not mix:
         return None
-    known = ("whole",) if config.source["loop"].get("schedule") == "one_graph" else ROLES
-    if not isinstance(mix, Mapping) or set(mix) != set(known):
-        example = ",".join(f"{stage}:baseline" for stage in known)
+    stages = (WHOLE,) if config.source["loop"].get("schedule") == "one_graph" else ROLES
+    if not isinstance(mix, Mapping) or set(mix) != set(stages):
+        example = ",".join(f"{stage}:baseline" for stage in stages)
         raise InputError(
             f"mix={mix}: name a variant for each stage and nothing else, as in 'mix={{{example}}}' "
-            "(quoted: a shell takes braces apart)."
+            "(in quotes, since a shell expands braces)."
         )
     for stage, name in mix.items():
         if not isinstance(name, str) or name not in config.variants:

@@ -1,14 +1,15 @@
-"""The cell of `realtime`: load the networks, prepare them, and play."""
+"""The cell of `realtime`: load the networks, prepare and check them, play the frames, and explain their times."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import torch
 
 from models.playback import SoundStage
@@ -18,25 +19,24 @@ from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.machine.ceilings import Ceilings
 from profiling.machine.gc_policy import garbage
-from profiling.realtime.monitor import FrameWatch
-from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import (
-    PRIORITIES,
-    SOUND,
-    WHOLE,
-    WORLD,
-    Actions,
-    StagedPipeline,
-    assemble,
-    drawn_actions,
-    read_actions,
+from profiling.realtime.monitor import FrameMonitor
+from profiling.realtime.options import SOUND, WHOLE, WORLD, LoopOptions
+from profiling.realtime.pipeline import PRIORITIES, Actions, StagedPipeline, assemble, drawn_actions, read_actions
+from profiling.realtime.play import FrameLoop, WallClock, series_names
+from profiling.realtime.prepare import (
+    LoadedStages,
+    build_stages,
+    check_parity,
+    load_stages,
+    prepare_stages,
+    reference_outputs,
+    refuse_shared_pools,
 )
-from profiling.realtime.play import Player, WallClock, series_names
-from profiling.realtime.prepare import Parts, blueprints_of, check, expected_of, parts_of, prepare, refuse_shared_pools
-from profiling.realtime.recovery import loop_facts
+from profiling.realtime.recovery import describe_loop
 from profiling.realtime.sound import choose_window
-from profiling.realtime.summary import compiled_or_captured, median, stage_ms, summarize_frames
+from profiling.realtime.summary import median, stage_ms, summarize_frames
 from profiling.results.frames import Journal, Series, recover_series, stage_names
+from profiling.results.record import SoundWindow
 from profiling.roofline.section import limits_of
 from profiling.run.cell import Cell, metrics_of
 from profiling.run.environment import ceilings_in
@@ -46,72 +46,25 @@ from profiling.trace.events import read_events, timeline
 from profiling.trace.profiler import trace_step
 from profiling.variants.variant import Step, Variant
 
-
-def frame_limits(
-    components: Mapping[str, Component],
-    steps: Mapping[str, Step],
-    ceilings: Ceilings,
-    frame_ms: float | None,
-    part_ms: Mapping[str, float],
-    *,
-    fused: Collection[str],
-    overlapping: bool,
-) -> dict[str, Any]:
-    """Return the section `limits` of a loop whose median frame took `frame_ms`, if any did.
-
-    `parts` holds what each of `components` must do for a frame and what bounds its step, whose median time is in
-    `part_ms`, and the section itself the sum. The parts' floors add up where one comes after the other; where they
-    overlap, one may move bytes while another computes, and the larger of the two sums is the floor; what then bounds
-    each alone is not asked. Copies between the stages and to the player are not in it. Runs each component once,
-    eagerly, and on CUDA its step a few times, and leaves it at its reset state: for after the frames.
-    """
-    parts = {}
-    for name, component in components.items():
-        time_ms = None if overlapping else part_ms.get(name)
-        parts[name] = limits_of(component, steps[name].run, ceilings, time_ms, fused=name in fused)
-        component.reset()
-    memory, compute = (sum(part[term] for part in parts.values()) for term in ("memory_ms", "compute_ms"))
-    floor = max(memory, compute) if overlapping else sum(part["floor_ms"] for part in parts.values())
-    section: dict[str, Any] = {
-        "bytes": _added(part["bytes"] for part in parts.values()),
-        "flops": _added(part["flops"] for part in parts.values()),
-        "memory_ms": memory,
-        "compute_ms": compute,
-        "floor_ms": floor,
-        "parts": parts,
-    }
-    if frame_ms is not None and floor > 0:
-        section["achieved_over_floor"] = frame_ms / floor
-    return section
-
-
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for mapping in counts:
-        for kind, count in mapping.items():
-            total[kind] = total.get(kind, 0) + count
-    return total
-
-
-#: Samples of sound a second.
+#: Samples of sound a second at full scale; tiny networks make another number.
 SAMPLE_RATE = 44100
-#: Why the trace of a loop tells neither submodules nor lines of code.
-_SEVERAL = (
-    "not attributable: several networks make a frame; the main job looks into each (component=[world_model_frame])"
+#: Why the trace of a loop has no table of submodules, and none of host waits.
+_NO_MODULES = (
+    "not attributable: several networks make a frame; the main job analyses each (component=[world_model_frame])"
 )
-_LOOP = "nothing: the loop is traced in one piece, and its waits are the harness's own"
+_NO_WAITS = "not attributable: the loop is traced as one call, whose waits are those of the harness"
 
 
 @dataclass
 class RealtimeCell(Cell):
-    """Play frames under a variant, each against its deadline."""
+    """Play frames under a variant and compare each with its deadline."""
 
     options: LoopOptions = field(default_factory=LoopOptions)
-    stages: str = ""  # the specs of the three networks by role, as JSON
-    fused_parts: frozenset[str] = frozenset()  # of which a compiler made other operators
+    stages: str = ""  # the specs of the networks by role, as JSON
+    fused_stages: frozenset[str] = frozenset()  # stages whose operators a compiler fused
 
     def measure(self) -> None:
-        """Load, compute the references, prepare, check, play, trace, and hold the frames against their floor."""
+        """Load, compute references, prepare, check, play, trace, and compare the frames with their roofline."""
         settings = self.job.settings
         variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
         for name, metric in metrics_of(self.job).items():
@@ -120,49 +73,52 @@ class RealtimeCell(Cell):
                     f"metric.{name} times single steps, and the loop has its own clocks. Use metric=[parity]."
                 )
         specs = {role: ComponentSpec(**node).at(settings.scale) for role, node in json.loads(self.stages).items()}
-        parts, sound = self._load(specs)
-        self.add(parameters=parts.parameters, frames_per_call=1, weights=parts.weights, weights_hint=parts.hint)
+        loaded, sound = self._load(specs)
+        self.add(
+            parameters=loaded.parameters, frames_per_call=1, weights=loaded.weights, weights_hint=loaded.weights_hint
+        )
         with torch.inference_mode(), ExitStack() as stack:
-            steps = self._prepare(variant, parts, stack)
-            self._check(variant, parts, steps)
-            actions = self._actions(parts.components[WHOLE if WHOLE in steps else WORLD])
-            pipeline = assemble(parts.components, steps, self.options, actions, settings.seed, WallClock())
-            for component in parts.components.values():
+            steps = self._prepare(variant, loaded, stack)
+            self._check(variant, loaded, steps)
+            actions = self._actions(loaded.components[WHOLE if WHOLE in steps else WORLD])
+            pipeline = assemble(loaded.components, steps, self.options, actions, settings.seed, WallClock())
+            for component in loaded.components.values():
                 component.reset()
             series = self._play(pipeline, sound)
             if settings.trace:
                 self._trace(pipeline, torch.device(settings.device))
             if settings.ceilings == "auto":
-                self._explain_limits(parts, steps, series)
+                self._explain_roofline(loaded, steps, series)
 
-    def _load(self, specs: Mapping[str, ComponentSpec]) -> tuple[Parts, dict[str, Any]]:
+    def _load(self, specs: Mapping[str, ComponentSpec]) -> tuple[LoadedStages, SoundWindow]:
         settings, whole = self.job.settings, self.options.schedule == "one_graph"
         with self.phase("load"):
-            exact = blueprints_of(specs, settings)
+            exact = build_stages(specs, settings)
         with self.phase("reference"), torch.inference_mode():
             world = exact[WORLD].component(torch.float32, settings.seed)
             stage = exact[SOUND].module
             sound = choose_window(stage, world, self.options, settings.seed)
-            expected = expected_of(exact, settings, whole=whole)
+            expected = reference_outputs(exact, settings, whole=whole)
         del exact, world, stage
         with self.phase("load"), torch.inference_mode():
-            fresh = blueprints_of(specs, settings)
-            if "decoded" in sound:
-                cast(SoundStage, fresh[SOUND].module).decoded = sound["decoded"]
+            blueprints = build_stages(specs, settings)
+            if sound.decoded is not None:
+                cast(SoundStage, blueprints[SOUND].module).decoded = sound.decoded
             priorities = PRIORITIES if self.options.schedule == "overlap" else {}
-            return parts_of(fresh, expected, settings, whole=whole, priorities=priorities), sound
+            return load_stages(blueprints, expected, settings, whole=whole, priorities=priorities), sound
 
-    def _prepare(self, variant: Variant, parts: Parts, stack: ExitStack) -> dict[str, Step]:
-        refuse_shared_pools(variant, parts.components, self.options)
+    def _prepare(self, variant: Variant, loaded: LoadedStages, stack: ExitStack) -> dict[str, Step]:
+        refuse_shared_pools(variant, loaded.components, self.options)
         with self.phase("prepare"):
             folder = Path(self.job.run) / "kernels" / self.job.name
-            steps, section, self.fused_parts = prepare(variant, parts, folder, stack)
+            steps, section, self.fused_stages = prepare_stages(variant, loaded, folder, stack)
         self.add(prepare=section)
         return steps
 
-    def _check(self, variant: Variant, parts: Parts, steps: Mapping[str, Step]) -> None:
+    def _check(self, variant: Variant, loaded: LoadedStages, steps: Mapping[str, Step]) -> None:
         with self.phase("parity"):
-            section, problems = check(metrics_of(self.job).values(), variant, parts, steps, self.job.settings.seed)
+            metrics = metrics_of(self.job).values()
+            section, problems = check_parity(metrics, variant, loaded, steps, self.job.settings.seed)
         self.problems += problems
         if section is not None:
             self.add(parity=section)
@@ -174,77 +130,49 @@ class RealtimeCell(Cell):
         frames, warmup = self.options.counts(world.device.type)
         return drawn_actions(frames + warmup, axes, buttons, self.job.settings.seed)
 
-    def _play(self, pipeline: StagedPipeline, sound: Mapping[str, Any]) -> Series:
-        """Play, and return the series of the frames."""
-        options, settings, run = self.options, self.job.settings, Path(self.job.run)
-        device = torch.device(settings.device)
+    def _play(self, pipeline: StagedPipeline, sound: SoundWindow) -> Series:
+        """Play all frames and return their series, which are on the disk however the loop ends."""
+        options, run = self.options, Path(self.job.run)
+        device = torch.device(self.job.settings.device)
         frames, warmup = options.counts(device.type)
         period = 1 / options.fps if options.pace == "realtime" else None
-        watch, journal = FrameWatch(device), Journal(run, self.job.name, series_names(pipeline))
-        player = Player(pipeline, WallClock(), watch, depth=pipeline.depth, period=period)
+        monitor, journal = FrameMonitor(device), Journal(run, self.job.name, series_names(pipeline))
+        loop = FrameLoop(pipeline, WallClock(), monitor, depth=pipeline.depth, period=period)
         try:
-            with garbage(options.garbage), self.phase("frames"):
-                player.play(range(frames), journal.append, warmup=warmup, on_first=watch.start)
-        finally:  # what was played is kept, whatever ended it
-            watch.close()
+            with garbage(options.gc), self.phase("frames"):
+                loop.run(range(frames), journal.append, warmup=warmup, on_first=monitor.start)
+        finally:  # an error in a frame must not lose the frames before it
+            monitor.close()
             journal.close()
             series = recover_series(run, self.job.name)
             assert series is not None
-            self._summarize(series, watch, sound)
+            self._summarize(series, monitor, sound)
         return series
 
-    def _summarize(self, series: Series, watch: FrameWatch, sound: Mapping[str, Any]) -> None:
-        options, settings = self.options, self.job.settings
-        facts = {
-            **loop_facts(options, self.stages, settings.device),
-            "sound": dict(sound),
-            "throttle_reasons": sorted(watch.throttle_reasons),
-        }
-        samples = sound.get("samples") if settings.scale == "full" else None  # tiny networks make no 44.1 kHz
-        section = summarize_frames(
-            series,
-            target_fps=float(options.fps),
-            pace=options.pace,
-            facts=facts,
-            events=watch.events,
-            sound_seconds_per_frame=None if samples is None else samples / SAMPLE_RATE,
+    def _summarize(self, series: Series, monitor: FrameMonitor, sound: SoundWindow) -> None:
+        settings = self.job.settings
+        loop = msgspec.structs.replace(
+            describe_loop(self.options, self.stages, settings.device),
+            sound=sound,
+            throttle_reasons=tuple(sorted(monitor.throttle_reasons)),
         )
+        samples = sound.samples if settings.scale == "full" else None
+        seconds = None if samples is None else samples / SAMPLE_RATE
+        section = summarize_frames(series, loop, events=monitor.events, sound_seconds_per_frame=seconds)
         self.add(realtime=section)
-        disturbed = compiled_or_captured(series, watch.events)
-        if disturbed is not None:
-            self.problems.append(("invalid", f"after the warm-up: {disturbed}"))
-
-    def _explain_limits(self, parts: Parts, steps: Mapping[str, Step], series: Series) -> None:
-        """Say what a frame must take at least; last, since it takes the networks back to their first frame."""
-        taken = {name: median(stage_ms(series, name)) for name in stage_names(series)}
-        with self.phase("roofline"), self.best_effort("the roofline"):
-            ceilings = ceilings_in(Path(self.job.run))
-            if ceilings is not None:
-                limits = frame_limits(
-                    parts.components,
-                    steps,
-                    ceilings,
-                    median(series["frame_ms"]),
-                    {name: time for name, time in taken.items() if time is not None},
-                    fused=self.fused_parts,
-                    overlapping=self.options.schedule == "overlap",
-                )
-                self.add(limits=limits)
-
-    def _inside_a_frame(self, trace: Path, frames: int) -> None:
-        section = inside_of(Traces(timeline(read_events(trace)), _SEVERAL, _LOOP), costs(), Path.cwd(), parts=frames)
-        if section is not None:
-            self.add(inside=section)
+        changed = _compiled_or_captured(series, monitor.events)
+        if changed is not None:
+            self.problems.append(("invalid", f"after the warm-up: {changed}"))
 
     def _trace(self, pipeline: StagedPipeline, device: torch.device) -> None:
-        """Profile some steady frames into the run folder, in one piece: what overlaps must be seen to overlap."""
+        """Profile some steady frames as one call, so that overlapping stages are seen to overlap."""
         self.emit({"event": "phase", "phase": "trace"})
         frames = self.options.profile_frames
-        player = Player(pipeline, WallClock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
+        loop = FrameLoop(pipeline, WallClock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
 
         with self.best_effort("the profiler trace"):
             result = trace_step(
-                lambda: player.play(range(frames), lambda row: None),
+                lambda: loop.run(range(frames), lambda row: None),
                 component=self.job.component.name,
                 variant=self.job.variant,
                 folder=Path(self.job.run) / "traces",
@@ -255,4 +183,84 @@ class RealtimeCell(Cell):
             )
             self.add(trace={**asdict(result), "frames": frames})
             with self.best_effort("reading the profiler trace"):
-                self._inside_a_frame(Path(self.job.run) / result.trace, frames)
+                self._analyse_trace(Path(self.job.run) / result.trace, frames)
+
+    def _analyse_trace(self, trace: Path, frames: int) -> None:
+        events = timeline(read_events(trace))
+        section = inside_of(Traces(events, _NO_MODULES, _NO_WAITS), costs(), Path.cwd(), parts=frames)
+        if section is not None:
+            self.add(inside=section)
+
+    def _explain_roofline(self, loaded: LoadedStages, steps: Mapping[str, Step], series: Series) -> None:
+        """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""
+        medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
+        with self.phase("roofline"), self.best_effort("the roofline"):
+            ceilings = ceilings_in(Path(self.job.run))
+            if ceilings is not None:
+                section = frame_roofline(
+                    loaded.components,
+                    steps,
+                    ceilings,
+                    median(series["frame_ms"]),
+                    {name: time_ms for name, time_ms in medians.items() if time_ms is not None},
+                    fused=self.fused_stages,
+                    overlapping=self.options.schedule == "overlap",
+                )
+                self.add(limits=section)
+
+
+def _compiled_or_captured(series: Series, events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what was compiled or captured in the timed frames and in which frame first, or None."""
+    changes = []
+    names = ("compiles", "compile"), ("captures", "CUDA graph captured"), ("graphs_recorded", "CUDA graph captured")
+    for name, word in names:
+        frames = [int(frame) for frame in (series[name] > 0).nonzero()[0]] if name in series else []
+        if frames:
+            ids = ", ".join(event["id"] for event in events) if name == "compiles" else ""
+            changes.append(f"{word} in {len(frames)} frames, first in {frames[0]}" + f" ({ids})" * bool(ids))
+    return "; ".join(changes) or None
+
+
+def frame_roofline(
+    components: Mapping[str, Component],
+    steps: Mapping[str, Step],
+    ceilings: Ceilings,
+    frame_ms: float | None,
+    stage_ms: Mapping[str, float],
+    *,
+    fused: Collection[str],
+    overlapping: bool,
+) -> dict[str, Any]:
+    """Return the roofline of a frame of `components`, whose median frame time is `frame_ms` (None: no frame).
+
+    `parts` holds the roofline of each stage and what bounds it; `stage_ms` are their median times. The roofline times
+    of stages in sequence add up. Of overlapping stages, one may move bytes while another computes: the larger of the
+    two sums is the roofline time, and no stage has a bound of its own. Copies between stages and to the playout buffer
+    are not counted. Runs each component once eagerly and, on CUDA, its step a few times, and resets it.
+    """
+    parts = {}
+    for name, component in components.items():
+        time_ms = None if overlapping else stage_ms.get(name)
+        parts[name] = limits_of(component, steps[name].run, ceilings, time_ms, fused=name in fused)
+        component.reset()
+    memory_ms, compute_ms = (sum(part[term] for part in parts.values()) for term in ("memory_ms", "compute_ms"))
+    roofline_ms = max(memory_ms, compute_ms) if overlapping else sum(part["floor_ms"] for part in parts.values())
+    section: dict[str, Any] = {
+        "bytes": _sums(part["bytes"] for part in parts.values()),
+        "flops": _sums(part["flops"] for part in parts.values()),
+        "memory_ms": memory_ms,
+        "compute_ms": compute_ms,
+        "floor_ms": roofline_ms,
+        "parts": parts,
+    }
+    if frame_ms is not None and roofline_ms > 0:
+        section["achieved_over_floor"] = frame_ms / roofline_ms
+    return section
+
+
+def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for mapping in counts:
+        for kind, count in mapping.items():
+            total[kind] = total.get(kind, 0) + count
+    return total

@@ -1,14 +1,13 @@
-"""From prepared steps to a pipeline: actions and noise in, hand-over between stages, copies to the player."""
+"""The pipeline of a loop: actions and noise in, prepared steps with hand-over between them, playout buffer out."""
 
 from __future__ import annotations
 
 import zipfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +16,20 @@ from torch import Tensor
 
 from profiling.components.component import Component
 from profiling.errors import InputError
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.options import DELIVER, PICTURE, SOUND, WHOLE, WORLD, LoopOptions
+from profiling.realtime.play import Clock, InFlightFrame, Pipeline
 from profiling.variants.variant import Step
 
-#: How much of a movement is left in the next frame, and how likely a button changes in one.
+#: Drawn actions: the share of a mouse movement that is left in the next frame, the probability that a button changes.
 MOUSE_MEMORY, BUTTON_CHANGE = 0.9, 0.05
+#: CUDA stream priorities of stages that overlap; the lower runs first. The next frame waits for the world model, and
+#: the sound decoder uses half of the GPU; the picture decoder, which fills it, takes the rest.
+PRIORITIES = {WORLD: -2, SOUND: -1}
 
 
 @dataclass(frozen=True)
 class Actions:
-    """A movement [n, axes] and the buttons held [n, n_buttons], float32, for as many frames; then from the start."""
+    """Mouse movements [n, axes] and buttons held [n, n_buttons], float32, of n frames; repeated after n frames."""
 
     mouse: NDArray[np.float32]
     btn: NDArray[np.float32]
@@ -38,7 +41,7 @@ class Actions:
 
 
 def drawn_actions(frames: int, axes: int, buttons: int, seed: int) -> Actions:
-    """Draw actions of a player who moves smoothly and holds buttons."""
+    """Draw actions of a user who moves smoothly and holds buttons for 20 frames on average."""
     random = np.random.default_rng(seed)
     mouse = np.zeros((frames, axes))
     for frame in range(1, frames):
@@ -52,75 +55,111 @@ def read_actions(path: Path, axes: int, buttons: int) -> Actions:
     """Read the arrays `mouse` [n, axes] and `btn` [n, buttons] of an .npz.
 
     Raises:
-        InputError: there is no such file, or it holds something else.
+        InputError: the file cannot be read, or its arrays have another shape or numbers that are not finite.
 
     """
     try:
         with np.load(path, allow_pickle=False) as content:
-            found = {name: content[name].astype(np.float32, casting="same_kind") for name in ("mouse", "btn")}
+            arrays = {name: content[name].astype(np.float32, casting="same_kind") for name in ("mouse", "btn")}
     except (OSError, ValueError, TypeError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
         raise InputError(
             f"loop.actions={path}: {' '.join(str(error).split())}. Save it with numpy.savez(path, mouse=[n, {axes}], "
             f"btn=[n, {buttons}])."
         ) from None
-    wanted = {"mouse": axes, "btn": buttons}
-    length = found["mouse"].shape[:1]
-    for name, width in wanted.items():
-        if found[name].shape != (*length, width) or length == (0,) or not np.isfinite(found[name]).all():
+    length = arrays["mouse"].shape[:1]
+    for name, width in (("mouse", axes), ("btn", buttons)):
+        if arrays[name].shape != (*length, width) or length == (0,) or not np.isfinite(arrays[name]).all():
             raise InputError(
-                f"loop.actions={path}: {name} is {list(found[name].shape)}, wanted are finite numbers [n, {width}] "
-                "with the same n, at least 1, in mouse and btn."
+                f"loop.actions={path}: {name} has the shape {list(arrays[name].shape)}. It must be finite numbers "
+                f"[n, {width}] with the same n, at least 1, in mouse and btn."
             )
-    return Actions(found["mouse"], found["btn"])
-
-
-class Clock(Protocol):
-    """Seconds that only go forward, and waiting."""
-
-    def now(self) -> float:
-        """Return seconds since some moment."""
-        ...
-
-    def pause(self, until: float) -> None:
-        """Let some of the time before `until` pass."""
-        ...
+    return Actions(arrays["mouse"], arrays["btn"])
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """A frame in the making: its index, and the host time in ms that beginning each stage took."""
+class FrameInputs:
+    """Writes the inputs of a frame: its action, through pinned memory, and fresh noise drawn on the device."""
 
-    frame: int
-    host_ms: Mapping[str, float]
+    inputs: Mapping[str, Tensor]  # mouse, btn, and noise
+    actions: Actions
+    generator: torch.Generator
+    staging: tuple[Mapping[str, Tensor], ...]  # pinned copies of mouse and btn, one for each frame in flight
+
+    def write(self, frame: int) -> None:
+        """Write the inputs of a frame; on CUDA this only enqueues the copies."""
+        mouse, btn = self.actions.at(frame)
+        staging = self.staging[frame % len(self.staging)]
+        for name, values in (("mouse", mouse), ("btn", btn)):
+            staging[name].copy_(torch.from_numpy(values))
+            self.inputs[name].copy_(staging[name], non_blocking=True)
+        for name, tensor in self.inputs.items():
+            if name not in staging:
+                tensor.normal_(generator=self.generator)
 
 
-class Pipeline(ABC):
-    """Makes frames; `stages` are their names in order."""
+def make_frame_inputs(component: Component, actions: Actions, depth: int, seed: int) -> FrameInputs:
+    """Return the writer of the inputs of `component`: `mouse`, `btn`, and noise for all others."""
+    device = component.device
+    staging = tuple(
+        {
+            name: torch.empty(component.inputs[name].shape, dtype=component.dtype, pin_memory=device.type == "cuda")
+            for name in ("mouse", "btn")
+        }
+        for _ in range(depth)
+    )
+    return FrameInputs(component.inputs, actions, torch.Generator(device).manual_seed(seed), staging)
 
-    stages: tuple[str, ...]
 
-    @abstractmethod
-    def begin(self, frame: int) -> Ticket:
-        """Hand the frame's work to the device (on a CPU: do it)."""
+@dataclass
+class StageOutputs:
+    """Outputs of stages, kept for the stages after them; the memory is used again `depth` frames later."""
 
-    @abstractmethod
-    def finished(self, ticket: Ticket) -> bool:
-        """Say whether the frame is with the player."""
+    depth: int
+    _kept: dict[tuple[str, int], Any] = field(default_factory=dict)
 
-    @abstractmethod
-    def wait(self, ticket: Ticket) -> None:
-        """Wait until it is."""
+    def keep(self, name: str, frame: int, value: Any) -> None:
+        """Keep `value` itself."""
+        self._kept[name, frame % self.depth] = value
 
-    @abstractmethod
-    def device_ms(self, ticket: Ticket) -> Mapping[str, float]:
-        """Return the device time of each stage of a frame that is finished; empty where there is no such clock."""
+    def copy(self, name: str, frame: int, value: Tensor) -> None:
+        """Keep a copy of `value`, whose memory a CUDA graph may overwrite in its next replay."""
+        place = self._kept.get((name, frame % self.depth))
+        if place is None:
+            self._kept[name, frame % self.depth] = value.clone()
+        else:
+            place.copy_(value)
+
+    def get(self, name: str, frame: int) -> Any:
+        """Return what was kept of a frame."""
+        return self._kept[name, frame % self.depth]
+
+
+@dataclass
+class PlayoutBuffer:
+    """Host memory that frames are delivered to, pinned where they come from a GPU; used again `depth` frames later."""
+
+    depth: int
+    _tensors: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def tensors(self, frame: int) -> tuple[Tensor, ...]:
+        """Return the memory of a frame."""
+        return tuple(tensor for (slot, _), tensor in self._tensors.items() if slot == frame % self.depth)
+
+    def copy(self, frame: int, outputs: tuple[Tensor, ...]) -> None:
+        """Copy the outputs of a frame; from a GPU this only enqueues the copies."""
+        for index, output in enumerate(outputs):
+            tensor = self._tensors.get((frame % self.depth, index))
+            if tensor is None:
+                tensor = torch.empty(output.shape, dtype=output.dtype, pin_memory=output.is_cuda)
+                self._tensors[frame % self.depth, index] = tensor
+            tensor.copy_(output, non_blocking=True)
 
 
 @dataclass(frozen=True)
-class Work:
-    """A stage: `run(frame)` begins it, on `stream` (None: the current one) once the stages in `after` have ended.
+class Stage:
+    """A stage: `run(frame)` enqueues it on `stream` (None: the current one) after the stages in `after`.
 
-    Stages of one stream follow each other anyway.
+    Stages of the same stream run in order and need no `after`.
     """
 
     name: str
@@ -137,158 +176,70 @@ class _Events:
 
 @dataclass
 class StagedPipeline(Pipeline):
-    """Runs `works` in order; up to `depth` frames may be in the making, and `last` are the stages that end one.
+    """Runs `sequence` in order, with up to `depth` frames in flight; `last` are the stages that complete a frame.
 
-    `outputs(frame)` are what a finished frame is made of, where the player finds it.
+    `outputs(frame)` returns the tensors of a delivered frame: picture and sound.
     """
 
-    works: Sequence[Work]
+    sequence: Sequence[Stage]
     last: tuple[str, ...]
     device: torch.device
     clock: Clock
-    outputs: Callable[[int], tuple[torch.Tensor, ...]]
+    outputs: Callable[[int], tuple[Tensor, ...]]
     depth: int = 1
     _events: list[_Events] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Make the events that stages are timed by and wait for each other by."""
-        self.stages = tuple(work.name for work in self.works)
+        """Make the CUDA events that time the stages and order them across streams."""
+        self.stages = tuple(stage.name for stage in self.sequence)
         if self.device.type == "cuda":
-            self._events = [_Events(self._made(), self._made()) for _ in range(self.depth)]
+            self._events = [_Events(self._make_events(), self._make_events()) for _ in range(self.depth)]
 
-    def _made(self) -> dict[str, torch.cuda.Event]:
+    def _make_events(self) -> dict[str, torch.cuda.Event]:
         return {name: torch.cuda.Event(enable_timing=True) for name in self.stages}
 
-    def begin(self, frame: int) -> Ticket:
-        """Begin every stage."""
+    def begin(self, frame: int) -> InFlightFrame:
+        """Enqueue every stage (on a CPU: run it)."""
         host_ms = {}
-        for work in self.works:
+        for stage in self.sequence:
             started = self.clock.now()
-            with _on(work.stream):
-                self._begin(work, frame)
-            host_ms[work.name] = 1e3 * (self.clock.now() - started)
-        return Ticket(frame, host_ms)
+            with _on(stage.stream):
+                self._begin(stage, frame)
+            host_ms[stage.name] = 1e3 * (self.clock.now() - started)
+        return InFlightFrame(frame, host_ms)
 
-    def _begin(self, work: Work, frame: int) -> None:
+    def _begin(self, stage: Stage, frame: int) -> None:
         if not self._events:
-            work.run(frame)
+            stage.run(frame)
             return
         events = self._events[frame % self.depth]
-        for name in work.after:
+        for name in stage.after:
             events.end[name].wait()
-        events.start[work.name].record()
-        work.run(frame)
-        events.end[work.name].record()
+        events.start[stage.name].record()
+        stage.run(frame)
+        events.end[stage.name].record()
 
-    def finished(self, ticket: Ticket) -> bool:
-        """Ask the events of the last stages."""
-        return not self._events or all(self._events[ticket.frame % self.depth].end[name].query() for name in self.last)
+    def finished(self, in_flight: InFlightFrame) -> bool:
+        """Query the events of the last stages."""
+        events = self._events
+        return not events or all(events[in_flight.frame % self.depth].end[name].query() for name in self.last)
 
-    def wait(self, ticket: Ticket) -> None:
-        """Wait for the last stages."""
+    def wait(self, in_flight: InFlightFrame) -> None:
+        """Synchronize with the last stages."""
         if self._events:
             for name in self.last:
-                self._events[ticket.frame % self.depth].end[name].synchronize()
+                self._events[in_flight.frame % self.depth].end[name].synchronize()
 
-    def delivered(self, ticket: Ticket) -> tuple[torch.Tensor, ...]:
-        """Return picture and sound of a finished frame; the memory is used again `depth` frames later."""
-        return self.outputs(ticket.frame)
-
-    def device_ms(self, ticket: Ticket) -> Mapping[str, float]:
-        """Return what the events of the frame say."""
+    def device_ms(self, in_flight: InFlightFrame) -> Mapping[str, float]:
+        """Return the time in ms between the two events of each stage; empty on a CPU."""
         if not self._events:
             return {}
-        events = self._events[ticket.frame % self.depth]
+        events = self._events[in_flight.frame % self.depth]
         return {name: events.start[name].elapsed_time(events.end[name]) for name in self.stages}
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     return nullcontext() if stream is None else torch.cuda.stream(stream)
-
-
-WORLD, PICTURE, SOUND, WHOLE, DELIVER = "world", "picture", "sound", "whole", "deliver"
-#: Stream priorities of stages that overlap: the lower goes first. The next frame waits for the world model, and sound
-#: leaves half of the GPU idle: the picture, which fills it, takes what they leave. Without, they take turns by chance.
-PRIORITIES = {WORLD: -2, SOUND: -1}
-
-
-@dataclass(frozen=True)
-class Feeder:
-    """Gives the world model the controls of a frame, through pinned memory, and fresh noise drawn on the device."""
-
-    inputs: Mapping[str, Tensor]  # mouse, btn, and noise
-    actions: Actions
-    generator: torch.Generator
-    staging: tuple[Mapping[str, Tensor], ...]  # one for each frame in the making
-
-    def __call__(self, frame: int) -> None:
-        """Write the inputs of a frame."""
-        mouse, btn = self.actions.at(frame)
-        staging = self.staging[frame % len(self.staging)]
-        for name, values in (("mouse", mouse), ("btn", btn)):
-            staging[name].copy_(torch.from_numpy(values))
-            self.inputs[name].copy_(staging[name], non_blocking=True)
-        for name, tensor in self.inputs.items():
-            if name not in staging:
-                tensor.normal_(generator=self.generator)
-
-
-@dataclass
-class Delivery:
-    """Copies what a frame is made of to the player's memory, which is pinned where the frame comes from a GPU."""
-
-    depth: int
-    _player: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-
-    def places(self, frame: int) -> tuple[Tensor, ...]:
-        """Return the player's memory of a frame."""
-        return tuple(place for (slot, _), place in self._player.items() if slot == frame % self.depth)
-
-    def __call__(self, frame: int, outputs: tuple[Tensor, ...]) -> None:
-        """Begin to copy; the player may read until the same slot comes round again."""
-        for index, output in enumerate(outputs):
-            place = self._player.get((frame % self.depth, index))
-            if place is None:
-                place = torch.empty(output.shape, dtype=output.dtype, pin_memory=output.is_cuda)
-                self._player[frame % self.depth, index] = place
-            place.copy_(output, non_blocking=True)
-
-
-@dataclass
-class Slots:
-    """What a stage hands to the next one, kept for each frame in the making until its place is needed again."""
-
-    depth: int
-    _held: dict[tuple[str, int], Any] = field(default_factory=dict)
-
-    def put(self, name: str, frame: int, value: Any) -> None:
-        """Keep `value` of a frame."""
-        self._held[name, frame % self.depth] = value
-
-    def copy(self, name: str, frame: int, value: Tensor) -> None:
-        """Keep a copy of `value`, which may be a graph's own memory, in memory that stays."""
-        place = self._held.get((name, frame % self.depth))
-        if place is None:
-            self._held[name, frame % self.depth] = value.clone()
-        else:
-            place.copy_(value)
-
-    def get(self, name: str, frame: int) -> Any:
-        """Return what was kept of a frame."""
-        return self._held[name, frame % self.depth]
-
-
-def make_feeder(component: Component, actions: Actions, depth: int, seed: int) -> Feeder:
-    """Return what feeds `component`, whose inputs are noise, `mouse` and `btn`."""
-    device = component.device
-    staging = tuple(
-        {
-            name: torch.empty(component.inputs[name].shape, dtype=component.dtype, pin_memory=device.type == "cuda")
-            for name in ("mouse", "btn")
-        }
-        for _ in range(depth)
-    )
-    return Feeder(component.inputs, actions, torch.Generator(device).manual_seed(seed), staging)
 
 
 def assemble(
@@ -299,62 +250,57 @@ def assemble(
     seed: int,
     clock: Clock,
 ) -> StagedPipeline:
-    """Return the pipeline of the prepared `steps`: of world, picture and sound, or of the whole."""
-    first = components[WHOLE if WHOLE in steps else WORLD]
-    depth = options.depth(first.device.type)
-    feed = make_feeder(first, actions, depth, seed)
-    slots, delivery = Slots(depth), Delivery(depth)
+    """Return the pipeline of the prepared `steps`: of world, picture and sound, or of the whole frame as one."""
     whole = WHOLE in steps
-    made = (WHOLE,) if whole else (PICTURE, SOUND)
+    first = components[WHOLE if whole else WORLD]
+    depth = options.depth(first.device.type)
+    inputs, kept, buffer = make_frame_inputs(first, actions, depth, seed), StageOutputs(depth), PlayoutBuffer(depth)
+    final = (WHOLE,) if whole else (PICTURE, SOUND)
 
-    def outputs(frame: int) -> tuple[Tensor, ...]:
-        return slots.get(WHOLE, frame) if whole else tuple(slots.get(name, frame) for name in made)
+    def on_device(frame: int) -> tuple[Tensor, ...]:
+        return kept.get(WHOLE, frame) if whole else tuple(kept.get(name, frame) for name in final)
 
-    def deliver(frame: int) -> None:
-        delivery(frame, outputs(frame))
-
-    beside: dict[str, torch.cuda.Stream | None] = dict.fromkeys((PICTURE, SOUND, DELIVER))
+    streams: dict[str, torch.cuda.Stream | None] = dict.fromkeys((PICTURE, SOUND, DELIVER))
     if options.schedule == "overlap" and first.device.type == "cuda":
         picture, sound = (
             torch.cuda.Stream(first.device, priority=PRIORITIES.get(name, 0)) for name in (PICTURE, SOUND)
         )
-        beside = {PICTURE: picture, SOUND: sound, DELIVER: picture}
-    works = [Work(WHOLE, _whole(feed, steps, slots))] if whole else _stages(feed, components, steps, slots, beside)
-    if options.deliver == "host":
-        works.append(Work(DELIVER, deliver, beside[DELIVER], after=made))
-    to_host = options.deliver == "host"
-    last, places = ((DELIVER,), delivery.places) if to_host else (made, outputs)
-    return StagedPipeline(works, last, first.device, clock, places, depth)
+        streams = {PICTURE: picture, SOUND: sound, DELIVER: picture}
+    stages = [_whole_stage(inputs, steps, kept)] if whole else _role_stages(inputs, components, steps, kept, streams)
+    if options.deliver == "device":
+        return StagedPipeline(stages, final, first.device, clock, on_device, depth)
+    stages.append(Stage(DELIVER, lambda frame: buffer.copy(frame, on_device(frame)), streams[DELIVER], after=final))
+    return StagedPipeline(stages, (DELIVER,), first.device, clock, buffer.tensors, depth)
 
 
-def _whole(feed: Feeder, steps: Mapping[str, Step], slots: Slots) -> Callable[[int], None]:
+def _whole_stage(inputs: FrameInputs, steps: Mapping[str, Step], kept: StageOutputs) -> Stage:
     def run(frame: int) -> None:
-        feed(frame)
-        slots.put(WHOLE, frame, steps[WHOLE].run())
+        inputs.write(frame)
+        kept.keep(WHOLE, frame, steps[WHOLE].run())
 
-    return run
+    return Stage(WHOLE, run)
 
 
-def _stages(
-    feed: Feeder,
+def _role_stages(
+    inputs: FrameInputs,
     components: Mapping[str, Component],
     steps: Mapping[str, Step],
-    slots: Slots,
-    beside: Mapping[str, torch.cuda.Stream | None],
-) -> list[Work]:
+    kept: StageOutputs,
+    streams: Mapping[str, torch.cuda.Stream | None],
+) -> list[Stage]:
     def world(frame: int) -> None:
-        feed(frame)
+        inputs.write(frame)
         for name, latent in zip((PICTURE, SOUND), steps[WORLD].run(), strict=True):
-            slots.copy(f"latent of {name}", frame, latent)
+            kept.copy(f"latent of {name}", frame, latent)
 
-    def decode(name: str) -> Callable[[int], None]:
+    def decoder(name: str) -> Callable[[int], None]:
         (latent,) = components[name].inputs.values()
 
         def run(frame: int) -> None:
-            latent.copy_(slots.get(f"latent of {name}", frame))
-            slots.copy(name, frame, steps[name].run())
+            latent.copy_(kept.get(f"latent of {name}", frame))
+            kept.copy(name, frame, steps[name].run())
 
         return run
 
-    decoders = [Work(name, decode(name), beside[name], after=(WORLD,)) for name in (PICTURE, SOUND)]
-    return [Work(WORLD, world), *decoders]
+    decoders = [Stage(name, decoder(name), streams[name], after=(WORLD,)) for name in (PICTURE, SOUND)]
+    return [Stage(WORLD, world), *decoders]

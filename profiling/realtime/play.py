@@ -1,111 +1,153 @@
-"""The loop itself: begin frames when they are due, wait for them, and write down what each took."""
+"""The loop itself: begin each frame when it is due, wait until it is delivered, and record its times."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
-from profiling.realtime.pipeline import Clock, Pipeline, Ticket
 from profiling.results.frames import NAMES
 
-#: The system wakes a sleeper late by up to this many seconds; the rest of a wait is spent looking at the clock.
+#: A sleeping thread wakes up to this many seconds late; the rest of a wait is spent polling the clock.
 LATE_WAKE = 0.002
+#: Seconds between two polls of a frame in flight while the next one is not yet due.
+POLL = 1e-4
+
+#: (frame, its time in ms) -> further series of that frame.
+Observe = Callable[[int, float], Mapping[str, float]]
+
+
+class Clock(Protocol):
+    """A monotonic clock in seconds."""
+
+    def now(self) -> float:
+        """Return seconds since an arbitrary moment."""
+        ...
+
+    def pause(self, until: float) -> None:
+        """Sleep for a part of the time before `until`; the caller checks the clock and calls again."""
+        ...
 
 
 class WallClock:
     """The host's monotonic clock."""
 
     def now(self) -> float:
-        """Return seconds since some moment."""
+        """Return seconds since an arbitrary moment."""
         return time.perf_counter()
 
     def pause(self, until: float) -> None:
-        """Let some of the time before `until` pass; the caller looks at the clock and asks again."""
+        """Sleep for a part of the time before `until`; the caller checks the clock and calls again."""
         left = until - time.perf_counter()
         if left > LATE_WAKE:
             time.sleep(min(left - LATE_WAKE, LATE_WAKE))
 
 
-#: What happened in a frame that took so many milliseconds.
-Look = Callable[[int, float], Mapping[str, float]]
-Row = dict[str, float]
-#: Seconds between two looks at a frame in the making while the next one is not yet due.
-POLL = 1e-4
+@dataclass(frozen=True)
+class InFlightFrame:
+    """A frame whose work was handed to the device: its number, and by stage the host time in ms that this took."""
+
+    frame: int
+    host_ms: Mapping[str, float]
+
+
+class Pipeline(ABC):
+    """Makes frames in stages; `stages` are their names in order."""
+
+    stages: tuple[str, ...]
+
+    @abstractmethod
+    def begin(self, frame: int) -> InFlightFrame:
+        """Hand the frame's work to the device (on a CPU: do it)."""
+
+    @abstractmethod
+    def finished(self, in_flight: InFlightFrame) -> bool:
+        """Return whether the frame is delivered."""
+
+    @abstractmethod
+    def wait(self, in_flight: InFlightFrame) -> None:
+        """Wait until the frame is delivered."""
+
+    @abstractmethod
+    def device_ms(self, in_flight: InFlightFrame) -> Mapping[str, float]:
+        """Return the device time in ms of each stage of a delivered frame; empty without a device clock."""
 
 
 def series_names(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the names of the series that a loop over `pipeline` writes."""
+    """Return the names of the series that a loop over `pipeline` records."""
     stages = (f"{clock}_{stage}_ms" for clock in ("host", "device") for stage in pipeline.stages)
     return (*NAMES, *stages)
 
 
-class Player:
-    """Plays frames of a pipeline, up to `depth` in the making at once; each finished one is a row given to `keep`.
+class FrameLoop:
+    """Runs frames through a pipeline, up to `depth` in flight at once, and records a row of times for each.
 
     `period` is the time between two due frames in seconds; None: a frame is due when there is room for it.
     """
 
-    def __init__(self, pipeline: Pipeline, clock: Clock, look: Look, *, depth: int = 1, period: float | None = None):
-        self._pipeline, self._clock, self._look = pipeline, clock, look
+    def __init__(
+        self, pipeline: Pipeline, clock: Clock, observe: Observe, *, depth: int = 1, period: float | None = None
+    ) -> None:
+        self._pipeline, self._clock, self._observe = pipeline, clock, observe
         self._depth, self._period = depth, period
-        self._pending: deque[tuple[Ticket, float, float]] = deque()
+        self._in_flight: deque[tuple[InFlightFrame, float, float]] = deque()  # with its action and due time in s
 
-    def play(
+    def run(
         self,
         frames: range,
-        keep: Callable[[Row], None],
+        record: Callable[[dict[str, float]], None],
         *,
         warmup: int = 0,
         on_first: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make `frames`, in one piece with the `warmup` frames before them, which are no rows.
+        """Run `warmup` frames and then `frames` without a break; call `record` with the row of each of `frames`.
 
-        Times in the rows count from the first one's beginning; `on_first` is called right before it.
+        Times in a row are in ms after the first of `frames` began; `on_first` is called right before that.
         """
         clock = self._clock
-        self._keep, self._first, self._row = keep, frames.start, None
+        self._record, self._first, self._row = record, frames.start, None
         origin = self._start = clock.now()
         self._delivered = float("-inf")
         try:
             for count, frame in enumerate(range(frames.start - warmup, frames.stop)):
                 due = float("nan") if self._period is None else origin + count * self._period
-                self._until(due)
+                self._wait_until(due)
                 if frame == frames.start:
                     on_first()
                 action = clock.now()
                 if warmup and frame == frames.start:
                     self._start = action if self._period is None else due
-                self._close_gap(action)
-                self._pending.append((self._pipeline.begin(frame), action, due))
-                while len(self._pending) >= self._depth:
-                    self._settle()
-            while self._pending:
-                self._settle()
-        finally:  # whatever ends the loop, the last row is kept
-            self._close_gap(None)
+                self._record_row(next_action=action)
+                self._in_flight.append((self._pipeline.begin(frame), action, due))
+                while len(self._in_flight) >= self._depth:
+                    self._complete_oldest()
+            while self._in_flight:
+                self._complete_oldest()
+        finally:  # an error in a later frame must not lose the row of the last delivered one
+            self._record_row(next_action=None)
 
-    def _until(self, due: float) -> None:
-        """Wait for `due` (NaN: do not), and notice frames that are finished meanwhile."""
+    def _wait_until(self, due: float) -> None:
+        """Wait for `due` (NaN: return at once), and complete frames that are delivered meanwhile."""
         while self._clock.now() < due:
-            if self._pending and self._pipeline.finished(self._pending[0][0]):
-                self._settle()
-            else:  # a nap would notice a frame that is finished late
-                self._clock.pause(min(due, self._clock.now() + POLL) if self._pending else due)
+            if self._in_flight and self._pipeline.finished(self._in_flight[0][0]):
+                self._complete_oldest()
+            else:  # a longer sleep would notice a delivered frame late
+                self._clock.pause(min(due, self._clock.now() + POLL) if self._in_flight else due)
 
-    def _settle(self) -> None:
-        """Wait for the oldest frame in the making and write down what it took."""
-        ticket, action, due = self._pending.popleft()
+    def _complete_oldest(self) -> None:
+        """Wait for the oldest frame in flight and make its row."""
+        in_flight, action, due = self._in_flight.popleft()
         waiting = self._clock.now()
-        self._pipeline.wait(ticket)
+        self._pipeline.wait(in_flight)
         delivered = self._clock.now()
         frame_ms = 1e3 * (delivered - max(action, self._delivered))
         wait_ms = 1e3 * (delivered - waiting)
         self._delivered = delivered
-        if ticket.frame < self._first:
+        if in_flight.frame < self._first:
             return
-        # With more frames in the making, the host's times of this one lie in the interval of another.
-        alone = self._depth == 1
         row = {
             "action_ms": 1e3 * (action - self._start),
             "due_ms": 1e3 * (due - self._start),
@@ -113,18 +155,19 @@ class Player:
             "frame_ms": frame_ms,
             "latency_ms": 1e3 * (delivered - action),
             "wait_ms": wait_ms,
-            **({"rest_ms": frame_ms - wait_ms - sum(ticket.host_ms.values())} if alone else {}),
-            **{f"host_{stage}_ms": value for stage, value in ticket.host_ms.items()},
-            **{f"device_{stage}_ms": value for stage, value in self._pipeline.device_ms(ticket).items()},
-            **self._look(ticket.frame, frame_ms),
+            **{f"host_{stage}_ms": value for stage, value in in_flight.host_ms.items()},
+            **{f"device_{stage}_ms": value for stage, value in self._pipeline.device_ms(in_flight).items()},
+            **self._observe(in_flight.frame, frame_ms),
         }
-        self._close_gap(action)
+        if self._depth == 1:  # with more frames in flight, this frame's host times lie in the interval of another
+            row["rest_ms"] = frame_ms - wait_ms - sum(in_flight.host_ms.values())
+        self._record_row(next_action=action)
         self._row = row
 
-    def _close_gap(self, action: float | None) -> None:
-        """Hand on the last row, now that the next frame's action tells how long the loop was at its own business."""
+    def _record_row(self, *, next_action: float | None) -> None:
+        """Record the row that waits for its `gap_ms`: the time from its delivery to the action of the next frame."""
         row, self._row = self._row, None
-        if row is not None and action is not None:
-            row["gap_ms"] = max(0.0, 1e3 * (action - self._start) - row["delivered_ms"])
+        if row is not None and next_action is not None:
+            row["gap_ms"] = max(0.0, 1e3 * (next_action - self._start) - row["delivered_ms"])
         if row is not None:
-            self._keep(row)
+            self._record(row)

@@ -1,4 +1,4 @@
-"""The steps of a loop: every part prepared by its variant, and held against its reference."""
+"""The stages of a loop before the first frame: built, prepared by their variants, compared with their references."""
 
 from __future__ import annotations
 
@@ -18,125 +18,17 @@ from profiling.components.reference import CHECK_SEED, Outputs, Reference, first
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric, Subject
-from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import PICTURE, SOUND, WHOLE, WORLD
-from profiling.results.record import Status
+from profiling.realtime.options import PICTURE, ROLES, SOUND, WHOLE, WORLD, LoopOptions
+from profiling.results.record import Prepare, Status
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.compile import Compile
 from profiling.variants.variant import Step, Variant
 
-ROLES = (WORLD, PICTURE, SOUND)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What is prepared and played: the three networks, or the whole as one; and the reference of each."""
-
-    components: Mapping[str, Component]
-    references: Mapping[str, Reference]
-    parameters: int
-    weights: str
-    hint: str | None
-
-
-def blueprints_of(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict[str, Blueprint]:
-    """Build the three networks in float32.
-
-    Raises:
-        InputError: one of them cannot be built, or is not made for a loop.
-
-    """
-    found = {role: build(specs[role], settings, torch.float32) for role in ROLES}
-    for role in (PICTURE, SOUND):
-        inputs = found[role].component(torch.float32, settings.seed).inputs
-        if len(inputs) != 1:
-            raise InputError(
-                f"stages.{role}={specs[role].name}: it takes {', '.join(inputs)}, and the loop hands it one latent. "
-                "Name a component whose forward has one argument."
-            )
-    world = found[WORLD].component(torch.float32, settings.seed).inputs
-    if not {"mouse", "btn"} <= set(world) or world["mouse"].shape[0] != 1:
-        raise InputError(
-            f"stages.world={specs[WORLD].name}: the loop feeds `mouse` and `btn` of one player (batch 1) and draws "
-            "noise for all other inputs. component.world_model_frame shows how."
-        )
-    return found
-
-
-def expected_of(blueprints: Mapping[str, Blueprint], settings: Settings, *, whole: bool) -> dict[str, Outputs]:
-    """Return what the float32 modules make of inputs that no variant is prepared with.
-
-    Raises:
-        InputError: a module fails on its inputs, or does not take what the world model makes.
-
-    """
-    found = _components(blueprints, torch.float32, settings.seed, whole=whole)
-    with torch.inference_mode(), strict_float32():
-        expected = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in found.items()}
-    if not whole:  # as one they have just handed over
-        _check_hand_over(blueprints, found, list(expected[WORLD].values()))
-    return expected
-
-
-def _check_hand_over(
-    blueprints: Mapping[str, Blueprint], components: Mapping[str, Component], made: list[torch.Tensor]
-) -> None:
-    """Check that each decoder takes what the world model `made`: copying would stretch some shapes silently."""
-    shapes = [list(tensor.shape) for tensor in made]
-    if len(made) != 2:
-        raise InputError(
-            f"stages.world={blueprints[WORLD].spec.name}: it makes {shapes}, and not a latent of each kind."
-        )
-    for role, shape in zip((PICTURE, SOUND), shapes, strict=True):
-        (latent,) = components[role].inputs.values()
-        if list(latent.shape) != shape:
-            raise InputError(
-                f"stages.{role}={blueprints[role].spec.name}: it takes {list(latent.shape)}, and the world model hands "
-                f"it {shape}. Name a component that is made for these latents."
-            )
-
-
-def parts_of(
-    blueprints: Mapping[str, Blueprint],
-    expected: Mapping[str, Outputs],
-    settings: Settings,
-    *,
-    whole: bool,
-    priorities: Mapping[str, int],
-) -> Parts:
-    """Cast the networks to the run's dtype and return them with their references, and with stream `priorities`."""
-    dtype = getattr(torch, settings.dtype)
-    for blueprint in blueprints.values():
-        blueprint.cast(dtype)
-    made = _components(blueprints, dtype, settings.seed, whole=whole)
-    components = {name: replace(part, priority=priorities.get(name, 0)) for name, part in made.items()}
-    eager = {name: outputs_of(component, settings.seed + CHECK_SEED) for name, component in components.items()}
-    sources = {role: blueprint.weights for role, blueprint in blueprints.items()}
-    same = len(set(sources.values())) == 1
-    hints = [blueprint.hint for blueprint in blueprints.values() if blueprint.hint]
-    return Parts(
-        components,
-        {name: Reference(expected[name], eager[name]) for name in components},
-        sum(component.parameters for component in components.values()),
-        sources[WORLD] if same else ", ".join(f"{role}: {source}" for role, source in sources.items()),
-        "; ".join(dict.fromkeys(hints)) or None,
-    )
-
-
-def _components(
-    blueprints: Mapping[str, Blueprint], dtype: torch.dtype, seed: int, *, whole: bool
-) -> dict[str, Component]:
-    found = {role: replace(blueprint.component(dtype, seed), name=role) for role, blueprint in blueprints.items()}
-    if not whole:
-        return found
-    module = WholeFrame(*(cast(torch.nn.Module, found[role].module) for role in ROLES)).eval()
-    return {WHOLE: replace(found[WORLD], name=WHOLE, module=module)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(Variant):
-    """A variant by the name of the component that it prepares.
+    """A variant for each stage, by the stage's name.
 
     Raises:
         InputError: one of them is no variant.
@@ -146,13 +38,13 @@ class Mixed(Variant):
     stages: Mapping[str, Variant]
 
     def __post_init__(self) -> None:
-        """Refuse what would fail at its stage only."""
+        """Check the type of each."""
         for stage, variant in self.stages.items():
             if not isinstance(variant, Variant):
                 raise InputError(f"stages.{stage} is a {type(variant).__name__}, not a variant. Name a variant's YAML.")
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return what any of them lacks."""
+        """Return why one of the variants cannot run on `device`, or None."""
         reasons = (variant.unavailable(device) for variant in self.stages.values())
         return next((reason for reason in reasons if reason), None)
 
@@ -167,10 +59,10 @@ class Mixed(Variant):
 
 
 def stage_variant(variant: Variant, stage: str) -> Variant:
-    """Return the variant that prepares a stage: `variant` itself unless it is a mixture.
+    """Return the variant that prepares a stage: `variant` itself unless it is mixed.
 
     Raises:
-        InputError: a mixture without that stage.
+        InputError: a mixed variant without that stage.
 
     """
     if not isinstance(variant, Mixed):
@@ -180,14 +72,14 @@ def stage_variant(variant: Variant, stage: str) -> Variant:
     return variant.stages[stage]
 
 
-def refuse_shared_pools(variant: Variant, parts: Iterable[str], options: LoopOptions) -> None:
-    """Refuse what would overwrite its own frames: inductor's graphs of all stages share one pool of memory.
+def refuse_shared_pools(variant: Variant, stages: Iterable[str], options: LoopOptions) -> None:
+    """Refuse stages that would overwrite each other's outputs: inductor's CUDA graphs share one memory pool.
 
     Raises:
-        InputError: stages that overlap, one of which is compiled in such a mode.
+        InputError: stages overlap, and one of them is compiled with inductor's CUDA graphs.
 
     """
-    for name in parts:
+    for name in stages:
         chosen = stage_variant(variant, name)
         if options.schedule == "overlap" and isinstance(chosen, Compile) and chosen.has_cuda_graphs():
             raise InputError(
@@ -196,48 +88,159 @@ def refuse_shared_pools(variant: Variant, parts: Iterable[str], options: LoopOpt
             )
 
 
-def prepare(
-    variant: Variant, parts: Parts, folder: Path, stack: ExitStack
-) -> tuple[dict[str, Step], dict[str, Any], frozenset[str]]:
-    """Prepare every part.
+@dataclass(frozen=True)
+class LoadedStages:
+    """The components of the loop by stage (three networks, or the whole as one) and the reference of each."""
 
-    Returns the steps, which are closed when `stack` is, the record's section `prepare`, and the parts that a compiler
-    made other operators of.
+    components: Mapping[str, Component]
+    references: Mapping[str, Reference]
+    parameters: int
+    weights: str
+    weights_hint: str | None
+
+
+def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict[str, Blueprint]:
+    """Build the three networks in float32.
+
+    Raises:
+        InputError: one of them cannot be built, or its arguments do not fit its role.
+
+    """
+    blueprints = {role: build(specs[role], settings, torch.float32) for role in ROLES}
+    for role in (PICTURE, SOUND):
+        inputs = blueprints[role].component(torch.float32, settings.seed).inputs
+        if len(inputs) != 1:
+            raise InputError(
+                f"stages.{role}={specs[role].name}: it takes {', '.join(inputs)}, and the loop hands it one latent. "
+                "Name a component whose forward has one argument."
+            )
+    world = blueprints[WORLD].component(torch.float32, settings.seed).inputs
+    if not {"mouse", "btn"} <= set(world) or world["mouse"].shape[0] != 1:
+        raise InputError(
+            f"stages.world={specs[WORLD].name}: the loop writes `mouse` and `btn` of one user (batch 1) and draws "
+            "noise for all other inputs. See component.world_model_frame for an example."
+        )
+    return blueprints
+
+
+def reference_outputs(blueprints: Mapping[str, Blueprint], settings: Settings, *, whole: bool) -> dict[str, Outputs]:
+    """Return the outputs of the float32 modules, by stage, for inputs that no variant is prepared with.
+
+    Raises:
+        InputError: a module fails on its inputs, or does not accept the latents of the world model.
+
+    """
+    components = _components(blueprints, torch.float32, settings.seed, whole=whole)
+    with torch.inference_mode(), strict_float32():
+        outputs = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in components.items()}
+    if not whole:  # the call of the whole frame has just passed the latents on
+        _check_latents(blueprints, components, list(outputs[WORLD].values()))
+    return outputs
+
+
+def _check_latents(
+    blueprints: Mapping[str, Blueprint], components: Mapping[str, Component], latents: list[torch.Tensor]
+) -> None:
+    """Compare the shapes of the latents with those that the decoders take; copying would broadcast some silently."""
+    shapes = [list(tensor.shape) for tensor in latents]
+    if len(latents) != 2:
+        raise InputError(
+            f"stages.world={blueprints[WORLD].spec.name}: it returns {shapes}. It must return two latents, for picture "
+            "and sound."
+        )
+    for role, shape in zip((PICTURE, SOUND), shapes, strict=True):
+        (latent,) = components[role].inputs.values()
+        if list(latent.shape) != shape:
+            raise InputError(
+                f"stages.{role}={blueprints[role].spec.name}: it takes {list(latent.shape)}, and the world model hands "
+                f"it {shape}. Name a component that is made for these latents."
+            )
+
+
+def load_stages(
+    blueprints: Mapping[str, Blueprint],
+    expected: Mapping[str, Outputs],
+    settings: Settings,
+    *,
+    whole: bool,
+    priorities: Mapping[str, int],
+) -> LoadedStages:
+    """Cast the networks to the run's dtype and return their components.
+
+    `expected` are the outputs of `reference_outputs`, `priorities` the stream priorities by stage.
+    """
+    dtype = getattr(torch, settings.dtype)
+    for blueprint in blueprints.values():
+        blueprint.cast(dtype)
+    components = {
+        name: replace(component, priority=priorities.get(name, 0))
+        for name, component in _components(blueprints, dtype, settings.seed, whole=whole).items()
+    }
+    eager = {name: outputs_of(component, settings.seed + CHECK_SEED) for name, component in components.items()}
+    sources = {role: blueprint.weights for role, blueprint in blueprints.items()}
+    same = len(set(sources.values())) == 1
+    hints = [blueprint.hint for blueprint in blueprints.values() if blueprint.hint]
+    return LoadedStages(
+        components,
+        {name: Reference(expected[name], eager[name]) for name in components},
+        sum(component.parameters for component in components.values()),
+        sources[WORLD] if same else ", ".join(f"{role}: {source}" for role, source in sources.items()),
+        "; ".join(dict.fromkeys(hints)) or None,
+    )
+
+
+def _components(
+    blueprints: Mapping[str, Blueprint], dtype: torch.dtype, seed: int, *, whole: bool
+) -> dict[str, Component]:
+    components = {role: replace(blueprint.component(dtype, seed), name=role) for role, blueprint in blueprints.items()}
+    if not whole:
+        return components
+    module = WholeFrame(*(cast(torch.nn.Module, components[role].module) for role in ROLES)).eval()
+    return {WHOLE: replace(components[WORLD], name=WHOLE, module=module)}
+
+
+def prepare_stages(
+    variant: Variant, stages: LoadedStages, folder: Path, stack: ExitStack
+) -> tuple[dict[str, Step], Prepare, frozenset[str]]:
+    """Prepare every stage.
+
+    Returns the steps, which are closed with `stack`, the record's section `prepare`, and the stages whose operators a
+    compiler fused.
     """
     steps, seconds, fused = {}, {}, set()
     before, started = snapshot(), time.perf_counter()
-    for name, component in parts.components.items():
-        begun, untouched = time.perf_counter(), snapshot()
+    for name, component in stages.components.items():
+        stage_before, stage_started = snapshot(), time.perf_counter()
         steps[name] = stage_variant(variant, name)(component, folder)
         stack.callback(steps[name].close)
         synchronize(component.device)
-        seconds[name] = time.perf_counter() - begun
-        if snapshot().since(untouched).graphs > 0:
+        seconds[name] = time.perf_counter() - stage_started
+        if snapshot().since(stage_before).graphs > 0:
             fused.add(name)
     total = time.perf_counter() - started
-    for name, component in parts.components.items():
+    for name, component in stages.components.items():
         steps[name].run()
         synchronize(component.device)
     first = time.perf_counter() - started
-    compiled = asdict(snapshot().since(before))
-    return steps, {"seconds": total, "first_call_s": first, "stages": seconds, **compiled}, frozenset(fused)
+    counters = asdict(snapshot().since(before))
+    return steps, Prepare(seconds=total, first_call_s=first, stages=seconds, **counters), frozenset(fused)
 
 
-def check(
-    metrics: Iterable[Metric], variant: Variant, parts: Parts, steps: Mapping[str, Step], seed: int
+def check_parity(
+    metrics: Iterable[Metric], variant: Variant, stages: LoadedStages, steps: Mapping[str, Step], seed: int
 ) -> tuple[dict[str, Any] | None, list[tuple[Status, str]]]:
-    """Hold every part against its reference; return the section `parity`, the worst and each, and what is wrong."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """Compare every stage with its reference; return the section `parity`, which is that of the worst, and problems."""
+    checks: dict[str, Mapping[str, Any]] = {}
     problems: list[tuple[Status, str]] = []
     for metric in metrics:
-        for name, component in parts.components.items():
+        for name, component in stages.components.items():
             tolerance = stage_variant(variant, name).tolerance
-            measured = metric.measure(Subject(component, steps[name], parts.references[name], tolerance, seed))
-            found[name] = measured.sections["parity"]
+            measured = metric.measure(Subject(component, steps[name], stages.references[name], tolerance, seed))
+            checks[name] = measured.sections["parity"]
             if measured.problem is not None:
                 status, reason = measured.problem
                 problems.append((status, f"{name}: {reason}"))
-    if not found:
+    if not checks:
         return None, problems
-    worst = max(found.values(), key=lambda section: (not section["passed"], section.get("rel_l2", 0.0)))
-    return {**worst, "stages": found}, problems
+    worst = max(checks.values(), key=lambda check: (not check["passed"], check.get("rel_l2", 0.0)))
+    return {**worst, "stages": checks}, problems

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.options import WORLD, LoopOptions
 from profiling.results.frames import recover_series
+from profiling.results.record import Realtime
 from profiling.run.job import Job
 
-#: Options of the world model that a reader needs to compare two loops.
-WORLD_FACTS = ("steps", "commit", "guidance")
+#: Options of the world model that a reader needs to compare two loops; fields of `Realtime`.
+WORLD_OPTIONS = ("steps", "commit", "guidance")
 
 
 def recover_frames(folder: Path, job: Job) -> dict[str, Any]:
@@ -31,20 +32,23 @@ def recover_frames(folder: Path, job: Job) -> dict[str, Any]:
     from profiling.realtime.summary import summarize_frames  # imports scipy, 1 s that no other run should wait
 
     options = LoopOptions(**{key: value for key, value in job.procedure["options"].items() if key != "_target_"})
-    facts = loop_facts(options, job.procedure["stages"], job.settings.device)
-    return {"realtime": summarize_frames(series, target_fps=float(options.fps), pace=options.pace, facts=facts)}
+    loop = describe_loop(options, job.procedure["stages"], job.settings.device)
+    return {"realtime": summarize_frames(series, loop)}
 
 
-def loop_facts(options: LoopOptions, stages: str, device: str) -> dict[str, Any]:
-    """Return the fields of the section `realtime` that are known before the loop runs.
+def describe_loop(options: LoopOptions, stages: str, device: str) -> Realtime:
+    """Return the section `realtime` of a loop before its first frame.
 
     `stages` are the component specs of the loop by role, as JSON; `device` is cpu, cuda or cuda:N.
     """
-    world: Mapping[str, Any] = json.loads(stages)["world"]["module"]
-    return {
-        "warmup_frames": options.counts(device.partition(":")[0])[1],
-        "schedule": options.schedule,
-        "deliver": options.deliver,
-        "garbage": options.garbage,
-        **{name: world[name] for name in WORLD_FACTS if world.get(name) is not None},
-    }
+    world: Mapping[str, Any] = json.loads(stages)[WORLD]["module"]
+    return Realtime(
+        frames=0,
+        target_fps=float(options.fps),
+        pace=options.pace,
+        warmup_frames=options.counts(device.partition(":")[0])[1],
+        schedule=options.schedule,
+        deliver=options.deliver,
+        gc=options.gc,
+        **{name: world[name] for name in WORLD_OPTIONS if world.get(name) is not None},
+    )

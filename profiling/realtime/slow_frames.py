@@ -1,4 +1,4 @@
-"""Which frames were slow, and what happened in them."""
+"""Slow frames of a loop: which they are, what happened in them, and whether they return periodically."""
 
 from __future__ import annotations
 
@@ -11,89 +11,18 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from profiling.realtime.trend import Steady, rolling_median
+from profiling.realtime.trend import rolling_median
 from profiling.results.frames import Array, Series
+from profiling.results.record import SlowFrame, SlowFrames, Spikes, Steady
 
-#: Below this period a frame more or less is most of a period, and everything fits.
-SHORTEST_PERIOD = 4
-#: A spike may come a frame early or late.
-JITTER = (0, -1, 1)
-#: In a row, spikes that may fail to come before the chain is broken.
-MISSES = 2
-#: Different gaps that are tried as a period, the most frequent first.
-CANDIDATES = 32
-#: Chance may explain the spikes with this probability at most.
-CHANCE = 0.05
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Slow frames whose gaps are multiples of one period, within a frame."""
-
-    first: int
-    last: int
-    count: int
-    slots: int  # how many would have been there had none been missed
-
-    @property
-    def period(self) -> int:
-        """The mean distance of two spikes, in frames."""
-        return round((self.last - self.first) / (self.slots - 1))
-
-
-def find_period(slow: Sequence[int]) -> dict[str, int] | None:
-    """Find at least three of the `slow` frames (ascending) that a period explains better than chance does.
-
-    The others may lie anywhere. Returns {"period", "count", "first"}, in frames; None where there is no such period.
-    """
-    chains = [chain for period in _candidates(slow) if (chain := _longest_chain(slow, period)).count >= 3]
-    best = min(chains, key=lambda chain: _chance(chain, slow), default=None)
-    if best is None or _chance(best, slow) > CHANCE:
-        return None
-    return {"period": best.period, "count": best.count, "first": best.first}
-
-
-def _candidates(slow: Sequence[int]) -> list[int]:
-    """Return gaps between near slow frames, up to two others in between, within a frame; the most frequent first."""
-    pairs = (pair for apart in (1, 2, 3) for pair in zip(slow, slow[apart:], strict=False))
-    gaps = Counter(later - frame + jitter for frame, later in pairs for jitter in JITTER)
-    return [gap for gap, _ in gaps.most_common() if gap >= SHORTEST_PERIOD][:CANDIDATES]
-
-
-def _longest_chain(slow: Sequence[int], period: int) -> Chain:
-    """Return the chain of `period` with the most slow frames."""
-    ending: dict[int, Chain] = {}
-    for frame in slow:
-        best = Chain(frame, frame, 1, 1)
-        for steps in range(1, MISSES + 2):
-            for jitter in JITTER:
-                before = ending.get(frame - steps * period + jitter)
-                if before is not None and before.count + 1 > best.count:
-                    best = Chain(before.first, frame, before.count + 1, before.slots + steps)
-        ending[frame] = best
-    return max(ending.values(), key=lambda chain: chain.count)
-
-
-def _chance(chain: Chain, slow: Sequence[int]) -> float:
-    """Bound how likely as many slow frames, scattered over the chain's own span, fill as many slots of some period.
-
-    Any three slow frames could have been a chain's beginning, its period and its end; the other slots are up to chance.
-    """
-    within = sum(chain.first <= frame <= chain.last for frame in slow)
-    density = (within - 2) / (chain.last - chain.first + 1)
-    hit = 1 - (1 - density) ** 5  # a slot is three frames wide, and the period is free by one to either side
-    return float(comb(len(slow), 3) * binom.sf(chain.count - 3, chain.slots - 2, hit))
-
-
-#: A frame is slow beyond this many median absolute deviations, and beyond this multiple, of the steady median.
+#: A frame is slow above the steady median plus this many median absolute deviations, and above this multiple of it.
 SLOW_MADS, SLOW_FACTOR = 5.0, 1.2
-#: A garbage collection explains a frame when it is at least this part of what the frame took too long.
+#: A garbage collection is a cause where it took at least this share of a slow frame's excess time.
 COLLECTION_SHARE = 0.2
-#: So many slow frames are listed, the slowest first; all are counted.
+#: Slow frames that are listed; all are counted.
 LISTED = 50
-
-#: Counts that name a cause wherever they are above zero.
-COUNTED = {
+#: Causes, by the series that are above 0 in the frame.
+CAUSES = {
     "CUDA graph captured": ("captures", "graphs_recorded"),
     "allocator retry": ("alloc_retries",),
     "cudaMalloc": ("device_allocs",),
@@ -103,50 +32,119 @@ COUNTED = {
 }
 UNKNOWN = "not attributed"
 
+#: Shortest period in frames; with a shorter one, a frame early or late is a large part of it and any spikes fit.
+SHORTEST_PERIOD = 4
+#: Frames by which a spike may be early or late.
+JITTER = (0, -1, 1)
+#: Spikes in a row that may be missing in a chain.
+MISSES = 2
+#: Distances that are tried as a period, the most frequent first.
+CANDIDATES = 32
+#: Largest probability that chance explains a reported period.
+CHANCE = 0.05
 
-def slow_threshold(frame_ms: Array, steady: Steady) -> float:
-    """Return the time in ms above which a frame is slow."""
-    part = frame_ms[steady.from_frame :]
-    middle = np.median(part)
-    return float(max(middle + SLOW_MADS * np.median(np.abs(part - middle)), SLOW_FACTOR * middle))
 
+def find_slow_frames(frame_ms: Array, steady: Steady) -> list[int]:
+    """Return the slow frames, ascending.
 
-def slow_frames(frame_ms: Array, steady: Steady) -> list[int]:
-    """Return the indices of the slow frames.
-
-    Where nothing settles a frame must stand out from its neighbours too: what a drift has come to is no slow frame.
+    Where times never settle, a frame must also stand out from its neighbours: the end of a drift is not slow frames.
     """
-    slow = frame_ms > slow_threshold(frame_ms, steady)
+    slow = frame_ms > _threshold_ms(frame_ms, steady)
     if not steady.settled:
         slow &= frame_ms > SLOW_FACTOR * rolling_median(frame_ms)
     return [int(frame) for frame in np.flatnonzero(slow)]
 
 
-def causes_of(series: Series, frame: int, excess_ms: float, recompiles: Sequence[str]) -> list[str]:
-    """Return what happened in a frame that took `excess_ms` too long; `recompiles` are the compile ids seen in it."""
-    found = [f"recompile {compile_id}" for compile_id in recompiles]
-    if not found and series["compiles"][frame] > 0:
-        found.append("compile")
-    found += [cause for cause, names in COUNTED.items() if any(series[name][frame] > 0 for name in names)]
-    if series["collection_ms"][frame] >= COLLECTION_SHARE * excess_ms:
-        found.append("garbage collection")
-    return found or [UNKNOWN]
+def _threshold_ms(frame_ms: Array, steady: Steady) -> float:
+    deviation = float(np.median(np.abs(frame_ms[steady.from_frame :] - steady.p50)))
+    return max(steady.p50 + SLOW_MADS * deviation, SLOW_FACTOR * steady.p50)
 
 
 def slow_section(
     series: Series, steady: Steady, slow: Sequence[int], events: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return the threshold, how many frames were `slow`, and their causes; a frame may have several."""
+) -> SlowFrames:
+    """Return the threshold, the number of `slow` frames, and their causes; a frame may have several.
+
+    `events` are recompiles: {"frame", "kind": "recompile", "id"}.
+    """
     frame_ms = series["frame_ms"]
-    usual = float(np.median(frame_ms[steady.from_frame :]))
     causes = {}
     for frame in slow:
-        recompiles = [str(e["id"]) for e in events if e["frame"] == frame and e["kind"] == "recompile"]
-        causes[frame] = causes_of(series, frame, float(frame_ms[frame]) - usual, recompiles)
+        recompiles = [str(event["id"]) for event in events if (event["frame"], event["kind"]) == (frame, "recompile")]
+        causes[frame] = _causes(series, frame, float(frame_ms[frame]) - steady.p50, recompiles)
     slowest = sorted(causes, key=lambda frame: -frame_ms[frame])[:LISTED]
-    return {
-        "threshold_ms": slow_threshold(frame_ms, steady),
-        "count": len(causes),
-        "causes": dict(Counter(cause for names in causes.values() for cause in names).most_common()),
-        "frames": [{"frame": frame, "ms": float(frame_ms[frame]), "causes": causes[frame]} for frame in slowest],
-    }
+    return SlowFrames(
+        threshold_ms=_threshold_ms(frame_ms, steady),
+        count=len(causes),
+        causes=dict(Counter(cause for names in causes.values() for cause in names).most_common()),
+        frames=tuple(SlowFrame(frame=frame, ms=float(frame_ms[frame]), causes=causes[frame]) for frame in slowest),
+    )
+
+
+def _causes(series: Series, frame: int, excess_ms: float, recompiles: Sequence[str]) -> tuple[str, ...]:
+    causes = [f"recompile {compile_id}" for compile_id in recompiles]
+    if not causes and series["compiles"][frame] > 0:
+        causes.append("compile")
+    causes += [cause for cause, names in CAUSES.items() if any(series[name][frame] > 0 for name in names)]
+    if series["collection_ms"][frame] >= COLLECTION_SHARE * excess_ms:
+        causes.append("garbage collection")
+    return tuple(causes) or (UNKNOWN,)
+
+
+def find_period(slow: Sequence[int]) -> Spikes | None:
+    """Find at least three of the `slow` frames (ascending) that a period explains better than chance does.
+
+    The other slow frames may be anywhere. None without such a period.
+    """
+    chains = [chain for period in _candidate_periods(slow) if (chain := _longest_chain(slow, period)).count >= 3]
+    best = min(chains, key=lambda chain: _chance(chain, slow), default=None)
+    if best is None or _chance(best, slow) > CHANCE:
+        return None
+    return Spikes(period=best.period, count=best.count, first=best.first)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Slow frames whose distances are multiples of one period, within a frame."""
+
+    first: int
+    last: int
+    count: int
+    slots: int  # the count without misses
+
+    @property
+    def period(self) -> int:
+        """The mean distance of two spikes, in frames."""
+        return round((self.last - self.first) / (self.slots - 1))
+
+
+def _candidate_periods(slow: Sequence[int]) -> list[int]:
+    """Return distances of slow frames with up to two others between them, most frequent first, each ±1."""
+    pairs = (pair for apart in (1, 2, 3) for pair in zip(slow, slow[apart:], strict=False))
+    distances = Counter(later - frame + jitter for frame, later in pairs for jitter in JITTER)
+    return [distance for distance, _ in distances.most_common() if distance >= SHORTEST_PERIOD][:CANDIDATES]
+
+
+def _longest_chain(slow: Sequence[int], period: int) -> _Chain:
+    """Return the chain of `period` with the most slow frames."""
+    ending: dict[int, _Chain] = {}  # by last frame
+    for frame in slow:
+        best = _Chain(frame, frame, 1, 1)
+        for steps in range(1, MISSES + 2):
+            for jitter in JITTER:
+                before = ending.get(frame - steps * period + jitter)
+                if before is not None and before.count + 1 > best.count:
+                    best = _Chain(before.first, frame, before.count + 1, before.slots + steps)
+        ending[frame] = best
+    return max(ending.values(), key=lambda chain: chain.count)
+
+
+def _chance(chain: _Chain, slow: Sequence[int]) -> float:
+    """Bound the probability that slow frames scattered over the chain's span fill as many slots of some period.
+
+    Any three slow frames could be the beginning, the period and the end of a chain; only the other slots count.
+    """
+    within = sum(chain.first <= frame <= chain.last for frame in slow)
+    density = (within - 2) / (chain.last - chain.first + 1)
+    hit = 1 - (1 - density) ** 5  # a slot is three frames wide, and the period may be off by one to either side
+    return float(comb(len(slow), 3) * binom.sf(chain.count - 3, chain.slots - 2, hit))

@@ -1,4 +1,4 @@
-"""Where a series of frame times settles, and whether it grows from there on."""
+"""The steady part of a loop: where frame times settle, and whether they grow from there on."""
 
 from __future__ import annotations
 
@@ -11,33 +11,61 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import theilslopes
 
 from profiling.results.frames import Array, Series, stage_names
+from profiling.results.record import Slope, StageGrowth, Steady
 
-#: Frames of a rolling median: up to seven stalled ones in a row do not move it.
+#: Frames of a rolling median; up to 7 stalled frames in a row do not move it.
 WINDOW = 15
-#: Settled is what stays this near to the median of the last half (no unit).
-NEAR = 0.03
-#: So much of the steady part must be near: a disturbance in its middle is no ramp.
-NEAR_SHARE = 0.9
-#: A slope is fitted to the medians of at most so many blocks, and of no fewer than the second: with fewer blocks an
-#: order of pure chance excludes 0 more often than the 0.1% that a verdict allows itself.
+#: Settled times stay within this share of the median of the last half, in at least `NEAR_SHARE` of the frames: a
+#: disturbance in the middle of the steady part is no ramp.
+NEAR, NEAR_SHARE = 0.03, 0.9
+#: Most and fewest blocks that a line is fitted to. With fewer than 8, random noise gives an interval that excludes 0
+#: more often than the 0.1% that a verdict may be wrong.
 BLOCKS, FEWEST_BLOCKS = 64, 8
-#: Frame times that grow by less of their median than this over the run (no unit) are not said to grow.
+#: Frame times grow where they rise by more than this share of their median over the steady part.
 GROWTH = 0.01
-#: A stage that grows by less than this share of the frame's growth is not named beside it.
-PART = 0.1
+#: A stage is named as growing where it has at least this share of the growth of the frame.
+STAGE_SHARE = 0.1
+
+
+def find_steady(frame_ms: Array) -> Steady:
+    """Find the first frame from which on the rolling median stays near the median of the last half.
+
+    The frame must be in the first half; else, and with fewer than 30 frames, times never settle and the steady part is
+    the whole series. `frame_ms` is [n] in ms, n at least 1.
+    """
+    from_frame, settled = _settled_from(frame_ms)
+    p50, p99 = np.percentile(frame_ms[from_frame:], [50, 99])
+    return Steady(from_frame=from_frame, settled=settled, p50=float(p50), p99=float(p99))
+
+
+def _settled_from(frame_ms: Array) -> tuple[int, bool]:
+    frames = frame_ms.size
+    if frames < 2 * WINDOW:
+        return 0, False
+    rolling = rolling_median(frame_ms)
+    level = np.median(frame_ms[frames // 2 :])
+    # The median of WINDOW samples with standard deviation s has one of 1.25 s / sqrt(WINDOW); 5 of these do not occur.
+    near = np.abs(rolling - level) <= max(NEAR * level, 5 * 1.25 * _noise(frame_ms) / np.sqrt(WINDOW))
+    for start in np.flatnonzero(near[: frames // 2 + 1]):
+        if near[start : start + WINDOW].all() and near[start:].mean() >= NEAR_SHARE:
+            return int(start), True
+    return 0, False
+
+
+def rolling_median(values: Array) -> Array:
+    """Return the median [n] of the 15 values around each one; the series is mirrored at its ends."""
+    return median_filter(values, size=WINDOW, mode="reflect")
+
+
+def _noise(values: Array) -> float:
+    """Return the standard deviation of `values` from differences, which neither drift nor single spikes change."""
+    steps = np.diff(values)
+    return float(1.4826 * np.median(np.abs(steps - np.median(steps))) / np.sqrt(2))
 
 
 @dataclass(frozen=True)
-class Steady:
-    """Where the ramp ends; a series that never settles has no ramp, and all of it is looked at."""
-
-    from_frame: int
-    settled: bool
-
-
-@dataclass(frozen=True)
-class Slope:
-    """A slope per frame, with the interval to print and the one to judge by."""
+class LineFit:
+    """Slope per frame with its 95% interval, which is printed, and its 99.9% interval, which verdicts use."""
 
     per_frame: float
     ci95: tuple[float, float]
@@ -45,47 +73,18 @@ class Slope:
 
     @property
     def rises(self) -> bool:
-        """Whether chance alone would hardly make it rise so."""
+        """Whether the 99.9% interval is above 0."""
         return self.ci999[0] > 0
 
 
-def find_steady(frame_ms: Array) -> Steady:
-    """Find the first frame from which on the rolling median stays near the median of the last half.
+def fit_line(frames: Array, values: Array) -> LineFit | None:
+    """Fit a line to `values` [n] over `frames` [n] (ascending, all finite); None for fewer than 8.
 
-    It must lie in the first half, or the series drifts all the way. Fewer than two windows of frames settle nothing.
-    """
-    frames = frame_ms.size
-    if frames < 2 * WINDOW:
-        return Steady(0, False)
-    rolling = rolling_median(frame_ms)
-    level = np.median(frame_ms[frames // 2 :])
-    # A median of WINDOW samples of deviation s deviates by 1.25 s / sqrt(WINDOW); five of these happen to nobody.
-    near = np.abs(rolling - level) <= max(NEAR * level, 5 * 1.25 * _noise(frame_ms) / np.sqrt(WINDOW))
-    for start in np.flatnonzero(near[: frames // 2 + 1]):
-        if near[start : start + WINDOW].all() and near[start:].mean() >= NEAR_SHARE:
-            return Steady(int(start), True)
-    return Steady(0, False)
-
-
-def rolling_median(values: Array) -> Array:
-    """Return the median [n] of the `WINDOW` frames around each one, the series mirrored at its ends."""
-    return median_filter(values, size=WINDOW, mode="reflect")
-
-
-def _noise(values: Array) -> float:
-    """Return the standard deviation from frame to frame, which neither a drift nor single spikes change."""
-    steps = np.diff(values)
-    return float(1.4826 * np.median(np.abs(steps - np.median(steps))) / np.sqrt(2))
-
-
-def fit_slope(frames: Array, values: Array) -> Slope | None:
-    """Fit a line to `values` [n] over `frames` [n] (ascending, all finite); None where they are too few.
-
-    Theil-Sen on the medians of blocks of neighbours, the intervals widened by how the blocks go together: a machine
-    that is a little slower for some seconds would else be a slope. Of blocks that keep 0.6 of their neighbour's noise
-    the 95% interval holds the slope in 89 of 100 series (62 without). Sources: Theil, A rank-invariant method of
-    linear and polynomial regression analysis (1950); Sen, Estimates of the regression coefficient based on Kendall's
-    tau (1968).
+    Theil-Sen on the medians of blocks of neighbours. The intervals are widened by the autocorrelation of the blocks:
+    otherwise a machine that is slower for some seconds would be a slope. Where a block keeps 0.6 of its neighbour's
+    noise, the 95% interval contains the slope in 89 of 100 series (62 without widening). Sources: Theil, A
+    rank-invariant method of linear and polynomial regression analysis (1950); Sen, Estimates of the regression
+    coefficient based on Kendall's tau (1968).
     """
     if values.size < FEWEST_BLOCKS:
         return None
@@ -95,81 +94,83 @@ def fit_slope(frames: Array, values: Array) -> Slope | None:
     usual: Any = theilslopes(y, x, alpha=0.95)
     strict: Any = theilslopes(y, x, alpha=0.999)
     slope = float(usual.slope)
-    wider = _persistence(_unordered(np.asarray(y), rising=slope >= 0)) ** 0.5
-    interval, wide = (
-        (slope - wider * (slope - float(fit.low_slope)), slope + wider * (float(fit.high_slope) - slope))
+    factor = _variance_inflation(_without_growth(np.asarray(y), rising=slope >= 0)) ** 0.5
+    ci95, ci999 = (
+        (slope - factor * (slope - float(fit.low_slope)), slope + factor * (float(fit.high_slope) - slope))
         for fit in (usual, strict)
     )
-    return Slope(slope, interval, wide)
+    return LineFit(slope, ci95, ci999)
 
 
-def _unordered(values: Array, *, rising: bool) -> Array:
-    """Return what the nearest series that only rises (or falls) leaves of `values` [n]: growth of any shape is gone."""
+def _without_growth(values: Array, *, rising: bool) -> Array:
+    """Return `values` [n] less the nearest monotone series: growth of any shape is removed."""
     fitted: Any = isotonic_regression(values, increasing=rising)
     return values - fitted.x
 
 
-def _persistence(values: Array) -> float:
-    """Return by how much neighbours that go together widen the variance of a mean: 1 where they are strangers.
+def _variance_inflation(values: Array) -> float:
+    """Return the factor by which autocorrelation widens the variance of the mean of `values`: 1 for independent ones.
 
-    The sum of the autocorrelations up to the first pair of them that is not positive: beyond it they are noise. Source:
-    Geyer, Practical Markov chain Monte Carlo (1992), the initial positive sequence.
+    Sums autocorrelations in pairs up to the first pair that is not positive; those after it are noise. Source: Geyer,
+    Practical Markov chain Monte Carlo (1992), the initial positive sequence.
     """
     centred = values - values.mean()
     products = np.correlate(centred, centred, "full")[values.size - 1 :]
     if products[0] <= 0:
         return 1.0
     pairs = (products[:-1:2] + products[1::2])[: values.size // 2] / products[0]
-    below = np.flatnonzero(pairs <= 0)
-    return max(1.0, float(2 * pairs[: below[0] if below.size else pairs.size].sum() - 1))
+    negative = np.flatnonzero(pairs <= 0)
+    return max(1.0, float(2 * pairs[: negative[0] if negative.size else pairs.size].sum() - 1))
 
 
-def slope_section(series: Series, steady: Steady) -> dict[str, Any] | None:
-    """Return the slope of the steady part in µs a frame, and whether it grows; None where too few frames tell it.
+def slope_section(series: Series, from_frame: int) -> Slope | None:
+    """Return the slope of the frame times from `from_frame` on; None for fewer than 8 frames.
 
-    Where it does, `stages` has what grows along, `rest` (the host's time in no stage) among them: stage → {"host",
-    "device"} → µs a frame.
+    Where they grow, `stages` holds the stages that grow along, with `rest`, the host time in no stage, among them.
     """
-    part = series["frame_ms"][steady.from_frame :]
-    slope = fit_slope(np.arange(part.size, dtype=np.float64), part)
-    if slope is None:
+    part = series["frame_ms"][from_frame:]
+    line = fit_line(np.arange(part.size, dtype=np.float64), part)
+    if line is None:
         return None
-    growing = slope.rises and slope.per_frame * (part.size - 1) > GROWTH * float(np.median(part))
-    section = {
-        "us_per_frame": 1000 * slope.per_frame,
-        "ci95": [1000 * bound for bound in slope.ci95],
-        "growing": growing,
-    }
-    return section | ({"stages": _growing_stages(series, steady, slope.per_frame)} if growing else {})
+    growing = line.rises and line.per_frame * (part.size - 1) > GROWTH * float(np.median(part))
+    return Slope(
+        us_per_frame=1000 * line.per_frame,
+        ci95=(1000 * line.ci95[0], 1000 * line.ci95[1]),
+        growing=growing,
+        stages=_growing_stages(series, from_frame, line.per_frame) if growing else {},
+    )
 
 
-def _growing_stages(series: Series, steady: Steady, frame_slope: float) -> dict[str, dict[str, float]]:
-    """Return the stages that rise by a good part of `frame_slope` (ms a frame): a host's drift and a GPU's differ."""
-    found: dict[str, dict[str, float]] = {}
+def _growing_stages(series: Series, from_frame: int, frame_slope: float) -> dict[str, StageGrowth]:
+    """Return the stages whose host or device time has a good part of `frame_slope` (ms a frame)."""
+    growing = {}
     unmeasured = np.full(series["frame_ms"].size, np.nan)
     for stage in (*stage_names(series), "rest"):
         host, device = (
-            series.get(name, unmeasured)[steady.from_frame :]
+            series.get(name, unmeasured)[from_frame:]
             for name in ("rest_ms" if stage == "rest" else f"host_{stage}_ms", f"device_{stage}_ms")
         )
-        for side, values in (("host", host), ("device", _of_its_own(device, host))):
+        slopes = {}
+        for clock, values in (("host", host), ("device", _without_host_share(device, host))):
             measured = np.flatnonzero(np.isfinite(values))
-            slope = fit_slope(measured.astype(np.float64), values[measured])
-            if slope is not None and slope.rises and slope.per_frame >= PART * frame_slope:
-                found.setdefault(stage, {})[side] = 1000 * slope.per_frame
-    return found
+            line = fit_line(measured.astype(np.float64), values[measured])
+            if line is not None and line.rises and line.per_frame >= STAGE_SHARE * frame_slope:
+                slopes[clock] = 1000 * line.per_frame
+        if slopes:
+            growing[stage] = StageGrowth(**slopes)
+    return growing
 
 
-def _of_its_own(device_ms: Array, host_ms: Array) -> Array:
-    """Return a stage's device time [n] without what follows the host's [n].
+def _without_host_share(device_ms: Array, host_ms: Array) -> Array:
+    """Return a stage's device time [n] without the part that follows its host time [n].
 
-    Of a stage that an idle device waits for, its events hold the wait for being launched: they follow the host from
-    frame to frame. How closely is taken from neighbouring frames, in whose difference no growth is.
+    The events of a stage on an idle device include the wait for its launches, so host drift shows in them. The share is
+    fitted to differences of neighbouring frames, which contain no growth.
     """
     both = np.isfinite(device_ms) & np.isfinite(host_ms)
     if both.sum() < FEWEST_BLOCKS:
         return device_ms
     host, device = np.diff(host_ms[both]), np.diff(device_ms[both])
-    moved = float(np.dot(host, host))
-    share = 0.0 if moved == 0 else min(1.0, max(0.0, float(np.dot(host, device)) / moved))
+    power = float(np.dot(host, host))
+    share = 0.0 if power == 0 else min(1.0, max(0.0, float(np.dot(host, device)) / power))
     return device_ms - share * (host_ms - np.median(host_ms[both]))

@@ -4,17 +4,16 @@ The noise goes through the timed loop itself, on a fake clock: how many samples 
 the limits that a user has who names none.
 """
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hand_made import cell, write_run
+from planted_runs import cell, in_rounds, write_run
 
-from profiling.comparison.judgement import exit_code, judge
-from profiling.comparison.side import read_side
+from profiling.compare.cells import compare_cells, exit_code
+from profiling.compare.loaded_run import load_run
 from profiling.metrics.sampling import Limits, Sample, collect
+from profiling.results.jsonl import read_results
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 COMPARISONS = 40
@@ -24,9 +23,9 @@ BLOCK = 10
 
 def stored_series():
     """The wall times of every timed cell of every committed run, in a fixed order."""
-    lines = [line for path in sorted(RESULTS.glob("*/results.jsonl")) for line in path.read_text().splitlines()]
-    sections = [json.loads(line)["metrics"].get("wall_ms") for line in lines]
-    return [np.array(section["samples"]) for section in sections if section and len(section["samples"]) >= 100]
+    records = [record for path in sorted(RESULTS.glob("*/results.jsonl")) for record in read_results(path).records]
+    summaries = [record.metrics.wall_ms for record in records]
+    return [np.array(summary.samples) for summary in summaries if summary and len(summary.samples) >= 100]
 
 
 def replay(series, rng):
@@ -51,13 +50,12 @@ def timed(series, rng, factor):
 def run_of(folder, series, rng, *, rounds, slowdown=1.0, drift=0.0):
     times = [timed(series, rng, slowdown * (1 + drift * rng.standard_normal())) for _ in range(rounds)]
     record = cell(samples=list(np.concatenate(times)))
-    in_rounds = tuple({"wall_ms": {"n": len(part)}} for part in times) if rounds > 1 else None
-    return read_side(write_run(folder, replace(record, rounds=in_rounds)))
+    return load_run(write_run(folder, in_rounds(record, *map(len, times)) if rounds > 1 else record))
 
 
 @pytest.fixture
 def compared(tmp_path):
-    """Judge `COMPARISONS` pairs of runs, each of the noise of another stored cell."""
+    """Compare `COMPARISONS` pairs of runs, each of the noise of another stored cell."""
 
     def compare(**planted):
         every = stored_series()
@@ -68,7 +66,7 @@ def compared(tmp_path):
             drift, rounds = planted.get("drift", 0.0), planted["rounds"]
             a = run_of(tmp_path / f"a{index}", every[index], rng, rounds=rounds, drift=drift)
             b = run_of(tmp_path / f"b{index}", every[index], rng, **planted)
-            found.append(judge(a, b, 0.02))
+            found.append(compare_cells(a, b, 0.02))
         return found
 
     return compare

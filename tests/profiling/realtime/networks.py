@@ -14,59 +14,54 @@ from profiling.realtime.__main__ import chosen_stages
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import PRIORITIES, assemble, drawn_actions
 from profiling.realtime.play import WallClock
-from profiling.realtime.prepare import blueprints_of, expected_of, parts_of, stage_variant
+from profiling.realtime.prepare import build_stages, load_stages, reference_outputs, stage_variant
+
+TINY = Settings(device="cpu", dtype="float32", scale="tiny", checkpoint="random")
 
 
 @cache
 def composed(*overrides):
     register_resolvers()
     with initialize_config_dir(str(CONF), version_base=None):
-        return read_config(compose("realtime", list(overrides)))
+        return compose("realtime", list(overrides))
+
+
+def tiny_specs(*overrides):
+    return {role: spec.at("tiny") for role, spec in chosen_stages(read_config(composed(*overrides))).items()}
 
 
 def tiny_loop(device="cpu", variant="baseline", dtype="float32", **options):
-    """Return (pipeline, components, references, what closes it)."""
-    config = composed("variant=[baseline,compile,cuda_graph,compile_cuda_graph]")
+    """Return (pipeline, loaded stages, function that closes the steps)."""
+    config = read_config(composed("variant=[baseline,compile,cuda_graph,compile_cuda_graph]"))
     settings = Settings(device=device, dtype=dtype, scale="tiny", checkpoint="random")
-    specs = {role: spec.at("tiny") for role, spec in chosen_stages(config).items()}
-    chosen = LoopOptions(**options)
+    specs, chosen = tiny_specs(), LoopOptions(**options)
     whole = chosen.schedule == "one_graph"
-    expected = expected_of(blueprints_of(specs, settings), settings, whole=whole)
+    priorities = PRIORITIES if chosen.schedule == "overlap" else {}
+    expected = reference_outputs(build_stages(specs, settings), settings, whole=whole)
     with torch.inference_mode():
-        parts = parts_of(
-            blueprints_of(specs, settings),
-            expected,
-            settings,
-            whole=whole,
-            priorities=PRIORITIES if chosen.schedule == "overlap" else {},
-        )
-        made = instantiate(config.variants[variant], "variant")
-        steps = {name: stage_variant(made, name)(c, Path("unused")) for name, c in parts.components.items()}
-        for component in parts.components.values():
+        blueprints = build_stages(specs, settings)
+        loaded = load_stages(blueprints, expected, settings, whole=whole, priorities=priorities)
+        by = instantiate(config.variants[variant], "variant")
+        steps = {name: stage_variant(by, name)(c, Path("unused")) for name, c in loaded.components.items()}
+        for component in loaded.components.values():
             component.reset()
-    pipeline = assemble(parts.components, steps, chosen, drawn_actions(200, 2, 11, 0), 0, WallClock())
-    return pipeline, parts, lambda: [step.close() for step in reversed(steps.values())]
+    pipeline = assemble(loaded.components, steps, chosen, drawn_actions(200, 2, 11, 0), 0, WallClock())
+    return pipeline, loaded, lambda: [step.close() for step in reversed(steps.values())]
 
 
 @torch.inference_mode()
-def played(frames, **how):
-    """Return the pictures and sounds of so many frames as the player gets them, in host memory."""
-    pipeline, _, close = tiny_loop(**how)
-    pictures, sounds, waiting = [], [], []
-    depth = pipeline.depth
-
-    def settle():
-        ticket = waiting.pop(0)
-        pipeline.wait(ticket)
-        picture, sound = pipeline.delivered(ticket)
-        pictures.append(picture.cpu().clone())
-        sounds.append(sound.cpu().clone())
-
-    for frame in range(frames):
-        waiting.append(pipeline.begin(frame))
-        while len(waiting) >= depth:
-            settle()
-    while waiting:
-        settle()
+def delivered(frames, **options):
+    """Return pictures and sounds [frames, ...] as they are delivered, in host memory."""
+    pipeline, _, close = tiny_loop(**options)
+    pictures, sounds, in_flight = [], [], []
+    for frame in range(frames + pipeline.depth - 1):
+        if frame < frames:
+            in_flight.append(pipeline.begin(frame))
+        if len(in_flight) == pipeline.depth or frame >= frames:
+            oldest = in_flight.pop(0)
+            pipeline.wait(oldest)
+            picture, sound = pipeline.outputs(oldest.frame)
+            pictures.append(picture.cpu().clone())
+            sounds.append(sound.cpu().clone())
     close()
     return torch.stack(pictures), torch.stack(sounds)

@@ -1,18 +1,18 @@
-"""Pipelines whose every frame takes what a test says, on a clock that a test moves or on the wall's."""
+"""Pipelines whose frames take planted times, on a clock that the test advances or on the wall clock."""
 
 import time
 
-from profiling.realtime.pipeline import Pipeline, Ticket
-from profiling.realtime.play import Player, series_names
+from planted_series import loop
+
+from profiling.realtime.play import FrameLoop, InFlightFrame, Pipeline, series_names
 from profiling.realtime.summary import summarize_frames
 from profiling.results.frames import NAMES, Journal, recover_series
 
-FACTS = {"schedule": "sequential"}
 CELL = "realtime.planted"
 
 
 class FakeClock:
-    """Counts whole microseconds; a pause lasts 250 of them, or until its moment where that is nearer."""
+    """Counts whole microseconds; a pause lasts 250 of them, or until its moment if that is nearer."""
 
     PAUSE = 250
 
@@ -30,7 +30,7 @@ class FakeClock:
 
 
 class FakeLoop(Pipeline):
-    """A frame takes `host_ms` of the host, and then its turn of `device_ms(frame)` on a device that does one by one."""
+    """A frame takes `host_ms` of the host, then `device_ms(frame)` of a device that works on one frame at a time."""
 
     stages = ("made",)
 
@@ -42,20 +42,20 @@ class FakeLoop(Pipeline):
         self.clock.pass_ms(self.host_ms)
         self.free_us = max(self.free_us, self.clock.us) + round(1000 * self.frame_ms(frame))
         self.done_us[frame] = self.free_us
-        return Ticket(frame, {"made": self.host_ms})
+        return InFlightFrame(frame, {"made": self.host_ms})
 
-    def finished(self, ticket):
-        return self.clock.us >= self.done_us[ticket.frame]
+    def finished(self, in_flight):
+        return self.clock.us >= self.done_us[in_flight.frame]
 
-    def wait(self, ticket):
-        self.clock.us = max(self.clock.us, self.done_us[ticket.frame])
+    def wait(self, in_flight):
+        self.clock.us = max(self.clock.us, self.done_us[in_flight.frame])
 
-    def device_ms(self, ticket):
-        return {"made": self.frame_ms(ticket.frame)}
+    def device_ms(self, in_flight):
+        return {"made": self.frame_ms(in_flight.frame)}
 
 
 class RealLoop(Pipeline):
-    """A frame looks at the wall's clock for `base_ms` on the host and then does what is planted for it."""
+    """A frame keeps the host busy for `base_ms` of wall time and then does what is planted for it."""
 
     stages = ("made",)
 
@@ -67,23 +67,23 @@ class RealLoop(Pipeline):
         while time.perf_counter() < started + self.base_s:
             pass
         self.planted(frame)
-        return Ticket(frame, {"made": 1e3 * (time.perf_counter() - started)})
+        return InFlightFrame(frame, {"made": 1e3 * (time.perf_counter() - started)})
 
-    def finished(self, ticket):
+    def finished(self, in_flight):
         return True
 
-    def wait(self, ticket):
+    def wait(self, in_flight):
         pass
 
-    def device_ms(self, ticket):
+    def device_ms(self, in_flight):
         return {}
 
 
-def played(folder, pipeline, clock, frames, *, look=lambda frame, frame_ms: {}, depth=1, period=None):
-    """Return the series of so many frames, which went through the journal; it is left behind where the loop raises."""
+def played(folder, pipeline, clock, frames, *, observe=lambda frame, frame_ms: {}, depth=1, period=None):
+    """Return the series of the frames, through the journal, which stays in `folder` if the loop raises."""
     journal = Journal(folder, CELL, series_names(pipeline))
     try:
-        Player(pipeline, clock, look, depth=depth, period=period).play(range(frames), journal.append)
+        FrameLoop(pipeline, clock, observe, depth=depth, period=period).run(range(frames), journal.append)
     finally:
         journal.close()
     series = recover_series(folder, CELL)
@@ -92,5 +92,5 @@ def played(folder, pipeline, clock, frames, *, look=lambda frame, frame_ms: {}, 
     return series
 
 
-def judged(series, *, fps=60.0, pace="free", events=()):
-    return summarize_frames(series, target_fps=fps, pace=pace, facts=FACTS, events=events)
+def summarized(series, events=(), **options):
+    return summarize_frames(series, loop(**options), events=events)

@@ -113,7 +113,7 @@ def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realt
 
 
 def test_the_whole_frame_as_one_without_metrics(realtime):
-    outcome = realtime(BASELINE, HERE, "metric=[]", "loop.schedule=one_graph", "loop.garbage=off", *FEW)
+    outcome = realtime(BASELINE, HERE, "metric=[]", "loop.schedule=one_graph", "loop.gc=off", *FEW)
     record = only(outcome)
     assert record.realtime["stages"] == ["whole", "deliver"]
     assert record.realtime["garbage"] == "off"

@@ -5,7 +5,7 @@ import torch
 from planted_networks import Copy, Product, component
 
 from profiling.machine.ceilings import Ceilings
-from profiling.realtime.cell import frame_limits
+from profiling.realtime.cell import frame_roofline
 from profiling.variants.variant import Step
 
 #: 1 MB a ms and 1 MFLOP a ms, whatever the size.
@@ -21,7 +21,7 @@ def limits(frame_ms, part_ms=(), *, overlapping, fused=()):
         "picture": component(Product(100, torch.float32), x=torch.ones(5000, 100)),
     }
     steps = {name: Step(part.call) for name, part in parts.items()}
-    return frame_limits(parts, steps, CEILINGS, frame_ms, dict(part_ms), fused=fused, overlapping=overlapping)
+    return frame_roofline(parts, steps, CEILINGS, frame_ms, dict(part_ms), fused=fused, overlapping=overlapping)
 
 
 def test_one_part_after_the_other():

@@ -1,0 +1,1 @@
+"""Compares two runs: which cells became faster or slower, and what differs between the runs. Needs no torch."""

@@ -1,0 +1,194 @@
+"""Compares cells: B is faster, slower or the same as A, or the samples cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from profiling.compare.loaded_run import LoadedRun, Rounds, median_ms, read_samples
+from profiling.errors import InputError
+from profiling.results.judgement import is_disturbed
+from profiling.results.record import Record
+from profiling.results.stats import ratio_interval
+
+Verdict = Literal["slower", "faster", "same", "cannot tell", "not compared"]
+
+#: Probability that any cell of two equal runs is called faster or slower; divided among the cells (Bonferroni).
+FALSE_ALARM = 0.05
+#: With fewer samples a median has no useful interval.
+LEAST_SAMPLES = 6
+#: Exit codes: no cell is slower, one is, not everything can be compared.
+PASSED, SLOWER, UNKNOWN = 0, 1, InputError.exit_code
+
+
+@dataclass(frozen=True)
+class CellComparison:
+    """The verdict on a cell. Times are medians of all samples in milliseconds; `ratio` is B / A, above 1 is slower."""
+
+    component: str
+    variant: str
+    verdict: Verdict
+    reason: str = ""  # what the numbers do not show
+    a_ms: float | None = None
+    b_ms: float | None = None
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None  # of the ratio, at `confidence_level`
+    rounds: int = 1  # of the run that has fewer
+    unmatched: bool = False  # A was measured and B has nothing to compare with it: exit code 2
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        """(component, variant)."""
+        return self.component, self.variant
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """A cell with enough samples in both runs; its verdict is still open."""
+
+    cell: CellComparison
+    a: Rounds
+    b: Rounds
+    disturbed: str  # the runs that other processes interrupted: "", "A", "B" or "A and B"
+
+
+def compare_cells(a: LoadedRun, b: LoadedRun, threshold: float) -> tuple[CellComparison, ...]:
+    """Compare every cell of either run, in the order of A.
+
+    `same`: the whole interval of the ratio is within 1 ± `threshold`. `faster`, `slower`: the ratio is beyond the
+    threshold and the whole interval is on that side of 1. Anything else is `cannot tell`.
+    """
+    cells = [_sampled(a, b, name) for name in dict.fromkeys((*a.records, *b.records))]
+    level = confidence_level(sum(isinstance(cell, _Sampled) for cell in cells))
+    return tuple(_judged(cell, threshold, level) if isinstance(cell, _Sampled) else cell for cell in cells)
+
+
+def confidence_level(cells: int) -> float:
+    """Return the level of each interval when `cells` are compared: all of them together hold 95% (Bonferroni)."""
+    return 1 - FALSE_ALARM / max(1, cells)
+
+
+def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
+    """Return 1 where a cell is slower by more than the threshold, 2 where some cannot be compared, else 0.
+
+    `cannot tell` counts as 0 while the ratio is within the threshold, since noise alone must not stop a CI job, and as
+    2 beyond it or without an interval. A cell that is correct in A and missing or wrong in B counts as 2.
+    """
+    limit = 1 + threshold
+    if any(cell.verdict == "slower" and cell.ratio is not None and cell.ratio > limit for cell in cells):
+        return SLOWER
+    compared = [cell for cell in cells if cell.verdict != "not compared"]
+    undecided = [cell for cell in compared if cell.interval is None or cell.ratio is None or cell.ratio > limit]
+    return UNKNOWN if undecided or not compared or any(cell.unmatched for cell in cells) else PASSED
+
+
+def loop_work(record: Record) -> dict[str, object]:
+    """Return what a frame of a loop computes, by name: options that were recorded; empty for a call."""
+    loop = record.realtime
+    if loop is None:
+        return {}
+    guidance = loop.guidance
+    if guidance is None and loop.steps is not None:
+        guidance = "off"  # a world model that records its steps records its guidance, too, where it has one
+    work = {
+        **{"pace": loop.pace, "steps": loop.steps, "commit": loop.commit, "guidance": guidance},
+        "deliver": loop.deliver,
+        "sound": loop.sound and loop.sound.window,
+        "sound latents": loop.sound and loop.sound.decoded,
+    }
+    return {name: value for name, value in work.items() if value is not None}
+
+
+def different_work(a: Record, b: Record) -> str:
+    """Return the differences that make two times incomparable (`steps 4 → 1`); empty if there are none.
+
+    Variant, schedule and dtype say how work is run, and are what runs are compared for. A value that one of the records
+    does not have is no difference: older records have fewer.
+    """
+    before, after = _work(a), _work(b)
+    names = [name for name in before if name in after and before[name] != after[name]]
+    return ", ".join(f"{name} {before[name]} → {after[name]}" for name in names)
+
+
+def _work(record: Record) -> dict[str, object]:
+    conditions = record.metrics.latency
+    work = {
+        **{name: getattr(record, name) for name in ("target", "scale", "frames_per_call", "parameters")},
+        "cold": conditions and conditions.cold,
+        **loop_work(record),
+    }
+    return {name: value for name, value in work.items() if value is not None}
+
+
+def _sampled(a: LoadedRun, b: LoadedRun, name: tuple[str, str]) -> CellComparison | _Sampled:
+    """Return the samples of a cell in both runs, or the verdict where they cannot be compared."""
+    cell = CellComparison(*name, "not compared")
+    one, two = a.records.get(name), b.records.get(name)
+    if one is None or two is None:
+        return replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)
+    cell = replace(cell, a_ms=median_ms(one), b_ms=median_ms(two))
+    if wrong := [f"{run} {_fault(record)}" for run, record in (("A", one), ("B", two)) if not record.is_correct]:
+        return replace(cell, reason="; ".join(wrong), unmatched=one.is_correct)
+    if cell.a_ms is None or cell.b_ms is None:
+        return replace(
+            cell, reason=f"no times in {_runs(cell.a_ms is None, cell.b_ms is None)}", unmatched=bool(cell.a_ms)
+        )
+    if difference := different_work(one, two):
+        return replace(cell, reason=f"different work: {difference}", unmatched=True)
+    by_medians = replace(cell, verdict="cannot tell", ratio=cell.b_ms / cell.a_ms)
+    try:
+        samples = read_samples(a, one), read_samples(b, two)
+    except InputError as error:  # frames of this cell; the other cells are compared all the same
+        return replace(by_medians, reason=str(error))
+    if min(sum(map(len, rounds)) for rounds in samples) < LEAST_SAMPLES:
+        return replace(by_medians, reason=f"fewer than {LEAST_SAMPLES} samples were kept")
+    a_ms, b_ms = map(_median, samples)
+    if a_ms is None or b_ms is None:
+        reason = f"the median of the samples is not above 0 in {_runs(a_ms is None, b_ms is None)}"
+        return replace(cell, reason=reason, a_ms=a_ms, b_ms=b_ms, unmatched=a_ms is not None)
+    cell = replace(cell, a_ms=a_ms, b_ms=b_ms, rounds=min(map(len, samples)))
+    return _Sampled(cell, *samples, _runs(is_disturbed(one), is_disturbed(two)))
+
+
+def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison:
+    cell, a, b = sampled.cell, sampled.a, sampled.b
+    if np.array_equal(np.concatenate(a), np.concatenate(b)):  # one measurement, not two that agree
+        return replace(cell, verdict="same", reason="the same samples", ratio=1.0, interval=(1.0, 1.0))
+    resamples = max(2000, round(20 / (1 - level)))  # ten beyond either end of the interval
+    with np.errstate(all="ignore"):  # a resampled median may be 0
+        ratio, low, high = ratio_interval(b, a, level=level, resamples=resamples)
+    if not np.isfinite((ratio, low, high)).all():
+        return replace(cell, verdict="cannot tell", reason="too many samples are 0 for an interval of the ratio")
+    verdict, reasons = _verdict(ratio, low, high, threshold)
+    if sampled.disturbed and verdict != "same":  # the interval of one round does not contain what it cost
+        reasons = [*reasons, f"other processes interrupted the timing of {sampled.disturbed}"]
+    return replace(cell, verdict=verdict, reason="; ".join(reasons), ratio=ratio, interval=(low, high))
+
+
+def _verdict(ratio: float, low: float, high: float, threshold: float) -> tuple[Verdict, list[str]]:
+    if 1 - threshold <= low and high <= 1 + threshold:
+        return "same", []
+    if low > 1 and ratio > 1 + threshold:
+        return "slower", []
+    if high < 1 and ratio < 1 - threshold:
+        return "faster", []
+    if low <= 1 <= high:
+        return "cannot tell", ["the interval contains 1 and reaches beyond the threshold"]
+    return "cannot tell", ["the ratio is within the threshold and its interval reaches beyond it"]
+
+
+def _median(rounds: Rounds) -> float | None:
+    with np.errstate(over="ignore"):  # the mean of the middle two may overflow
+        median = float(np.median(np.concatenate(rounds)))
+    return median if 0 < median < np.inf else None
+
+
+def _fault(record: Record) -> str:
+    return "fails its parity check" if record.status == "ok" else f"is {record.status} ({record.reason})"
+
+
+def _runs(a: bool, b: bool) -> str:
+    return " and ".join(name for name, applies in (("A", a), ("B", b)) if applies)

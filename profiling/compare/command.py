@@ -1,0 +1,83 @@
+"""Options and output of the commands `compare` and `history`: --markdown, --html, errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from profiling.errors import InputError
+from profiling.report.format import escaped, one_line
+from profiling.report.table import WIDTH, AnyTable, console, markdown
+from profiling.results.run_folder import write_text
+
+_SUFFIX = ".html"
+
+
+def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Add the options of both commands to `parser` and parse the command line."""
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, for a pull request")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to FILE.html, too")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ?
+    return parser.parse_args(arguments)
+
+
+def describe_error(error: Exception) -> str:
+    """Return the error and the file and line that raised it, in one line: `TypeError: … (cells.py:40)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(error)}{place}"
+
+
+def check_page_path(path: Path) -> None:
+    """Refuse a path that no page can be written to, before anything is read.
+
+    Raises:
+        InputError: its folder is missing, it is a folder, or it does not end in .html: it must not replace records.
+
+    """
+    if path.is_dir():
+        raise InputError(f"--html {path} is a folder. Name a file in it: --html {path / 'page.html'}")
+    if path.suffix != _SUFFIX:
+        raise InputError(f"--html {path} does not end in {_SUFFIX}. Name a page: --html {path.with_suffix(_SUFFIX)}")
+    if not path.parent.is_dir():
+        raise InputError(f"--html {path}: there is no folder {path.parent}. Make it first: mkdir -p {path.parent}")
+
+
+def write_page(path: Path, render: Callable[[], str]) -> bool:
+    """Write the page, whole or not at all, and say on stderr where it is, or why it was not written (False)."""
+    try:
+        write_text(path, render())
+    except ModuleNotFoundError as error:
+        reason = f"{error.name} is not installed. pip install {error.name}"
+    except OSError as error:
+        reason = f"{error.strerror or type(error).__name__}. Name another file with --html."
+    except Exception as error:  # the text was printed and must not be lost to a fault of the page
+        reason = f"{describe_error(error)}. Leave --html out."
+    else:
+        print(f"open in a browser: {path}", file=sys.stderr)
+        return True
+    print(f"error: {path} was not written: {reason}", file=sys.stderr)
+    return False
+
+
+def titled_table(table: AnyTable, *, as_markdown: bool) -> str:
+    """Return the table under its title; empty if it has no rows."""
+    if not table:
+        return ""
+    if as_markdown:
+        return f"### {escaped(table.title)}\n\n{markdown(table)}"
+    return f"{paragraph([table.title])}\n\n{console(table)}"
+
+
+def paragraph(lines: Iterable[str], *, as_markdown: bool = False) -> str:
+    """Return the lines, each broken to the width of the console, or as a Markdown list."""
+    if as_markdown:
+        return "\n".join(f"- {escaped(line)}" for line in lines)
+    broken = (textwrap.wrap(one_line(line), WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
+    return "\n".join(line for parts in broken for line in parts)

@@ -1,0 +1,336 @@
+"""Finds what differs between two runs and could explain their times: environment and options, and inside each cell."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from profiling.compare.loaded_run import LoadedRun, revision_text
+from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, one_line, shortened, show, significant
+from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, encode_environment
+from profiling.results.record import Record
+from profiling.results.run_folder import FREE_KEYS
+
+#: Beginnings of names, what explains most first. All other names come last.
+_ORDER = (
+    *("device.name", "device.type", "device", "versions.driver", "SM clock", "versions.torch", "git"),
+    *("threads", "dtype", "scale", "tf32", "variables", "versions.triton", "versions.cud", "cpu", "versions"),
+)
+#: Sections of the environment that are compared in another way, or explain nothing.
+_NOT_COMPARED = ("captured_at", "command", "launch_calibration", "user_git", "tool_git", "tool_version", "ceilings")
+_CEILINGS = ("copy_bytes_per_s", "read_bytes_per_s", "matmul_flops_per_s", "conv_flops_per_s")
+_LAUNCH_TIMES = ("launch_us", "gap_us", "replay_us")
+#: Measured ceilings differ where they differ by more than this fraction.
+_CEILING_CHANGE = 0.1
+_TINY = re.compile(r"component\.\w+\.tiny\.")
+
+#: The time of a kernel changed where it differs by more than the first fraction of itself, and by more than the
+#: second fraction of the time of all kernels.
+_KERNEL_CHANGE, _KERNEL_SHARE = 0.1, 0.01
+#: Rows of kernels in a cell, and characters of a name.
+_MOST_KERNELS, _LONGEST_NAME = 8, 48
+#: Characters of the name of a generated file, which is a hash of its content.
+_LONGEST_FILE = 12
+# What gzip, json and events without a name or a duration raise.
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A property that differs, and its value in either run."""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class CellChanges:
+    """What changed inside a cell besides its time; `only_in` holds quantities that one run alone measured, by run."""
+
+    cell: tuple[str, str]
+    differences: tuple[Difference, ...]
+    only_in: Mapping[str, tuple[str, ...]]
+
+
+def run_differences(a: LoadedRun, b: LoadedRun) -> tuple[Difference, ...]:
+    """Return what differs in the environments, most likely explanations first, then in the ceilings and the configs."""
+    before, after = _environment(a), _environment(b)
+    names = [name for name in dict.fromkeys((*before, *after)) if before.get(name) != after.get(name)]
+    found = [Difference(name, _text(before.get(name)), _text(after.get(name))) for name in sorted(names, key=_rank)]
+    return (*found, *_ceiling_differences(a, b), *_option_differences(a, b, names))
+
+
+def unknown_differences(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
+    """Return a line for each reason why the runs may differ without a sign of it."""
+    lines = [
+        f"{name} has no readable {ENVIRONMENT_FILE}: differences in machine, versions and code are unknown."
+        for name, run in (("A", a), ("B", b))
+        if not run.environment.is_known
+    ]
+    for label, one, two in (
+        ("your code", a.environment.user_git, b.environment.user_git),
+        ("this tool", a.environment.tool_git, b.environment.tool_git),
+    ):
+        if one and two and one.revision and one.revision == two.revision and two.dirty:
+            revision = one.revision[:12]
+            lines.append(f"Both runs are at git {revision} ({label}), B with uncommitted changes: it may differ.")
+    return tuple(lines)
+
+
+def cell_changes(a: LoadedRun, b: LoadedRun, cell: tuple[str, str]) -> CellChanges:
+    """Return what changed in a cell that is correct in both runs."""
+    one, two = a.records.get(cell), b.records.get(cell)
+    if one is None or two is None or not one.is_correct or not two.is_correct:
+        return CellChanges(cell, (), {})
+    before, after = _properties(one), _properties(two)
+    found = [
+        Difference(name, _text(before.get(name)), _text(after.get(name)))
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
+    numbers, others = _quantities(one), _quantities(two)
+    found += [
+        Difference(name, show(number.value, number.kind), show(others[name].value, number.kind))
+        for name, number in numbers.items()
+        if name in others and number.differs_from(others[name])
+    ]
+    kernels = _kernel_differences(a, b, one, two)
+    if len(kernels) > _MOST_KERNELS:
+        rest = Difference(f"and {count_of(len(kernels) - _MOST_KERNELS, 'kernel')} more", ABSENT, ABSENT)
+        kernels = [*kernels[:_MOST_KERNELS], rest]
+    only_in = {
+        "A": tuple(name for name in numbers if name not in others),
+        "B": tuple(name for name in others if name not in numbers),
+    }
+    return CellChanges(cell, (*found, *kernels), only_in)
+
+
+def _environment(run: LoadedRun) -> dict[str, Any]:
+    """Return what is known of the environment by dotted name, with the revisions and the clocks during timing."""
+    environment = run.environment
+    content = {key: value for key, value in encode_environment(environment).items() if key not in _NOT_COMPARED}
+    known = {name: value for name, value in _flat(content) if not name.endswith("_reason")}
+    known["git, your code"] = revision_text(environment.user_git)
+    known["git, this tool"] = revision_text(environment.tool_git) or environment.tool_version
+    conditions = [record.metrics.latency for record in run.records.values() if record.metrics.latency is not None]
+    clocks = [
+        clock for each in conditions for clock in (each.sm_clock_min_mhz, each.sm_clock_max_mhz) if clock is not None
+    ]
+    if clocks:
+        known["SM clock during timing"] = f"{min(clocks)} to {max(clocks)} MHz"
+    return known
+
+
+def _rank(name: str) -> int:
+    return next((rank for rank, beginning in enumerate(_ORDER) if name.startswith(beginning)), len(_ORDER))
+
+
+def _ceiling_differences(a: LoadedRun, b: LoadedRun) -> Iterator[Difference]:
+    one, two = a.environment.ceilings, b.environment.ceilings
+    if one is None or two is None:
+        return
+    for name in (*_CEILINGS, *_LAUNCH_TIMES):
+        before, after = getattr(one, name), getattr(two, name)
+        if None not in (before, after) and abs(before - after) > _CEILING_CHANGE * max(abs(before), abs(after)):
+            yield Difference(f"ceilings.{name}", *(f"{value:.4g}" for value in (before, after)))
+    if one.disturbed != two.disturbed:
+        yield Difference("ceilings", *map(_conditions, (one, two)))
+
+
+def _conditions(ceilings: Ceilings) -> str:
+    return "measured while other processes ran" if ceilings.disturbed else "measured undisturbed"
+
+
+def _option_differences(a: LoadedRun, b: LoadedRun, known: Iterable[str]) -> Iterator[Difference]:
+    """Yield the keys that both configs have and that differ, without the tiny sizes of runs at full scale."""
+    before, after = dict(_flat(a.config)), dict(_flat(b.config))
+    full = a.environment.scale == b.environment.scale == "full"
+    for key, value in before.items():
+        skipped = key in FREE_KEYS or key in known or (full and _TINY.match(key))
+        if key in after and value != after[key] and not skipped:
+            yield Difference(key, str(value), str(after[key]))
+
+
+def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        name = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping):
+            yield from _flat(value, name)
+        else:
+            yield name, value
+
+
+def _text(value: object) -> str:
+    return ABSENT if value is None else str(value)
+
+
+def _properties(record: Record) -> dict[str, object]:
+    """Return the settings and outcomes of a cell that are no quantities."""
+    loop, parity = record.realtime, record.parity
+    known: dict[str, object] = {name: getattr(record, name) for name in ("dtype", "device", "weights", "parameters")}
+    if loop is not None:
+        names = ("schedule", "pace", "deliver", "steps", "commit", "guidance", "gc", "frames", "late")
+        known |= {name: getattr(loop, name) for name in names}
+        known |= {f"holds {rate.fps:g} FPS": "yes" if rate.holds else "no" for rate in record.deadlines}
+    known["parity"] = "not checked" if parity is None else "checked"
+    return known
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """A number with the changes of it that are shown: larger than a fraction of itself, and than a least change."""
+
+    value: float
+    kind: Kind
+    fraction: float = 0.0
+    least: float = 0.0
+
+    def differs_from(self, other: _Quantity) -> bool:
+        size = max(abs(self.value), abs(other.value))
+        return abs(self.value - other.value) > max(self.least, self.fraction * size)
+
+
+def _quantities(record: Record) -> dict[str, _Quantity]:
+    """Return the quantities that were measured; a single measurement is noisy, so that small changes are not shown."""
+    metrics, loop, parity, trace = record.metrics, record.realtime, record.parity, record.trace
+    frame_ms, prepare, peak = loop and loop.frame_ms, record.prepare, record.peak_memory
+    idle = record.trace_analysis and record.trace_analysis.idle
+    measured: dict[str, tuple[float | None, Kind, float, float]] = {
+        "device time p50 (ms)": (metrics.device_ms and metrics.device_ms.p50, "ms", 0.02, 0),
+        "host time p50 (ms)": (metrics.host_ms and metrics.host_ms.p50, "ms", 0.1, 0),
+        "wall time p99 (ms)": (metrics.wall_ms and metrics.wall_ms.p99, "ms", 0.1, 0),
+        "frame time p99 (ms)": (frame_ms and frame_ms.p99, "ms", 0.1, 0),
+        "preparation (s)": (prepare and prepare.seconds, "s", 0.2, 0.05),
+        "parity error (relative L2)": (parity and parity.rel_l2, "error", 0.1, 0),
+        "parity tolerance": (parity and parity.tolerance, "error", 0.1, 0),
+        "compiled frames": (prepare and prepare.compiles, "count", 0, 0),
+        "FX graphs": (prepare and prepare.graphs, "count", 0, 0),
+        "graph breaks": (prepare and prepare.graph_breaks, "count", 0, 0),
+        "recompiles": (prepare and prepare.recompiles, "count", 0, 0),
+        "CUDA-graph captures by inductor": (prepare and prepare.cudagraph_captures, "count", 0, 0),
+        "CUDA-graph skips by inductor": (prepare and prepare.cudagraph_skips, "count", 0, 0),
+        "GPU kernels, copies and fills, a call": (trace and trace.device_launches, "count", 0, 0),
+        "GPU work, a call (ms)": (trace and trace.device_ms, "ms", 0.02, 0),
+        "GPU idle before launches, a call (ms)": (idle and idle.host_ms, "ms", 0.1, 0.01),
+        "GPU idle between kernels, a call (ms)": (idle and idle.between_ms, "ms", 0.1, 0.01),
+    }
+    if peak is not None:
+        measured[f"{peak[0]} (MiB)"] = (peak[1], "MiB", 0.01, 0)
+    return {
+        name: _Quantity(value, kind, fraction, least)
+        for name, (value, kind, fraction, least) in measured.items()
+        if value is not None
+    }
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """All launches of one kernel in a call."""
+
+    number: float
+    microseconds: float
+
+    def __str__(self) -> str:
+        return f"{count(self.number)} {TIMES} {significant(self.microseconds / self.number)} µs"
+
+
+def _kernel_differences(a: LoadedRun, b: LoadedRun, one: Record, two: Record) -> list[Difference]:
+    """Return the kernels that differ, those with the largest change of time first, then generated code that differs.
+
+    Both sides come from the records, or both from the trace files: records shorten long names.
+    """
+    before, after = _recorded_kernels(one), _recorded_kernels(two)
+    found: list[Difference] = []
+    if not before or not after:
+        (before, error), (after, other_error) = _traced_kernels(a, one), _traced_kernels(b, two)
+        if error or other_error:  # the times were compared without it
+            found = [Difference("kernels", error or ABSENT, other_error or ABSENT)]
+    if before and after:
+        found += _changed_kernels(before, after)
+    return [*found, *_changed_code(one, two)]
+
+
+def _recorded_kernels(record: Record) -> dict[str, _Launches]:
+    kernels: dict[str, _Launches] = {}
+    for kernel in record.trace_analysis.kernels if record.trace_analysis is not None else ():
+        if kernel.count:
+            same = kernels.get(kernel.name, _Launches(0, 0))  # names that were shortened may be equal
+            kernels[kernel.name] = _Launches(same.number + kernel.count, same.microseconds + 1e3 * kernel.ms)
+    return kernels
+
+
+def _traced_kernels(run: LoadedRun, record: Record) -> tuple[dict[str, _Launches], str]:
+    """Return the kernels of the cell's trace file, and why it cannot be read; neither where there is no file."""
+    trace = record.trace
+    if trace is None or not trace.iterations:
+        return {}, ""
+    try:
+        path = run.folder / trace.trace
+        if not path.is_file():
+            return {}, ""
+        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+            events = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "kernel"]
+        times: dict[str, list[float]] = {}
+        for event in events:
+            times.setdefault(str(event["name"]), []).append(float(event["dur"]))
+    except _UNREADABLE as error:
+        reason = one_line(error) or type(error).__name__
+        return {}, f"{trace.trace} cannot be read: {reason}. Run again with trace=true."
+    calls = trace.iterations
+    return {name: _Launches(len(us) / calls, sum(us) / calls) for name, us in times.items()}, ""
+
+
+def _changed_kernels(before: Mapping[str, _Launches], after: Mapping[str, _Launches]) -> list[Difference]:
+    total = max(sum(kernel.microseconds for kernel in kernels.values()) for kernels in (before, after))
+    changes: list[tuple[float, Difference]] = []
+    for name in dict.fromkeys((*before, *after)):
+        one, two = before.get(name), after.get(name)
+        times = [kernel.microseconds if kernel else 0.0 for kernel in (one, two)]
+        change = abs(times[0] - times[1])
+        longer = change > _KERNEL_CHANGE * max(times) and change > _KERNEL_SHARE * total
+        if one is None or two is None or one.number != two.number or longer:
+            label = f"{_where(one, two)}: {shortened(name, _LONGEST_NAME)}"
+            changes.append((change, Difference(f"kernel {label}", _text(one), _text(two))))
+    return [difference for _, difference in sorted(changes, key=lambda item: -item[0])]
+
+
+def _changed_code(one: Record, two: Record) -> list[Difference]:
+    """Compare generated kernels by name and by file: inductor names a file after a hash of its content.
+
+    Files of whole graphs are left out: they contain paths, and differ in every run.
+    """
+    before, after = _generated_files(one), _generated_files(two)
+    if not before or not after:
+        return []
+    return [
+        Difference(
+            f"code {_where(before.get(name), after.get(name))}: {shortened(name, _LONGEST_NAME)}",
+            _file_names(before.get(name, set())),
+            _file_names(after.get(name, set())),
+        )
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _generated_files(record: Record) -> dict[str, set[str]]:
+    files: dict[str, set[str]] = {}
+    for kernel in record.kernels or ():
+        if kernel.kind != "graph":
+            files.setdefault(kernel.name, set()).add(PurePosixPath(kernel.file).name)
+    return files
+
+
+def _file_names(files: Iterable[str]) -> str:
+    return ", ".join(shortened(name, _LONGEST_FILE) for name in sorted(files)) or ABSENT
+
+
+def _where(one: object, two: object) -> str:
+    return "changed" if one and two else "only in A" if one else "only in B"

@@ -1,0 +1,252 @@
+"""Shows a comparison: the same tables in the console, in Markdown and on a page, which has a chart of the ratios."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, get_args
+
+from profiling.compare.cells import PASSED, SLOWER, CellComparison, Verdict, compare_cells, confidence_level, exit_code
+from profiling.compare.command import paragraph, titled_table
+from profiling.compare.differences import (
+    CellChanges,
+    Difference,
+    cell_changes,
+    run_differences,
+    unknown_differences,
+)
+from profiling.compare.loaded_run import LoadedRun
+from profiling.report import charts
+from profiling.report.format import count_of, estimate, one_line, shortened, show
+from profiling.report.page import Section, render_page
+from profiling.report.table import Column, Table
+
+EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 not everything can be compared"
+
+#: Colour and symbol of each verdict: triangles point to faster (left) and slower (right).
+_MARKERS = {
+    "faster": ("#0284c7", "triangle-left"),
+    "same": (charts.GREY, "circle"),
+    "slower": (charts.RED, "triangle-right"),
+    "cannot tell": ("#e08700", "diamond"),
+}
+#: Cells that one view has room for, and characters of a name beside it.
+_MOST_CELLS, _LONGEST_NAME = 20, 40
+#: The x axis shows at least this many times the threshold to either side of 1.
+_AXIS_MARGIN = 1.5
+#: Characters of a value before the console breaks it.
+_WRAP = 28
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Run B compared with run A; ratios within 1 ± `threshold` are the same."""
+
+    a: LoadedRun
+    b: LoadedRun
+    threshold: float
+
+    @cached_property
+    def cells(self) -> tuple[CellComparison, ...]:
+        """The verdict on each cell."""
+        return compare_cells(self.a, self.b, self.threshold)
+
+    @cached_property
+    def changes(self) -> tuple[CellChanges, ...]:
+        """What changed inside each cell."""
+        return tuple(cell_changes(self.a, self.b, cell.cell) for cell in self.cells)
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 or 2, as `EXIT_CODES` says."""
+        return exit_code(self.cells, self.threshold)
+
+    @property
+    def runs(self) -> tuple[tuple[str, LoadedRun], tuple[str, LoadedRun]]:
+        """Each run with its letter."""
+        return ("A", self.a), ("B", self.b)
+
+
+def comparison_text(comparison: Comparison, *, as_markdown: bool) -> str:
+    """Return the text: the runs, what differs between them, the cells, what changed in them, the conclusion."""
+    parts = [
+        paragraph(_run_lines(comparison), as_markdown=as_markdown),
+        titled_table(_differences_table(comparison), as_markdown=as_markdown),
+        paragraph(_difference_lines(comparison), as_markdown=as_markdown),
+        titled_table(_cells_table(comparison), as_markdown=as_markdown),
+        paragraph(_legend(comparison), as_markdown=as_markdown),
+        *(titled_table(table, as_markdown=as_markdown) for table in _change_tables(comparison)),
+        paragraph(_unmeasured(comparison), as_markdown=as_markdown),
+        paragraph(conclusion(comparison)),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Return the page."""
+    commands = "\n\n".join(f"# {letter}\n{_command(run)}" for letter, run in comparison.runs)
+    differences, cells = _differences_table(comparison), _cells_table(comparison)
+    sections = [
+        Section("verdict", "Verdict", (*conclusion(comparison), f"{EXIT_CODES.capitalize()}.")),
+        Section("differences", "Differences", _difference_lines(comparison), tables=(differences,)),
+        Section("cells", "Cells", _legend(comparison), tables=(cells,), charts=(_ratio_chart(comparison),)),
+        Section("changes", "What else changed", _unmeasured(comparison), tables=tuple(_change_tables(comparison))),
+        Section("commands", "Commands of the runs", text=commands),
+    ]
+    title = one_line(f"{comparison.b.name} compared with {comparison.a.name}")
+    return render_page(title, _run_lines(comparison), sections)
+
+
+def conclusion(comparison: Comparison) -> tuple[str, str]:
+    """Return a line with the number of cells of each verdict, and one with the answer and the exit code."""
+    numbers = Counter(cell.verdict for cell in comparison.cells)
+    counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in get_args(Verdict) if numbers[verdict])
+    limit, code = f"{100 * comparison.threshold:.4g}%", comparison.exit_code
+    answer = {
+        PASSED: f"No cell of B is slower than A by more than {limit}",
+        SLOWER: f"B is slower than A by more than {limit} in {count_of(numbers['slower'], 'cell')}",
+    }.get(code, "Not every cell of A can be compared with B")
+    return f"{count_of(len(comparison.cells), 'cell')}: {counts}.", f"{answer} (exit code {code})."
+
+
+def _run_lines(comparison: Comparison) -> list[str]:
+    """Return a line for each run: its path, device and date; and one for each that is damaged."""
+    lines = []
+    for letter, run in comparison.runs:
+        device, environment = run.environment.device, run.environment
+        facts = [str(run.path), device and device.name, environment.captured_at]
+        lines.append(f"{letter}: {one_line(' · '.join(filter(None, facts)))}")
+    return [*lines, *(f"{letter}: {run.damage}." for letter, run in comparison.runs if run.damage)]
+
+
+def _command(run: LoadedRun) -> str:
+    return one_line(run.environment.command or "# not known: environment.json does not hold it")
+
+
+def _differences_table(comparison: Comparison) -> Table[Difference]:
+    return _table_of_differences("Differences between the runs", run_differences(comparison.a, comparison.b))
+
+
+def _difference_lines(comparison: Comparison) -> tuple[str, ...]:
+    lines = unknown_differences(comparison.a, comparison.b)
+    if run_differences(comparison.a, comparison.b):
+        return lines
+    return (*lines, "The recorded environments and options of the runs do not differ.")
+
+
+def _table_of_differences(title: str, differences: Sequence[Difference]) -> Table[Difference]:
+    columns = (
+        Column[Difference]("what", lambda row: row.name),
+        Column[Difference]("A", lambda row: row.a, wrap=_WRAP),
+        Column[Difference]("B", lambda row: row.b, wrap=_WRAP),
+    )
+    return Table(title, columns, differences, keys=1)
+
+
+def _cells_table(comparison: Comparison) -> Table[CellComparison]:
+    reasons = _numbered_reasons(comparison.cells)
+    columns = (
+        Column[CellComparison]("component", lambda cell: cell.component),
+        Column[CellComparison]("variant", lambda cell: cell.variant),
+        Column[CellComparison]("A p50", lambda cell: cell.a_ms, "ms"),
+        Column[CellComparison]("B p50", lambda cell: cell.b_ms, "ms"),
+        Column[CellComparison]("B / A", lambda cell: estimate(cell.ratio, cell.interval), "number"),
+        Column[CellComparison]("verdict", lambda cell: f"{cell.verdict}{_mark(reasons.get(cell.reason))}"),
+    )
+    notes = [f"({number}) {reason}" for reason, number in reasons.items()]
+    return Table("Cells", columns, comparison.cells, notes)
+
+
+def _numbered_reasons(cells: Sequence[CellComparison]) -> dict[str, int]:
+    reasons = dict.fromkeys(cell.reason for cell in cells if cell.reason)
+    return {reason: number for number, reason in enumerate(reasons, 1)}
+
+
+def _mark(number: int | None) -> str:
+    return f" ({number})" if number else ""
+
+
+def _legend(comparison: Comparison) -> list[str]:
+    """Return how to read the cells; empty where no ratio has an interval."""
+    compared = [cell for cell in comparison.cells if cell.interval is not None]
+    if not compared:
+        return []
+    limit = f"{comparison.threshold:g}"
+    lines = [
+        f"B / A: ratio of median times and its {100 * confidence_level(len(compared)):.4g}% bootstrap interval "
+        f"(95% for {count_of(len(compared), 'cell')} together, Bonferroni); above 1, B is slower.",
+        f"same: the whole interval is within 1 ± {limit}. faster, slower: the ratio is beyond 1 ± {limit}, "
+        "and the whole interval is on that side of 1.",
+    ]
+    if min(cell.rounds for cell in compared) == 1:
+        lines.append("One round a run: the intervals do not contain drift of the machine. Run both with rounds=5.")
+    return lines
+
+
+def _change_tables(comparison: Comparison) -> Iterator[Table[Difference]]:
+    for changes in comparison.changes:
+        yield _table_of_differences(f"Changed in {' · '.join(changes.cell)}", changes.differences)
+
+
+def _unmeasured(comparison: Comparison) -> list[str]:
+    """Return a line for each run: the quantities that it alone measured, in any cell."""
+    lines = []
+    for letter, _ in comparison.runs:
+        names = dict.fromkeys(name for changes in comparison.changes for name in changes.only_in.get(letter, ()))
+        if names:
+            lines.append(f"Measured only in {letter}, and not compared: {', '.join(names)}.")
+    return lines
+
+
+def _ratio_chart(comparison: Comparison) -> charts.Chart:
+    """Return the chart: a view of all cells, or of each component where they are many; false without a ratio."""
+    cells = [cell for cell in comparison.cells if cell.ratio is not None]
+    groups = {"all cells": cells} if cells else {}
+    if len(cells) > _MOST_CELLS:
+        groups = {cell.component: [other for other in cells if other.component == cell.component] for cell in cells}
+    views = [charts.View(one_line(name), _ratio_figure(group, comparison.threshold)) for name, group in groups.items()]
+    left_out = len(comparison.cells) - len(cells)
+    note = (
+        "Left of 1, B is faster; right of 1, it is slower. Bars: the interval of the ratio. "
+        f"Shaded: 1 ± {comparison.threshold:g}. Hollow: no interval."
+    )
+    if left_out:
+        note += f" Not drawn: {count_of(left_out, 'cell')} without a ratio."
+    return charts.Chart("ratios", "B / A of the median time", views, note)
+
+
+def _ratio_figure(cells: Sequence[CellComparison], threshold: float) -> charts.Figure:
+    traces = []
+    for verdict in _MARKERS:
+        for known in (True, False):
+            places = [i for i, c in enumerate(cells) if c.verdict == verdict and (c.interval is not None) == known]
+            if places:
+                traces.append(_ratio_trace(cells, places, verdict, known=known))
+    # Cells are placed by number and not by name: two names that were shortened may be equal.
+    names = [charts.plain(shortened(".".join(cell.cell), _LONGEST_NAME)) for cell in cells]
+    ticks = {"tickmode": "array", "tickvals": list(range(len(cells))), "ticktext": names}
+    y = charts.axis("cell", range=[len(cells) - 0.5, -0.5], zeroline=False, **ticks)
+    shown = [max(1 - _AXIS_MARGIN * threshold, 0.01), 1 + _AXIS_MARGIN * threshold]
+    kind = {"type": "log"} if charts.scale(cell.ratio or 1.0 for cell in cells).get("type") else {}
+    x = charts.axis("B / A, above 1 is slower", zeroline=False, autorangeoptions={"include": shown}, **kind)
+    one = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+    one["line"] = {"color": charts.GREY, "dash": "dash", "width": 1.5}
+    return charts.figure(traces, x, y, shapes=[charts.band("x", 1 - threshold, 1 + threshold, opacity=0.2), one])
+
+
+def _ratio_trace(cells: Sequence[CellComparison], places: Sequence[int], verdict: str, *, known: bool) -> charts.Trace:
+    colour, symbol = _MARKERS[verdict]
+    chosen = [cells[place] for place in places]
+    ratios = [cell.ratio or 1.0 for cell in chosen]
+    more: dict[str, Any] = {"text": [charts.plain(_hover_text(cell)) for cell in chosen], "hoverinfo": "text"}
+    if known:
+        more["error_x"] = charts.error_bars(ratios, [cell.interval for cell in chosen], colour)
+    name = verdict if known else f"{verdict}, no interval"
+    return charts.points(name, ratios, places, symbol if known else f"{symbol}-open", colour, 11, **more)
+
+
+def _hover_text(cell: CellComparison) -> str:
+    ratio = show(estimate(cell.ratio, cell.interval), "number")
+    return f"{'.'.join(cell.cell)}: {cell.verdict}, {ratio}, {show(cell.a_ms, 'ms')} → {show(cell.b_ms, 'ms')} ms"

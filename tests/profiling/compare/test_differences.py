@@ -1,0 +1,289 @@
+"""What could explain a difference, and what else changed in a cell: planted one at a time."""
+
+import gzip
+import json
+
+import pytest
+from msgspec.structs import replace
+from planted_runs import ENVIRONMENT, MIB, PARITY, TRACE, WARM, analysed, cell, failed, write_run
+
+from profiling.compare.differences import cell_changes, run_differences, unknown_differences
+from profiling.compare.loaded_run import load_run
+from profiling.results.record import Deadline, Idle, KernelFile, Memory, Metrics, Prepare, Realtime
+
+CELL = ("net", "baseline")
+PLAIN = (cell(), cell())
+
+
+@pytest.fixture
+def differences(tmp_path):
+    """Return (differences between two runs, lines about what is unknown)."""
+
+    def compare(other, *, a=ENVIRONMENT, configs=("", ""), records=PLAIN):
+        runs = [
+            load_run(write_run(tmp_path / name, record, environment=environment, config=config))
+            for name, record, environment, config in zip("ab", records, (a, other), configs, strict=True)
+        ]
+        return [(row.name, row.a, row.b) for row in run_differences(*runs)], unknown_differences(*runs)
+
+    return compare
+
+
+def test_equal_environments_do_not_differ(differences):
+    later = {**ENVIRONMENT, "captured_at": "2027", "command": "other", "dtype_reason": "auto"}
+    assert differences(later) == ([], ())
+
+
+def test_what_explains_most_comes_first(differences):
+    other = {
+        "threads": 8,
+        "extra": {"new": 1},
+        "scale": "full",
+        "versions": {"torch": "2.12.0", "driver": "590.2", "numpy": "2"},
+        "user_git": {"revision": "b" * 40, "dirty": True},
+        "tool_git": {"revision": "f" * 40, "dirty": False},
+        "device": {"type": "cuda", "name": "another", "clock_sm_max_mhz": 1500},
+    }
+    assert differences(other)[0] == [
+        ("device.name", "GPU of 2026", "another"),
+        ("device.clock_sm_max_mhz", "1980", "1500"),
+        ("versions.driver", "580.1", "590.2"),
+        ("versions.torch", "2.11.0", "2.12.0"),
+        ("git, your code", "a" * 12, f"{'b' * 12} (dirty)"),
+        ("threads", "16", "8"),
+        ("versions.numpy", "–", "2"),
+        ("extra.new", "–", "1"),
+    ]
+
+
+def test_the_revision_of_schema_1_is_that_of_this_tool(differences):
+    old = {"git": {"revision": "c" * 40, "dirty": True}}
+    shared = {key: value for key, value in ENVIRONMENT.items() if not key.endswith("_git")}
+    assert differences(ENVIRONMENT, a={**shared, **old})[0] == [
+        ("git, your code", "–", "a" * 12),
+        ("git, this tool", f"{'c' * 12} (dirty)", "f" * 12),
+    ]
+
+
+def test_clocks_during_timing_count_and_measured_ceilings_only_beyond_their_noise(differences):
+    clocked = [
+        cell(metrics=Metrics(latency=replace(WARM, sm_clock_min_mhz=low, sm_clock_max_mhz=1980)))
+        for low in (1980, 1410)
+    ]
+    before, after = (ceilings(matmul, seconds=matmul) for matmul in (600.0, 500.0))
+    assert differences(after, a=before, records=clocked)[0] == [
+        ("SM clock during timing", "1980 to 1980 MHz", "1410 to 1980 MHz"),
+        ("ceilings.matmul_flops_per_s", "600", "500"),
+    ]
+
+
+def ceilings(matmul=600.0, **more):
+    rates = {"dtype": "bfloat16", "copy_bytes_per_s": 4e12, "read_bytes_per_s": 4e12, "bandwidth": [[1, 4e12]]}
+    measured = {**rates, "matmul_flops_per_s": matmul, "launch_us": 2.0, "seconds": 1.0, **more}
+    return {**ENVIRONMENT, "ceilings": measured}
+
+
+@pytest.mark.parametrize(
+    ("condition", "rows"),
+    [
+        ({"lost_share": 0.01}, []),
+        (
+            {"lost_share": 0.4, "disturbed": True},
+            [("ceilings", "measured undisturbed", "measured while other processes ran")],
+        ),
+    ],
+)
+def test_ceilings_that_were_disturbed_differ(differences, condition, rows):
+    assert differences(ceilings(**condition), a=ceilings(lost_share=0.03))[0] == rows
+
+
+def test_options_of_the_runs(differences):
+    configs = (
+        "cell_timeout: 3\nvariant: {x: {mode: a}}\nonly: 1\n",
+        "cell_timeout: 4\nvariant: {x: {mode: b}}\n",
+    )
+    assert differences(ENVIRONMENT, configs=configs)[0] == [("variant.x.mode", "a", "b")]
+
+
+@pytest.mark.parametrize(("scale", "shown"), [("full", False), ("tiny", True)])
+def test_sizes_of_the_tiny_scale_explain_nothing_at_full_scale(differences, scale, shown):
+    configs = tuple(f"component: {{net: {{width: {width}, tiny: {{width: {width}}}}}}}\n" for width in (1, 2))
+    environment = ENVIRONMENT | {"scale": scale}
+    rows, _ = differences(environment, a=environment, configs=configs)
+    assert ("component.net.width", "1", "2") in rows
+    assert (("component.net.tiny.width", "1", "2") in rows) == shown
+
+
+@pytest.mark.parametrize("config", ["when: 2026-13-45\n", "a: [\n", "[" * 5_000])
+def test_a_config_that_cannot_be_read_is_skipped(differences, config):
+    assert differences(ENVIRONMENT, configs=(config, "when: 1\n"))[0] == []
+
+
+def test_unknown_differences_are_named(differences):
+    (line,) = differences(None)[1]
+    assert line.startswith("B has no readable environment.json")
+
+
+def test_uncommitted_changes_of_the_same_revision_may_differ(differences):
+    (line,) = differences({**ENVIRONMENT, "user_git": {"revision": "a" * 40, "dirty": True}})[1]
+    assert "your code" in line
+    assert "B with uncommitted changes" in line
+
+
+@pytest.fixture
+def changes(tmp_path):
+    """Return what changed in a cell; `prepare` may add files to the runs before they are read."""
+
+    def compare(one, two, prepare=lambda folder: None):
+        runs = [load_run(write_run(tmp_path / name, record)) for name, record in (("a", one), ("b", two))]
+        prepare(tmp_path)
+        found = cell_changes(*runs, CELL)
+        return [(row.name, row.a, row.b) for row in found.differences], found.only_in
+
+    return compare
+
+
+def test_equal_cells_did_not_change(changes):
+    assert changes(cell(samples=[1.0, 2.0]), cell(samples=[1.0, 2.0])) == ([], {"A": (), "B": ()})
+
+
+@pytest.mark.parametrize(
+    ("change", "row"),
+    [
+        ({"memory": Memory(peak_allocated=150 * MIB)}, ("peak allocated (MiB)", "100", "150")),
+        ({"prepare": Prepare(seconds=30.0, graphs=1)}, ("preparation (s)", "1.00", "30.0")),
+        ({"prepare": Prepare(seconds=1.04, graphs=2)}, ("FX graphs", "1", "2")),
+        ({"parity": replace(PARITY, rel_l2=0.002)}, ("parity error (relative L2)", "1.0e-03", "2.0e-03")),
+        ({"dtype": "bfloat16"}, ("dtype", "float32", "bfloat16")),
+        ({"parity": None}, ("parity", "checked", "not checked")),
+    ],
+)
+def test_a_planted_change_is_the_one_shown(changes, change, row):
+    assert changes(cell(), cell(**change))[0] == [row]
+
+
+def test_what_one_run_alone_measured_is_named_and_not_compared(changes):
+    traced = cell(trace_analysis=analysed(Idle(host_ms=1.0, between_ms=0.1)))
+    rows, only_in = changes(cell(), traced)
+    assert rows == []
+    assert only_in == {"A": (), "B": ("GPU idle before launches, a call (ms)", "GPU idle between kernels, a call (ms)")}
+
+
+def test_frame_rates_that_a_loop_no_longer_holds(changes):
+    def played(holds):
+        rate = Deadline(fps=60.0, budget_ms=16.7, holds=holds, misses=0, longest_run=0, longest_stall_ms=0.0)
+        return cell(realtime=Realtime(frames=600, target_fps=60.0, pace="free", deadlines={"60": rate}))
+
+    assert changes(played(True), played(False))[0] == [("holds 60 FPS", "yes", "no")]
+
+
+def test_a_wrong_cell_has_nothing_to_explain(changes):
+    assert changes(cell(), replace(failed("baseline"), dtype="bfloat16"))[0] == []
+
+
+def test_idle_time_that_changed(changes):
+    one, two = (cell(trace_analysis=analysed(Idle(host_ms=ms, between_ms=0.3))) for ms in (0.5, 0.1))
+    assert changes(one, two)[0] == [("GPU idle before launches, a call (ms)", "0.5000", "0.1000")]
+
+
+def events(name, microseconds, times=2):
+    return [{"cat": "kernel", "name": name, "dur": microseconds}] * times
+
+
+def write_trace(folder, content):
+    with gzip.open(folder / TRACE.trace, "wt") as file:
+        json.dump({"traceEvents": content}, file)
+
+
+def test_kernels_of_the_traces(changes):
+    kept, host = events("kept", 50.0), [{"cat": "cpu_op", "name": "aten::mm", "dur": 1}]
+    content = {
+        "a": [*kept, *host, *events("gone", 30.0), *events("slower", 10.0), *events("more", 4.0), *events("tiny", 0.1)],
+        "b": [*kept, *events("new", 20.0), *events("slower", 25.0), *events("more", 4.0, 6), *events("tiny", 0.2)],
+    }
+
+    def write(folder):
+        for name, found in content.items():
+            write_trace(folder / name, found)
+
+    assert changes(cell(trace=TRACE), cell(trace=TRACE), write)[0] == [
+        ("kernel only in A: gone", "1 × 30.00 µs", "–"),
+        ("kernel only in B: new", "–", "1 × 20.00 µs"),
+        ("kernel changed: slower", "1 × 10.00 µs", "1 × 25.00 µs"),
+        ("kernel changed: more", "1 × 4.000 µs", "3 × 4.000 µs"),
+    ]
+
+
+ONE = cell(trace_analysis=analysed(kept=(2.0, 50.0), gone=(1.0, 30.0), slower=(4.0, 10.0)), trace=TRACE)
+TWO = cell(trace_analysis=analysed(kept=(2.0, 50.0), new=(1.0, 20.0), slower=(4.0, 25.0)), trace=TRACE)
+CHANGED = [
+    ("kernel changed: slower", "4 × 10.00 µs", "4 × 25.00 µs"),
+    ("kernel only in A: gone", "1 × 30.00 µs", "–"),
+    ("kernel only in B: new", "–", "1 × 20.00 µs"),
+]
+
+
+def test_kernels_of_the_records_are_enough_and_no_trace_is_read(changes):
+    def damage(folder):
+        for name in "ab":
+            (folder / name / TRACE.trace).write_bytes(b"no gzip")
+
+    assert changes(ONE, TWO, damage)[0] == CHANGED
+
+
+def test_names_that_were_shortened_to_the_same_are_added_up(changes):
+    rows = {name: analysed(**{name: launches}).kernels[0] for name, launches in (("kept", (2, 50)), ("new", (1, 20)))}
+    half = analysed(slower=(2.0, 25.0)).kernels[0]
+    two = replace(TWO, trace_analysis=replace(analysed(), kernels=(half, half, *rows.values())))
+    assert changes(ONE, two)[0] == CHANGED
+
+
+def test_kernels_of_one_record_alone_are_not_compared_with_a_trace(changes):
+    two = replace(TWO, trace_analysis=None)
+    assert changes(ONE, two, lambda folder: write_trace(folder / "b", events("new", 20.0)))[0] == []
+
+
+NO_TIMES = '{"traceEvents": [{"cat": "kernel", "name": "k"}]}'
+
+
+@pytest.mark.parametrize("text", [None, "no json", "[]", "{}", '{"traceEvents": 3}', NO_TIMES, "[" * 100_000])
+def test_a_damaged_trace_is_one_row(changes, text):
+    content = b"no gzip" if text is None else gzip.compress(text.encode())
+    one = cell(trace=TRACE, kernels=(code("old", "o.py"),))
+    two = cell(trace=TRACE, kernels=(code("new", "n.py"),), memory=Memory(peak_allocated=150 * MIB))
+
+    def write(folder):
+        write_trace(folder / "a", events("fine", 20.0))
+        (folder / "b" / TRACE.trace).write_bytes(content)
+
+    memory, (name, known, error), *files = changes(one, two, write)[0]
+    assert memory[0] == "peak allocated (MiB)"
+    assert (name, known) == ("kernels", "–")
+    assert error.startswith("trace.json.gz cannot be read: ")
+    assert error.endswith("Run again with trace=true.")
+    assert files == [("code only in A: old", "o.py", "–"), ("code only in B: new", "–", "n.py")]
+
+
+def code(name, file, kind="triton"):
+    return KernelFile(name=name, file=f"kernels/net/xx/{file}", kind=kind)
+
+
+def generated(*pairs):
+    return cell(kernels=(*(code(*pair) for pair in pairs), code("graph", pairs[0][1], "graph")))
+
+
+def test_code_of_generated_kernels(changes):
+    one = generated(("same", "s.py"), ("other", "o1.py"), ("gone", "g.py"))
+    two = generated(("other", "o2.py"), ("same", "s.py"), ("new", "n.py"))
+    assert changes(one, two)[0] == [
+        ("code changed: other", "o1.py", "o2.py"),
+        ("code only in A: gone", "g.py", "–"),
+        ("code only in B: new", "–", "n.py"),
+    ]
+
+
+def test_many_kernels_are_cut_and_counted(changes):
+    one, two = generated(("same", "s.py")), generated(("same", "s.py"), *((f"k{i}", f"{i}.py") for i in range(20)))
+    rows, _ = changes(one, two)
+    assert len(rows) == 9
+    assert rows[-1][0] == "and 12 kernels more"

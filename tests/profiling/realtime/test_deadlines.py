@@ -1,0 +1,96 @@
+"""Late frames counted by hand; underruns against a simulation that goes frame by frame."""
+
+import numpy as np
+import pytest
+from planted_series import series_of
+
+from profiling.realtime.deadlines import deadlines, done_times, holds, longest_run, rate_key, sustained_fps, underruns
+from profiling.results.record import Deadline
+
+
+def test_deadlines_by_hand():
+    frame_ms = np.array([10.0, 18.0, 17.0, 40.0, 10.0, 17.0, 8.0])
+    rates = deadlines(series_of(frame_ms), target_fps=59.94, pace="free")
+    assert list(rates) == ["24", "30", "59.94", "60", "120"]
+    assert rates["30"].misses == 1
+    assert rates["30"].longest_stall_ms == pytest.approx(40 - 1000 / 30)
+    assert rates["60"] == Deadline(
+        fps=60.0, budget_ms=1000 / 60, holds=False, misses=4, longest_run=3, longest_stall_ms=40 - 1000 / 60
+    )
+    assert (rates["24"].misses, rates["24"].holds, rates["24"].longest_stall_ms) == (0, True, 0.0)
+    assert rates["120"].misses == 6
+    assert rate_key(60.0) == "60"
+
+
+def test_a_frame_that_takes_its_whole_budget_is_in_time():
+    assert deadlines(series_of(np.full(9, 1000 / 60)), target_fps=60.0, pace="free")["60"].misses == 0
+
+
+@pytest.mark.parametrize(
+    ("misses", "frames", "kept"), [(0, 1, True), (1, 999, False), (1, 1000, True), (2, 1999, False), (2, 2000, True)]
+)
+def test_one_frame_of_a_thousand_may_be_late(misses, frames, kept):
+    assert holds(misses, frames) is kept
+
+
+@pytest.mark.parametrize(("late", "run"), [("....", 0), ("x..x", 1), ("xx.x", 2), (".xxx", 3), ("xxxx", 4)])
+def test_the_longest_run(late, run):
+    assert longest_run(np.array([frame == "x" for frame in late])) == run
+
+
+def simulated(frame_ms, fps, buffer):
+    """Return when each frame is done and how many underruns there are, frame by frame."""
+    period = 1000 / fps
+    done = []
+    for i, ms in enumerate(frame_ms):
+        done.append(max(done[-1] if done else 0.0, i * period) + ms)
+    show, dry = max(done[min(buffer, len(done) - 1)], (buffer + 1) * period), 0
+    for moment in done[1:]:
+        show += period
+        if moment > show + 1e-9:
+            show, dry = moment, dry + 1
+    return done, dry
+
+
+def test_underruns_by_hand():
+    """At 100 FPS: done at 5, 15, 50 (a stall of 30), 55, 60, 65 ms."""
+    frame_ms = np.array([5.0, 5.0, 30.0, 5.0, 5.0, 5.0])
+    assert done_times(frame_ms, 100.0) == pytest.approx([5, 15, 50, 55, 60, 65])
+    assert underruns(frame_ms, 100.0, 0) == 1, "frame 2 is due at 30 and shown at 50"
+    assert underruns(frame_ms, 100.0, 1) == 1, "frame 0 is shown at 20, so frame 2 is due at 40"
+    assert underruns(frame_ms, 100.0, 2) == 0, "frame 0 is shown at 50, when frame 2 is done"
+    assert underruns(frame_ms[:1], 100.0, 3) == 0, "fewer frames than the buffer holds"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_underruns_against_the_simulation(seed):
+    frame_ms = np.random.default_rng(seed).lognormal(2.3, 0.5, 400)
+    for fps in (24.0, 60.0, 83.7, 97.0, 400.0):
+        for buffer in (0, 1, 2, 3):
+            done, dry = simulated(frame_ms, fps, buffer)
+            assert done_times(frame_ms, fps) == pytest.approx(done)
+            assert underruns(frame_ms, fps, buffer) == dry
+
+
+def in_time(frame_ms, fps):
+    done, _ = simulated(frame_ms, fps, 0)
+    late = sum(moment > (i + 1) * 1000 / fps + 1e-9 for i, moment in enumerate(done))
+    return late <= len(done) / 1000
+
+
+@pytest.mark.parametrize("frames", [1, 2, 300, 3000])
+def test_the_sustained_rate_is_the_highest_in_time(frames):
+    frame_ms = np.random.default_rng(frames).lognormal(2.3, 0.2, frames)
+    best = sustained_fps(frame_ms)
+    assert in_time(frame_ms, best)
+    assert not in_time(frame_ms, best + 0.1)
+
+
+def test_the_sustained_rate_by_hand():
+    assert sustained_fps(np.full(100, 5.0)) == 200.0
+    assert sustained_fps(np.full(100, 1000 / 60)) == 60.0
+    stalled = np.full(1000, 5.0)
+    stalled[500] = 25.0
+    assert sustained_fps(stalled[1:]) == 40.0, "of fewer than 1000 frames none may be late"
+    assert sustained_fps(stalled) == 66.6, "it may be late, but the next one must be done at 30 ms <= 2 T"
+    assert sustained_fps(np.array([20_000.0])) == 0.0, "below 0.1"

@@ -1,0 +1,355 @@
+"""The loop on a clock that the test advances, where every time is known; on the wall clock; and in a dying process."""
+
+import gc
+import mmap
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from as_user import ROOT, environment
+from planted_loop import CELL, FakeClock, FakeLoop, RealLoop, played, summarized
+
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.machine.gc_policy import garbage
+from profiling.realtime.monitor import FrameMonitor
+from profiling.realtime.play import FrameLoop, WallClock
+from profiling.realtime.recovery import recover_frames
+from profiling.results.frames import read_series, recover_series, series_file
+from profiling.results.record import Spikes
+from profiling.run.job import Job
+from profiling.trace.counters import compile_ids
+
+OBSERVE_MS = 0.5
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+def slowly(clock):
+    """Return an observer that takes half a millisecond and returns the frame's number."""
+
+    def observe(frame, frame_ms):
+        clock.pass_ms(OBSERVE_MS)
+        return {"switches": float(frame)}
+
+    return observe
+
+
+def near(*values):
+    return pytest.approx(list(values), abs=1e-6, nan_ok=True)
+
+
+def test_frames_of_five_milliseconds(tmp_path, clock):
+    series = played(tmp_path, FakeLoop(clock, lambda frame: 3.5, 1.5), clock, 100, observe=slowly(clock))
+    assert series["action_ms"] == near(*(5.5 * np.arange(100)))
+    assert series["delivered_ms"] == near(*(5.5 * np.arange(100) + 5))
+    taken = {"frame": 5.0, "latency": 5.0, "host_made": 1.5, "device_made": 3.5, "wait": 3.5, "rest": 0.0}
+    for name, ms in taken.items():
+        assert series[f"{name}_ms"] == near(*[ms] * 100), name
+    assert series["gap_ms"] == near(*[OBSERVE_MS] * 99, np.nan), "no frame comes after the last"
+    assert (series["switches"] == np.arange(100)).all(), "what was observed is in the row of its frame"
+    assert np.isnan(series["due_ms"]).all()
+    section = summarized(series)
+    assert section.frame_ms.p50 == pytest.approx(5)
+    assert section.wall_fps == pytest.approx(1000 / 5.5)
+    assert section.budget.parts["wait"].host_ms == pytest.approx(3.5)
+    assert section.slow.count == section.late == 0
+
+
+def test_a_stall_every_50th_frame(tmp_path, clock):
+    series = played(tmp_path, FakeLoop(clock, lambda frame: 40.0 if frame % 50 == 49 else 5.0), clock, 600)
+    section = summarized(series)
+    assert sorted(frame.frame for frame in section.slow.frames) == list(range(49, 600, 50))
+    assert [frame.ms for frame in section.slow.frames] == near(*[40] * 12)
+    assert section.spikes == Spikes(period=50, count=12, first=49)
+    assert section.late == 12
+    assert section.deadlines["24"].misses == 0, "40 ms are within 1000 / 24"
+    assert not section.slope.growing
+
+
+def test_a_drift_of_one_percent_a_frame(tmp_path, clock):
+    section = summarized(played(tmp_path, FakeLoop(clock, lambda frame: 5.0 * (1 + 0.01 * frame)), clock, 200))
+    assert section.slope.growing
+    assert section.slope.us_per_frame == pytest.approx(50, rel=1e-3)
+    assert not section.steady.settled
+    assert section.frame_ms.max == pytest.approx(5 * 2.99)
+
+
+def test_two_frames_in_flight(tmp_path, clock):
+    """The device works on one frame at a time: a frame that begins early is timed from the delivery before."""
+    series = played(tmp_path, FakeLoop(clock, lambda frame: 5.0, 1.0), clock, 4, observe=slowly(clock), depth=2)
+    assert series["action_ms"] == near(0, 1, 6.5, 11.5), "the first two at once, then one for each delivery"
+    assert series["delivered_ms"] == near(6, 11, 16, 21)
+    assert series["frame_ms"] == near(6, 5, 5, 5)
+    assert series["latency_ms"] == near(6, 10, 9.5, 9.5)
+    assert series["wait_ms"] == near(4, 3.5, 3.5, 4.5), "from the end of the next one's beginning on"
+    assert np.isnan(series["rest_ms"]).all(), "the host's times of a frame lie in the interval of another"
+    assert series["gap_ms"] == near(OBSERVE_MS, OBSERVE_MS, 0, np.nan), (
+        "the last one had begun before the third was there"
+    )
+
+
+def test_two_frames_in_flight_on_an_idle_device(tmp_path, clock):
+    """The device is done before the host has begun the next frame; the loop notices when it polls."""
+    series = played(tmp_path, FakeLoop(clock, lambda frame: 0.25, 1.0), clock, 4, depth=2)
+    assert series["action_ms"] == near(0, 1, 2, 3)
+    assert series["delivered_ms"] == near(2, 3, 4, 4.25)
+    assert series["frame_ms"] == near(2, 1, 1, 0.25)
+    assert series["wait_ms"] == near(0, 0, 0, 0.25)
+
+
+def test_a_paced_loop(tmp_path, clock):
+    times = [4, 4, 23, 4, 4, 4, 4, 4]
+    series = played(tmp_path, FakeLoop(clock, times.__getitem__), clock, 8, observe=slowly(clock), period=0.010)
+    assert series["due_ms"] == near(0, 10, 20, 30, 40, 50, 60, 70)
+    assert series["action_ms"] == near(0, 10, 20, 43.5, 48, 52.5, 60, 70), (
+        "a late one delays the next until made up for"
+    )
+    assert series["delivered_ms"] == near(4, 14, 43, 47.5, 52, 56.5, 64, 74)
+    assert series["frame_ms"] == near(*times), "waiting until it is due is no part of a frame"
+    assert series["gap_ms"] == near(6, 6, OBSERVE_MS, OBSERVE_MS, OBSERVE_MS, 3.5, 6, np.nan)
+    section = summarized(series, fps=100.0, pace="realtime")
+    assert section.late == 3
+    assert section.deadlines["100"].longest_run == 3
+    assert section.deadlines["100"].longest_stall_ms == pytest.approx(13)
+    assert section.deadlines["120"].misses == 1, "by its own time only one frame took long"
+
+
+def test_a_paced_loop_with_two_frames_in_the_making(tmp_path, clock):
+    """A frame that is finished while the loop waits for the next one's moment is noticed then, not at that moment."""
+    times = [5, 5, 12, 5, 5]
+    series = played(
+        tmp_path, FakeLoop(clock, times.__getitem__, 1.0), clock, 5, observe=slowly(clock), depth=2, period=0.010
+    )
+    assert series["action_ms"] == near(0, 10, 20, 30, 40)
+    assert series["delivered_ms"] == near(6, 16, 33, 38, 46)
+    assert series["frame_ms"] == near(6, 6, 13, 5, 6)
+    assert series["latency_ms"] == near(6, 6, 13, 8, 6)
+    assert series["wait_ms"] == near(0, 0, 2, 0, 5), "only the frame of 12 ms, and the last one, are waited for"
+    assert series["gap_ms"] == near(4, 4, 0, 2, np.nan), "the fourth had begun before the third was there"
+
+
+class Broken(FakeLoop):
+    def begin(self, frame):
+        if frame == 100:
+            raise RuntimeError("planted")
+        return super().begin(frame)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_crash_at_frame_100(tmp_path, clock, depth):
+    pipeline = Broken(clock, lambda frame: 5.0 + 0.01 * frame)
+    with pytest.raises(RuntimeError, match="planted"):
+        played(tmp_path, pipeline, clock, 600, observe=slowly(clock), depth=depth)
+    kept = 101 - depth  # with two in flight the last one was not delivered
+    recovered = recover_series(tmp_path, CELL)
+    series = read_series(tmp_path / series_file(CELL))
+    assert recovered is not None
+    assert {len(values) for values in series.values()} == {kept}
+    for name, values in series.items():
+        np.testing.assert_array_equal(values, recovered[name])
+    np.testing.assert_allclose(series["device_made_ms"], 5.0 + 0.01 * np.arange(kept))
+    assert (series["switches"] == np.arange(kept)).all()
+    assert summarized(series).frames == kept
+    if depth == 1:
+        np.testing.assert_allclose(series["frame_ms"], 5.0 + 0.01 * np.arange(100), atol=1e-6)
+
+
+def test_an_interruption_between_two_frames_keeps_the_last_one(tmp_path, clock):
+    class Interrupted(FakeClock):
+        def pause(self, until):
+            if round(1e6 * until) == 1_050_000:  # frame 5 of 10 ms is waited for
+                raise KeyboardInterrupt
+            super().pause(until)
+
+    clock = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        played(tmp_path, FakeLoop(clock, lambda frame: 4.0), clock, 10, period=0.010)
+    series = recover_series(tmp_path, CELL)
+    assert series is not None
+    assert series["delivered_ms"] == near(4, 14, 24, 34, 44)
+
+
+@pytest.mark.parametrize("period", [None, 0.01])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_warm_up_and_frames_are_one_piece(tmp_path, clock, depth, period):
+    """The pipeline is full when the first timed frame begins."""
+    rows, begun = [], []
+    loop = FrameLoop(
+        FakeLoop(clock, lambda frame: 5.0, 1.0), clock, lambda frame, ms: {"seen": frame}, depth=depth, period=period
+    )
+    loop.run(range(6), rows.append, warmup=4, on_first=lambda: begun.append(clock.now()))
+    assert [row["seen"] for row in rows] == list(range(6)), "the warm-up is not observed and has no row"
+    assert len(begun) == 1
+    assert rows[0]["action_ms"] == pytest.approx(0, abs=0.3)
+    alone = 6.0 if depth == 1 else 5.0
+    expected = alone if period is None else 6.0
+    assert [row["frame_ms"] for row in rows] == pytest.approx([expected] * 6, abs=0.3)
+    if period is not None:
+        assert [row["due_ms"] for row in rows] == pytest.approx([10 * i for i in range(6)])
+
+
+FRAMES, FAULT = 120, 60
+#: Causes that a shared machine may add to any frame.
+MACHINE = {"host descheduled", "not attributed"}
+
+
+def monitored(folder, planted, frames=FRAMES, **how):
+    """Return (series, section) of a loop in which only the planted fault collects garbage."""
+    monitor = FrameMonitor(torch.device("cpu"))
+    try:
+        with garbage("off"):
+            monitor.start()
+            series = played(folder, RealLoop(planted), WallClock(), frames, observe=monitor, **how)
+    finally:
+        monitor.close()
+    return series, summarized(series, monitor.events)
+
+
+def named(section):
+    """Return the causes of slow frames by frame, without those of the machine."""
+    causes = {frame.frame: set(frame.causes) - MACHINE for frame in section.slow.frames}
+    return {frame: names for frame, names in causes.items() if names}
+
+
+def leaks(section):
+    return [kind for kind, memory in section.memory.items() if memory.leak]
+
+
+def test_nothing_is_named_where_nothing_is_planted(tmp_path):
+    for _ in range(3):  # a machine that others use may grow slower for a while, but not three times
+        series, section = monitored(tmp_path, lambda frame: None)
+        for name in ("compiles", "captures", "graphs_recorded", "collections", "collection_ms"):
+            assert not series[name].any(), name
+        assert section.frames == FRAMES
+        assert named(section) == {}
+        if not section.slope.growing and not leaks(section):
+            return
+    pytest.fail("three loops in a row of which each frame does the same are said to grow or to leak")
+
+
+def test_a_recompile(tmp_path):
+    compiled = torch.compile(lambda x: x * 2 + 1, backend="eager", dynamic=False)
+    first = {size: torch.ones(size) for size in (4, 5)}
+    before = compile_ids()
+    compiled(first[4])
+    (known,) = compile_ids() - before
+    series, section = monitored(tmp_path, lambda frame: compiled(first[5 if frame == FAULT else 4]))
+    assert known.endswith("/0")
+    assert named(section) == {FAULT: {f"recompile {known[:-1]}1"}}
+    assert np.flatnonzero(series["compiles"]).tolist() == [FAULT]
+
+
+class Cyclic:
+    def __init__(self):
+        self.me = self
+
+
+def test_a_collection_of_garbage(tmp_path):
+    heap = [Cyclic() for _ in range(200_000)]
+    series, section = monitored(tmp_path, lambda frame: gc.collect() if frame == FAULT else None)
+    assert len(heap) == 200_000
+    assert named(section) == {FAULT: {"garbage collection"}}
+    assert series["collections"][FAULT] >= 1
+    assert int(series["collection_ms"].argmax()) == FAULT
+    assert 0 < series["collection_ms"][FAULT] < series["frame_ms"][FAULT]
+
+
+def test_memory_that_grows(tmp_path):
+    kept, size = [], 256 * 1024
+
+    def planted(frame):
+        kept.append(mmap.mmap(-1, size))  # pages of its own, whatever the allocator has left over
+        kept[-1].write(b"x" * size)
+
+    series, section = monitored(tmp_path, planted)
+    assert leaks(section) == ["host_rss"]
+    assert section.memory["host_rss"].bytes_per_frame == pytest.approx(size, rel=0.1)
+    assert series["host_rss"][-1] - series["host_rss"][0] >= 0.9 * size * (FRAMES - 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_stall_every_20th_frame(tmp_path, depth):
+    planted = set(range(19, FRAMES, 20))
+    _, section = monitored(tmp_path, lambda frame: time.sleep(0.04 * (frame in planted)), depth=depth)
+    slow = {frame.frame: set(frame.causes) for frame in section.slow.frames}
+    behind = {frame - (depth - 1) for frame in planted}  # two in flight: the frame before waits for the host
+    assert behind <= set(slow)
+    assert set().union(*slow.values()) <= MACHINE, "a sleep is none of the causes that are known"
+    assert all(frame.ms >= 40 for frame in section.slow.frames if frame.frame in behind)
+
+
+def test_a_paced_loop_waits_for_each_moment(tmp_path):
+    series, _ = monitored(tmp_path, lambda frame: None, frames=30, period=0.01)
+    assert (series["action_ms"] >= series["due_ms"]).all(), "no frame begins before it is due"
+    np.testing.assert_allclose(series["due_ms"], 10 * np.arange(30), atol=1e-6)
+    early = series["delivered_ms"][:-1] < series["due_ms"][1:]
+    assert early.any(), "frames of 2 ms every 10 ms"
+    waited = series["action_ms"][1:] - series["delivered_ms"][:-1]
+    np.testing.assert_allclose(series["gap_ms"][:-1], waited, atol=1e-6)
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from planted_loop import FakeClock, FakeLoop, played
+
+class Dying(FakeLoop):
+    def begin(self, frame):
+        if frame == 100:
+            {how}
+        return super().begin(frame)
+
+clock = FakeClock()
+played(Path(sys.argv[1]), Dying(clock, lambda frame: 5.0 + 0.01 * frame, 1.0), clock, 600)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -9)])
+def test_frames_of_a_dead_process(tmp_path, how, code):
+    here = str(ROOT / "tests" / "profiling" / "realtime")
+    start = [sys.executable, "-c", DIES.format(how=how), str(tmp_path)]
+    done = subprocess.run(start, env=environment(PYTHONPATH=f"{ROOT}:{here}"), capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert not (tmp_path / series_file(CELL)).exists()
+    series = recover_series(tmp_path, CELL)
+    assert series is not None
+    np.testing.assert_allclose(series["frame_ms"], 6.0 + 0.01 * np.arange(100), atol=1e-6)
+    for name, values in read_series(tmp_path / series_file(CELL)).items():
+        np.testing.assert_array_equal(values, series[name])
+    assert recover_series(tmp_path, CELL) is None, "nothing is left to recover a second time"
+
+
+def job(folder):
+    options = {
+        "_target_": "profiling.realtime.options.LoopOptions",
+        "fps": 50,
+        "warmup_frames": 7,
+        "schedule": "overlap",
+    }
+    return Job(
+        target="realtime",
+        component=ComponentSpec("realtime", {"_target_": "x"}, {"_target_": "x"}),
+        variant=CELL.removeprefix("realtime."),
+        variant_options={},
+        metrics={},
+        settings=Settings(device="cpu"),
+        run=str(folder),
+        procedure={"options": options, "stages": '{"world": {"module": {"steps": 2, "guidance": null}}}'},
+    )
+
+
+def test_the_section_of_a_dead_process(tmp_path):
+    assert recover_frames(tmp_path, job(tmp_path)) == {}, "there is no journal"
+    clock = FakeClock()
+    with pytest.raises(IndexError):
+        played(tmp_path, FakeLoop(clock, ([5.0] * 99).__getitem__), clock, 600)
+    section = recover_frames(tmp_path, job(tmp_path))["realtime"]
+    assert (section.frames, section.target_fps, section.warmup_frames) == (99, 50.0, 7)
+    assert (section.schedule, section.deliver, section.steps, section.guidance) == ("overlap", "host", 2, None)
+    assert section.frame_ms.max == pytest.approx(5.0)

@@ -1,0 +1,318 @@
+"""The section `realtime`: statistics by hand, and planted faults, of which each is named and nothing else is."""
+
+import numpy as np
+import pytest
+from planted_series import loop, noise, series_of
+
+from profiling.realtime.slow_frames import find_period
+from profiling.realtime.summary import memory_section, summarize_frames
+from profiling.results.frames import cut
+from profiling.results.record import BudgetPart, Spikes, encode_sections
+
+FRAMES = 600
+MIB = 2**20
+
+
+def summary(series, events=(), sound=None, **options):
+    return summarize_frames(series, loop(**options), events=events, sound_seconds_per_frame=sound)
+
+
+def faults(section):
+    """Return every fault that a summary names."""
+    named = {
+        "causes": section.slow.causes,
+        "spikes": section.spikes,
+        "growing": section.slope.growing,
+        "leaks": [kind for kind, memory in section.memory.items() if memory.leak],
+        "unsettled": not section.steady.settled,
+        "ramp": section.steady.from_frame,
+        "late": section.late,
+    }
+    return {name: value for name, value in named.items() if value}
+
+
+def at(*frames, value=1.0, total=FRAMES):
+    planted = np.zeros(total)
+    planted[list(frames)] = value
+    return planted
+
+
+def test_percentiles_are_numpys():
+    frame_ms = noise(333)
+    section = summary(series_of(frame_ms))
+    for name, share in (("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99)):
+        assert getattr(section.frame_ms, name) == np.percentile(frame_ms, share)
+    assert section.frame_ms.n == 333
+    assert section.frame_ms.samples == (), "they are in the file of series"
+    assert section.steady.p99 == np.percentile(frame_ms, 99), "no ramp"
+
+
+def test_the_rates():
+    section = summary(series_of(np.full(101, 9.75)), sound=0.02)
+    assert section.wall_fps == pytest.approx(100.0), "a delivery each 9.75 ms and a gap of 0.25 ms"
+    assert section.audio_rtf == pytest.approx(2.0)
+    assert summary(series_of(np.full(101, 9.75))).audio_rtf is None
+    assert summary(series_of(np.full(1, 9.75))).wall_fps is None, "one delivery has no rate"
+
+
+def test_the_budget_of_stages_in_sequence_overlapping_or_as_one():
+    series = series_of(np.full(50, 10.0))
+    budget = summary(series, fps=50.0).budget
+    world, wait = budget.parts["world"], budget.parts["wait"]
+    assert budget.target_ms == 20.0
+    assert (world.host_ms, world.device_ms, world.share) == pytest.approx((0.1, 6.0, 0.3))
+    assert (wait.host_ms, wait.share) == (pytest.approx(9.0), None), "while the host waits, the device works"
+    assert budget.overhead_ms == pytest.approx(0.5), "10 ms less 6, 2, 1 and 0.5 ms"
+    assert budget.overhead_share == pytest.approx(0.05)
+    overlap = summary(series, schedule="overlap").budget
+    assert overlap.overhead_ms == pytest.approx(3.5), "10 ms less the longest stage, 6, and the delivery, 0.5"
+    decoders = ("host_picture_ms", "device_picture_ms", "host_sound_ms", "device_sound_ms")
+    whole = {name.replace("world", "whole"): each for name, each in series.items() if name not in decoders}
+    section = summary(whole, schedule="one_graph")
+    assert section.stages == ("whole", "deliver")
+    assert section.budget.overhead_ms == pytest.approx(3.5)
+
+
+def test_without_a_device_clock_host_times_count():
+    series = series_of(np.full(50, 10.0))
+    for stage, ms in (("world", 5.0), ("picture", 2.0), ("sound", 1.5), ("deliver", 0.5)):
+        series |= {f"device_{stage}_ms": np.full(50, np.nan), f"host_{stage}_ms": np.full(50, ms)}
+    budget = summary(series, fps=50.0).budget
+    assert budget.parts["world"] == BudgetPart(host_ms=5.0, share=0.25)
+    assert budget.overhead_ms == pytest.approx(1.0)
+
+
+def test_a_paced_loop_is_late_when_its_delivery_is():
+    due = 20.0 * np.arange(6)
+    times = {"due_ms": due, "action_ms": due, "delivered_ms": due + np.array([15.0, 19.0, 50.0, 45.0, 20.0, 15.0])}
+    section = summary(series_of(np.full(6, 15.0), **times), fps=50.0, pace="realtime")
+    target = section.deadlines["50"]
+    assert (target.misses, target.longest_run, target.holds) == (2, 2, False)
+    assert target.longest_stall_ms == pytest.approx(30.0)
+    assert section.late == 2
+    assert section.deadlines["60"].misses == 0, "other rates go by the frame's own time"
+
+
+def test_what_was_not_sampled_is_absent():
+    names = ("reserved", "device_used", "wait_ms", "collection_ms", "others")
+    section = summary(series_of(noise(40), **{name: np.full(40, np.nan) for name in names}))
+    assert set(section.memory) == {"allocated", "host_rss"}
+    assert section.budget.parts["wait"] == BudgetPart()
+    assert encode_sections(realtime=section)["realtime"]["frames"] == 40, "all numbers are finite"
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {"pace": "fast"}, "no pace 'fast'"),
+        ({}, {"fps": 0.0}, "a target of 0.0"),
+        ({}, {"schedule": "chaos"}, "no schedule 'chaos'"),
+        ({}, {"pace": "realtime"}, "a frame has no due_ms"),
+        ({"latency_ms": np.full(5, np.nan)}, {}, "a frame has no latency_ms"),
+        ({"frame_ms": np.array([9.0, 9.0, 9.0, 9.0, -1.0])}, {}, "frame_ms is below 0"),
+        ({"frame_ms": np.zeros(5)}, {}, "0 in half of the frames"),
+        ({"switches": np.zeros(4)}, {}, "not of 5 frames: switches"),
+        ({"host_sund_ms": np.zeros(5)}, {}, "not among the series: device_sund_ms"),
+    ],
+)
+def test_what_is_refused(change, options, message):
+    with pytest.raises(ValueError, match=message):
+        summary(series_of(np.full(5, 10.0)) | change, **options)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_clean_noise_has_no_fault(seed):
+    section = summary(series_of(noise(FRAMES, seed=seed)))
+    assert faults(section) == {}
+    assert section.holds
+    assert all(deadline.holds for deadline in section.deadlines.values())
+
+
+def test_heavier_noise_has_none_either():
+    for seed in range(20):
+        assert faults(summary(series_of(noise(FRAMES, share=0.03, seed=seed)))) == {}
+
+
+def test_a_stall_every_50_frames():
+    section = summary(series_of(noise(FRAMES) + at(*range(49, FRAMES, 50), value=40.0)))
+    spikes = Spikes(period=50, count=12, first=49)
+    assert faults(section) == {"causes": {"not attributed": 12}, "spikes": spikes, "late": 12}
+
+
+def test_a_drift_of_one_percent_a_frame():
+    section = summary(series_of(noise(200) * (1 + 0.01 * np.arange(200))), fps=30.0)
+    assert faults(section) == {"growing": True, "unsettled": True}
+    low, high = section.slope.ci95
+    assert low < 50.0 < high, "1% of 5 ms, in µs a frame"
+
+
+def test_a_drift_that_compounds_has_no_slow_frames():
+    section = summary(series_of(noise(FRAMES) * 1.01 ** np.arange(FRAMES)), fps=0.1)
+    assert faults(section) == {"growing": True, "unsettled": True}
+
+
+def test_a_ramp_is_found_and_left_out_of_the_slope():
+    ramp = 1 + 0.15 * np.clip(1 - np.arange(FRAMES) / 80, 0, None)
+    found = faults(summary(series_of(noise(FRAMES) * ramp)))
+    assert 60 <= found.pop("ramp") <= 75, "the ramp is within 3% of the level from frame 64 on"
+    assert found == {}
+    step = np.where(np.arange(FRAMES) < 100, 1.1, 1.0)
+    assert faults(summary(series_of(noise(FRAMES) * step))) == {"ramp": 100}
+    stalls = at(*range(5, 100, 10), value=40.0)
+    found = faults(summary(series_of(noise(FRAMES) * step + stalls)))
+    assert found == {"ramp": 100, "causes": {"not attributed": 10}, "late": 10}, "no period in the ramp"
+
+
+def test_a_growth_too_small_to_matter():
+    section = summary(series_of(noise(FRAMES, share=0.0005) * (1 + 0.005 * np.arange(FRAMES) / FRAMES)))
+    assert faults(section) == {}
+    assert section.slope.ci95[0] > 0, "it is measurable, but half a percent over the run"
+
+
+def test_a_recompile_by_its_id():
+    series = series_of(noise(FRAMES) + at(60, value=900.0), compiles=at(60))
+    events = [{"frame": 60, "kind": "recompile", "id": "0/1"}, {"frame": 61, "kind": "recompile", "id": "7/7"}]
+    section = summary(series, events)
+    assert faults(section) == {"causes": {"recompile 0/1": 1}, "late": 1}
+    [frame] = section.slow.frames
+    assert (frame.frame, frame.ms, frame.causes) == (60, series["frame_ms"][60], ("recompile 0/1",))
+    assert summary(series).slow.causes == {"compile": 1}, "no id is known"
+
+
+@pytest.mark.parametrize(
+    ("planted", "cause"),
+    [
+        ({"captures": 1}, "CUDA graph captured"),
+        ({"graphs_recorded": 1}, "CUDA graph captured"),
+        ({"alloc_retries": 1}, "allocator retry"),
+        ({"device_allocs": 2}, "cudaMalloc"),
+        ({"collections": 1, "collection_ms": 30.0}, "garbage collection"),
+        ({"throttled": 1}, "clocks held down"),
+        ({"switches": 3}, "host descheduled"),
+        ({"steal_ms": 10.0}, "host descheduled"),
+        ({"others": 1}, "another process on the GPU"),
+        ({"collections": 1, "collection_ms": 2.0}, "not attributed"),  # too short to explain 30 ms
+    ],
+)
+def test_a_cause(planted, cause):
+    events = {name: at(333, value=value) for name, value in planted.items()}
+    assert faults(summary(series_of(noise(FRAMES) + at(333, value=30.0), **events))) == {
+        "causes": {cause: 1},
+        "late": 1,
+    }
+    usual = faults(summary(series_of(noise(FRAMES), **events)))
+    assert usual == {}, "what happens in a frame of usual length is no cause"
+
+
+def test_a_frame_may_have_several_causes():
+    frame_ms = noise(FRAMES) + at(100, 340, value=20.0)
+    section = summary(series_of(frame_ms, switches=at(100, 340), collection_ms=at(100, value=9.0)))
+    assert section.slow.causes == {"host descheduled": 2, "garbage collection": 1}
+    assert section.slow.count == 2
+
+
+def test_clocks_held_down_for_a_while_are_no_ramp():
+    held = range(400, 430)
+    section = summary(series_of(noise(FRAMES) + at(*held, value=5.0), throttled=at(*held)))
+    assert faults(section) == {"causes": {"clocks held down": 30}}
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2, 7, 10, 29, 30, 100])
+def test_a_series_cut_off_by_a_crash(frames):
+    section = summary(cut(series_of(noise(FRAMES) + at(49, 99, value=40.0)), 0, frames))
+    assert section.frames == frames
+    assert section.commit == "fused"
+    if frames == 0:
+        assert section == loop()
+        return
+    assert section.late == frames // 50
+    assert section.slow.causes == ({"not attributed": 2} if frames == 100 else {})
+    assert section.steady.settled == (frames >= 30), "two windows of frames are needed to say so"
+    assert (section.slope is not None) == (frames >= 8)
+    assert section.spikes is None
+
+
+@pytest.mark.parametrize(
+    ("slow", "found"),
+    [
+        ([49, 99, 149], (50, 3, 49)),
+        ([49, 100, 149, 200, 249], (50, 5, 49)),  # within a frame
+        ([49, 99, 199, 249, 299, 449], (50, 6, 49)),  # some are missing
+        ([7, 49, 99, 130, 149, 199, 249, 299, 301], (50, 6, 49)),  # others are between them
+        ([round(16.6 * i) for i in range(1, 30)], (17, 29, 17)),  # not a whole number of frames
+        ([49, 99], None),
+        ([10, 14, 18], None),  # any three frames this close fit some period
+        (list(range(60)), None),  # a burst has no period
+        ([], None),
+    ],
+)
+def test_periods(slow, found):
+    assert find_period(slow) == (found and Spikes(period=found[0], count=found[1], first=found[2]))
+
+
+@pytest.mark.parametrize("slow", [3, 5, 8, 20, 60])
+def test_scattered_frames_have_no_period(slow):
+    rng = np.random.default_rng(slow)
+    periods = [find_period(sorted(rng.choice(FRAMES, slow, replace=False).tolist())) for _ in range(200)]
+    assert sum(period is not None for period in periods) <= 10, "at most 5% by chance"
+
+
+def leaks(from_frame=0, **memory):
+    section = memory_section(series_of(noise(FRAMES), **memory), from_frame)
+    return [kind for kind, trend in section.items() if trend.leak]
+
+
+GROWTH = np.arange(FRAMES, dtype=np.float64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "growth", "leak"),
+    [
+        ("allocated", 512 * GROWTH, True),
+        ("allocated", 512 * (GROWTH // 100), False),  # 3 KiB over the run
+        ("allocated", MIB * (GROWTH >= 300), False),  # one step up
+        ("allocated", MIB * ((GROWTH >= 200) + 1.0 * (GROWTH >= 400)), False),  # and a second one
+        ("allocated", MIB * (GROWTH % 100), False),  # collected now and then
+        ("allocated", -512 * GROWTH, False),
+        ("reserved", 2 * MIB * (GROWTH // 60), True),  # a segment now and then
+        ("device_used", 2 * MIB * (GROWTH // 60), True),
+        ("device_used", 0.01 * MIB * GROWTH, False),  # 6 MiB over the run
+        ("host_rss", 0.02 * MIB * GROWTH, True),
+    ],
+)
+def test_leaks(kind, growth, leak):
+    assert leaks(**{kind: 2.0**30 + growth}) == ([kind] if leak else [])
+
+
+def test_a_leak_in_numbers():
+    section = summary(series_of(noise(FRAMES), allocated=2.0**30 + 512 * GROWTH))
+    assert faults(section) == {"leaks": ["allocated"]}
+    allocated = section.memory["allocated"]
+    assert allocated.bytes_per_frame == pytest.approx(512)
+    assert (allocated.first, allocated.last) == (2**30, 2**30 + 512 * 599)
+
+
+def test_a_resident_set_that_fluctuates_is_no_leak():
+    for seed in range(100):
+        assert leaks(host_rss=2.0**33 + np.random.default_rng(seed).normal(0, 64 * MIB, FRAMES)) == []
+
+
+def test_memory_that_is_sampled_now_and_then():
+    sampled = np.where(GROWTH % 20 == 0, 2.0**30 + 0.1 * MIB * GROWTH, np.nan)
+    used = memory_section(series_of(noise(FRAMES), device_used=sampled), 0)["device_used"]
+    assert used.leak
+    assert used.bytes_per_frame == pytest.approx(0.1 * MIB)
+    assert (used.first, used.last) == (2**30, int(2**30 + 58 * MIB))
+
+
+def test_what_grows_in_the_ramp_is_no_leak():
+    memory = 2.0**30 + MIB * np.minimum(GROWTH, 450)
+    assert leaks(450, allocated=memory) == []
+    assert leaks(0, allocated=memory) == ["allocated"]
+
+
+def test_too_few_samples_make_no_claim():
+    series = series_of(noise(5), allocated=2.0**30 + MIB * np.arange(5.0))
+    allocated = memory_section(series, 0)["allocated"]
+    assert (allocated.first, allocated.last) == (allocated.min, allocated.max) == (2**30, 2**30 + 4 * MIB)
+    assert allocated.bytes_per_frame is allocated.leak is None

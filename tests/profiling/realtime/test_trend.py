@@ -1,0 +1,92 @@
+"""Where frame times settle, slopes with their intervals, and stages that grow along."""
+
+import numpy as np
+import pytest
+from planted_series import noise, series_of
+from scipy.signal import lfilter
+
+from profiling.realtime.trend import find_steady, fit_line, slope_section
+
+FRAMES = 600
+
+
+@pytest.mark.parametrize("frame", [0, 300, 599])
+def test_stalls_do_not_move_the_steady_part(frame):
+    frame_ms = noise(FRAMES)
+    frame_ms[max(0, frame - 2) : frame + 3] += 40
+    steady = find_steady(frame_ms)
+    assert (steady.from_frame, steady.settled) == (0, True)
+
+
+@pytest.mark.parametrize("shape", [np.linspace(1, 2, 600), np.where(np.arange(600) < 450, 1.0, 1.5)])
+def test_what_never_settles(shape):
+    steady = find_steady(noise(FRAMES) * shape)
+    assert (steady.from_frame, steady.settled) == (0, False)
+
+
+def test_the_interval_contains_the_planted_slope():
+    frames = np.arange(500, dtype=np.float64)
+    inside = []
+    for seed in range(100):
+        values = 5 + 0.001 * frames + np.random.default_rng(seed).normal(0, 0.05, 500)
+        values[::50] += 40
+        line = fit_line(frames, values)
+        inside.append(line.ci95[0] <= 0.001 <= line.ci95[1])
+        assert line.ci999[0] < line.ci95[0] < line.per_frame < line.ci95[1] < line.ci999[1]
+    assert 88 <= sum(inside) <= 100
+
+
+def test_a_machine_that_is_slower_for_a_while_is_no_slope():
+    """Noise that keeps 0.95 of itself from frame to frame: blocks of 10 neighbours keep 0.6."""
+    frames, around, strictly = np.arange(640, dtype=np.float64), 0, 0
+    for seed in range(200):
+        drift = lfilter([1.0], [1.0, -0.95], np.random.default_rng(seed).normal(0, 0.01, 840))[200:]
+        line = fit_line(frames, 5 + drift)
+        around += line.ci95[0] <= 0 <= line.ci95[1]
+        strictly += line.rises
+    assert around >= 170, "of 200; without widening 130"
+    assert strictly <= 3
+
+
+@pytest.mark.parametrize("frames", [600, 10_000])
+@pytest.mark.parametrize("growth", [lambda t: t**3, lambda t: t**0.5, lambda t: np.clip(t - 0.5, 0, None)])
+def test_growth_of_any_shape_is_growth(growth, frames):
+    time = np.arange(frames) / frames
+    frame_ms = 10 + 10 * growth(time) + np.random.default_rng(0).normal(0, 0.05, frames)
+    slope = slope_section({"frame_ms": frame_ms}, find_steady(frame_ms).from_frame)
+    assert slope.growing
+    assert slope.stages == {}, "none was measured"
+    assert slope.ci95[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("grown", "stages"),
+    [
+        (("host_world_ms",), {"world": {"host"}}),
+        (("device_sound_ms",), {"sound": {"device"}}),
+        (("host_sound_ms", "device_sound_ms"), {"sound": {"host", "device"}}),
+        (("rest_ms",), {"rest": {"host"}}),
+        (("gap_ms",), {}),
+    ],
+)
+def test_the_stages_that_grow_along(grown, stages):
+    """0.5 µs a frame in the frames and in the planted stages; the others stay the same.
+
+    The device waits for the launches of the world stage: its events contain 0.6 of the stage's host time.
+    """
+    frame_ms, growth = noise(FRAMES), 5e-4 * np.arange(FRAMES)
+    series = series_of(frame_ms)
+    series |= {f"host_{stage}_ms": noise(FRAMES, base_ms=0.3, share=0.1, seed=7) for stage in ("world", "sound")}
+    series["device_picture_ms"][::7] = np.nan  # not measured in each frame
+    for name in ("frame_ms", *grown):
+        series[name] = series[name] + growth
+    series["device_world_ms"] = 3.0 + 0.6 * series["host_world_ms"]
+    slope = slope_section(series, 0)
+    clocks = {
+        stage: {clock: us for clock in ("host", "device") if (us := getattr(growth, clock)) is not None}
+        for stage, growth in slope.stages.items()
+    }
+    assert {stage: set(slopes) for stage, slopes in clocks.items()} == stages
+    for slopes in clocks.values():
+        assert list(slopes.values()) == pytest.approx([0.5] * len(slopes), rel=0.2)
+    assert slope_section(series_of(frame_ms), 0).stages == {}, "nothing grows"

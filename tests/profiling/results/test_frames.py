@@ -1,0 +1,85 @@
+"""The file of frame series: what is written is read, and a damaged file is one line."""
+
+import numpy as np
+import pytest
+
+from profiling.errors import InputError
+from profiling.results.frames import cut, read_series, stage_names, write_series
+
+SERIES = {name: np.arange(50.0) for name in ("frame_ms", "action_ms", "host_decode_ms", "host_deliver_ms", "wait_ms")}
+
+
+def test_what_is_written_is_read(tmp_path):
+    series = SERIES | {"device_used": np.where(np.arange(50) % 10 == 0, 1e9, np.nan)}
+    path = tmp_path / "realtime.compile.frames.npz"
+    write_series(path, series)
+    back = read_series(path)
+    assert list(back) == list(series)
+    for name, values in series.items():
+        np.testing.assert_array_equal(back[name], values)
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+    assert stage_names(back) == ("decode", "deliver"), "in their order"
+
+
+def test_an_empty_one_too(tmp_path):
+    path = tmp_path / "empty.npz"
+    write_series(path, cut(SERIES, 0, 0))
+    assert read_series(path)["frame_ms"].size == 0
+
+
+def test_a_cut_keeps_every_series_in_step():
+    part = cut(SERIES, 10, 30)
+    assert {values.size for values in part.values()} == {20}
+    assert part["action_ms"][0] == SERIES["action_ms"][10]
+
+
+def damaged(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 :] = b"\0" * (len(content) - len(content) // 2)
+    path.write_bytes(bytes(content))
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[200] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+def locked(path):
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # the flag of an encrypted member
+    path.write_bytes(bytes(content))
+
+
+def replaced(save):
+    def replace(path):
+        with path.open("wb") as file:
+            save(file)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("no archive at all"),
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        damaged,
+        flipped,
+        locked,
+        replaced(lambda file: np.save(file, np.zeros(3))),
+        replaced(lambda file: np.savez(file, frame_ms=np.zeros(3), action_ms=np.zeros(2))),
+        replaced(lambda file: np.savez(file, other=np.zeros(3))),
+        replaced(lambda file: np.savez(file, frame_ms=np.array(["a", "b"]))),
+        replaced(lambda file: np.savez(file, frame_ms=np.array([{}], dtype=object))),
+    ],
+)
+def test_what_is_no_such_file(tmp_path, spoil):
+    path = tmp_path / "frames.npz"
+    write_series(path, SERIES)
+    spoil(path)
+    with pytest.raises(InputError, match=r"frames\.npz .*Repeat the run") as caught:
+        read_series(path)
+    assert "\n" not in str(caught.value)
