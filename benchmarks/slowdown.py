@@ -230,9 +230,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="more for the main job: metric.latency.interval=…")
     parser.add_argument("--pairs", type=int, default=10, help="slowdowns to find (default 10)")
     parser.add_argument("--same", type=int, default=20, help="A/A pairs (default 20)")
-    parser.add_argument(
-        "--batches", type=int, default=2, help="batches of three runs to spread the pairs over (2)"
-    )
+    parser.add_argument("--batches", type=int, default=2, help="batches of three runs to spread the pairs over (2)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each run (default 3)")
     parser.add_argument("--variant", default="baseline", help="baseline (default), or cuda_graph on a GPU")
     parser.add_argument("--isolation", default="none", choices=("none", "process"))

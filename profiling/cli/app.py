@@ -26,12 +26,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from profiling.errors import InputError, did_you_mean
-from profiling.report.render import show_what_the_terminal_can, write_report
+from profiling.report.format import replace_unprintable
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import clear_refused, new_folder, resume_command
 from profiling.run.job import RunConfig
-from profiling.run.progress import make_progress
-from profiling.run.runner import Run
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 INTERRUPTED = 130
@@ -41,7 +39,7 @@ Target = Callable[[DictConfig, Path], int]
 
 def main(target: str, run: Target) -> None:
     """Start a target from the command line; does not return."""
-    show_what_the_terminal_can()
+    replace_unprintable()
     sys.exit(launch(target, run))
 
 
@@ -78,6 +76,11 @@ def launch(target: str, run: Target) -> int:
 
 def execute(target: str, config: RunConfig, folder: Path) -> int:
     """Run the cells of `config` into `folder`, print the report, return the exit code."""
+    # Imported here because `--help` and refused options need none of them: a third of their time.
+    from profiling.report.render import write_report
+    from profiling.run.progress import make_progress
+    from profiling.run.runner import Run
+
     progress = make_progress()
     try:
         code = Run(target, config, folder, progress, command_line(target)).execute()

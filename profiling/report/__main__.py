@@ -9,7 +9,8 @@ from pathlib import Path
 
 from profiling.errors import InputError
 from profiling.report.classic import render_classic
-from profiling.report.render import render_console, render_markdown, show_what_the_terminal_can, write_report
+from profiling.report.format import replace_unprintable
+from profiling.report.render import render_console, render_markdown, write_report
 from profiling.report.run_data import load_run
 
 
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--format", choices=("table", "markdown", "classic"), help="print this one only, and write no file"
     )
     chosen = parser.parse_args(arguments)
-    show_what_the_terminal_can()
+    replace_unprintable()
     try:
         print(_text(chosen.run, chosen.format))
     except InputError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -187,3 +189,9 @@ _SHOW: Mapping[Kind, Callable[[float], str]] = {
     "fps": lambda value: significant(value, 3),
     "error": lambda value: f"{value:.1e}",
 }
+
+
+def replace_unprintable() -> None:
+    """Print a ? for each character that the encoding of stdout lacks, × for example, instead of raising."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")

@@ -5,9 +5,7 @@ One list of sections is rendered three times; each section, table and chart name
 
 from __future__ import annotations
 
-import io
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,12 +113,6 @@ def render_markdown(data: RunData, sections: Sequence[Section] | None = None) ->
 def render_html(data: RunData, sections: Sequence[Section] | None = None) -> str:
     """Return the page of a run; no path outside the run stands in it."""
     return render_page(_title(data), heading_lines(data.environment), sections or sections_of(data))
-
-
-def show_what_the_terminal_can() -> None:
-    """Make a terminal whose encoding lacks × show a ? from here on, and not a traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def shortened_line(text: str) -> str:
