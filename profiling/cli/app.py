@@ -90,7 +90,7 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
         raise
     except KeyboardInterrupt:
         progress.close()
-        progress.say(f"interrupted; finished cells are kept. To resume: {resume_command(folder)}")
+        progress.say(f"interrupted; finished cells are kept. To resume:\n  {resume_command(folder)}")
         code = INTERRUPTED
     finally:
         progress.close()

@@ -1,4 +1,4 @@
-"""From the composed Hydra config to a typed run, checked once."""
+"""Turns the composed Hydra config into a typed `RunConfig`, checked once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError, did_you_mean
 from profiling.run.job import RunConfig
 
+#: Keys that each component has, with an example.
+REQUIRED = {"module": "{_target_: my_package.MyNetwork}", "inputs": "{x: {shape: [1, 3, 224, 224]}}"}
+
 
 def read_config(cfg: DictConfig) -> RunConfig:
     """Turn the composed Hydra config into a `RunConfig`.
 
     Raises:
-        InputError: a key or a value that no run can have.
+        InputError: an unknown key, or an invalid value.
 
     """
     try:
@@ -31,7 +34,7 @@ def read_config(cfg: DictConfig) -> RunConfig:
     for group in ("variant", "metric"):
         for name, node in (plain.get(group) or {}).items():
             if not isinstance(node, Mapping) or "_target_" not in node:
-                raise InputError(f"{group}.{name} names no _target_. Add _target_: package.module.Class to its YAML.")
+                raise InputError(f"{group}.{name} has no _target_. Add _target_: package.module.Class to its YAML.")
     return RunConfig(
         components=components,
         variants=plain.get("variant") or {},
@@ -49,32 +52,34 @@ def read_component(name: str, node: Any) -> ComponentSpec:
     """Turn a component's node, resolved to plain data, into its spec.
 
     Raises:
-        InputError: a key that no component has, or one that is missing.
+        InputError: an unknown key, or a required one that is missing.
 
     """
     if not isinstance(node, Mapping):
-        raise InputError(f"component.{name} is no mapping. Its YAML starts with `{name}:` and holds module and inputs.")
-    known = [item.name for item in fields(ComponentSpec) if item.name != "name"]
+        raise InputError(
+            f"component.{name} is not a mapping. Its YAML has the top key `{name}:` with module and inputs below it."
+        )
+    keys = [item.name for item in fields(ComponentSpec) if item.name != "name"]
     for key in node:
-        if key not in known:
-            raise InputError(f"component.{name}.{key} is unknown.{did_you_mean(str(key), known)}")
-    for key in ("module", "inputs"):
+        if key not in keys:
+            raise InputError(f"component.{name}.{key} is unknown.{did_you_mean(str(key), keys)}")
+    for key, example in REQUIRED.items():
         if not isinstance(node.get(key), Mapping):
-            raise InputError(f"component.{name}.{key} is missing. The README shows a component's YAML in ten lines.")
+            raise InputError(f"component.{name}.{key} is missing. Add it to the YAML, for example {key}: {example}")
     return ComponentSpec(name=name, **node)
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:
-    """Let OmegaConf convert and check the types by the dataclass's own hints."""
+    """Convert and check the types by the dataclass's hints, with OmegaConf."""
     try:
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), values))
+        settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), values))
     except OmegaConfBaseException as error:
         raise InputError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
-    assert isinstance(made, Settings)
-    return made
+    assert isinstance(settings, Settings)
+    return settings
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{name}={value!r} is no number.")
+        raise InputError(f"{name}={value!r} is not a number.")
     return float(value)

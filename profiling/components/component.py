@@ -1,4 +1,4 @@
-"""A component: one network under test, freshly built and loaded, with inputs that every step reads."""
+"""A component: a network under test, built and loaded, with the input tensors that every step reads."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MakeInputs = Callable[[torch.Generator], Mapping[str, torch.Tensor]]
 class Component:
     """A network under test.
 
-    `inputs` are the caller's tensors: a step reads them at every call, and `refill` changes them in place, which is
-    how the parity check shows a step inputs it was not prepared with.
+    A step reads `inputs` at every call. `refill` overwrites them in place, which is how the parity check runs a step on
+    inputs that it was not prepared with.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Component:
     device: torch.device
     dtype: torch.dtype
     frames_per_call: int
-    weights: str  # "random", or where they came from
-    kind: str | None = None  # "image" | "audio" | None: which error measure people expect besides the L2 one
-    extra_inputs: tuple[Mapping[str, torch.Tensor], ...] = ()  # further shapes that a step is prepared for as well
-    priority: int = 0  # of the streams its kernels are captured on: where components share the GPU the lower go first
+    weights: str  # "random", or their source
+    kind: str | None = None  # "image" | "audio" | None: adds PSNR or SNR to the parity check
+    extra_inputs: tuple[Mapping[str, torch.Tensor], ...] = ()  # of further shapes that a step is prepared for as well
+    priority: int = 0  # of the CUDA streams that its kernels are captured on; lower numbers are scheduled first
 
     @property
     def key(self) -> str:
@@ -44,28 +44,28 @@ class Component:
 
     @property
     def parameters(self) -> int:
-        """How many parameters are trained (buffers and constants are not counted)."""
+        """Number of trainable parameters, without buffers and constants."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
     def state(self) -> tuple[torch.Tensor, ...]:
-        """Return the tensors that a call may change and that preparing a variant must leave as they were.
+        """Return the tensors that a call may change, and that preparing a variant must not.
 
-        All buffers, unless the module says in `state_tensors()` which ones those are.
+        The module's `state_tensors()` if it has that method, else its buffers.
         """
-        own: Any = getattr(self.module, "state_tensors", None)
-        return tuple(own() if own is not None else self.module.buffers())
+        state_tensors: Any = getattr(self.module, "state_tensors", None)
+        return tuple(state_tensors() if state_tensors is not None else self.module.buffers())
 
     def call(self) -> Any:
         """Run the module on the inputs, eagerly."""
         return self.module(**self.inputs)
 
     def refill(self, seed: int) -> None:
-        """Overwrite the inputs in place with those of `seed`; their addresses stay."""
+        """Overwrite the inputs in place with those of `seed`; their addresses do not change."""
         for name, fresh in self.make_inputs(torch.Generator(self.device).manual_seed(seed)).items():
             self.inputs[name].copy_(fresh)
 
     def reset(self) -> None:
-        """Put a stateful network back to its start, in place; nothing to do for one without a `reset` method."""
+        """Call the network's `reset` method, which restores its initial state in place, if it has one."""
         reset = getattr(self.module, "reset", None)
         if callable(reset):
             reset()
@@ -75,19 +75,19 @@ def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str
     """Check that the input names are arguments of the module's `forward`.
 
     Raises:
-        InputError: an input that forward does not take, or an argument without an input, naming it.
+        InputError: an input that forward has no argument for, or a required argument without an input.
 
     """
     signature = inspect.signature(module.forward)
-    wanted = signature.parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in wanted.values())
+    parameters = signature.parameters
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in inputs:
-        if name not in wanted and not takes_any:
+        if name not in parameters and not accepts_any:
             raise InputError(
-                f"component.{component}.inputs.{name}: {type(module).__name__}.forward{signature} takes no argument "
-                f"{name!r}.{did_you_mean(name, wanted)} Rename it in the component's YAML."
+                f"component.{component}.inputs.{name}: {type(module).__name__}.forward{signature} has no argument "
+                f"{name!r}.{did_you_mean(name, parameters)} Rename it in the component's YAML."
             )
-    for name, parameter in wanted.items():
+    for name, parameter in parameters.items():
         required = parameter.default is parameter.empty and parameter.kind not in (
             parameter.VAR_KEYWORD,
             parameter.VAR_POSITIONAL,
@@ -100,10 +100,10 @@ def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str
 
 
 def check_output(output: Any, component: str) -> None:
-    """Check that there is something to compare and to time.
+    """Check that the output holds a tensor, without which there is nothing to compare.
 
     Raises:
-        InputError: no tensor in the output.
+        InputError: it holds none.
 
     """
     if next(named_tensors(output), None) is None:
@@ -114,5 +114,5 @@ def check_output(output: Any, component: str) -> None:
 
 
 def describe_inputs(inputs: Mapping[str, torch.Tensor]) -> str:
-    """Return 'x float32 [1, 3, 8], t int64 [1]', for messages about inputs that do not fit."""
+    """Return "x float32 [1, 3, 8], t int64 [1]", for messages about inputs that do not fit."""
     return ", ".join(f"{n} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for n, t in inputs.items())

@@ -1,4 +1,4 @@
-"""From a `_target_` in a YAML to the object that it names."""
+"""Calls the `_target_` of a YAML node, and explains in one line what was wrong where that fails."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from hydra.utils import instantiate as hydra_instantiate
 
 from profiling.errors import InputError, MissingExtraError, did_you_mean, python_command
 
-#: Packages that are optional, by the extra that brings them.
+#: Optional packages; their extras have the same names.
 OPTIONAL_PACKAGES = ("diffusers", "transformers")
-
-
-#: Failures of the device while a module is made: not the user's input. By name, since torch is not imported here.
+#: Failures of the device, which are not the user's input. By name, because torch is not imported here.
 DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")
 
 
@@ -26,6 +24,7 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
     Raises:
         InputError: the target does not exist, refuses the arguments, or raises; `where` names the node.
         MissingExtraError: the target needs an optional package that is not installed.
+        torch.OutOfMemoryError, torch.AcceleratorError: unchanged.
 
     """
     try:
@@ -41,23 +40,23 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
         if isinstance(cause, ModuleNotFoundError) and cause.name in OPTIONAL_PACKAGES:
             install = f"{python_command()} -m pip install {cause.name}"
             raise MissingExtraError(f"{cause.name} is not installed. To install it: {install}") from error
-        lines = str(cause).splitlines() or [type(cause).__name__]
-        near = near_target(str(node.get("_target_")))
-        raise InputError(f"{where}: {node.get('_target_')}: {near or f'{type(cause).__name__}: {lines[0]}'}") from error
+        target, lines = str(node.get("_target_")), str(cause).splitlines() or [type(cause).__name__]
+        detail = missing_name(target) or f"{type(cause).__name__}: {lines[0]}"
+        raise InputError(f"{where}: {target}: {detail}") from error
 
 
-def near_target(path: str) -> str:
-    """Return what a dotted path may have meant, where its module exists and lacks the name; else an empty text."""
-    module, _, name = path.rpartition(".")
+def missing_name(target: str) -> str:
+    """Return "module has no 'Name'. Did you mean …?" if that is what is wrong with the dotted path, else ""."""
+    module, _, name = target.rpartition(".")
     try:
-        there = vars(importlib.import_module(module))
+        names = vars(importlib.import_module(module))
     except (ImportError, ValueError):
         return ""
-    return "" if name in there else f"{module} has no {name!r}.{did_you_mean(name, there)}"
+    return "" if name in names else f"{module} has no {name!r}.{did_you_mean(name, names)}"
 
 
 def partial_of(node: Mapping[str, Any], where: str) -> functools.partial[Any]:
-    """Return the node's `_target_` with its keys bound, to be called later and often.
+    """Return the node's `_target_` with its keys bound, to be called later.
 
     Raises:
         InputError: the target does not exist.

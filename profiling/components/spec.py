@@ -1,4 +1,4 @@
-"""What a user asks for: a component, and the settings of a run. Plain data, checked where it enters; free of torch."""
+"""What a user asks for: components, and the settings of a run. Plain data without torch, checked when it is read."""
 
 from __future__ import annotations
 
@@ -8,30 +8,23 @@ from typing import Any, Literal
 
 from profiling.errors import InputError, did_you_mean
 
-SCALES = ("auto", "full", "tiny")
-
-
-CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
-
-
-CEILINGS = ("auto", "off")  # off: no bandwidth, no rate, and so no floors
-
-
-COMPILE_CACHES = ("fresh", "shared")  # fresh: every cell compiles from nothing, so that prepare times compare
-
-
 DTYPES = ("float32", "bfloat16", "float16")
+SCALES = ("auto", "full", "tiny")
+CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
+CEILINGS = ("auto", "off")  # off: bandwidth and FLOP rate are not measured, so there is no roofline
+COMPILE_CACHES = ("fresh", "shared")  # fresh: each cell compiles from an empty cache, so that prepare times compare
 
 
 @dataclass(frozen=True)
 class ComponentSpec:
     """A component's YAML.
 
-    `module` names a `_target_` (class or factory) and its arguments; `inputs` names one that makes inputs, or holds a
-    spec for each argument of `forward`. `tiny` holds what changes in both at scale tiny. `part` is the half of an
-    autoencoder to take from a checkpoint. `sweep` is what a shape sweep goes through where nothing else is asked for:
-    an `axis` of the inputs and its `values`; `point` is where on it this one stands, and `extra_inputs` holds
-    the `inputs` and `tiny` of further points that a step is prepared for as well.
+    `module` has a `_target_` (class or factory) and its arguments. `inputs` has a `_target_` that makes the inputs, or
+    an input spec for each argument of `forward`. `tiny` holds the changes to both at scale tiny. `part` is the half of
+    an autoencoder that a checkpoint is loaded into.
+
+    For a shape sweep: `sweep` is the default `axis` and its `values`; `point` is the component, axis and value of this
+    point; `extra_inputs` holds `inputs` and `tiny` of further points that a step is prepared for as well.
     """
 
     name: str
@@ -48,12 +41,12 @@ class ComponentSpec:
     extra_inputs: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        """Check what every later step relies on."""
+        """Check the values that can be checked without building the module."""
         where = f"component.{self.key}"
         if "_target_" not in self.module:
-            raise InputError(f"{where}.module names no _target_. Add one: _target_: package.module.ClassOrFactory")
+            raise InputError(f"{where}.module has no _target_. Add one: _target_: package.module.ClassOrFactory")
         if not self.inputs:
-            raise InputError(f"{where}.inputs is empty. Give each argument of forward a shape, or a _target_.")
+            raise InputError(f"{where}.inputs is empty. Give each argument of forward a shape, or inputs a _target_.")
         if unknown := set(self.tiny) - {"module", "inputs", "frames_per_call"}:
             raise InputError(f"{where}.tiny.{min(unknown)} is unknown: tiny holds module, inputs, frames_per_call.")
         for owner, frames in ((where, self.frames_per_call), (f"{where}.tiny", self.tiny.get("frames_per_call", 1))):
@@ -70,11 +63,11 @@ class ComponentSpec:
         return self.name.partition("@")[0]
 
     def at(self, scale: str) -> ComponentSpec:
-        """Return the spec with the changes of `scale` folded in."""
+        """Return the spec with the changes of `scale` applied."""
         if scale != "tiny" or not self.tiny:
             return self
         extra_inputs = tuple(
-            {"inputs": _merged(other["inputs"], other.get("tiny", {}).get("inputs", {}))} for other in self.extra_inputs
+            {"inputs": _merged(extra["inputs"], extra.get("tiny", {}).get("inputs", {}))} for extra in self.extra_inputs
         )
         return ComponentSpec(
             **{
@@ -90,7 +83,7 @@ class ComponentSpec:
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for every cell of a run, as the user gave it (auto) or as it was resolved."""
+    """What holds for every cell of a run: as the user gave it (auto), or resolved by the probe."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -105,24 +98,25 @@ class Settings:
     stacks: bool = False
 
     def __post_init__(self) -> None:
-        """Check the values that need no device to be checked."""
-        _one_of("dtype", self.dtype, ("auto", *DTYPES))
-        _one_of("scale", self.scale, SCALES)
-        _one_of("checkpoint", self.checkpoint, CHECKPOINTS)
-        _one_of("compile_cache", self.compile_cache, COMPILE_CACHES)
-        _one_of("ceilings", self.ceilings, CEILINGS)
+        """Check the values that can be checked without a device."""
+        _check_option("dtype", self.dtype, ("auto", *DTYPES))
+        _check_option("scale", self.scale, SCALES)
+        _check_option("checkpoint", self.checkpoint, CHECKPOINTS)
+        _check_option("compile_cache", self.compile_cache, COMPILE_CACHES)
+        _check_option("ceilings", self.ceilings, CEILINGS)
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads={self.threads}: at least 1, or null for one a core.")
         if self.seed < 0:
             raise InputError(f"seed={self.seed}: 0 or more.")
 
 
-def _one_of(name: str, value: str, options: tuple[str, ...]) -> None:
+def _check_option(name: str, value: str, options: tuple[str, ...]) -> None:
     if value not in options:
         raise InputError(f"{name}={value} is none of {', '.join(options)}.{did_you_mean(value, options)}")
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with the keys of `change`; a mapping in both is merged key by key, one level deep."""
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)

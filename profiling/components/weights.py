@@ -1,4 +1,4 @@
-"""A module's weights: from its own factory, from a checkpoint, or random and then never degenerate."""
+"""Gives a module its weights: those of its own factory, those of a checkpoint, or random ones that are never zero."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from profiling.components.manifest import load_manifest, verify
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 
-#: A tensor whose largest magnitude is below this contributes nothing that a parity check could see.
+#: A parity check cannot see the effect of a parameter whose largest magnitude is below this.
 DEGENERATE = 1e-4
 
 
 def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> tuple[str, str | None]:
-    """Load or randomise the module's weights; return where they came from, and how to get them where they are random.
+    """Load or randomise the module's weights; return their source, and how to get the published ones if random.
 
-    A module whose factory loaded its weights says so in its attribute `weights_source`, and is left alone. A module
-    may have a method `published_shapes()`: component name -> function that returns the state-dict names and shapes of
-    that size of the network. A checkpoint of another size is then named in the error.
+    A module whose attribute `weights_source` is set was loaded by its factory and is not changed. A module may have a
+    method `published_shapes()`: component name -> function that returns the state-dict names and shapes of that size
+    of the network. The error about a checkpoint of another size then names that size.
     """
     source = getattr(module, "weights_source", None)
     if source is not None:
@@ -41,17 +41,17 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
 
 
 def randomise(module: nn.Module, spec: ComponentSpec, seed: int) -> None:
-    """Give the module random weights: by its YAML's `initialise`, else its own, and none of them degenerate."""
+    """Initialise the module with its YAML's `initialise`, if it has one, then replace parameters that are zero."""
     if spec.initialise is not None:
         partial_of(spec.initialise, f"component.{spec.key}.initialise")(module, seed=seed)
     fill_degenerate(module, seed)
 
 
 def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, str | None]:
-    """Return (checkpoint to load, None), or (None, hint how to get one).
+    """Return (checkpoint to load, None), or (None, how to get one).
 
     Raises:
-        InputError: a checkpoint is required and none is there.
+        InputError: a checkpoint is required and there is none.
 
     """
     name = f"component.{spec.key}.checkpoint"
@@ -59,10 +59,10 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
         return None, None
     if spec.checkpoint is not None:
         return Path(spec.checkpoint), None
-    hint = f"no checkpoint is published for it; {name}=PATH loads yours"
+    hint = f"no checkpoint is published; to load yours: {name}=PATH"
     entry = next((entry for entry in load_manifest().entries if spec.key in entry.components), None)
     if entry is not None and settings.scale != "full":
-        hint = f"the published checkpoint fits scale=full; {name}=PATH loads yours"
+        hint = f"the published checkpoint fits scale=full; to load yours: {name}=PATH"
     elif entry is not None:
         if entry.file.is_file():
             return entry.file, None
@@ -74,10 +74,10 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
 
 @torch.no_grad()
 def fill_degenerate(module: nn.Module, seed: int) -> tuple[str, ...]:
-    """Randomise, in place, every floating parameter that is (almost) all zero, and return their names.
+    """Randomise, in place, every floating parameter that is (almost) all zero; return their names.
 
-    Zero-initialised last layers, biases and gates would let a wrong variant agree with the reference, and zeros run
-    faster on some devices than real weights do. Matrices get a standard deviation of fan_in ** -0.5, vectors 0.1.
+    With zero-initialised last layers, biases or gates a wrong variant would agree with the reference, and zeros run
+    faster than real weights on some devices. Matrices get a standard deviation of fan_in ** -0.5, vectors 0.1.
     """
     filled = []
     for name, parameter in module.named_parameters():

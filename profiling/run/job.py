@@ -1,4 +1,4 @@
-"""A run as the user asked for it."""
+"""A run as the user asked for it, and its jobs: one per cell."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from profiling.errors import InputError
 class Job:
     """One cell: a component, a variant, the metrics, and where the cell's own files go (a folder of the run).
 
-    `procedure` is what a cell of this target does: the `_target_` of a `profiling.run.cell.Cell` and its options.
-    `recover` is the dotted name of a `Recover` that reads what such a cell left in the run folder when its process
-    died; None: nothing can be recovered.
+    `procedure` is the procedure of this target's cells: the `_target_` of a `profiling.run.cell.Cell` and its options.
+    `recover` is the dotted name of a `Recover`, which reads the files of a cell whose process died; None: a cell of
+    this target writes none.
     """
 
     target: str
@@ -43,7 +43,7 @@ class Job:
 
     @staticmethod
     def from_json(text: str) -> Job:
-        """Read a job back."""
+        """Return the job of `to_json`'s text."""
         content = json.loads(text)
         content["component"] = ComponentSpec(**content["component"])
         content["settings"] = Settings(**content["settings"])
@@ -55,11 +55,11 @@ Recover = Callable[[Path, Job], Mapping[str, Any]]
 
 
 def recovered_sections(folder: Path, job: Job) -> Mapping[str, Any]:
-    """Return sections of the record from files that the cell's process left in the run folder; empty for none.
+    """Return sections of the record from files that the cell's process wrote into the run folder; empty for none.
 
     Raises:
         OSError: a file cannot be read or written.
-        ValueError: a file holds something else.
+        ValueError: a file is damaged.
 
     """
     if job.recover is None:
@@ -69,7 +69,7 @@ def recovered_sections(folder: Path, job: Job) -> Mapping[str, Any]:
     return recover(folder, job)
 
 
-#: What a cell does unless a target says otherwise: a forward pass.
+#: The procedure of a cell unless its target names another one: a forward pass.
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 
 
@@ -87,10 +87,10 @@ class RunConfig:
     source: Mapping[str, Any]  # the composed config, for config.yaml
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
     recover: str | None = None  # see Job
-    rounds: int = 1  # how often all cells are played, one after the other (ABAB)
+    rounds: int = 1  # how often all cells run, in turns (ABAB)
 
     def __post_init__(self) -> None:
-        """Check what concerns the run as a whole."""
+        """Check the values that concern the run as a whole."""
         for group, members in (("component", self.components), ("variant", self.variants)):
             if not members:
                 raise InputError(f"{group}=[] leaves nothing to run. Name at least one {group}.")
@@ -102,7 +102,7 @@ class RunConfig:
             raise InputError(f"rounds={self.rounds!r}: a whole number, at least 1.")
 
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
-        """Return a job a cell, under the resolved `settings`."""
+        """Return one job per cell, under the resolved `settings`."""
         return tuple(
             Job(
                 target=target,

@@ -1,12 +1,12 @@
-"""The check before the first cell: device, dtype, scale and environment are resolved, every option is validated.
+"""The check before the first cell: resolves device, dtype and scale, captures the environment, checks every option.
 
-It runs in a process of its own, since the process that starts cells never imports torch.
+It runs in a process of its own, because the process that starts cells never imports torch.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,13 +25,14 @@ from profiling.run.revisions import module_states
 from profiling.variants.variant import Variant
 
 
-def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
+def probe(jobs: tuple[Job, ...], on_phase: Callable[[str], None] = lambda phase: None) -> dict[str, Any]:
     """Resolve the settings and check every option of every job before the first one runs.
 
-    Returns {"settings": resolved Settings, "environment": what environment.json holds, "skip": {variant: reason}}.
+    Returns {"settings": resolved Settings, "environment": keys of environment.json, "skip": {variant: reason}}.
+    `on_phase` is called with "ceilings" before the ceilings are measured or read.
 
     Raises:
-        InputError: a device or dtype that is not here, an option, checkpoint or target that is wrong.
+        InputError: a device or dtype that this machine lacks; an option, checkpoint or target that is wrong.
 
     """
     settings, reasons = resolve(jobs[0].settings)
@@ -50,10 +51,11 @@ def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
             raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
     machine = environment(settings, reasons)
     facts = encode_environment(machine)
-    modules = module_states(dict.fromkeys(spec.module["_target_"] for spec in components.values()))
-    if modules:
-        facts["module_git"] = to_builtins(modules)
+    revisions = module_states(dict.fromkeys(spec.module["_target_"] for spec in components.values()))
+    if revisions:
+        facts["module_git"] = to_builtins(revisions)
     if settings.ceilings == "auto":
+        on_phase("ceilings")
         try:
             dtype = cell.func.computes_in(settings.dtype, **cell.keywords)
             facts["ceilings"] = ceilings_of(replace(settings, dtype=dtype), machine)
@@ -64,51 +66,53 @@ def probe(jobs: tuple[Job, ...]) -> dict[str, Any]:
 
 
 def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
-    """Replace every `auto`, and say why it became what it became.
+    """Replace every `auto`; return the settings and the reason for each choice.
 
     Raises:
-        InputError: the device is not here, or lacks the dtype.
+        InputError: this machine lacks the device, or the device lacks the dtype.
 
     """
     cuda = torch.cuda.is_available()
-    device, because = _device(settings.device, cuda)
+    device, reason = _device(settings.device, cuda)
     on_cuda = device.type == "cuda"
-    reasons = {"device": because}
+    reasons = {"device": reason}
     dtype, scale = settings.dtype, settings.scale
     if dtype == "auto":
         dtype = "bfloat16" if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
         reasons["dtype"] = f"auto: {device.type} runs {dtype}"
     elif dtype == "bfloat16" and on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise InputError(f"dtype=bfloat16: {torch.cuda.get_device_name(device)} lacks it. Try dtype=float16.")
+        raise InputError(
+            f"dtype=bfloat16: {torch.cuda.get_device_name(device)} does not support it. Use dtype=float16."
+        )
     else:
-        reasons["dtype"] = "asked for"
+        reasons["dtype"] = "as requested"
     if scale == "auto":
         scale = "full" if on_cuda else "tiny"
         reasons["scale"] = f"auto: {scale} on {device.type}"
     else:
-        reasons["scale"] = "asked for"
+        reasons["scale"] = "as requested"
     threads = settings.threads or len(os.sched_getaffinity(0))
     return replace(settings, device=str(device), dtype=dtype, scale=scale, threads=threads), reasons
 
 
-def _device(wanted: str, cuda: bool) -> tuple[torch.device, str]:
-    if wanted == "auto":
+def _device(requested: str, cuda: bool) -> tuple[torch.device, str]:
+    if requested == "auto":
         return torch.device("cuda:0" if cuda else "cpu"), f"auto: CUDA is {'' if cuda else 'not '}available"
     try:
-        device = torch.device(wanted)
+        device = torch.device(requested)
     except RuntimeError:
-        raise InputError(f"device={wanted} is not a device. Use auto, cpu, cuda or cuda:N.") from None
+        raise InputError(f"device={requested} is not a device. Use auto, cpu, cuda or cuda:N.") from None
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device={wanted}: this harness measures on cpu and cuda. Use one of them.")
+        raise InputError(f"device={requested}: only cpu and cuda are supported.")
     if device.type == "cpu":
-        return torch.device("cpu"), "asked for"
+        return torch.device("cpu"), "as requested"
     if not cuda:
         built = f"torch {torch.__version__} " + ("sees no GPU" if torch.version.cuda else "is built without CUDA")
-        raise InputError(f"device={wanted}: {built}. Use device=cpu, or install a driver and a CUDA build of torch.")
+        raise InputError(f"device={requested}: {built}. Use device=cpu, or install a driver and a CUDA build of torch.")
     index = device.index or 0
     if index >= torch.cuda.device_count():
-        raise InputError(f"device={wanted}: there are {torch.cuda.device_count()} GPUs, counted from cuda:0.")
-    return torch.device("cuda", index), "asked for"
+        raise InputError(f"device={requested}: this machine has {torch.cuda.device_count()} GPUs; the first is cuda:0.")
+    return torch.device("cuda", index), "as requested"
 
 
 def _instance(kind: type, node: Mapping[str, Any], where: str) -> Any:

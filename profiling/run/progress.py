@@ -1,7 +1,8 @@
-"""What a run shows while it works: a live line on a terminal, plain lines anywhere else. Always on standard error."""
+"""Progress on standard error: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from profiling.results.record import Record
 
 PHASES = {
     "probe": "probing the device",
+    "ceilings": "measuring its bandwidth and FLOP ceilings (kept for a day)",
     "load": "loading",
     "reference": "computing the float32 reference",
     "prepare": "preparing (compile, warm-up, capture)",
@@ -24,10 +26,13 @@ PHASES = {
     "trace": "tracing",
     "parse": "parsing the compile log",
 }
+#: Phases that get no plain line: they are short, and the line before or after them shows where the cell is.
+SHORT_PHASES = ("reference", "parity", "memory", "explain", "roofline", "parse")
+COLUMNS = 100
 
 
 class Progress(Protocol):
-    """What the runner tells as it goes."""
+    """Shows what the runner is doing."""
 
     def begin(self, cell: str, number: int, total: int) -> None:
         """Show that a cell begins."""
@@ -39,82 +44,87 @@ class Progress(Protocol):
         """Show how the cell ended."""
 
     def say(self, line: str) -> None:
-        """Something worth a line of its own."""
+        """Print a line that concerns the whole run."""
 
     def close(self) -> None:
-        """Take away what is still shown; the run is over."""
+        """Remove the live line, if there is one."""
 
 
 class PlainProgress:
-    """A line when a cell begins, at each phase, and when it ends."""
+    """Lines that a log keeps: one at each long phase of a cell, and one when it ends."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._cell, self._started = "", time.monotonic()
 
     def begin(self, cell: str, number: int, total: int) -> None:
-        """Say which cell, and how many there are."""
+        """Start the cell's clock; `number` is 0 for what is not counted."""
         counted = f"[{number}/{total}] " if number else ""
         self._cell, self._started = f"{counted}{cell}", time.monotonic()
 
     def phase(self, phase: str) -> None:
-        """Say the phase and the seconds since the cell began."""
-        self.say(f"{self._cell}: {PHASES.get(phase, phase)} ({time.monotonic() - self._started:.1f} s)")
+        """Print the phase and the seconds since the cell began."""
+        if phase not in SHORT_PHASES:
+            self.say(f"{self._cell}: {PHASES.get(phase, phase)} ({self._seconds()})")
 
     def end(self, record: Record) -> None:
-        """Say how the cell ended."""
-        self.say(f"{self._cell}: {ending(record)} ({time.monotonic() - self._started:.1f} s)")
+        """Print how the cell ended; a long reason is wrapped."""
+        line = f"{self._cell}: {ending(record)} ({self._seconds()})"
+        self.say(textwrap.fill(line, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
     def say(self, line: str) -> None:
-        """Print a line as it is."""
+        """Print a line unchanged, so that a command in it can be pasted."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no live line."""
+
+    def _seconds(self) -> str:
+        return f"{time.monotonic() - self._started:.1f} s"
 
 
 class LiveProgress(PlainProgress):
-    """One line that ticks while a cell runs, and stays as a plain line when it ends."""
+    """One line that ticks while a cell runs, and becomes a plain line when it ends."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._live: progress.Progress | None = None
 
     def begin(self, cell: str, number: int, total: int) -> None:
-        """Start the line."""
+        """Start the live line."""
         super().begin(cell, number, total)
         self.close()
         columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
-        # Twice a second: the process that measures must not share its core with a busy display.
+        # Twice a second: a display that refreshes often would take a core from the process that measures.
         self._live = progress.Progress(*columns, console=self._console, transient=True, refresh_per_second=2)
         self._live.add_task(escape(self._cell), total=None)
         self._live.start()
 
     def phase(self, phase: str) -> None:
-        """Rewrite the line."""
+        """Show the phase in the live line."""
         if self._live is not None:
             self._live.update(self._live.task_ids[0], description=escape(f"{self._cell}: {PHASES.get(phase, phase)}"))
 
     def end(self, record: Record) -> None:
-        """Replace the line by how the cell ended."""
+        """Replace the live line by how the cell ended."""
         self.close()
         super().end(record)
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the live line."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
 def make_progress() -> Progress:
-    """Return what suits standard error: live on a terminal, plain lines elsewhere."""
+    """Return the progress display that suits standard error: live on a terminal, plain elsewhere."""
     console = Console(stderr=True)
     return LiveProgress(console) if console.is_terminal else PlainProgress(console)
 
 
 def ending(record: Record) -> str:
-    """Return 'ok, 2.50 ms' or 'failed: reason'."""
+    """Return "ok, wall p50 2.5 ms" or "failed: reason"."""
     if record.status != "ok":
         return f"{record.status}: {record.reason}"
     return "ok" if record.wall_p50 is None else f"ok, wall p50 {record.wall_p50:.4g} ms"

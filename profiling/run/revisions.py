@@ -1,4 +1,4 @@
-"""Which code a run measured: the git state of the user's checkouts, and of this tool's."""
+"""The git revisions of a run: of the user's checkouts (working directory, components' modules) and of this tool."""
 
 from __future__ import annotations
 
@@ -32,25 +32,22 @@ def tool_version() -> str | None:
 
 
 def module_states(targets: Iterable[str]) -> dict[str, Git]:
-    """Return the git state of the checkout that defines each `_target_`, by `_target_`; without those of no checkout.
+    """Return {`_target_`: git state of the checkout that defines it}, without targets outside any checkout.
 
-    Importing the parent packages of a target may import torch.
+    Installed packages are left out: a virtual environment may lie in a checkout that is not theirs. Importing the
+    parent packages of a target may import torch.
     """
-    states: dict[Path, Git | None] = {}
-    by_target = {}
-    for target in targets:
-        folder = _folder_of(target)
-        if folder is None:
-            continue
-        if folder not in states:
-            states[folder] = git_state(folder)
-        if (state := states[folder]) is not None:
-            by_target[target] = state
-    return by_target
+    folders = {target: _folder_of(target) for target in targets}
+    states = {folder: git_state(folder) for folder in set(folders.values()) if folder is not None}
+    return {
+        target: state
+        for target, folder in folders.items()
+        if folder is not None and (state := states[folder]) is not None
+    }
 
 
 def _folder_of(target: str) -> Path | None:
-    """Return the folder of the module in `package.module.Class.method`."""
+    """Return the folder of the module in `package.module.Class.method`; None for an installed or unknown one."""
     module = target
     while "." in module:
         module = module.rpartition(".")[0]
@@ -59,7 +56,9 @@ def _folder_of(target: str) -> Path | None:
         except (ImportError, ValueError, AttributeError):
             continue
         if spec is not None:
-            return Path(spec.origin).parent if spec.origin and Path(spec.origin).exists() else None
+            file = Path(spec.origin or "")
+            installed = {"site-packages", "dist-packages"} & set(file.parts)
+            return file.parent if file.is_file() and not installed else None
     return None
 
 

@@ -1,4 +1,4 @@
-"""A run: its cells in order, each with a record on the disk the moment it ends."""
+"""A run: its cells in order. The record of a cell is on disk as soon as the cell ends."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
 #: Keys of the environment that may differ between a run and its resumption.
-MAY_DIFFER = ("device_reason", "ceilings", "ceilings_reason", "module_git")
+MAY_DIFFER = ("device_reason", "dtype_reason", "scale_reason", "ceilings", "ceilings_reason", "module_git")
 
 
 @dataclass
 class CellEvents:
-    """The events that a cell's process has sent, and the record that they make however the process ended."""
+    """The events that a cell's process has sent. They give a record even if the process died."""
 
     base: Record
     progress: Progress
-    death: str | None = None  # how the process died, in words; None: it ended by itself
+    death: str | None = None  # how the process died, in words; None: it ended normally
     sections: dict[str, Any] = field(default_factory=dict)
     end: Mapping[str, Any] | None = None
 
     def receive(self, event: Mapping[str, Any]) -> None:
-        """Take an event: the phase that the cell has reached, sections of its record, or its end."""
+        """Handle an event: the phase that the cell has reached, sections of its record, or its end."""
         if event["event"] == "phase":
             self.progress.phase(event["phase"])
         elif event["event"] == "sections":
@@ -53,14 +53,14 @@ class CellEvents:
             self.end = event
 
     def record(self) -> Record:
-        """Return the record; what was measured before the process died is in it."""
+        """Return the record, with everything that was measured before the process died."""
         record = record_with(self.base, self.sections)
         if self.end is None:
             return record.with_status("failed", f"the process {self.death}")
         record = replace(record, **{key: self.end[key] for key in ("status", "reason", "bad_input")})
         if self.death is None:
             return record
-        return _with_note(record, f"after its result the process {self.death}")
+        return _with_note(record, f"after the cell's end, its process {self.death}")
 
 
 @dataclass
@@ -78,8 +78,8 @@ class Run:
         """Run every cell that has no record yet; return the exit code: 0, 1 (failed, invalid) or 2 (bad input).
 
         Raises:
-            InputError: something that no cell could survive; no cell has run.
-            KeyboardInterrupt: the user stopped the run; the cells that had ended are on the disk.
+            InputError: an error that concerns every cell; none has run.
+            KeyboardInterrupt: the user stopped the run; finished cells are on disk.
 
         """
         config = self.config
@@ -96,13 +96,27 @@ class Run:
             self.progress.say(
                 f"resuming {self.folder}: {len(turns) - len(due)} of {len(turns)} {cells} done, {len(due)} left"
             )
-        for number, (round_, job) in enumerate(due, 1):
-            if self._is_due(round_, job):  # an earlier round may have failed meanwhile
+        skip: Mapping[str, str] = answer["skip"]
+        self._say_skipped({job.variant: skip[job.variant] for _, job in due if job.variant in skip})
+        total, number = sum(job.variant not in skip for _, job in due), 0
+        for round_, job in due:
+            if job.variant in skip:
+                if round_ == 1:
+                    self._keep(replace(self._base_record(job), reason=skip[job.variant]))
+                continue
+            number += 1
+            if self._is_due(round_, job):  # the cell may have failed in an earlier round
                 suffix = f" · round {round_}" if config.rounds > 1 else ""
-                self.progress.begin(job.name.replace(".", " · ") + suffix, number, len(due))
-                self._run_cell(job, executor, answer["skip"].get(job.variant), round_)
+                self.progress.begin(f"{job.component.name} · {job.variant}{suffix}", number, total)
+                self._run_cell(job, executor, round_)
         self._complete()
         return exit_code(tuple(self.records.values()))
+
+    def _say_skipped(self, reasons: Mapping[str, str]) -> None:
+        """Print a line for each reason why variants are skipped, instead of one for each of their cells."""
+        for reason in dict.fromkeys(reasons.values()):
+            names = ", ".join(name for name, each in reasons.items() if each == reason)
+            self.progress.say(f"skipped: {names} ({reason})")
 
     def _executor(self) -> Executor:
         settings = self.config.settings
@@ -113,48 +127,61 @@ class Run:
         return Isolated(self.folder, trace=settings.trace, fresh_cache=fresh_cache, timeout=timeout)
 
     def _is_due(self, round_: int, job: Job) -> bool:
-        """Return whether the cell still has to run in this round; a cell that is not ok runs in no further one."""
+        """Return whether the cell still has to run in this round; after a round that is not ok it runs in no other."""
         record = self.records.get((job.component.name, job.variant))
         return record is None or (record.status == "ok" and rounds_done(record) < round_)
 
     def _probe(self, executor: Executor) -> Mapping[str, Any]:
-        """Let a process look at the device and check every option; return its answer."""
+        """Resolve the settings and check every option in another process; return what `probe` returns."""
         self.progress.begin("run", 0, 0)
         self.progress.phase("probe")
         jobs = self.config.jobs(self.target, self.config.settings, str(self.folder.absolute()))
         answers: list[Mapping[str, Any]] = []
-        death = executor.perform({"probe": [job.to_json() for job in jobs]}, "probe", answers.append)
+
+        def receive(event: Mapping[str, Any]) -> None:
+            if event["event"] == "phase":
+                self.progress.phase(event["phase"])
+            else:
+                answers.append(event)
+
+        death = executor.perform({"probe": [job.to_json() for job in jobs]}, "probe", receive)
         if not answers:
-            raise InputError(f"probing the device failed: the process {death}. Run with isolation=none to see why.")
+            raise InputError(f"probing the device failed: the process {death}. To debug it, add isolation=none.")
         if answers[-1]["event"] == "bad_input":
             raise InputError(answers[-1]["message"])
         return answers[-1]
 
     def _write_environment(self, facts: Mapping[str, Any], *, resumed: bool) -> None:
-        """Write `environment.json`, or compare it with the present machine where the run is resumed."""
+        """Write `environment.json`. Where the run is resumed, compare it with the present machine instead.
+
+        Raises:
+            InputError: the run began on another machine or setup, whose cells could not be compared with new ones.
+
+        """
         path = self.folder / ENVIRONMENT_FILE
-        if resumed:  # cells from two machines in one run could not be compared
+        if resumed:
             before = json.loads(path.read_text(encoding="utf-8"))
             differing = [key for key in facts if key not in MAY_DIFFER and before.get(key) != facts[key]]
             if differing:
                 raise InputError(
                     f"resume={self.folder} began on another machine or setup ({', '.join(differing)} differ). "
-                    "Go on there, or start a new run."
+                    "Resume it there, or start a new run."
                 )
             return
-        known = {
+        of_this_process = {
             "captured_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": self.command,
             "user_git": git_state(Path.cwd()),
             "tool_git": git_state(TOOL),
             "tool_version": tool_version(),
         }
-        write_json(path, {**encode_environment(Environment(**known)), **facts})
+        write_json(path, {**encode_environment(Environment(**of_this_process)), **facts})
 
-    def _run_cell(self, job: Job, executor: Executor, skip: str | None, round_: int) -> None:
-        """Run one cell; its record is on the disk before its files are read."""
-        record = self._without_running(job, skip)
-        if record is not None:
+    def _run_cell(self, job: Job, executor: Executor, round_: int) -> None:
+        """Run one cell; its record is on disk before its files are read."""
+        error = self._component_error(job)
+        if error is not None:
+            record = replace(self._base_record(job).with_status("failed", error), bad_input=True)
             self._keep(record)
             self.progress.end(record)
             return
@@ -163,7 +190,7 @@ class Run:
         try:
             events.death = executor.perform({"cell": job.to_json()}, job.name, events.receive)
         except KeyboardInterrupt:
-            recovered_sections(self.folder, job)  # writes what was recovered, though the cell gets no record
+            recovered_sections(self.folder, job)  # completes the files of a cell that gets no record
             if events.end is not None:
                 self._keep(self._with_speedup(self._in_round(events.record(), round_)))
             raise
@@ -188,26 +215,17 @@ class Run:
             point=None if job.component.point is None else decode_section("point", job.component.point),
         )
 
-    def _without_running(self, job: Job, skip: str | None) -> Record | None:
-        """Return the record of a cell that need not run: its variant is unavailable, or its component has an error."""
-        if skip is not None:
-            return replace(self._base_record(job), reason=skip)
-        error = self._component_error(job)
-        if error is not None:
-            return replace(self._base_record(job).with_status("failed", error), bad_input=True)
-        return None
-
     def _component_error(self, job: Job) -> str | None:
-        """Return the input error of the component itself, which each of its variants would only repeat.
+        """Return the component's own input error, which each of its variants would repeat; None if it has none.
 
-        A record without a parameter count failed at loading or at the reference; a later input error may be that of
-        the variant, and concerns no other.
+        A record without a parameter count failed while loading or computing the reference. A later input error may be
+        that of the variant.
         """
         records = (r for r in self.records.values() if r.component == job.component.name and r.parameters is None)
         return next((record.reason for record in records if record.bad_input), None)
 
     def _remove_files(self, job: Job, *, first_round: bool) -> None:
-        """Remove the files of an earlier attempt at this cell, whose record was not kept."""
+        """Remove the files of an earlier attempt at this cell."""
         for folder in ("kernels", "torch_trace"):
             shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
         patterns = [f"{job.name}.frames.*", *([f"{job.name}.round*.frames.npz"] if first_round else [])]
@@ -215,7 +233,7 @@ class Run:
             path.unlink()
 
     def _in_round(self, record: Record, round_: int) -> Record:
-        """Join the record of a round with those of the rounds before it."""
+        """Merge the record of a round with those of the rounds before it."""
         if self.config.rounds == 1:
             return record
         before = self.records.get(record.cell) if round_ > 1 else None
@@ -226,7 +244,7 @@ class Run:
         return with_speedup(record, baseline, seed=self.config.settings.seed)
 
     def _with_files(self, record: Record, job: Job) -> Record:
-        """Add what the cell's files hold; a file that cannot be read costs a note."""
+        """Add the sections that are read from the cell's files; for a file that cannot be read, a note."""
         readers: list[Callable[[Record, Job], Record]] = [self._with_recovered, self._with_kernel_files]
         if job.settings.trace and self.config.isolation == "process":  # else one compile log holds all cells
             readers.append(self._with_compile_log)
@@ -253,7 +271,7 @@ class Run:
         return record if summary is None else record_with(record, encode_sections(compile=summary))
 
     def _copy_round_frames(self, record: Record, job: Job) -> None:
-        """Copy the frame series of a round: the next round overwrites it."""
+        """Copy the frame series of a round, which the next round overwrites."""
         frames = self.folder / series_file(job.name)
         if record.rounds and frames.is_file():
             shutil.copyfile(frames, self.folder / series_file(f"{job.name}.round{len(record.rounds)}"))
@@ -263,7 +281,7 @@ class Run:
         self.records[record.cell] = record
 
     def _complete(self) -> None:
-        """Add what is known only at the end: speedups whose baseline ran late, the one compile log of one process."""
+        """Add what is known only at the end: speedups over a baseline that ran later, and a run's only compile log."""
         self._write_launch_calibration()
         for record in tuple(self.records.values()):
             compared = self._with_speedup(record)
@@ -277,7 +295,7 @@ class Run:
                 self.progress.say(str(error))
 
     def _write_launch_calibration(self) -> None:
-        """Copy measured launch costs into the environment, where later runs of this machine's reports look for them."""
+        """Copy measured launch costs into the environment, where reports look for them."""
         path = self.folder / ENVIRONMENT_FILE
         for launches in (record.launches for record in self.records.values() if record.launches):
             environment = decode_environment(path.read_bytes())

@@ -42,8 +42,9 @@ def main() -> None:
 def perform(task: Mapping[str, Any], emit: Emit) -> None:
     """Perform `task`: {"probe": [job, …]} or {"cell": job}; jobs as their JSON texts."""
     if "probe" in task:
+        jobs = tuple(Job.from_json(text) for text in task["probe"])
         try:
-            emit({"event": "probe", **probe(tuple(Job.from_json(text) for text in task["probe"]))})
+            emit({"event": "probe", **probe(jobs, lambda phase: emit({"event": "phase", "phase": phase}))})
         except InputError as error:
             emit({"event": "bad_input", "message": str(error)})
         return

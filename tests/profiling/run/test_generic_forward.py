@@ -115,7 +115,9 @@ def test_a_resume_on_another_setup_is_refused(profile, tmp_path):
 
 def test_a_compile_that_compiles_nothing_is_told(profile):
     variants = "variant=[baseline,compile,compile_reduce_overhead]"
-    records = by_variant(profile("component=[net]", variants, HERE, TORCH_COMPILE_DISABLE="1"))
+    outcome = profile("component=[net]", variants, HERE, TORCH_COMPILE_DISABLE="1")
+    records = by_variant(outcome)
+    assert outcome.err.count("skipped: ") == 1, outcome.err
     assert records["compile"].status == "failed"
     assert "TORCH_COMPILE_DISABLE" in records["compile"].reason
     assert records["compile_reduce_overhead"].status == "skipped", "it needs CUDA graphs"
@@ -170,7 +172,7 @@ def test_the_printed_resume_command_works_as_pasted(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    printed = err.rpartition("To resume: ")[2].strip()
+    printed = err.rpartition("To resume:")[2].strip()
     resumed = subprocess.run(printed, shell=True, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     (record,) = read_records(tmp_path / "my run").records

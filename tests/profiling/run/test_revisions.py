@@ -1,0 +1,49 @@
+"""Whose code a run measured: revisions of the user's checkouts, apart from the one of this tool."""
+
+import subprocess
+
+import pytest
+from as_user import OUTSIDE, ROOT, command, finished
+
+from profiling.results.environment import read_environment
+from profiling.run.revisions import git_state, module_states
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def repository(folder, name, text):
+    """Commit `text` as the file `name` in a new repository and return the revision."""
+    folder.mkdir()
+    (folder / name).write_text(text)
+    for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "one")):
+        git(folder, *arguments)
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("in_repository", [True, False])
+def test_the_users_revisions_are_recorded_apart_from_the_tools(tmp_path, in_repository):
+    networks = repository(tmp_path / "networks", "other_net.py", (OUTSIDE / "outside_net.py").read_text())
+    folder, user = tmp_path / "work", None
+    if in_repository:
+        user = repository(folder, "notes.txt", "one")
+        (folder / "notes.txt").write_text("two")
+    else:
+        folder.mkdir()
+    overrides = ("component=[net]", "component.net.module._target_=other_net.Net", "variant=[baseline]")
+    path = f"{ROOT}:{OUTSIDE}:{tmp_path / 'networks'}"
+    done = finished(command(folder / "run", *overrides, "isolation=none"), folder, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    recorded = read_environment(folder / "run")
+    assert (recorded.user_git and (recorded.user_git.revision, recorded.user_git.dirty)) == (user and (user, True))
+    assert {target: state.revision for target, state in recorded.module_git.items()} == {"other_net.Net": networks}
+    assert recorded.module_git["other_net.Net"].dirty is False
+    tool = git_state(ROOT)
+    assert (recorded.tool_git and recorded.tool_git.revision) == (tool and tool.revision)
+
+
+def test_installed_and_unknown_modules_have_no_revision():
+    assert module_states(["torch.nn.Linear", "no_such_package.Net", "Net"]) == {}
