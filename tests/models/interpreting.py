@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def interpret(module, function):
-    """Call it there, after Triton kernels were made callable without a wrapper; its failure fails the test."""
+    """Call `module.function()` in that process; a failure there fails the test."""
     pytest.importorskip("triton")
     paths = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}

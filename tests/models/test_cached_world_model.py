@@ -34,7 +34,7 @@ def draw_inputs(params, frames, batch=1, seed=0, dtype=torch.float32):
 
 
 def generate(model, sequence):
-    """Make the frames one after the other; returns video and audio latents [b, n, …]."""
+    """Generate the frames one after the other; return video and audio latents [b, n, …]."""
     frames = [model.frame(*(tensor[:, i] for tensor in sequence)) for i in range(sequence[0].shape[1])]
     return [torch.stack(parts, dim=1) for parts in zip(*frames, strict=True)]
 
@@ -293,14 +293,14 @@ def test_a_hundred_thousand_frames_later():
     model = build(SMALL).cuda()
     graphed = CudaGraphed(Frames(model), state=model.state_tensors)
     sequence = [tensor.cuda() for tensor in draw_inputs(SMALL, 50)]
-    made_frames = []
+    frames = []
     for frame in range(100_000):
         result = graphed(*(tensor[:, frame % 50] for tensor in sequence))
         if frame >= 100_000 - 40:
-            made_frames.append(result)
+            frames.append(result)
     assert int(model.position) == 100_000
     assert graphed.counters.recorded == 1
-    clean = [torch.stack(parts, 1).cpu().double() for parts in zip(*made_frames, strict=True)]
+    clean = [torch.stack(parts, 1).cpu().double() for parts in zip(*frames, strict=True)]
     order = [frame % 50 for frame in range(100_000 - 40, 100_000)]
     noise = [tensor[:, order].cpu().double() for tensor in sequence]
     velocity = one_pass(build(SMALL, torch.float64), clean, noise[:2], 1.0, noise[2:], first=100_000 - 40)
@@ -313,7 +313,7 @@ def test_a_hundred_thousand_frames_later():
 @pytest.mark.parametrize("guidance", [None, 1.5])
 @torch.inference_mode()
 def test_triton_is_as_near_to_float64_as_sdpa(dtype, guidance):
-    """Over three windows; each frame is made after the same past, so that errors are not handed on."""
+    """Over three windows; each frame follows the same past, so that errors do not accumulate."""
     # Exact in the dtype: a mouse movement rounded by the test would be another one, and not the network's error.
     sequence, error = [tensor.to(dtype).float() for tensor in draw_inputs(WIDE, 21)], {}
     exact = build(WIDE, torch.float64, guidance=guidance)
@@ -325,10 +325,10 @@ def test_triton_is_as_near_to_float64_as_sdpa(dtype, guidance):
             model.reset()
             controls = [tensor[:, :count].to(dtype).cuda() for tensor in sequence[2:]]
             model.prefill(*(tensor[:, :count].to(dtype).cuda() for tensor in past), *controls)
-            made_frame = model.frame(*(tensor[:, count].to(dtype).cuda() for tensor in sequence))
-            for found, frames in zip(made_frame, past, strict=True):
+            frame = model.frame(*(tensor[:, count].to(dtype).cuda() for tensor in sequence))
+            for actual, frames in zip(frame, past, strict=True):
                 expected = frames[:, count]
-                worst = max(worst, float((found.cpu().double() - expected).norm() / expected.norm()))
+                worst = max(worst, float((actual.cpu().double() - expected).norm() / expected.norm()))
         error[kernel] = worst
     assert error["triton"] < max(2 * error["sdpa"], 1e-3)
     assert error["sdpa"] < 0.1

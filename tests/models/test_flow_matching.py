@@ -103,8 +103,8 @@ def test_a_gradient_reaches_every_parameter(how):
     for key, parameter in module.named_parameters():
         assert parameter.grad is not None, key
         assert parameter.grad.abs().sum() > 0, key
-    found, wanted = (torch.cat([p.grad.flatten().float() for p in m.parameters()]) for m in (module, exact))
-    assert relative_error(found, wanted) < (1e-6 if how == "fp32" else 0.05)
+    actual, wanted = (torch.cat([p.grad.flatten().float() for p in m.parameters()]) for m in (module, exact))
+    assert relative_error(actual, wanted) < (1e-6 if how == "fp32" else 0.05)
 
 
 def test_inputs_follow_their_generator_and_noise_is_no_copy():

@@ -15,7 +15,7 @@ HALVES = [torch.bfloat16, torch.float16]
 SHAPES = [(b, g, m, d) for b in (1, 2) for g in (1, 2) for m in (5, 17) for d in (24, 1536)]
 
 
-def drawn(b, g, m, d, dtype=torch.float32, device="cpu") -> tuple[torch.Tensor, ...]:
+def draw_inputs(b, g, m, d, dtype=torch.float32, device="cpu") -> tuple[torch.Tensor, ...]:
     """Return residual [b, g, m, d], its branch in parts, and gate, factor and shift as parts of a wider tensor."""
     torch.manual_seed(0)
     # A mean far from 0 and a small spread: a variance of one pass would lose them.
@@ -35,19 +35,19 @@ def interpreted():
     from models.fused_blocks_triton import add_modulated_norm
 
     for shape, (dtype, bound) in itertools.product(SHAPES, ((torch.float32, 1e-6), (torch.float16, 3e-3))):
-        given = drawn(*shape, dtype)
+        given = draw_inputs(*shape, dtype)
         expected = plain(*(tensor.double() for tensor in given))
         before = [tensor.clone() for tensor in given]
-        for found, exact in zip(add_modulated_norm(*given), expected, strict=True):
-            assert found.dtype == dtype
-            assert relative_error(found, exact) < bound, (shape, dtype)
+        for actual, exact in zip(add_modulated_norm(*given), expected, strict=True):
+            assert actual.dtype == dtype
+            assert relative_error(actual, exact) < bound, (shape, dtype)
         residual, _, _, factor, shift = given
         summed, normed = add_modulated_norm(residual, None, None, factor, shift)
         exact = modulated_norm(residual.double(), factor.double(), shift.double())
         assert summed is residual
         assert relative_error(normed, exact) < bound, (shape, dtype)
         assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
-    residual, branch, *vectors = drawn(2, 2, 5, 24)
+    residual, branch, *vectors = draw_inputs(2, 2, 5, 24)
     turned = [tensor.mT.contiguous().mT for tensor in (residual, branch)]
     for one, other in zip(
         add_modulated_norm(*turned, *vectors), add_modulated_norm(residual, branch, *vectors), strict=True
@@ -63,7 +63,7 @@ def test_what_does_not_fit_is_refused():
     pytest.importorskip("triton")
     from models.fused_blocks_triton import add_modulated_norm
 
-    residual, branch, gate, factor, shift = drawn(2, 2, 5, 24)
+    residual, branch, gate, factor, shift = draw_inputs(2, 2, 5, 24)
     with pytest.raises(ValueError, match=r"factor \[2, 1, 1, 24\].*must be \[b, g, 1, d\]"):
         add_modulated_norm(residual, branch, gate, factor[:, :1], shift)
     with pytest.raises(ValueError, match="a stride of 1 over d"):
@@ -78,10 +78,10 @@ def test_what_does_not_fit_is_refused():
 def test_as_exact_as_plain_operations(shape, dtype):
     from models.fused_blocks_triton import add_modulated_norm
 
-    given = drawn(*shape, dtype, "cuda")
+    given = draw_inputs(*shape, dtype, "cuda")
     expected = plain(*(tensor.double() for tensor in given))
-    for found, other, exact in zip(add_modulated_norm(*given), plain(*given), expected, strict=True):
-        assert relative_error(found, exact) <= 2 * relative_error(other, exact)
+    for actual, other, exact in zip(add_modulated_norm(*given), plain(*given), expected, strict=True):
+        assert relative_error(actual, exact) <= 2 * relative_error(other, exact)
 
 
 def two_branches(residual, branch, gate, factor, shift):
@@ -97,7 +97,7 @@ def two_branches(residual, branch, gate, factor, shift):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_compiles_into_one_graph(dtype):
     torch._dynamo.reset()
-    given = drawn(2, 2, 17, 1536, dtype, "cuda")
+    given = draw_inputs(2, 2, 17, 1536, dtype, "cuda")
     with torch.no_grad():
         compiled = torch.compile(two_branches, fullgraph=True)(*given)
         for one, other in zip(compiled, two_branches(*given), strict=True):
@@ -106,7 +106,7 @@ def test_compiles_into_one_graph(dtype):
 
 @pytest.mark.gpu
 def test_a_captured_graph_follows_its_inputs():
-    given = drawn(1, 1, 17, 1536, torch.bfloat16, "cuda")
+    given = draw_inputs(1, 1, 17, 1536, torch.bfloat16, "cuda")
     with torch.no_grad():
         two_branches(*given)
         torch.cuda.synchronize()
@@ -124,7 +124,7 @@ def test_a_captured_graph_follows_its_inputs():
 def test_the_operators_keep_their_promises():
     from models import fused_blocks_triton  # noqa: F401
 
-    given = drawn(2, 2, 5, 24, torch.bfloat16, "cuda")
+    given = draw_inputs(2, 2, 5, 24, torch.bfloat16, "cuda")
     utils = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.models.add_norm.default, given, test_utils=utils)
     torch.library.opcheck(torch.ops.models.start_norm.default, (given[0], *given[3:]), test_utils=utils)
@@ -168,8 +168,8 @@ def test_compiled_frames_are_those_of_eager(options, dtype, bound):
     for call, _ in itertools.product((model.frame, compiled), range(2)):
         model.reset()
         model.prefill(*past)
-        made_frame = [tensor.clone() for tensor in call(*given)]
-        results.append([*made_frame, *(tensor.clone() for tensor in model.state_tensors())])
-    for found in results[1:]:
-        for one, other in zip(found, results[0], strict=True):
+        frame = [tensor.clone() for tensor in call(*given)]
+        results.append([*frame, *(tensor.clone() for tensor in model.state_tensors())])
+    for actual in results[1:]:
+        for one, other in zip(actual, results[0], strict=True):
             assert (one - other).double().norm() <= bound * other.double().norm()

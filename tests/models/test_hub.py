@@ -103,8 +103,8 @@ STEPS = {"resnet": tiny_step, "flow_matching": lambda seed=0: tiny_loss(seed=see
 def gradients(module, inputs):
     """Return the loss and all gradients in one vector, computed eagerly."""
     loss = module(**inputs)
-    found = torch.autograd.grad(loss, list(module.parameters()))
-    return loss.detach(), torch.cat([gradient.flatten() for gradient in found])
+    actual = torch.autograd.grad(loss, list(module.parameters()))
+    return loss.detach(), torch.cat([gradient.flatten() for gradient in actual])
 
 
 @pytest.mark.gpu
@@ -130,6 +130,6 @@ def test_losses_and_gradients_replay(name):
     graph.replay()
     torch.cuda.synchronize()
     expected_loss, expected = gradients(module, others)
-    found = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    actual = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-2)
-    assert relative_error(found, expected) < 1e-2
+    assert relative_error(actual, expected) < 1e-2

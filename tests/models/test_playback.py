@@ -13,7 +13,7 @@ PICTURE, AUDIO = ImageVAEParams.tiny(), AudioVAEParams.tiny()
 WINDOW = 9
 
 
-def made(kind, *args, **kwargs):
+def build(kind, *args, **kwargs):
     module = kind(*args, **kwargs).eval()
     randomise(module, 0, prefix="decoder.")
     return module
@@ -30,7 +30,7 @@ def draw(*shape, seed=1):
 
 @torch.inference_mode()
 def test_a_picture_is_what_the_decoder_makes_as_bytes():
-    stage = made(PictureStage, PICTURE)
+    stage = build(PictureStage, PICTURE)
     z = draw(2, 16, 4, 4)
     exact = same_weights(stage, ImageDecoder(PICTURE))(z).double().numpy()
     stage_pixels = stage(z)
@@ -40,8 +40,8 @@ def test_a_picture_is_what_the_decoder_makes_as_bytes():
     levels = (np.clip(exact, -1, 1) + 1) * 127.5
     assert levels.min() < 64
     assert levels.max() > 192, "a picture with contrast"
-    found = stage_pixels.numpy().astype(np.float64)
-    assert np.abs(found - np.moveaxis(levels, 1, -1)).max() <= 0.5 + 1e-3, "the nearest of 256 values"
+    pixels = stage_pixels.numpy().astype(np.float64)
+    assert np.abs(pixels - np.moveaxis(levels, 1, -1)).max() <= 0.5 + 1e-3, "the nearest of 256 values"
 
 
 @torch.inference_mode()
@@ -49,7 +49,7 @@ def test_bytes_reach_both_ends_and_round(monkeypatch):
     values = torch.tensor([-7.0, -1.0, -1 + 0.4 / 127.5, -1 + 0.6 / 127.5, 0.0, 1 - 0.6 / 127.5, 1.0, 7.0])
     pixels = values.bfloat16().float().reshape(1, 1, 1, 8).expand(1, 3, 1, 8)
     monkeypatch.setattr(ImageDecoder, "forward", lambda self, z: z)
-    shown = made(PictureStage, PICTURE)(pixels)
+    shown = build(PictureStage, PICTURE)(pixels)
     exact = np.rint((np.clip(pixels[0, 0, 0].double().numpy(), -1, 1) + 1) * 127.5)
     assert shown.shape == (1, 1, 8, 3)
     for channel in range(3):
@@ -61,7 +61,7 @@ def test_bytes_reach_both_ends_and_round(monkeypatch):
 @pytest.mark.parametrize("decoded", [None, 4, 1])
 @torch.inference_mode()
 def test_sound_is_the_newest_of_a_window_that_rolls(decoded):
-    stage = made(SoundStage, AUDIO, window=WINDOW, decoded=decoded)
+    stage = build(SoundStage, AUDIO, window=WINDOW, decoded=decoded)
     decoder = same_weights(stage, AudioDecoder(AUDIO))
     latents = draw(14, 1, 8)
     history = [*stage.context.unbind(-1)]
@@ -77,7 +77,7 @@ def test_sound_is_the_newest_of_a_window_that_rolls(decoded):
 
 @torch.inference_mode()
 def test_reset_begins_again_in_place():
-    stage = made(SoundStage, AUDIO, window=WINDOW)
+    stage = build(SoundStage, AUDIO, window=WINDOW)
     place, latents = stage.latents.data_ptr(), draw(3, 1, 8)
     first = [stage(latent) for latent in latents]
     assert not torch.equal(stage(latents[0]), first[0]), "it remembers what came before"
@@ -95,15 +95,15 @@ def test_a_window_that_is_none(window, decoded):
 
 
 def test_inputs_are_seeded():
-    stage = made(SoundStage, AUDIO, window=WINDOW)
-    drawn = [
+    stage = build(SoundStage, AUDIO, window=WINDOW)
+    inputs = [
         sound_stage_inputs(stage, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.bfloat16)
         for seed in (3, 3, 4)
     ]
-    assert drawn[0]["latent"].shape == (1, 8)
-    assert drawn[0]["latent"].dtype == torch.bfloat16
-    assert torch.equal(drawn[0]["latent"], drawn[1]["latent"])
-    assert not torch.equal(drawn[0]["latent"], drawn[2]["latent"])
+    assert inputs[0]["latent"].shape == (1, 8)
+    assert inputs[0]["latent"].dtype == torch.bfloat16
+    assert torch.equal(inputs[0]["latent"], inputs[1]["latent"])
+    assert not torch.equal(inputs[0]["latent"], inputs[2]["latent"])
 
 
 class World(torch.nn.Module):
@@ -126,8 +126,8 @@ class World(torch.nn.Module):
 
 @torch.inference_mode()
 def test_a_whole_frame_is_its_parts_one_after_the_other():
-    parts = World(), made(PictureStage, PICTURE), made(SoundStage, AUDIO, window=WINDOW)
-    alone = World(), made(PictureStage, PICTURE), made(SoundStage, AUDIO, window=WINDOW)
+    parts = World(), build(PictureStage, PICTURE), build(SoundStage, AUDIO, window=WINDOW)
+    alone = World(), build(PictureStage, PICTURE), build(SoundStage, AUDIO, window=WINDOW)
     whole = WholeFrame(*parts)
     for seed in (1, 2, 3, 1):
         if seed == 3:
@@ -145,9 +145,13 @@ def test_a_whole_frame_is_its_parts_one_after_the_other():
 @pytest.mark.gpu
 @torch.inference_mode()
 def test_a_whole_frame_on_a_gpu_decodes_sound_beside_the_picture_and_hands_over_the_same():
-    """Eager, the sound is made on another stream: nothing may be read before it is there, or reused too early."""
-    parts = [module.cuda() for module in (World(), made(PictureStage, PICTURE), made(SoundStage, AUDIO, window=WINDOW))]
-    alone = [module.cuda() for module in (World(), made(PictureStage, PICTURE), made(SoundStage, AUDIO, window=WINDOW))]
+    """In eager mode, sound is decoded on a second stream: no tensor may be read too early or reused too early."""
+    parts = [
+        module.cuda() for module in (World(), build(PictureStage, PICTURE), build(SoundStage, AUDIO, window=WINDOW))
+    ]
+    alone = [
+        module.cuda() for module in (World(), build(PictureStage, PICTURE), build(SoundStage, AUDIO, window=WINDOW))
+    ]
     whole = WholeFrame(*parts)
     for seed in range(50):
         given = [draw(*shape, seed=seed).cuda() for shape in ((1, 16, 4, 4), (1, 8), (1, 2), (1, 3))]

@@ -17,7 +17,7 @@ FULL = (1, 1, 17, 24, 64)
 SLOTS = 121
 
 
-def drawn(b, g, m, h, d, dtype=torch.float32, device="cpu", slots=7) -> tuple[torch.Tensor, ...]:
+def draw_inputs(b, g, m, h, d, dtype=torch.float32, device="cpu", slots=7) -> tuple[torch.Tensor, ...]:
     """Return the arguments of `write_ring`; the angles are those of frames and tokens in general position."""
     torch.manual_seed(0)
     angles = 10 * torch.randn(g * m, d // 2, dtype=torch.float64).repeat_interleave(2, dim=-1)
@@ -58,13 +58,13 @@ def written(given):
 
 def interpreted():
     for shape, (dtype, bound) in itertools.product(SHAPES, ((torch.float32, 1e-6), (torch.float16, 2e-3))):
-        given = drawn(*shape, dtype)
+        given = draw_inputs(*shape, dtype)
         results = written(given)
         slots, old = given[4], given[5:]
-        for found, expected in zip(results, exact(given), strict=True):
-            assert found.dtype == dtype
-            assert found.is_contiguous()
-            assert relative_error(found, expected) < bound, (shape, dtype)
+        for actual, expected in zip(results, exact(given), strict=True):
+            assert actual.dtype == dtype
+            assert actual.is_contiguous()
+            assert relative_error(actual, expected) < bound, (shape, dtype)
         others = [slot for slot in range(7) if slot not in slots.tolist()]
         for ring, before in zip(results[1:], old, strict=True):
             assert torch.equal(ring[:, others], before[:, others])
@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_refused():
     pytest.importorskip("triton")
     from models.ring_attention_triton import write_ring
 
-    qkv, *rest, k_ring, v_ring = drawn(1, 2, 5, 3, 24)
+    qkv, *rest, k_ring, v_ring = draw_inputs(1, 2, 5, 3, 24)
     with pytest.raises(ValueError, match=r"qkv \[1, 5, 216\].*of 2 frames"):
         write_ring(qkv[:, :5], *rest, k_ring, v_ring)
     with pytest.raises(ValueError, match="must be contiguous"):
@@ -91,9 +91,9 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, FULL, (2, 2, 17, 24, 64), (1, 1, 17, 12, 128)], ids=str)
 def test_as_exact_as_plain_operations(shape, dtype):
-    given = drawn(*shape, dtype, "cuda")
-    for found, other, expected in zip(written(given), plain(*given), exact(given), strict=True):
-        assert relative_error(found, expected) <= 2 * relative_error(other, expected)
+    given = draw_inputs(*shape, dtype, "cuda")
+    for actual, other, expected in zip(written(given), plain(*given), exact(given), strict=True):
+        assert relative_error(actual, expected) <= 2 * relative_error(other, expected)
 
 
 def written_twice(qkv, q_gain, k_gain, rotation, slots, k_ring, v_ring):
@@ -112,7 +112,7 @@ def written_twice(qkv, q_gain, k_gain, rotation, slots, k_ring, v_ring):
 def test_a_compiled_graph_writes_the_ring_itself(dtype):
     """And no copy of it, which would be larger than all else that the call needs."""
     torch._dynamo.reset()
-    given = drawn(*FULL, dtype, "cuda", slots=SLOTS)
+    given = draw_inputs(*FULL, dtype, "cuda", slots=SLOTS)
     *rest, k_ring, v_ring = given
     rings = [k_ring.clone(), v_ring.clone()]
     compiled = torch.compile(written_twice, fullgraph=True)
@@ -133,7 +133,7 @@ def test_a_compiled_graph_writes_the_ring_itself(dtype):
 def test_a_captured_graph_follows_the_slots():
     from models.ring_attention_triton import write_ring
 
-    given = drawn(1, 2, 17, 24, 64, torch.bfloat16, "cuda")
+    given = draw_inputs(1, 2, 17, 24, 64, torch.bfloat16, "cuda")
     *rest, k_ring, v_ring = given
     slots, before = given[4], [ring.clone() for ring in (k_ring, v_ring)]
     with torch.no_grad():
@@ -147,13 +147,13 @@ def test_a_captured_graph_follows_the_slots():
             k_ring.copy_(before[0])
             v_ring.copy_(before[1])
             graph.replay()
-            for found, expected in zip((q, k_ring, v_ring), exact((*rest, *before)), strict=True):
-                assert relative_error(found, expected) < 1e-2, pair
+            for actual, expected in zip((q, k_ring, v_ring), exact((*rest, *before)), strict=True):
+                assert relative_error(actual, expected) < 1e-2, pair
 
 
 @pytest.mark.gpu
 def test_the_operator_keeps_its_promises():
     from models import ring_attention_triton  # noqa: F401
 
-    given = drawn(2, 2, 5, 3, 24, torch.bfloat16, "cuda")
+    given = draw_inputs(2, 2, 5, 3, 24, torch.bfloat16, "cuda")
     torch.library.opcheck(torch.ops.models.write_ring.default, given, test_utils=("test_schema", "test_faketensor"))

@@ -15,7 +15,7 @@ SHAPES = list(itertools.product((1, 17, 34, 64), (192, 384, 1024), (64, 320)))
 FULL = [(17, 1536, 1536), (17, 1536, 6144), (34, 6144, 1536), (64, 6144, 1536)]
 
 
-def drawn(rows, k, n, dtype=torch.float32, device="cpu") -> tuple[torch.Tensor, ...]:
+def draw_inputs(rows, k, n, dtype=torch.float32, device="cpu") -> tuple[torch.Tensor, ...]:
     """Return tokens [1, 1, rows, k], a weight [n, k] and a bias [n]."""
     torch.manual_seed(0)
     x, weight, bias = torch.randn(1, 1, rows, k), torch.randn(n, k) * k**-0.5, torch.randn(n)
@@ -40,7 +40,7 @@ def interpreted():
 
     counts = set()
     for shape, (dtype, bound) in itertools.product(SHAPES, ((torch.float32, 1e-6), (torch.float16, 1e-3))):
-        given = drawn(*shape, dtype)
+        given = draw_inputs(*shape, dtype)
         assert supports(given[0], given[1]), shape
         exact = plain(*(tensor.double() for tensor in given))
         for one, other in zip(fused(*given), exact, strict=True):
@@ -60,7 +60,7 @@ def test_what_it_serves():
     pytest.importorskip("triton")
     from models.skinny_linear_triton import part_count, supports
 
-    x, weight, _ = drawn(64, 128, 192)
+    x, weight, _ = draw_inputs(64, 128, 192)
     assert supports(x, weight)
     assert not supports(torch.zeros(65, 128), weight), "too many rows"
     assert not supports(x, weight[:96]), "outputs that fill no program"
@@ -75,17 +75,17 @@ def test_what_it_serves():
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, *FULL], ids=str)
 def test_as_exact_as_plain_operations(shape, dtype):
-    given = drawn(*shape, dtype, "cuda")
+    given = draw_inputs(*shape, dtype, "cuda")
     exact = plain(*(tensor.double() for tensor in given))
-    for found, other, true in zip(fused(*given), plain(*given), exact, strict=True):
-        assert relative_error(found, true) <= 2 * relative_error(other, true)
+    for actual, other, true in zip(fused(*given), plain(*given), exact, strict=True):
+        assert relative_error(actual, true) <= 2 * relative_error(other, true)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_compiles_into_one_graph(dtype):
     torch._dynamo.reset()
-    given = drawn(*FULL[0], dtype, "cuda")
+    given = draw_inputs(*FULL[0], dtype, "cuda")
     compiled = torch.compile(fused, fullgraph=True)(*given)
     for one, other in zip(compiled, fused(*given), strict=True):
         assert relative_error(one, other) < 1e-2
@@ -93,7 +93,7 @@ def test_compiles_into_one_graph(dtype):
 
 @pytest.mark.gpu
 def test_a_captured_graph_follows_its_inputs():
-    given = drawn(*FULL[2], torch.bfloat16, "cuda")
+    given = draw_inputs(*FULL[2], torch.bfloat16, "cuda")
     fused(*given)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -110,14 +110,14 @@ def test_a_captured_graph_follows_its_inputs():
 def test_the_operators_keep_their_promises():
     from models import skinny_linear_triton  # noqa: F401
 
-    given = drawn(17, 192, 320, torch.bfloat16, "cuda")
+    given = draw_inputs(17, 192, 320, torch.bfloat16, "cuda")
     for operator in (torch.ops.models.linear_silu, torch.ops.models.linear_parts):
         torch.library.opcheck(operator.default, given, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.gpu
 def test_flops_are_those_of_the_products():
-    given = drawn(17, 192, 320, torch.bfloat16, "cuda")
+    given = draw_inputs(17, 192, 320, torch.bfloat16, "cuda")
     counts = []
     for call in (fused, lambda x, weight, bias: [F.linear(x, weight, bias) for _ in range(2)]):
         with FlopCounterMode(display=False) as counter:
