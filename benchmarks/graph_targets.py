@@ -1,4 +1,4 @@
-"""Targets for CUDA graphs, checked on committed runs: python benchmarks/graph_targets.py [FOLDER]   (default docs/results)
+"""Targets for CUDA graphs, checked on committed runs: python benchmarks/graph_targets.py [FOLDER]
 
 The runs, on one GPU (their commands are in their environment.json):
   h200_clip_text_batch_1      generic_forward component=[clip_text] with cuda_graph, fx_cuda_graph, compile_max_autotune

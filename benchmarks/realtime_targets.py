@@ -1,4 +1,4 @@
-"""Targets for the loop, checked on committed runs: python benchmarks/realtime_targets.py [FOLDER]   (default docs/results)
+"""Targets for the loop, checked on committed runs: python benchmarks/realtime_targets.py [FOLDER]
 
 The runs, on one GPU (their commands are in their environment.json):
   h200_world_model_step  generic_forward component=[world_model_step]

@@ -1,13 +1,15 @@
 """The same callables measured by this tool and by others: python benchmarks/referees.py
 
-On a CPU (one thread): torch.utils.benchmark.Timer and pyperf (extra dev). On a GPU: Timer; Triton's do_bench, which clears
-the L2 cache before each call, against our cold samples, and without clearing against our hot ones; do_bench_cudagraph
-against a captured call; and the time of kernels in a profiler trace. Expected: each within 2% of its counterpart.
+On a CPU (one thread): torch.utils.benchmark.Timer and pyperf (extra dev). On a GPU: Timer; Triton's do_bench, which
+clears the L2 cache before each call, against our cold samples, and without clearing against our hot ones;
+do_bench_cudagraph against a captured call; and the time of kernels in a profiler trace. Expected: each within 2% of
+its counterpart.
 
-What differs by design: do_bench keeps a queue in front of the device, and do_bench_cudagraph many calls in one graph. This
-tool waits for each call, as a loop does that shows every frame, so its times include the 10 to 20 us that an idle device
-needs to start its first kernel; the callables take milliseconds, so that this does not matter. Timer waits once a block,
-so it is compared with our back-to-back calls. Each row is measured in turns, theirs and ours; all turns go to stderr.
+What differs by design: do_bench keeps a queue in front of the device, and do_bench_cudagraph many calls in one graph.
+This tool waits for each call, as a loop does that shows every frame, so its times include the 10 to 20 us that an
+idle device needs to start its first kernel; the callables take milliseconds, so that this does not matter. Timer
+waits once a block, so it is compared with our back-to-back calls. Each row is measured in turns, theirs and ours; all
+turns go to stderr.
 """
 
 from __future__ import annotations
@@ -220,9 +222,7 @@ def kernels_ms(call: Call) -> float:
     """
     work = device_work(call, calls=30)
     if work is None:
-        raise SystemExit(
-            "error: the profiler recorded no kernel: another profiler uses CUPTI, or it is not allowed here"
-        )
+        raise SystemExit("error: the profiler recorded no kernel: another profiler uses CUPTI, or it is forbidden here")
     return work.busy_ms
 
 
