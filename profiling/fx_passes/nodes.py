@@ -123,8 +123,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 class DependencyTracker(TorchDispatchMode):
     """Tracks which tensors are computed from `inputs`, and collects the memory that is written to.
 
-    `written` holds storages as `_storage` numbers them. `on_dynamic_shape` is called with an operator's name when the
-    shape of its output depends on values that come from the inputs.
+    `written` are the numbers (of `_storage`) of that memory. `on_dynamic_shape` is called with an operator's name when
+    the shape of its output depends on values that come from the inputs.
     """
 
     def __init__(self, inputs: Iterable[Tensor], on_dynamic_shape: Callable[[str], None] | None = None) -> None:

@@ -43,7 +43,8 @@ def trace(module: nn.Module, inputs: Mapping[str, Tensor]) -> fx.GraphModule:
     decides, are those of this call. The module runs twice, on copies of the inputs.
 
     Raises:
-        InputError: forward reads the values of a tensor, or does what a graph cannot hold; names file and line.
+        InputError: forward reads the values of a tensor, or does something that a graph cannot express; the message
+            names file and line.
 
     """
     recorder = _Recorder(module, inputs)
@@ -118,7 +119,7 @@ class _Recorder(TorchFunctionMode):
             return slice(*(self._slice_end(item) for item in (value.start, value.stop, value.step)))
         if value is None or value is Ellipsis or isinstance(value, base_types):
             return value
-        self._refuse(f"passes a {type(value).__name__}, which a graph cannot hold")
+        self._refuse(f"passes a {type(value).__name__}, which a graph cannot express")
 
     def _slice_end(self, value: Any) -> Any:
         """Return a number of a slice, which decides a shape and so must not depend on the inputs."""
@@ -154,7 +155,7 @@ class _Recorder(TorchFunctionMode):
             while is_functorch_wrapped_tensor(tensor):
                 tensor = get_unwrapped(tensor)
             if self._tracker.depends(tensor):
-                self._refuse("transforms a function of the inputs (vmap, grad), which a graph cannot hold")
+                self._refuse("transforms a function of the inputs (vmap, grad), which a graph cannot express")
 
     def _refuse_dynamic_shape(self, operator_name: str) -> None:
         self._refuse(f"has an output whose shape depends on values ({operator_name})")

@@ -1,9 +1,9 @@
 """Capture a call in a CUDA graph: audit, warm-up, capture, and clean-up if the capture fails.
 
-The order is the one that the CUDA graphs section of PyTorch's CUDA semantics notes asks for. The audit comes first: it
-runs the call once and looks at each operator for what a capture cannot hold, because CUDA reports only that something
-was not permitted, and for one fault nothing at all. (A non-blocking copy from pageable host memory is captured with the
-address that it read from, and each replay reads whatever that address holds by then.)
+The order follows the CUDA graphs section of PyTorch's CUDA semantics notes. The audit comes first: it runs the call
+once and checks each operator for faults that a capture does not allow, because CUDA reports only that something was not
+permitted, and one fault not at all: a non-blocking copy from pageable host memory is captured with its source address,
+and each replay copies whatever is at that address by then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ADVICE: dict[Fault, tuple[str, str]] = {
         "keep the value on the device (torch.where, a mask), make constants once as buffers, read results after it",
     ),
     "pageable copy": (
-        "it copies from pageable host memory, and each replay would read that address again, whatever it holds by then",
+        "it copies from pageable host memory, and each replay would copy whatever is at that address by then",
         "make the tensor on the device, or once as a buffer (register_buffer)",
     ),
     "data-dependent shape": (
@@ -242,8 +242,10 @@ def _cuda_error(error: BaseException, findings: Sequence[Finding]) -> CaptureErr
 
 
 def _error(operator: str, line: SourceLine | None, reason: str, advice: str) -> CaptureError:
-    where = f"at {line}" if line else "outside the module's own lines (in the backward pass, for example)"
-    subject = where if line and line.code == operator else f"{operator} {where}"
+    if line is None:
+        subject = f"{operator} outside the module's own lines (in the backward pass, for example)"
+    else:
+        subject = str(line) if line.code == operator else f"{operator} at {line}"
     return CaptureError(
         f"{subject} cannot be captured in a CUDA graph: {reason}. To do: {advice}. "
         "variant=[baseline] runs without a graph."
@@ -259,11 +261,11 @@ def _end_failed_capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cu
 
 
 def _finish_capture_end(pool: Any, stream: torch.cuda.Stream) -> None:
-    """Do what `CUDAGraph.capture_end` leaves undone where it raises.
+    """Complete a `CUDAGraph.capture_end` that raised.
 
-    It stops at CUDA's error, before it tells the allocator and the random number generators that the capture is over:
-    allocations would go on being considered for the pool, and every later random number would fail. The allocator of
-    pinned host memory cannot be told from Python; it refuses another capture into the same pool.
+    It raises before it ends the capture in the allocator and in the random number generators. Without this function
+    the pool would serve later allocations, and every later random number would fail. The allocator of pinned host
+    memory cannot be reset from Python, so it refuses another capture into the same pool.
     """
     device = torch.cuda.current_device()
     with suppress(RuntimeError):

@@ -100,7 +100,7 @@ def same_view(output: torch.Tensor, static: torch.Tensor, tensor: torch.Tensor) 
 
 @dataclass(frozen=True)
 class _ByteRange:
-    """A range of bytes that some of the inputs share: its buffer, and where it begins below the caller's tensor."""
+    """A range of bytes that some of the inputs share: its buffer, and its distance from the caller's tensor."""
 
     buffer: torch.Tensor  # uint8
     owner: int  # index of an input whose storage contains the range

@@ -28,7 +28,7 @@ from profiling.machine.memory import held, pool_bytes
 
 @dataclass(frozen=True)
 class GraphCounters:
-    """Totals since the engine was created, and what it holds now.
+    """Totals since the engine was created, and the size of its cache now.
 
     `recorded` captures, `replayed` replays, `evicted` graphs dropped for others, `held` graphs in the cache now.
     `warmup_seconds` is the time of the calls before a capture, compilation included where they compile;
@@ -86,7 +86,7 @@ class CudaGraphed:
         max_graphs: number of graphs in the cache.
         warmup: calls before a capture, at least 1.
         alias_outputs: return the graph's own memory instead of a copy.
-        call: what to capture in place of `module`, its compiled form for example.
+        call: the function to capture instead of `module`, its compiled form for example.
         state: returns the tensors that a call may change. Capturing leaves them, and the random number generators, as
             they were, so that the first call counts once. Default: the module's buffers.
         priority: of the stream to capture on (0 or negative, negative runs first). Kernels keep it in every replay.
@@ -153,7 +153,7 @@ class CudaGraphed:
 
     @property
     def counters(self) -> GraphCounters:
-        """Totals so far. Asks the allocator for a snapshot, which is too slow for every call."""
+        """Totals so far. Takes a snapshot of the allocator, which is too slow for every call."""
         return GraphCounters(
             recorded=self._recorded,
             replayed=self._replayed,
@@ -201,7 +201,7 @@ class CudaGraphed:
             self._captured.popitem(last=False)
             self._evicted += 1
         if not self._captured:
-            self._pools.clear()  # the allocator gives up a pool that has lost its last graph
+            self._pools.clear()  # a pool without graphs is freed by the allocator
         generators = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
         preserved = preserved_state(tuple(self._state()), generators, device)
         with torch.cuda.device(device), no_autocast_cache(), preserved as restore:
@@ -320,7 +320,7 @@ def cuda_graphs(module: nn.Module, **options: Any) -> Iterator[CudaGraphed]:
     """Make calls of `module` inside the block replay CUDA graphs; its hooks run around them as before.
 
     `options` are those of `CudaGraphed`. The block is given the CudaGraphed, for its counters. At its end the graphs
-    are freed and the module is what it was, so a later block captures anew.
+    are freed and `module.forward` is restored, so a later block captures anew.
     """
     before = vars(module).get("forward")
     graphed = CudaGraphed(module, call=module.forward, **options)

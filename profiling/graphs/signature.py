@@ -1,6 +1,6 @@
 """Signature of a call: calls with equal signatures may replay the same CUDA graph.
 
-It holds everything that a graph fixes, which is all of a call except the values inside its tensors.
+A signature contains everything that a graph fixes: all of a call except the values inside its tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Hashabl
     and autocast.
 
     Raises:
-        TypeError: an argument that can change in place and is no tensor (a cache object, say), naming its type.
+        TypeError: an argument that can change in place and is no tensor (a cache object, say), with its type.
 
     """
     # One flat list, not a tree of small objects: this runs before every replay.

@@ -102,7 +102,7 @@ class CudaGraph(Variant):
 
 @dataclass(frozen=True, kw_only=True)
 class CompileCudaGraph(CudaGraph):
-    """Compile as `compile` does, then capture as `cuda_graph` does; `compile` holds the options of the former.
+    """Compile as `compile` does, then capture as `cuda_graph` does; `compile` are the options of the compiler.
 
     A module that the compiler splits at graph breaks is captured as one graph around all pieces.
 

@@ -40,7 +40,7 @@ class Step:
 
     Attributes:
         run: the step.
-        close: restores the global flags that the variant set, and frees what it holds.
+        close: restores the global flags that the variant set, and frees its graphs.
         explain: returns sections of the record that only the variant can fill, structs of `profiling.results.record` by
             field name (`graphs`, `passes`). It is called once, after every metric, and may run the step.
         extra_steps: steps of the component's `extra_inputs`, in their order, prepared with this one.
