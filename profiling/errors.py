@@ -26,6 +26,11 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(repr(option) for option in near)}?" if near else ""
 
 
+def install_hint(package: str | None) -> str:
+    """Return `jinja2 is not installed. To install it: python -m pip install jinja2`, with this interpreter."""
+    return f"{package} is not installed. To install it: {python_command()} -m pip install {package}"
+
+
 def python_command() -> str:
     """Return how a shell in the working directory starts this interpreter, so that printed commands run as pasted.
 

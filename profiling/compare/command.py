@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from profiling.errors import InputError
+from profiling.errors import InputError, install_hint
 from profiling.report.format import escaped, one_line
 from profiling.report.table import WIDTH, AnyTable, console, markdown
 from profiling.results.run_folder import write_text
@@ -54,7 +54,7 @@ def write_page(path: Path, render: Callable[[], str]) -> bool:
     try:
         write_text(path, render())
     except ModuleNotFoundError as error:
-        reason = f"{error.name} is not installed. pip install {error.name}"
+        reason = install_hint(error.name)
     except OSError as error:
         reason = f"{error.strerror or type(error).__name__}. Name another file with --html."
     except Exception as error:  # the text was printed and must not be lost to a fault of the page

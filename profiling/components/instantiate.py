@@ -10,7 +10,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
 
-from profiling.errors import InputError, MissingExtraError, did_you_mean, python_command
+from profiling.errors import InputError, MissingExtraError, did_you_mean, install_hint
 
 #: Optional packages; their extras have the same names.
 OPTIONAL_PACKAGES = ("diffusers", "transformers")
@@ -38,8 +38,7 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
         if type(cause).__name__ in DEVICE_FAILURES:
             raise cause from None
         if isinstance(cause, ModuleNotFoundError) and cause.name in OPTIONAL_PACKAGES:
-            install = f"{python_command()} -m pip install {cause.name}"
-            raise MissingExtraError(f"{cause.name} is not installed. To install it: {install}") from error
+            raise MissingExtraError(install_hint(cause.name)) from error
         target, lines = str(node.get("_target_")), str(cause).splitlines() or [type(cause).__name__]
         detail = missing_name(target) or f"{type(cause).__name__}: {lines[0]}"
         raise InputError(f"{where}: {target}: {detail}") from error

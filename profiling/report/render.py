@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from profiling.errors import install_hint, python_command
 from profiling.report.answer import answer_section
 from profiling.report.classic import render_classic
 from profiling.report.compile_log import compile_section, file_lines, files_section
@@ -67,10 +68,10 @@ def write_report(folder: Path) -> str:
         left.remove(PAGE_FILE)
     except OSError as error:
         cause = error.strerror or type(error).__name__
-        again = f"Make room or change the permissions, then: python -m profiling.report {folder}"
+        again = f"Make room or change the permissions, then: {python_command()} -m profiling.report {folder}"
         lost = f"{listed(left)} could not be written: {cause}. {again}"
     except ModuleNotFoundError as error:
-        lost = f"{PAGE_FILE} was not written: {error.name} is not installed. pip install {error.name}"
+        lost = f"{PAGE_FILE} was not written: {install_hint(error.name)}"
     page = "" if PAGE_FILE in left else f"report: {folder / PAGE_FILE}"
     return "\n".join(filter(None, (render_console(data, sections), page, lost)))
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from profiling.errors import install_hint
+
 _SITE = re.compile(r"^.*/(?:site|dist)-packages/")
 _AT = re.compile(r"Graph break in user code at (.+):(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
@@ -310,7 +312,7 @@ def find_tlparse() -> Path:
     beside = shutil.which("tlparse", path=str(Path(sys.executable).parent))
     found = beside or shutil.which("tlparse")
     if found is None:
-        raise CompileLogError("tlparse is not installed, so there is no compile report: pip install 'tlparse>=0.4.3'")
+        raise CompileLogError(f"there is no compile report: {install_hint('tlparse')}")
     return Path(found)
 
 

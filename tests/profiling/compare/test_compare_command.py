@@ -242,7 +242,7 @@ def test_the_text_needs_neither_jinja2_nor_plotly(tmp_path):
     done = compare_without("torch,plotly,jinja2", a, b, "--html", tmp_path / "page.html")
     assert done.returncode == 1
     assert "(exit code 1)" in done.stdout
-    assert re.search(r"error: .*page\.html was not written: \w+ is not installed\. pip install", done.stderr)
+    assert re.search(r"error: .*page\.html was not written: \w+ is not installed\. .* -m pip install", done.stderr)
     assert len(done.stderr.splitlines()) == 1
 
 

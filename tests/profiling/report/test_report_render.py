@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_written_still_reports(save: Save, monkeypatch: 
     assert "2.500" in text
     lost = text.splitlines()[-1]
     assert lost.startswith("report.md, classic.txt and report.html could not be written: No space left on device.")
-    assert lost.endswith(f"python -m profiling.report {run}"), "what to type next"
+    assert lost.endswith(f"-m profiling.report {run}"), "what to type next"
     assert report(run) == "old"
     assert not list(run.glob(".*"))
 
