@@ -1,70 +1,107 @@
-"""Put the results of docs/results into the README, so that no number in it is typed."""
+"""Put the results of docs/results into README.md and docs/*.md, so that no number in them is typed.
 
-import re
+A page gets a block wherever it has the lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`, of the names in `BLOCKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from profiling.report.answer import answer_section
+from profiling.report.format import escaped
+from profiling.report.heading import heading_lines
+from profiling.report.latency import latency_section
+from profiling.report.launches import launches_section
+from profiling.report.memory import memory_section
+from profiling.report.page import Section
+from profiling.report.realtime import realtime_section
+from profiling.report.run_data import load_run
+from profiling.report.sweep import sweep_section
+from profiling.report.table import AnyTable, markdown
+
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results" / "h200"
-RESULTS_CPU = ROOT / "docs" / "results" / "cpu"
-SWEEP, TRAINING, LAUNCHES, REALTIME = (
-    ROOT / "docs" / "results" / f"h200_{name}"
-    for name in ("sweep_clip_text", "training_step", "launch_overhead", "realtime")
-)
+RESULTS = ROOT / "docs" / "results"
+#: Phases of a training that its page is about; the report has all.
+PHASES = ("model", "ready", "before static input", "static input", "static input, its delta", "capture", "training")
 
 
 def results_block() -> str:
-    """Return the device's lines, the table, its legend and the verdicts of the committed run's report."""
-    report = (RESULTS / "report.md").read_text(encoding="utf-8")
-    head = report.partition("\n### ")[0].partition("\n")[2]
-    return f"{head.strip()}\n\n{section(RESULTS, 'Verdict')}"
+    """Return the device and the answer table of the main job on an H200."""
+    data = load_run(RESULTS / "h200")
+    device, software = heading_lines(data.environment)[:2]
+    (answer,) = answer_section(data).tables
+    return f"{markdown(replace(answer, notes=()))}\n\n{escaped(device)} · {escaped(software)}"
+
+
+def verdict_block() -> str:
+    """Return whether each variant of the loop holds its frame rate."""
+    lines = realtime_section(load_run(RESULTS / "h200_realtime")).lines
+    return "\n".join(f"- {escaped(line)}" for line in lines if not line.startswith("Settings"))
+
+
+def realtime_block() -> str:
+    """Return the table of the loop and its stage budget."""
+    section = realtime_section(load_run(RESULTS / "h200_realtime"))
+    return "\n\n".join(markdown(_titled(section, title), "console") for title in ("Frames", "Stage budget, medians"))
+
+
+def sweep_block() -> str:
+    """Return the totals with preparation of the shape sweep."""
+    section = sweep_section(load_run(RESULTS / "h200_sweep_clip_text"))
+    return markdown(_titled(section, "Total time with preparation"), "console")
+
+
+def training_block() -> str:
+    """Return the variants of the training step, and its memory by phase."""
+    data = load_run(RESULTS / "h200_training_step")
+    memory = _titled(memory_section(data), "Memory by phase")
+    chosen = replace(memory, rows=[phase for phase in memory.rows if phase.name in PHASES])
+    return f"{markdown(_titled(latency_section(data), 'Variants'), 'console')}\n\n{markdown(chosen)}"
+
+
+def launches_block() -> str:
+    """Return the headline table of the launch calibration."""
+    return markdown(_titled(launches_section(load_run(RESULTS / "h200_launch_overhead")), "Launch costs"))
 
 
 def cost_block() -> str:
     """Return what the benchmark of the harness printed, on each device."""
-    texts = [(folder / "harness_cost.txt").read_text(encoding="utf-8").strip() for folder in (RESULTS, RESULTS_CPU)]
+    texts = [(RESULTS / device / "harness_cost.txt").read_text(encoding="utf-8").strip() for device in ("h200", "cpu")]
     return "\n\n".join(f"```\n{text}\n```" for text in texts)
 
 
-def section(run: Path, title: str) -> str:
-    """Return the part of a committed report under the heading that starts with `title`."""
-    report = (run / "report.md").read_text(encoding="utf-8")
-    return report.partition(f"### {title}")[2].partition("\n")[2].partition("\n###")[0].strip()
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "results": results_block,
+    "verdict": verdict_block,
+    "realtime": realtime_block,
+    "sweep": sweep_block,
+    "training": training_block,
+    "launches": launches_block,
+    "cost": cost_block,
+}
 
 
-def training_block() -> str:
-    """Return the table of the committed training run, and its memory by phase."""
-    report = (TRAINING / "report.md").read_text(encoding="utf-8")
-    table = "\n".join(line for line in report.partition("\n### ")[0].splitlines() if line.startswith("|"))
-    return f"{table}\n\nMemory by phase, MiB:\n\n{section(TRAINING, 'Memory by phase')}"
+def pages() -> list[Path]:
+    """Return the pages that may hold blocks."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def realtime_block() -> str:
-    """Return the table of the committed loop and its stage budget."""
-    return "\n\n".join(section(REALTIME, title) for title in ("Frames", "Stage budget"))
+def filled(page: str) -> str:
+    """Return the text of a page with its blocks as they must be."""
+    for name, block in BLOCKS.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        if begin in page:
+            before, after = page.split(begin, 1)[0], page.split(end, 1)[1]
+            page = f"{before}{begin}{block()}\n{end}{after}"
+    return page
 
 
-def launches_block() -> str:
-    """Return the headline table of the committed calibration."""
-    return "\n".join(line for line in section(LAUNCHES, "What a launch costs").split("\n\n")[0].splitlines())
-
-
-def filled(readme: str) -> str:
-    """Return the README with its blocks as they must be."""
-    blocks = {
-        "results": results_block(),
-        "verdict": section(REALTIME, "Verdict"),
-        "realtime": realtime_block(),
-        "sweep": section(SWEEP, "Total time with preparation"),
-        "training": training_block(),
-        "launches": launches_block(),
-        "cost": cost_block(),
-    }
-    for name, block in blocks.items():
-        pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
-        readme = re.sub(pattern, lambda m, block=block: f"{m[1]}{block}\n{m[2]}", readme, flags=re.DOTALL)
-    return readme
+def _titled(section: Section, title: str) -> AnyTable:
+    return next(table for table in section.tables if table.title == title)
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in pages():
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -10,9 +10,9 @@ from shutil import which
 
 from playwright.sync_api import sync_playwright
 
-from profiling.reporting.heading import read_environment
-from profiling.reporting.html.page import HTML_FILE, render_html
-from profiling.results.records import read_records
+from profiling.report.render import PAGE_FILE, render_html
+from profiling.report.run_data import load_run
+
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ROOT / "docs" / "results" / "h200"
@@ -24,8 +24,8 @@ WIDTH, HEIGHT = 1400, 1500
 def take_picture(run: Path, picture: Path) -> None:
     """Render the page of `run` anew and write the upper part of it as a PNG; the run itself is left as it is."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        page_file = Path(folder) / HTML_FILE
-        page_file.write_text(render_html(read_records(run), read_environment(run), run), encoding="utf-8")
+        page_file = Path(folder) / PAGE_FILE
+        page_file.write_text(render_html(load_run(run)), encoding="utf-8")
         browser = driver.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         page.goto(page_file.as_uri())
