@@ -16,15 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from tabulate import tabulate
 
-from profiling.reporting.html import HTML_FILE
-from profiling.reporting.render import REPORT_FILE
-from profiling.results.records import Record, append_record, read_records
+from profiling.report.render import PAGE_FILE, REPORT_FILE
+from profiling.results.jsonl import append_record, read_records
+from profiling.results.record import Record, TraceFiles, decode_section
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "docs" / "results" / "h200"
@@ -40,11 +40,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="report-cost-") as folder:
         run = Path(folder) / "run"
         traces = make_run(run, options.trace or largest(STORED), options.megabytes * 10**6)
-        print(f"{len(read_records(run))} cells, each with a trace of {traces / 1e6:.0f} MB\n")
+        print(f"{len(read_records(run).records)} cells, each with a trace of {traces / 1e6:.0f} MB\n")
         rows = [(i, *render(run)) for i in range(1, TIMES + 1)]
-        size = (run / HTML_FILE).stat().st_size / MIB
-        assert 'id="inside"' in (run / HTML_FILE).read_text(encoding="utf-8"), "the page lacks what the traces say"
-        assert "### Kernels by total time" in (run / REPORT_FILE).read_text(encoding="utf-8")
+        size = (run / PAGE_FILE).stat().st_size / MIB
+        assert 'id="trace"' in (run / PAGE_FILE).read_text(encoding="utf-8"), "the page lacks what the traces say"
+        assert "#### Kernels by total time" in (run / REPORT_FILE).read_text(encoding="utf-8")
     print(tabulate(rows, ("time", "seconds", "peak RSS, GiB"), "github", floatfmt=".2f"), end="\n\n")
     seconds, memory = (max(column) for column in list(zip(*rows, strict=True))[1:])
     bars = (
@@ -78,7 +78,7 @@ def make_run(run: Path, source: Path, size: int) -> int:
     for name in ("environment.json", "config.yaml"):
         shutil.copy(BASE / name, run)
     first, written = run / "first.json.gz", 0
-    records = read_records(BASE)
+    records = read_records(BASE).records
     # Three cells under one more name: the run has twelve.
     again = [replace(record, variant="compile_max_autotune") for record in records if record.variant == "compile"]
     for record in (*records, *again):
@@ -104,21 +104,22 @@ def write_trace(path: Path, source: Path, size: int) -> int:
 
 def traced(record: Record, file: str) -> Record:
     """Return the record with what its trace could say, as much of it as the largest networks have."""
-    wall = record.metrics["wall_ms"]["p50"]
+    wall = record.wall_p50 or 1.0
     ms, own = wall / KERNELS, wall / SUBMODULES
     names = [f"void at::native::kernel_{i:03}<{'c10::BFloat16, ' * 8}at::native::functor_{i}>" for i in range(KERNELS)]
     shared = {"ms": ms, "share": 1 / KERNELS, "count": 2.0, "mean_us": 500 * ms, "gbps": 1500.0, "tflops": 20.0}
     paths = [f"stages.{i // 80}.blocks.{i // 8 % 10}.part_{i % 8}" for i in range(SUBMODULES)]
-    inside: dict[str, Any] = {
+    analysis: dict[str, Any] = {
         **{"calls": 5, "span_ms": 1.1 * wall, "busy_ms": wall, "idle_ms": 0.1 * wall, "kernel_ms": wall},
         **{"count": 2.0 * KERNELS, "idle": {"host_ms": 0.02 * wall, "between_ms": 0.08 * wall}},
         "classes": [{"class": "gemm", "ms": wall, "share": 1.0, "count": 2.0 * KERNELS}],
         "kernels": [{"name": name, "class": "gemm", **shared} for name in names],
         "waits": [{"what": "cudaStreamSynchronize", "count": 1.0, "ms": 0.1, "line": "net.py:1", "code": "x.item()"}],
-        "modules": [{"path": path, "ms": own, "share": 1 / SUBMODULES, "count": 1.0, "own_ms": own} for path in paths],
+        "modules": [{"path": path, "ms": own, "share": 1 / SUBMODULES, "count": 1.0, "self_ms": own} for path in paths],
         **{"unattributed_ms": 0.1 * wall, "modules_from": "the step before capture"},
     }
-    return replace(record, inside=inside, trace={"trace": file, "iterations": 5, "device_ms": wall})
+    files = TraceFiles(trace=file, iterations=5, device_ms=wall)
+    return replace(record, trace_analysis=decode_section("trace_analysis", analysis), trace=files)
 
 
 def render(run: Path) -> tuple[float, float]:

@@ -13,7 +13,6 @@ from playwright.sync_api import sync_playwright
 from profiling.report.render import PAGE_FILE, render_html
 from profiling.report.run_data import load_run
 
-
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ROOT / "docs" / "results" / "h200"
 PICTURE = ROOT / "docs" / "report.png"

@@ -64,7 +64,9 @@ def phases_of(record: Record) -> Iterator[Phase]:
     captured = {name: _sizes(kinds) for name, kinds in record.graphs.memory.items()} if record.graphs else {}
     if all(name in captured for name in _STATIC):
         before, after = (captured[name] for name in _STATIC)
-        captured[_DELTA] = {kind: after[kind] - before[kind] for kind in after if kind in before}
+        delta = {kind: after[kind] - before[kind] for kind in after if kind in before}
+        rest = {name: sizes for name, sizes in captured.items() if name not in _STATIC}
+        captured = {_STATIC[0]: before, _STATIC[1]: after, _DELTA: delta, **rest}
     # The capture is part of preparing: it comes before what was held once that was done.
     last = next((name for name in ("prepared", "training") if name in sizes), None)
     for name, kinds in sizes.items():

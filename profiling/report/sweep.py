@@ -58,7 +58,7 @@ def total_seconds(record: Record, number: int, *, built: bool) -> Value | None:
 
 
 def _total_column(number: int, *, built: bool) -> Column[Record]:
-    return Column(count_of(number, "call"), lambda r: total_seconds(r, number, built=built), "s", measured=True)
+    return Column(f"{count_of(number, 'call')},", lambda r: total_seconds(r, number, built=built), "s", measured=True)
 
 
 def _call_ms(record: Record) -> float | None:

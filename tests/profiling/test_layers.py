@@ -15,9 +15,6 @@ _EXECUTION = {*_SHARED, "graphs", "fx_passes", "trace"}
 _MEASUREMENT = {*_EXECUTION, "variants", "metrics", "roofline"}
 _TARGET = {*_MEASUREMENT, "run", "cli"}
 
-# Old folders that are being moved into the layout; gone when the last of them is.
-_MOVING = {"reporting", "comparison"}
-
 # What each folder (or single file) of profiling/ may import besides itself.
 RULES: dict[str, set[str]] = {
     "errors": set(),
@@ -65,8 +62,7 @@ def files(package: str) -> list[Path]:
 def test_imports_run_downward(path):
     folder = path.parts[1].removesuffix(".py")
     used = {name.split(".")[1] for name in imports(ROOT / path) if name.startswith("profiling.")}
-    if folder not in _MOVING:
-        assert used - _MOVING <= {folder, *RULES[folder]}
+    assert used <= {folder, *RULES[folder]}
 
 
 @pytest.mark.parametrize("path", files("models"), ids=str)

@@ -51,8 +51,8 @@ def values(row: dict[str, str]) -> list[str]:
 def test_totals_with_and_without_preparation_hold_the_planted_numbers(sweep: tuple[Record, ...]) -> None:
     found = titled(sweep_section(run_data(*sweep)))
     assert found[WITH][0] == {
-        **{"component": SHAPE, "variant": "baseline", "1 call s": "0.510", "10 calls s": "0.600"},
-        **{"100 calls s": "1.50", "1,000 calls s": "~10.5", "a call ms": "10.00", "speedup": "–"},
+        **{"component": SHAPE, "variant": "baseline", "1 call, s": "0.510", "10 calls, s": "0.600"},
+        **{"100 calls, s": "1.50", "1,000 calls, s": "~10.5", "a call ms": "10.00", "speedup": "–"},
         "pays after calls": "–",
     }
     assert values(found[WITH][1]) == ["20.5", "20.5", "20.9", "~24.5", "4.000", "2.50×", "3334"]

@@ -1,1 +1,0 @@
-"""Records to text. Nothing here measures, and nothing here imports torch."""
