@@ -26,7 +26,7 @@ RULES: dict[str, set[str]] = {
     "components": {*_READERS, "machine"},
     "graphs": _SHARED,
     "trace": _SHARED,
-    "fx_passes": {*_SHARED, "graphs"},
+    "fx_passes": _SHARED,
     "variants": _EXECUTION,
     "roofline": {*_EXECUTION, "variants"},
     "metrics": {*_EXECUTION, "variants"},
