@@ -28,7 +28,7 @@ from yaml import YAMLError
 from profiling.errors import InputError, did_you_mean
 from profiling.report.format import replace_unprintable
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.run_folder import clear_refused, new_folder, resume_command
+from profiling.results.run_folder import new_folder, remove_refused_run, resume_command
 from profiling.run.job import RunConfig
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -86,7 +86,7 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
         code = Run(target, config, folder, progress, command_line(target)).execute()
     except InputError:
         if config.resume is None:
-            clear_refused(folder)
+            remove_refused_run(folder)
         raise
     except KeyboardInterrupt:
         progress.close()

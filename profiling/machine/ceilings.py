@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from profiling.results.run_folder import write_json
 
 #: On a machine left alone 1 to 3% are lost; one other busy program takes a third of two cores and more.
 MOST_LOST = 0.1
@@ -117,7 +118,8 @@ def kept_ceilings(key: Key, measure: Callable[[], Ceilings], folder: Path | None
         if found[0].disturbed:  # it would make every verdict of the day wrong
             return found
         with suppress(OSError):
-            _write(path, {"key": key, "measured_at": found[1], "ceilings": found[0].to_json()})
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"key": key, "measured_at": found[1], "ceilings": found[0].to_json()})
     return found
 
 
@@ -141,18 +143,6 @@ def _read(path: Path, key: Key) -> tuple[Ceilings, float] | None:
         return Ceilings.from_json(content["ceilings"]), taken
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
-        Path(partial).replace(path)
-    except OSError:
-        Path(partial).unlink(missing_ok=True)
-        raise
 
 
 def _text(key: Key) -> str:

@@ -5,7 +5,6 @@ One list of sections is rendered three times; each section, table and chart name
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from profiling.report.sweep import sweep_section
 from profiling.report.table import WIDTH, console, fits, markdown, wrapped_line
 from profiling.report.trace import trace_section
 from profiling.report.training import training_section
+from profiling.results.run_folder import write_text
 
 REPORT_FILE, PAGE_FILE, CLASSIC_FILE = "report.md", "report.html", "classic.txt"
 
@@ -60,11 +60,11 @@ def write_report(folder: Path) -> str:
     left = [REPORT_FILE, CLASSIC_FILE, PAGE_FILE]
     lost = ""
     try:
-        _write(folder / REPORT_FILE, render_markdown(data, sections))
+        write_text(folder / REPORT_FILE, render_markdown(data, sections))
         left.remove(REPORT_FILE)
-        _write(folder / CLASSIC_FILE, render_classic(data.records) + "\n")
+        write_text(folder / CLASSIC_FILE, render_classic(data.records) + "\n")
         left.remove(CLASSIC_FILE)
-        _write(folder / PAGE_FILE, render_html(data, sections))
+        write_text(folder / PAGE_FILE, render_html(data, sections))
         left.remove(PAGE_FILE)
     except OSError as error:
         cause = error.strerror or type(error).__name__
@@ -140,13 +140,3 @@ def _fenced(text: str) -> str:
     while fence in text:
         fence += "`"
     return f"{fence}bash\n{text}\n{fence}"
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file at once: a reader, or a crash, never sees half of it."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)

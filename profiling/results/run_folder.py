@@ -1,8 +1,12 @@
-"""The run folder: everything a reader needs is in it, and everything in it is relative to it."""
+"""The run folder: made for a new run, checked for a resumed one; files in it are written atomically.
+
+Everything that a reader needs is in the folder, and every path in its files is relative to it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,21 +15,21 @@ from typing import Any
 import yaml
 
 from profiling.errors import InputError, python_command
+from profiling.results.environment import ENVIRONMENT_FILE
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import Record
 
 CONFIG_FILE = "config.yaml"
-ENVIRONMENT_FILE = "environment.json"
 
-#: Keys that may differ between a run and its resumption: they say how to go on, not what is measured.
+#: Keys that may differ between a run and its resumption: they do not change what is measured.
 FREE_KEYS = ("resume", "cell_timeout")
 
 
 def new_folder(base: Path, stamp: str) -> Path:
-    """Make and return `<base>/<stamp>`, or `<stamp>-2`, `-3`, … where another run was faster.
+    """Create and return `<base>/<stamp>`, or `<stamp>-2`, `-3`, … where another run has that name.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
 
     """
     base.mkdir(parents=True, exist_ok=True)
@@ -39,25 +43,25 @@ def new_folder(base: Path, stamp: str) -> Path:
             number += 1
 
 
-def clear_refused(run: Path) -> None:
-    """Take away what a run left that was refused before its first cell; what else lies in the folder stays."""
+def remove_refused_run(run: Path) -> None:
+    """Remove the files of a run that was refused before its first cell; any other file in the folder stays."""
     if (run / RESULTS_FILE).exists():
         return
     cells = run / "cells"
-    for left in (run / CONFIG_FILE, run / ENVIRONMENT_FILE, cells / "probe.log"):
-        left.unlink(missing_ok=True)
+    for file in (run / CONFIG_FILE, run / ENVIRONMENT_FILE, cells / "probe.log"):
+        file.unlink(missing_ok=True)
     for folder in (cells, run):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
 def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> tuple[Record, ...]:
-    """Make `run` ready for the cells of `config`; return the records of an earlier part that need no repeating.
+    """Prepare the folder `run` for the cells of `config`; return the records that a resumed run keeps.
 
-    Those are the ok and the skipped ones: what failed or was disturbed is done again.
+    Cells that are ok or skipped are kept; failed and invalid ones are measured again.
 
     Raises:
-        InputError: the folder holds a run that was not asked to be resumed, is no run, or is a run of another config.
+        InputError: the folder holds a run and `resume` is None, or there is no run to resume, or its config is another.
 
     """
     if resume is None:
@@ -68,14 +72,14 @@ def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> 
         return ()
     if not (run / CONFIG_FILE).is_file():
         raise InputError(f"resume={resume} is no run: it has no {CONFIG_FILE}. Name a folder that a run printed.")
-    differing = differences(_read_config(run / CONFIG_FILE), config)
+    differing = config_differences(_read_config(run / CONFIG_FILE), config)
     if differing:
         raise InputError(
             f"resume={resume} was run with another config ({', '.join(differing[:5])}). "
             f"Use the same config: {resume_command(run)}"
         )
-    done = read_records(run).records if (run / RESULTS_FILE).exists() else ()
-    return tuple(record for record in done if record.status in ("ok", "skipped"))
+    records = read_records(run).records if (run / RESULTS_FILE).exists() else ()
+    return tuple(record for record in records if record.status in ("ok", "skipped"))
 
 
 def _read_config(path: Path) -> Any:
@@ -85,17 +89,17 @@ def _read_config(path: Path) -> Any:
         raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}. Start a new run.") from None
 
 
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the keys, dotted, under which two configs differ; `FREE_KEYS` are passed over."""
+def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return the dotted keys in which two configs differ, `FREE_KEYS` left out."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted({*old, *new}, key=str)
-        found: list[str] = []
+        differing: list[str] = []
         for key in keys:
             name = f"{path}.{key}" if path else str(key)
             if name in FREE_KEYS:
                 continue
-            found += [name] if (key in old) != (key in new) else differences(old[key], new[key], name)
-        return found
+            differing += [name] if (key in old) != (key in new) else config_differences(old[key], new[key], name)
+        return differing
     return [] if old == new else [path]
 
 
@@ -109,16 +113,26 @@ def resume_command(run: Path) -> str:
     return f"{python_command()} {shlex.join([*words, f'resume={run}'])}"
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f"{path.name}.part")
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically: whatever ends the process, the file is the old one or the new one.
+
+    Raises:
+        OSError: it cannot be written; the old file stays.
+
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")  # processes may write the same file at once
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write text as UTF-8, atomically."""
+    write_bytes(path, text.encode())
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a mapping as indented JSON, whole or not at all."""
+    """Write a mapping as indented JSON, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")

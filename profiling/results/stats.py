@@ -13,6 +13,8 @@ Samples = Sequence[float] | NDArray[np.float64]
 
 #: A sample is counted as an outlier beyond this many median absolute deviations from the median.
 OUTLIER_MADS = 5.0
+#: Values that are drawn at once, which bounds the memory that a long run needs.
+_PICKS_AT_ONCE = 2**22
 
 
 def summarize(samples: Samples, *, seed: int = 0) -> Summary:
@@ -55,7 +57,7 @@ def median_interval(
 def rounds_interval(
     rounds: Sequence[Samples], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the interval of the median of all `rounds`, with the drift from one round to the next inside it."""
+    """Return the bootstrap interval of the median of all `rounds`; it contains the drift from round to round."""
     low, high = np.quantile(_round_medians(rounds, resamples, seed), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
@@ -68,24 +70,23 @@ def ratio_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Return (ratio of medians, low, high), each side resampled on its own: the two were measured apart.
+    """Return (ratio of medians, low, high); numerator and denominator are resampled independently.
 
-    Samples come in rounds, mostly one. Of several, rounds are resampled first and then the samples inside them, so that
-    what drifts from one round to the next is inside the interval; two or three make a rough one, five or more a good
-    one.
+    Each is a sequence of rounds, often one. Of several, rounds are resampled first and then the samples inside them, so
+    that the interval contains the drift from round to round: roughly with two or three rounds, well with five.
 
     Raises:
-        ValueError: a side has no round, or a round no samples.
+        ValueError: numerator or denominator has no round, or a round no samples.
 
     """
-    if not all(len(side) and all(len(samples) for samples in side) for side in (numerator, denominator)):
-        raise ValueError("a side has no samples")
+    if not all(len(rounds) and all(map(len, rounds)) for rounds in (numerator, denominator)):
+        raise ValueError("no samples: a ratio needs some in each round of numerator and denominator")
     ratio = float(np.median(np.concatenate(numerator)) / np.median(np.concatenate(denominator)))
     drawn = _round_medians(numerator, resamples, seed) / _round_medians(denominator, resamples, seed + 1)
     freedom = len(numerator) + len(denominator) - 2
-    if freedom:  # so few rounds know their own spread only roughly: Student's t in place of the normal distribution
-        doubt = np.sqrt(freedom / np.random.default_rng(seed + 2).chisquare(freedom, resamples))
-        drawn = ratio * (drawn / ratio) ** doubt
+    if freedom:  # few rounds estimate their spread poorly: Student's t in place of the normal distribution
+        widening = np.sqrt(freedom / np.random.default_rng(seed + 2).chisquare(freedom, resamples))
+        drawn = ratio * (drawn / ratio) ** widening
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return ratio, float(low), float(high)
 
@@ -93,13 +94,13 @@ def ratio_interval(
 def relative_half_width(samples: Samples) -> float:
     """Return half the width of the median's 95% interval over the median (no unit); infinite below six samples.
 
-    The interval is that between two order statistics (the binomial one), which a loop can afford to ask for often: the
-    bootstrap of 2000 samples takes milliseconds, in which the device would idle. Neighbours that go together widen it
-    as they widen the bootstrap's, or a loop would stop before it has the interval that it was asked for.
+    The interval is the binomial one, between two order statistics: it is cheap enough for a measuring loop, while a
+    bootstrap takes milliseconds in which the device would idle. Correlated neighbours widen it as they widen the
+    bootstrap's; otherwise a loop would stop before it has reached the interval that it was asked for.
     """
-    taken = np.asarray(samples, dtype=np.float64)
-    values = np.sort(taken)
-    reach = 0.98 * np.sqrt(values.size * _clustering(taken))  # 1.96 standard deviations of a binomial of n and one half
+    unsorted = np.asarray(samples, dtype=np.float64)
+    values = np.sort(unsorted)
+    reach = 0.98 * np.sqrt(values.size * _clustering(unsorted))  # 1.96 binomial standard deviations
     low, high = int(np.floor(values.size / 2 - reach)), int(np.ceil(values.size / 2 + reach))
     if low < 0 or high >= values.size:
         return float("inf")
@@ -107,9 +108,10 @@ def relative_half_width(samples: Samples) -> float:
 
 
 def _clustering(values: NDArray[np.float64]) -> float:
-    """Return by how much blocks of neighbours spread the count of samples above the median, 1 where they are strangers.
+    """Return the variance inflation by correlated neighbours; 1 for independent samples.
 
-    The variance of that count over blocks of length n ** (1/3), in a circle, over what independent samples would have.
+    It is the variance of the number of samples above the median in circular blocks of length n ** (1/3), over the
+    variance that independent samples would have.
     """
     above = (values > np.median(values)) - 0.5
     length = _block_length(values.size)
@@ -125,10 +127,10 @@ def count_outliers(samples: Samples) -> int:
 
 
 def _bootstrap_medians(samples: Samples, resamples: int, seed: int) -> NDArray[np.float64]:
-    """Resample blocks of neighbours, of length n ** (1/3), from the samples laid in a circle.
+    """Return medians of circular-block bootstrap resamples, float64 [resamples]; blocks have n ** (1/3) samples.
 
-    Neighbouring samples share a clock, a temperature and what else runs on the machine; drawn one by one they would
-    promise an interval that is too narrow. Source: Politis and Romano, A circular block-resampling procedure for
+    Neighbouring samples share clocks, temperature and other load of the machine; single draws would make the interval
+    too narrow. Source: Politis and Romano, A circular block-resampling procedure for
     stationary data (1992).
     """
     values = np.asarray(samples, dtype=np.float64)
@@ -141,9 +143,9 @@ def _bootstrap_medians(samples: Samples, resamples: int, seed: int) -> NDArray[n
 
 
 def _round_medians(rounds: Sequence[Samples], resamples: int, seed: int) -> NDArray[np.float64]:
-    """Draw one round less than there are, then blocks in each of them, and take the median of all.
+    """Return medians of resamples of n - 1 of n rounds and of blocks inside them, float64 [resamples].
 
-    As many rounds as there are would make the spread between few rounds too small. Source: Rao and Wu, Resampling
+    Resampling n rounds would underestimate the spread between few rounds. Source: Rao and Wu, Resampling
     inference with complex survey data (1988).
     """
     if len(rounds) == 1:
@@ -160,21 +162,17 @@ def _round_medians(rounds: Sequence[Samples], resamples: int, seed: int) -> NDAr
                 length, starts = _block_starts(values[i].size, min(most, count - done), rng)
                 parts.append(_resampled(values[i], starts, length))
             medians.append(np.median(np.concatenate(parts, axis=1), axis=1))
-    return rng.permutation(np.concatenate(medians))  # in the order of the draws again: the other side's is its own
+    return rng.permutation(np.concatenate(medians))  # unsorted, so that a ratio does not pair equal choices of rounds
 
 
 def _block_starts(size: int, resamples: int, rng: np.random.Generator) -> tuple[int, NDArray[np.int32]]:
-    """Return (block length, where the blocks of each resample start)."""
+    """Return (block length, first sample of each block, int32 [resamples, blocks])."""
     length = _block_length(size)
     return length, rng.integers(0, size, size=(resamples, -(-size // length)), dtype=np.int32)
 
 
 def _block_length(size: int) -> int:
     return max(1, round(size ** (1 / 3)))
-
-
-#: Values drawn at a time, so that the samples of a long run do not need gigabytes.
-_PICKS_AT_ONCE = 2**22
 
 
 def _resampled(values: NDArray[np.float64], starts: NDArray[np.int32], length: int) -> NDArray[np.float64]:

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from profiling.components.spec import Settings
 from profiling.errors import InputError
-from profiling.results.environment import Environment, decode_environment, encode_environment
+from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
 from profiling.results.frames import series_file
 from profiling.results.jsonl import append_record
 from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
-from profiling.results.run_folder import ENVIRONMENT_FILE, prepare_folder, write_json
+from profiling.results.run_folder import prepare_folder, write_json
 from profiling.results.schema_1 import upgraded_sections
 from profiling.run.job import Job, RunConfig, recovered_sections
 from profiling.run.process import Executor, InProcess, Isolated

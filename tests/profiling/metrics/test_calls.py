@@ -1,13 +1,9 @@
-"""Rows of calls against a clock that is known, and the break-even against arithmetic."""
-
-from dataclasses import replace
+"""Rows of calls against a clock that is known."""
 
 import pytest
 
 from profiling.errors import InputError
 from profiling.metrics.calls import Calls, rows
-from profiling.results.records import Record
-from profiling.results.rounds import break_even_calls
 
 
 def clock(first, each):
@@ -42,22 +38,3 @@ def test_one_call_is_always_measured():
 def test_nonsense_is_refused(options):
     with pytest.raises(InputError):
         Calls(**options)
-
-
-def record(variant, build, per_call):
-    metrics = {"calls": {"seconds_per_call": per_call}, "wall_ms": {"p50": per_call * 1e3}}
-    return Record("t", "c", variant, "ok", metrics=metrics, prepare={"seconds": build})
-
-
-def test_the_break_even_is_where_the_totals_cross():
-    baseline, compiled = record("baseline", 0.5, 0.010), record("compile", 20.5, 0.004)
-    calls = break_even_calls(compiled, baseline)
-
-    def total(item, number):
-        return item.prepare["seconds"] + number * item.metrics["calls"]["seconds_per_call"]
-
-    assert total(compiled, calls) <= total(baseline, calls)
-    assert total(compiled, calls - 1) > total(baseline, calls - 1)
-    assert break_even_calls(record("slow", 1.0, 0.011), baseline) is None
-    assert break_even_calls(record("quick", 0.1, 0.004), baseline) == 0
-    assert break_even_calls(replace(compiled, prepare=None), baseline) is None

@@ -111,8 +111,8 @@ def test_what_was_not_sampled_is_absent():
         ({"latency_ms": np.full(5, np.nan)}, {}, "a frame has no latency_ms"),
         ({"frame_ms": np.array([9.0, 9.0, 9.0, 9.0, -1.0])}, {}, "frame_ms is below 0"),
         ({"frame_ms": np.zeros(5)}, {}, "0 in half of the frames"),
-        ({"switches": np.zeros(4)}, {}, "not of 5 frames: switches"),
-        ({"host_sund_ms": np.zeros(5)}, {}, "not among the series: device_sund_ms"),
+        ({"switches": np.zeros(4)}, {}, "other lengths than 5 frames: switches"),
+        ({"host_sund_ms": np.zeros(5)}, {}, "series are missing: device_sund_ms"),
     ],
 )
 def test_what_is_refused(change, options, message):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from profiling.errors import InputError
-from profiling.results.run_folder import clear_refused, differences, new_folder, prepare_folder, write_text
+from profiling.results.run_folder import config_differences, new_folder, prepare_folder, remove_refused_run, write_text
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path):
@@ -26,8 +26,8 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 def test_differences_are_named_by_their_key():
     old = {"a": {"b": 1, "c": [1, 2]}, "resume": None, "cell_timeout": 5}
-    assert differences(old, {"a": {"b": 1, "c": [1, 2]}, "resume": "x", "cell_timeout": 9}) == []
-    assert differences(old, {"a": {"b": 2, "c": [1, 2]}, "d": 1}) == ["a.b", "d"]
+    assert config_differences(old, {"a": {"b": 1, "c": [1, 2]}, "resume": "x", "cell_timeout": 9}) == []
+    assert config_differences(old, {"a": {"b": 2, "c": [1, 2]}, "d": 1}) == ["a.b", "d"]
 
 
 def test_a_broken_config_is_told(tmp_path):
@@ -40,15 +40,15 @@ def test_a_refused_run_leaves_nothing_and_takes_nothing(tmp_path):
     run = tmp_path / "run"
     prepare_folder(run, {"a": 1}, None)
     (run / "cells" / "probe.log").touch()
-    clear_refused(run)
+    remove_refused_run(run)
     assert not run.exists()
 
     prepare_folder(run, {"a": 1}, None)
     (run / "mine.txt").write_text("kept")
-    clear_refused(run)
+    remove_refused_run(run)
     assert [path.name for path in run.iterdir()] == ["mine.txt"]
 
     (run / "results.jsonl").write_text("{}\n")
     (run / "config.yaml").write_text("a: 1\n")
-    clear_refused(run)
+    remove_refused_run(run)
     assert (run / "config.yaml").exists(), "a run that was there before"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from profiling.compare import main as compare
+from profiling.compare.__main__ import main as compare
 
 CELLS = ("component=[net,net_made]", "variant=[baseline]", "isolation=none", "rounds=2")
 
