@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from profiling.report.format import count_of, one_line
-from profiling.report.latency import NAMES
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, name_of
-from profiling.report.table import Column, Table
+from profiling.report.run_data import RunData, cell_table, first, itself, name_of
+from profiling.report.table import Column
 from profiling.results.record import KernelFile, Record
 
 #: Lines a cell that the console has for reasons; `report.md` holds all.
@@ -37,15 +36,16 @@ def compile_section(data: RunData) -> Section:
     phases = dict.fromkeys(name for record in compiled if record.compile for name in record.compile.phases)
     kernels = [(record, kernel) for record in data.records for kernel in record.kernels or ()]
     tables = (
-        Table("What was compiled", _compiled(data), compiled, depth="report"),
-        Table(
+        cell_table("What was compiled", _compiled(data), compiled, itself, depth="report"),
+        cell_table(
             "Seconds of compiling by phase",
-            (*NAMES, *(Column[Record](one_line(name), _phase(name), "s", unit="") for name in phases)),
+            [Column[Record](one_line(name), _phase(name), "s", unit="") for name in phases],
             [record for record in compiled if record.compile is not None and record.compile.phases],
+            itself,
             depth="report",
         ),
-        Table("What the compiler reported", _REASONS, reasons, depth="report"),
-        Table("Kernel files", _kernel_columns(data), kernels, depth="page"),
+        cell_table("What the compiler reported", _REASONS, reasons, first, depth="report"),
+        cell_table("Kernel files", _kernel_columns(data), kernels, first, depth="page"),
     )
     return Section("compile", "torch.compile", _lines(reasons), tables=tables)
 
@@ -54,7 +54,6 @@ def files_section(data: RunData) -> Section:
     """Return the traces and operator tables as links, and how they are opened."""
     rows = [record for record in data.records if record.trace is not None]
     columns = (
-        *NAMES,
         Column[Record]("trace", lambda record: data.link(record.trace.trace if record.trace else None)),
         Column[Record]("operator table", lambda record: data.link(record.trace.operators if record.trace else None)),
     )
@@ -62,7 +61,7 @@ def files_section(data: RunData) -> Section:
         "traces",
         "Traces",
         legend=(_PERFETTO,) if rows else (),
-        tables=(Table("Traces of the profiler", columns, rows, depth="report"),),
+        tables=(cell_table("Traces of the profiler", columns, rows, itself, depth="report"),),
     )
 
 
@@ -114,7 +113,6 @@ def _compiled(data: RunData) -> tuple[Column[Record], ...]:
         return lambda record: getattr(record.prepare, key, None)
 
     return (
-        *NAMES,
         Column("compiled in", lambda record: record.compile.compile_seconds if record.compile else None, "s"),
         *(Column[Record](title, count(key), "count") for key, title in _COUNTS),
         Column("report", lambda record: data.link(record.compile.index if record.compile else None)),
@@ -126,8 +124,6 @@ def _phase(name: str) -> Callable[[Record], float | None]:
 
 
 _REASONS = (
-    Column[_Reason]("component", lambda row: row[0].component),
-    Column[_Reason]("variant", lambda row: row[0].variant),
     Column[_Reason]("what", lambda row: row[1]),
     Column[_Reason]("id", lambda row: row[2]),
     Column[_Reason]("reason", lambda row: row[3]),
@@ -137,8 +133,6 @@ _REASONS = (
 
 def _kernel_columns(data: RunData) -> tuple[Column[_Kernel], ...]:
     return (
-        Column("component", lambda row: row[0].component),
-        Column("variant", lambda row: row[0].variant),
         Column("kernel", lambda row: row[1].name),
         Column("kind", lambda row: row[1].kind),
         Column("file", lambda row: data.link(row[1].file)),

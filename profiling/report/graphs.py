@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from profiling.report.format import Value
-from profiling.report.latency import NAMES
 from profiling.report.page import Section
-from profiling.report.run_data import RunData
-from profiling.report.table import Column, Table
+from profiling.report.run_data import RunData, cell_table, first, itself
+from profiling.report.table import Column
 from profiling.results.record import FxPass, Graphs, Record
 
 
@@ -16,8 +15,8 @@ def graphs_section(data: RunData) -> Section:
     """Return the tables of captured CUDA graphs and of torch.fx passes."""
     captured = [record for record in data.records if record.graphs is not None]
     passes = [(record, each) for record in data.records for each in record.passes or ()]
-    graphs = Table("CUDA graphs: a call without and with replay", _GRAPHS, captured)
-    table = Table("torch.fx passes, each against the module before it", _PASSES, passes, keys=3)
+    graphs = cell_table("CUDA graphs: a call without and with replay", _GRAPHS, captured, itself)
+    table = cell_table("torch.fx passes, each against the module before it", _PASSES, passes, first, keys=3)
     return Section("graphs", "CUDA graphs", tables=(graphs, table))
 
 
@@ -26,7 +25,6 @@ def _of(read: Callable[[Graphs], Value | None]) -> Callable[[Record], Value | No
 
 
 _GRAPHS = (
-    *NAMES,
     Column[Record]("launches without", _of(lambda graphs: getattr(graphs.host_launches, "before", None)), "count"),
     Column[Record]("launches with", _of(lambda graphs: getattr(graphs.host_launches, "after", None)), "count"),
     Column[Record]("without", _of(lambda graphs: getattr(graphs.wall_ms, "before", None)), "ms"),
@@ -41,8 +39,6 @@ _GRAPHS = (
 
 _Pass = tuple[Record, FxPass]
 _PASSES = (
-    Column[_Pass]("component", lambda row: row[0].component),
-    Column[_Pass]("variant", lambda row: row[0].variant),
     Column[_Pass]("pass", lambda row: row[1].name),
     Column[_Pass]("replaced", lambda row: row[1].replaced, "count"),
     Column[_Pass]("error", lambda row: row[1].rel_l2, "error"),

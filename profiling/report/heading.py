@@ -96,24 +96,20 @@ def _software(environment: Environment) -> list[str]:
 
 def _settings(environment: Environment) -> list[str]:
     return [
-        _reasoned(f"scale {environment.scale}" if environment.scale else "", environment.scale_reason),
+        "scale tiny (these times say nothing about the full networks)" * (environment.scale == "tiny"),
+        f"scale {environment.scale}" if environment.scale not in (None, "tiny") else "",
         environment.dtype or "",
         f"seed {environment.seed}" if environment.seed is not None else "",
-        _git("code", environment.user_git),
-        _git("tool", environment.tool_git),
+        _git("git", environment.user_git),
+        _git("tool git", environment.tool_git if environment.tool_git != environment.user_git else None),
         (environment.captured_at or "")[:16].replace("T", " "),
     ]
-
-
-def _reasoned(setting: str, reason: str | None) -> str:
-    # Small networks are explained: their times say nothing about the full ones.
-    return f"{setting} ({reason})" if setting == "scale tiny" and reason else setting
 
 
 def _git(what: str, git: Git | None) -> str:
     if git is None or not git.revision:
         return ""
-    return f"{what} git {git.revision[:12]}{' (dirty)' if git.dirty else ''}"
+    return f"{what} {git.revision[:12]}{' (dirty)' if git.dirty else ''}"
 
 
 def _rate(rate: float, unit: str) -> str:

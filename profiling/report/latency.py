@@ -29,8 +29,8 @@ from profiling.report.charts import (
 )
 from profiling.report.format import Value, estimate, one_line
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, Samples, cell_words, wrong_because
-from profiling.report.table import Column, Table
+from profiling.report.run_data import RunData, Samples, cell_table, cell_words, first, itself, wrong_because
+from profiling.report.table import Column
 from profiling.results.judgement import baseline_name, by_component, claimed_speedup, correct_baseline
 from profiling.results.record import LatencyConditions, Record, Summary
 from profiling.results.stats import OUTLIER_MADS
@@ -50,12 +50,12 @@ def latency_section(data: RunData) -> Section:
     baselines = {baseline_name(data.groups[record.component]) for record in rows}
     # The totals of a sweep say more than the times of single calls.
     depth = "report" if any(record.call_points for record in rows) else "console"
-    variants = Table("Variants", _variants(data, baselines), rows, strike=is_wrong, depth=depth)
-    timing = Table(
-        "How the times were taken", _TIMING, [r for r in rows if r.metrics.wall_ms], strike=is_wrong, depth="report"
-    )
-    drift = Table("Error against eager by call", _DRIFT, [r for r in data.records if r.metrics.drift], depth="report")
-    other = Table("Other metrics", _OTHER, list(_other(data.records)), keys=3)
+    variants = cell_table("Variants", _variants(data, baselines), rows, itself, depth=depth)
+    timed = [record for record in rows if record.metrics.wall_ms is not None]
+    timing = cell_table("How the times were taken", _TIMING, timed, itself, depth="report")
+    drifts = [record for record in data.records if record.metrics.drift is not None]
+    drift = cell_table("Error against eager by call", _DRIFT, drifts, itself, depth="report")
+    other = cell_table("Other metrics", _OTHER, list(_other(data.records)), first, keys=3)
     return Section(
         "latency", "Latency", legend=_legend(rows), tables=(variants, timing, drift, other), charts=(_medians(data),)
     )
@@ -80,15 +80,9 @@ def distribution_section(data: RunData) -> Section:
     return Section("distribution", "Distribution and samples", charts=charts, depth="page")
 
 
-def is_wrong(record: Record) -> bool:
-    """Say whether the record's times count for nothing."""
-    return not record.is_correct
-
-
 def _variants(data: RunData, baselines: set[str]) -> tuple[Column[Record], ...]:
     against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
     return (
-        *NAMES,
         Column("status", lambda record: wrong_because(record) or None),
         _clock("wall_ms", "p50", "p50"),
         _clock("wall_ms", "p99", "p99"),
@@ -133,10 +127,6 @@ def _tolerance(record: Record) -> float | None:
     return parity.loss_tolerance if parity.weights_judged is False else parity.tolerance
 
 
-NAMES = (
-    Column[Record]("component", lambda record: record.component),
-    Column[Record]("variant", lambda record: record.variant),
-)
 #: What a variant costs beside its time: memory, preparation, accuracy.
 COST_COLUMNS = (
     Column[Record]("error", _error, "error"),
@@ -173,7 +163,6 @@ def _wall(read: Callable[[Summary], Value | None]) -> Read:
 
 
 _TIMING = (
-    *NAMES,
     Column[Record]("samples", _wall(lambda wall: wall.n), "count"),
     Column[Record]("stopped by", _wall(lambda wall: wall.stopped_by)),
     Column[Record]("outliers (kept)", _wall(lambda wall: wall.outliers), "count"),
@@ -208,15 +197,12 @@ def _drift(call: int) -> Read:
 
 
 _DRIFT = (
-    *NAMES,
     *(Column[Record](f"call {call}", _drift(call), "error") for call in _DRIFT_CALLS),
     Column[Record]("worst", lambda record: record.metrics.drift.max if record.metrics.drift else None, "error"),
 )
 
 _Other = tuple[Record, str, str, Any]
 _OTHER = (
-    Column[_Other]("component", lambda row: row[0].component),
-    Column[_Other]("variant", lambda row: row[0].variant),
     Column[_Other]("metric", lambda row: row[1]),
     Column[_Other]("of", lambda row: row[2]),
     Column[_Other]("value", lambda row: row[3], "number"),

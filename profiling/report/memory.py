@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from profiling.report.charts import Chart, Figure, View, axis, bars, figure
 from profiling.report.format import MIB
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_words
-from profiling.report.table import Column, Table
+from profiling.report.run_data import RunData, cell_table, cell_words
+from profiling.report.table import Column
 from profiling.results.record import Record
 
 KINDS = {
@@ -40,8 +40,6 @@ def memory_section(data: RunData) -> Section:
     """Return the table of memory by phase, and a view for each component and kind."""
     phases = [phase for record in data.records for phase in phases_of(record)]
     columns = (
-        Column[Phase]("component", lambda row: row.record.component),
-        Column[Phase]("variant", lambda row: row.record.variant),
         Column[Phase]("phase", lambda row: row.name),
         *(Column[Phase](title, lambda row, kind=kind: row.sizes.get(kind), "MiB") for kind, title in KINDS.items()),
     )
@@ -52,7 +50,7 @@ def memory_section(data: RunData) -> Section:
         if (drawn := _figure(data, group, kind, title))
     ]
     chart = Chart("memory", "Memory by phase", views, "A phase in which a kind was not measured has no bar.")
-    table = Table("Memory by phase", columns, phases, keys=3, depth="report")
+    table = cell_table("Memory by phase", columns, phases, lambda row: row.record, keys=3, depth="report")
     return Section("memory", "Memory", tables=(table,), charts=(chart,))
 
 

@@ -35,11 +35,11 @@ from profiling.report.format import (
     signed,
     significant,
 )
-from profiling.report.latency import COST_COLUMNS, NAMES, is_wrong
+from profiling.report.latency import COST_COLUMNS
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
-from profiling.report.run_data import RunData, Samples, cell_words, name_of, wrong_because
-from profiling.report.table import Column, Depth, Table
+from profiling.report.run_data import RunData, Samples, cell_table, cell_words, first, itself, name_of, wrong_because
+from profiling.report.table import Column, Depth
 from profiling.results.record import BudgetPart, Deadline, MemoryTrend, Realtime, Record, SlowFrame, SlowFrames, Summary
 
 #: Slow frames of a variant that are listed; the record holds more.
@@ -73,12 +73,12 @@ def realtime_section(data: RunData) -> Section:
         (r, kind, r.realtime.memory[kind]) for r in rows if r.realtime for kind in _KINDS if kind in r.realtime.memory
     ]
     tables = (
-        Table("Frames", _FRAME_COLUMNS, rows, strike=is_wrong),
-        Table("Stage budget, medians", _BUDGET, list(_parts(rows)), strike=_is_wrong_part, keys=3),
-        Table("Deadlines", _DEADLINES, deadlines, strike=lambda row: not row[0].is_correct, depth="report"),
-        Table("Slow frames by cause", _CAUSES, list(_causes(rows)), strike=lambda row: not row[0].is_correct, keys=3),
-        Table("Slowest frames", _SLOW, list(_slowest(rows)), strike=lambda row: not row[0].is_correct, depth="report"),
-        Table("Memory over the frames", _MEMORY, trends, keys=3, depth="console" if leaks else "report"),
+        cell_table("Frames", _FRAME_COLUMNS, rows, itself),
+        cell_table("Stage budget, medians", _BUDGET, list(_parts(rows)), first, keys=3),
+        cell_table("Deadlines", _DEADLINES, deadlines, first, depth="report"),
+        cell_table("Slow frames by cause", _CAUSES, list(_causes(rows)), first, keys=3),
+        cell_table("Slowest frames", _SLOW, list(_slowest(rows)), first, depth="report"),
+        cell_table("Memory over the frames", _MEMORY, trends, first, keys=3, depth="console" if leaks else "report"),
     )
     series, unread = data.frame_times
     views = [View(cell_words(each.record, component=True), _frames_figure(each, len(series))) for each in series]
@@ -271,7 +271,6 @@ def _held(record: Record) -> str | None:
 
 
 _FRAME_COLUMNS = (
-    *NAMES,
     Column[Record]("status", lambda record: wrong_because(record) or None),
     *(_summary(f"frame {key}", "frame_ms", key) for key in ("p50", "p95", "p99", "max")),
     Column[Record]("late", _loop(lambda loop: loop.late), "count", measured=True, unit="frames"),
@@ -286,17 +285,11 @@ _FRAME_COLUMNS = (
 
 _Part = tuple[Record, str, BudgetPart]
 _BUDGET = (
-    Column[_Part]("component", lambda row: row[0].component),
-    Column[_Part]("variant", lambda row: row[0].variant),
     Column[_Part]("stage", lambda row: row[1]),
     Column[_Part]("GPU", lambda row: row[2].device_ms, "ms", measured=True),
     Column[_Part]("host", lambda row: row[2].host_ms, "ms", measured=True),
     Column[_Part]("of the budget", lambda row: row[2].share, "percent", measured=True),
 )
-
-
-def _is_wrong_part(row: _Part) -> bool:
-    return not row[0].is_correct
 
 
 def _parts(rows: Sequence[Record]) -> Iterator[_Part]:
@@ -318,8 +311,6 @@ def _underruns(size: str) -> Callable[[_Rate], float | None]:
 
 
 _DEADLINES = (
-    Column[_Rate]("component", lambda row: row[0].component),
-    Column[_Rate]("variant", lambda row: row[0].variant),
     Column[_Rate]("FPS", lambda row: row[1].fps, "fps"),
     Column[_Rate]("budget", lambda row: row[1].budget_ms, "ms"),
     Column[_Rate]("holds", lambda row: row[1].holds if row[0].is_correct else None, "flag"),
@@ -331,8 +322,6 @@ _DEADLINES = (
 
 _Cause = tuple[Record, SlowFrames, str, int]
 _CAUSES = (
-    Column[_Cause]("component", lambda row: row[0].component),
-    Column[_Cause]("variant", lambda row: row[0].variant),
     Column[_Cause]("cause", lambda row: row[2]),
     Column[_Cause]("frames", lambda row: row[3], "count"),
     Column[_Cause]("slow frames in all", lambda row: row[1].count, "count"),
@@ -349,8 +338,6 @@ def _causes(rows: Sequence[Record]) -> Iterator[_Cause]:
 
 _Slow = tuple[Record, SlowFrame]
 _SLOW = (
-    Column[_Slow]("component", lambda row: row[0].component),
-    Column[_Slow]("variant", lambda row: row[0].variant),
     Column[_Slow]("frame", lambda row: row[1].frame, "count"),
     Column[_Slow]("time", lambda row: row[1].ms, "ms", measured=True),
     Column[_Slow]("causes", lambda row: ", ".join(row[1].causes) or None),
@@ -366,8 +353,6 @@ def _slowest(rows: Sequence[Record]) -> Iterator[_Slow]:
 
 _Trend = tuple[Record, str, MemoryTrend]
 _MEMORY = (
-    Column[_Trend]("component", lambda row: row[0].component),
-    Column[_Trend]("variant", lambda row: row[0].variant),
     Column[_Trend]("kind", lambda row: _KINDS[row[1]]),
     *(Column[_Trend](key, lambda row, key=key: getattr(row[2], key), "MiB") for key in ("first", "last", "min", "max")),
     Column[_Trend]("growth", lambda row: estimate(row[2].bytes_per_frame, row[2].ci95), "number", unit="bytes/frame"),

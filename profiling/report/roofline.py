@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from profiling.report.format import one_line, significant, times
 from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, name_of
+from profiling.report.run_data import RunData, cell_table, name_of
 from profiling.report.table import Column, Table
 from profiling.results.judgement import correct_baseline, fastest_correct
 from profiling.results.record import Record, RooflinePart
@@ -126,9 +126,9 @@ def roofline_section(data: RunData) -> Section:
         for r in data.records
         if r.roofline is not None and r.roofline.parts
     ]
-    rooflines = Table("Roofline", _ROOFLINE, [*calls, *wholes], strike=_is_wrong, depth="report")
+    rooflines = cell_table("Roofline", _ROOFLINE, [*calls, *wholes], _record_of, depth="report")
     reasons = [call for call in calls if call.roofline.bound is not None and call.record.is_correct]
-    why = Table("What bounds it, and why", _REASON, reasons, depth="report")
+    why = cell_table("What bounds it, and why", _REASON, reasons, _record_of, depth="report")
     predictions = Table(
         "Predicted and measured medians", _PREDICTION, _predictions(calls, data.records), depth="report"
     )
@@ -142,8 +142,8 @@ def roofline_section(data: RunData) -> Section:
     )
 
 
-def _is_wrong(call: Judged) -> bool:
-    return not call.record.is_correct
+def _record_of(call: Judged) -> Record:
+    return call.record
 
 
 def _predictions(calls: Sequence[Judged], records: Sequence[Record]) -> list[_Predicted]:
@@ -177,13 +177,9 @@ def _work(name: str) -> Callable[[Judged], float | None]:
     return lambda call: getattr(call.roofline.device_work, name, None)
 
 
-_NAMES = (
-    Column[Judged]("component", lambda call: call.record.component),
-    Column[Judged]("variant", lambda call: call.record.variant),
-    Column[Judged]("stage", lambda call: call.stage),
-)
+_STAGE = Column[Judged]("stage", lambda call: call.stage)
 _ROOFLINE = (
-    *_NAMES,
+    _STAGE,
     Column[Judged]("roofline", _ms("roofline_ms"), "ms"),
     Column[Judged]("memory", _ms("memory_ms"), "ms"),
     Column[Judged]("compute", _ms("compute_ms"), "ms"),
@@ -195,7 +191,7 @@ _ROOFLINE = (
     Column[Judged]("bound by", lambda call: call.roofline.bound),
 )
 _REASON = (
-    *_NAMES,
+    _STAGE,
     Column[Judged]("bound by", lambda call: call.roofline.bound),
     Column[Judged]("evidence, the decisive first", lambda call: "; ".join(call.roofline.evidence) or None),
     Column[Judged]("next", lambda call: call.roofline.advice),

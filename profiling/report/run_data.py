@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from profiling.errors import InputError
 from profiling.report.charts import palette
 from profiling.report.format import Link, one_line
+from profiling.report.table import Column, Depth, Table
 from profiling.results.environment import Environment, read_environment
 from profiling.results.frames import read_series, series_file
 from profiling.results.jsonl import read_records
@@ -21,6 +23,8 @@ from profiling.results.judgement import by_component
 from profiling.results.record import Record
 
 _CONFIG_FILE = "config.yaml"
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,33 @@ def load_run(folder: Path) -> RunData:
     """
     results = read_records(folder)
     return RunData(results.records, read_environment(folder), folder, results.skipped_lines)
+
+
+def cell_table(
+    title: str,
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    record_of: Callable[[Row], Record],
+    notes: Sequence[str] = (),
+    keys: int = 2,
+    depth: Depth = "console",
+) -> Table[Row]:
+    """Return a table whose rows belong to cells: `columns` after component and variant, struck where not correct."""
+    names: tuple[Column[Row], ...] = (
+        Column("component", lambda row: record_of(row).component),
+        Column("variant", lambda row: record_of(row).variant),
+    )
+    return Table(title, (*names, *columns), rows, notes, lambda row: not record_of(row).is_correct, keys, depth)
+
+
+def itself(record: Record) -> Record:
+    """Return the record: the row of a table with a row a cell."""
+    return record
+
+
+def first(row: tuple[Any, ...]) -> Record:
+    """Return the record of a row that is a tuple, its first element."""
+    return row[0]
 
 
 def name_of(record: Record) -> str:

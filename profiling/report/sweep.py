@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 from profiling.report.charts import Chart, Figure, View, axis, figure, line
 from profiling.report.format import Computed, Value, count_of
-from profiling.report.latency import NAMES, is_wrong
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_words
-from profiling.report.table import Column, Table
+from profiling.report.run_data import RunData, cell_table, cell_words, itself
+from profiling.report.table import Column
 from profiling.results.judgement import by_component, claimed_speedup, correct_baseline
 from profiling.results.record import Record
 
@@ -40,9 +39,9 @@ def sweep_section(data: RunData) -> Section:
     views = [View(component, _figure(data, group)) for component, group in correct.items()]
     note = "Hollow: computed from the time of a call. Failed and invalid cells are left out."
     tables = (
-        Table("Total time with preparation", (*NAMES, *totals[True], *pays), rows, strike=is_wrong),
-        Table("Total time without preparation", (*NAMES, *totals[False]), rows, strike=is_wrong, depth="report"),
-        Table("Memory held", _MEMORY, rows, depth="report"),
+        cell_table("Total time with preparation", (*totals[True], *pays), rows, itself),
+        cell_table("Total time without preparation", totals[False], rows, itself, depth="report"),
+        cell_table("Memory held", _MEMORY, rows, itself, depth="report"),
     )
     chart = Chart("sweep", "Total time over calls, with preparation", views, note)
     return Section("sweep", "Calls in a row", legend=legend, tables=tables, charts=(chart,))
@@ -101,7 +100,6 @@ def _graphs_held(record: Record) -> float | None:
 
 
 _MEMORY = (
-    *NAMES,
     Column[Record]("allocated", _phase("allocated"), "MiB"),
     Column[Record]("reserved", _phase("reserved"), "MiB"),
     Column[Record]("peak held", lambda record: record.memory.peak_held if record.memory else None, "MiB"),

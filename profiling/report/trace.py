@@ -23,10 +23,9 @@ from profiling.report.charts import (
     tree,
 )
 from profiling.report.format import count_of, decimals, one_line, percent, significant
-from profiling.report.latency import is_wrong
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_words, name_of
-from profiling.report.table import Column, Table
+from profiling.report.run_data import RunData, cell_table, cell_words, itself, name_of
+from profiling.report.table import Column
 from profiling.results.judgement import by_component, fastest_correct
 from profiling.results.record import HostWait, Kernel, KernelClass, ModuleTime, Record, TraceAnalysis
 
@@ -45,6 +44,7 @@ _ROOT, _LOST = ".", ".."
 #: Copies over the bus, as CUPTI names them: the bandwidth of the device's memory does not bound them.
 _CROSSES = re.compile(r"Memcpy (HtoD|DtoH)")
 
+_BUS = "Waits of the host, and copies between host and device"
 _PROFILED = "Under the profiler the host is slower, and replays by up to a tenth: idle time is longer than when timed."
 _OF_CEILINGS = (
     "Of the bandwidth: the faster of the copy and read ceilings; above 100%, bytes came from a cache. "
@@ -110,21 +110,13 @@ def trace_section(data: RunData) -> Section:
     waits = [_Wait(record, each) for record, trace in traces for each in (*trace.waits, *trace.copies)]
     kernels, modules = list(_kernels(traced, data)), list(_modules(traced))
     waiting = [record for record, trace in traces if trace.waits or trace.copies]
+    module_notes = (_SELF, *_sources(traced, "modules_from"))
     tables = (
-        Table("GPU time of a call, busy and idle", _BUSY, seen, (_PROFILED,), is_wrong, depth="report"),
-        Table("GPU time by class of kernel", _CLASSES, classes, (), _is_wrong, 3, "report"),
-        Table("Kernels by total time", _KERNEL, kernels, (_OF_CEILINGS,), _is_wrong, 3, "report"),
-        Table(
-            "Time by submodule", _MODULE, modules, (_SELF, *_sources(traced, "modules_from")), _is_wrong, 3, "report"
-        ),
-        Table(
-            "Waits of the host, and copies between host and device",
-            _WAITS,
-            waits,
-            _sources(waiting, "lines_from"),
-            _is_wrong,
-            depth="report",
-        ),
+        cell_table("GPU time of a call, busy and idle", _BUSY, seen, itself, (_PROFILED,), depth="report"),
+        cell_table("GPU time by class of kernel", _CLASSES, classes, _record_of, (), 3, "report"),
+        cell_table("Kernels by total time", _KERNEL, kernels, _record_of, (_OF_CEILINGS,), 3, "report"),
+        cell_table("Time by submodule", _MODULE, modules, _record_of, module_notes, 3, "report"),
+        cell_table(_BUS, _WAITS, waits, _record_of, _sources(waiting, "lines_from"), depth="report"),
     )
     charts = (
         Chart(
@@ -182,8 +174,8 @@ def _trace(record: Record) -> TraceAnalysis:
     return record.trace_analysis if record.trace_analysis is not None else TraceAnalysis()
 
 
-def _is_wrong(row: _Class | _Wait | _Kernel | _Module) -> bool:
-    return not row.record.is_correct
+def _record_of(row: _Class | _Wait | _Kernel | _Module) -> Record:
+    return row.record
 
 
 def _line(trace: TraceAnalysis) -> str:
@@ -269,8 +261,6 @@ def _modules(records: Sequence[Record]) -> Iterator[_Module]:
 
 
 _BUSY = (
-    Column[Record]("component", lambda row: row.component),
-    Column[Record]("variant", lambda row: row.variant),
     Column[Record]("calls traced", lambda row: _trace(row).calls, "count"),
     Column[Record]("kernels, copies, fills", lambda row: _trace(row).count, "count"),
     Column[Record]("span", lambda row: _trace(row).span_ms, "ms", measured=True),
@@ -286,16 +276,12 @@ _BUSY = (
     Column[Record]("sum of kernels", lambda row: _trace(row).kernel_ms, "ms", measured=True),
 )
 _CLASSES = (
-    Column[_Class]("component", lambda row: row.record.component),
-    Column[_Class]("variant", lambda row: row.record.variant),
     Column[_Class]("class", lambda row: row.kernels.kind),
     Column[_Class]("kernels", lambda row: row.kernels.count, "count"),
     Column[_Class]("total", lambda row: row.kernels.ms, "ms", measured=True),
     Column[_Class]("share", lambda row: row.kernels.share, "percent"),
 )
 _KERNEL = (
-    Column[_Kernel]("component", lambda row: row.record.component),
-    Column[_Kernel]("variant", lambda row: row.record.variant),
     Column[_Kernel]("kernel", lambda row: row.name),
     Column[_Kernel]("class", lambda row: row.kind),
     Column[_Kernel]("count", lambda row: row.count, "count"),
@@ -308,8 +294,6 @@ _KERNEL = (
     Column[_Kernel]("of the FLOP ceiling", lambda row: row.of_flops, "percent"),
 )
 _MODULE = (
-    Column[_Module]("component", lambda row: row.record.component),
-    Column[_Module]("variant", lambda row: row.record.variant),
     Column[_Module]("module", lambda row: row.name),
     Column[_Module]("modules", lambda row: row.modules, "count"),
     Column[_Module]("count", lambda row: row.count, "count"),
@@ -319,8 +303,6 @@ _MODULE = (
     Column[_Module]("self", lambda row: row.self_share, "percent", unit="share"),
 )
 _WAITS = (
-    Column[_Wait]("component", lambda row: row.record.component),
-    Column[_Wait]("variant", lambda row: row.record.variant),
     Column[_Wait]("what", lambda row: row.wait.what),
     Column[_Wait]("line", lambda row: row.wait.line),
     Column[_Wait]("code", lambda row: row.wait.code),

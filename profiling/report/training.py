@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from profiling.report.charts import Chart, Figure, View, axis, figure, line, scale
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_words
-from profiling.report.table import Column, Table
+from profiling.report.run_data import RunData, cell_table, cell_words
+from profiling.report.table import Column
 from profiling.results.judgement import by_component
 from profiling.results.record import Record, TrainingStepRow
 
@@ -40,7 +40,10 @@ def training_section(data: RunData) -> Section:
     )
     steps = [step for record in trained for step in _steps(record)]
     return Section(
-        "training", "Training", tables=(Table("Logged steps", _COLUMNS, steps, depth="report"),), charts=charts
+        "training",
+        "Training",
+        tables=(cell_table("Logged steps", _COLUMNS, steps, lambda step: step.record, depth="report"),),
+        charts=charts,
     )
 
 
@@ -53,8 +56,6 @@ def _steps(record: Record) -> Iterator[_Step]:
 
 
 _COLUMNS = (
-    Column[_Step]("component", lambda row: row.record.component),
-    Column[_Step]("variant", lambda row: row.record.variant),
     Column[_Step]("step", lambda row: row.step.step, "count"),
     Column[_Step]("loss", lambda row: row.step.loss, "number"),
     Column[_Step]("eager's loss", lambda row: row.eager_loss, "number"),
