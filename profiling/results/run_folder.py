@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 
 from profiling.errors import InputError, python_command
 from profiling.results.environment import ENVIRONMENT_FILE
@@ -64,6 +63,8 @@ def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> 
         InputError: the folder holds a run and `resume` is None, or there is no run to resume, or its config is another.
 
     """
+    import yaml  # only here: a report, which writes files too, needs no package that it does not use
+
     if resume is None:
         if (run / RESULTS_FILE).exists():
             raise InputError(f"{run} holds a run already. Choose another hydra.run.dir, or add resume={run} to go on.")
@@ -83,6 +84,8 @@ def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> 
 
 
 def _read_config(path: Path) -> Any:
+    import yaml
+
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -31,7 +31,7 @@ ENVIRONMENT: dict[str, Any] = {
 }
 WITHOUT_TORCH = """
 import runpy, sys
-for name in ("torch", "triton", "hydra", "omegaconf", "scipy", "rich", "requests", "psutil"):
+for name in ("torch", "triton", "hydra", "omegaconf", "yaml", "scipy", "rich", "requests", "psutil", "safetensors", "nvtx"):
     sys.modules[name] = None
 sys.argv = ["report", sys.argv[1]]
 runpy.run_module("profiling.report", run_name="__main__")
