@@ -35,7 +35,7 @@ import torch
 import yaml
 
 from profiling.compare.cells import PASSED, SLOWER, CellComparison, compare_cells, exit_code
-from profiling.compare.loaded_run import LoadedRun, load_run
+from profiling.compare.loaded_run import LoadedRun, read_run
 from profiling.errors import InputError
 from profiling.report.format import count_of, estimate
 from profiling.report.table import Column, Table, markdown
@@ -145,7 +145,7 @@ def pair_of(kind: Kind, a: Path, b: Path, name: str, variant: str) -> Pair:
         InputError: a run without the cell.
 
     """
-    before, after = (load_run(folder, f"{name}.{variant}") for folder in (a, b))
+    before, after = (read_run(folder, f"{name}.{variant}") for folder in (a, b))
     cells = compare_cells(before, after, THRESHOLD)
     device, host = _p50(before, "device_ms"), _p50(before, "host_ms")
     ratio = _ratio(_p50(after, "device_ms"), device)

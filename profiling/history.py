@@ -24,7 +24,7 @@ from profiling.compare.command import (
     titled_table,
     write_page,
 )
-from profiling.compare.loaded_run import LoadedRun, load_run, median_ms
+from profiling.compare.loaded_run import LoadedRun, median_ms, read_run
 from profiling.errors import InputError
 from profiling.report.charts import GREY, Chart, Figure, View, axis, error_bars, figure, line, palette, plain, points
 from profiling.report.format import ABSENT, count_of, estimate, one_line, show
@@ -94,7 +94,7 @@ def read_history(folder: Path) -> History:
     history: dict[str, list[HistoryPoint]] = {}
     for run in runs:
         try:
-            points_of_run = _points(load_run(run), os.path.relpath(run, folder))
+            points_of_run = _points(read_run(run), os.path.relpath(run, folder))
         except (InputError, OSError) as error:
             print(f"skipped {run}: {error}", file=sys.stderr)
             continue
@@ -105,7 +105,8 @@ def read_history(folder: Path) -> History:
             history.setdefault(title, []).append(point)
     if not history:
         raise InputError(f"{folder}: none of its {len(runs)} runs has a correct cell with times.")
-    return {title: _ordered(series) for title, series in history.items()}
+    longest_first = sorted(history.items(), key=lambda item: -len(item[1]))
+    return {title: _ordered(series) for title, series in longest_first}
 
 
 def _ordered(series: Sequence[HistoryPoint]) -> tuple[HistoryPoint, ...]:
@@ -174,7 +175,7 @@ def history_page(history: History, folder: Path) -> str:
     dates = sorted(point.date for series in history.values() for point in series if point.date)
     heading = f"{folder}: {count_of(len(runs), 'run')}{f', {dates[0]} to {dates[-1]}' if dates else ''}"
     title = "The fastest correct variant of each run"
-    section = Section("history", title, _legend(history), tables=_tables(history), charts=(_chart(history),))
+    section = Section("history", title, legend=_legend(history), tables=_tables(history), charts=(_chart(history),))
     return render_page(f"history: {one_line(folder.resolve().name)}", [one_line(heading)], [section])
 
 
@@ -232,7 +233,7 @@ def _figure(series: Sequence[HistoryPoint], markers: Mapping[str, tuple[str, str
     if dated:
         places, x = [instant.isoformat() for instant in instants], axis("start of the run, UTC", type="date")
     else:
-        places = [f"{number}: {point.date or 'undated'}" for number, point in enumerate(series, 1)]
+        places = [f"{number}: {_date(point) or 'undated'}" for number, point in enumerate(series, 1)]
         x = axis("run, in order", type="category")
     medians = [point.p50_ms for point in series]
     traces: list[dict[str, Any]] = [line("fastest", places, medians, GREY, 1.0, hoverinfo="skip", showlegend=False)]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.compare.command import check_page_path, describe_error, parse_options, write_page
-from profiling.compare.loaded_run import load_run
+from profiling.compare.loaded_run import read_run
 from profiling.compare.output import EXIT_CODES, Comparison, comparison_page, comparison_text
 from profiling.errors import InputError
 
@@ -48,7 +48,7 @@ def _compare(options: argparse.Namespace) -> int:
         raise InputError(f"--threshold {options.threshold} must be between 0 and 1; 0.02 is 2%.")
     if options.html:
         check_page_path(options.html)
-    a, b = (load_run(path, options.cells) for path in (options.a, options.b))
+    a, b = (read_run(path, options.cells) for path in (options.a, options.b))
     comparison = Comparison(a, b, options.threshold)
     print(comparison_text(comparison, as_markdown=options.markdown))
     if options.html:

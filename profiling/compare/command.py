@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from profiling.errors import InputError, install_hint
-from profiling.report.format import escaped, one_line
-from profiling.report.table import WIDTH, AnyTable, console, markdown
+from profiling.report.format import escaped, one_line, replace_unprintable
+from profiling.report.table import AnyTable, console, markdown, wrapped_line
 from profiling.results.run_folder import write_text
 
 _SUFFIX = ".html"
@@ -22,8 +20,7 @@ def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | No
     """Add the options of both commands to `parser` and parse the command line."""
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, for a pull request")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to FILE.html, too")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows a ?
+    replace_unprintable()
     return parser.parse_args(arguments)
 
 
@@ -79,5 +76,4 @@ def paragraph(lines: Iterable[str], *, as_markdown: bool = False) -> str:
     """Return the lines, each broken to the width of the console, or as a Markdown list."""
     if as_markdown:
         return "\n".join(f"- {escaped(line)}" for line in lines)
-    broken = (textwrap.wrap(one_line(line), WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
-    return "\n".join(line for parts in broken for line in parts)
+    return "\n".join(map(wrapped_line, lines))

@@ -64,7 +64,7 @@ class LoadedRun:
             yield f"{ENVIRONMENT_FILE}: {field.partition(':')[0]}"
 
 
-def load_run(path: Path, cells: str | None = None) -> LoadedRun:
+def read_run(path: Path, cells: str | None = None) -> LoadedRun:
     """Read a run's folder or a file of records; environment, config and frames are read from beside the records.
 
     `cells` is a glob over <component>.<variant>; cells that do not match are left out.

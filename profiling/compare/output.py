@@ -91,7 +91,7 @@ def comparison_page(comparison: Comparison) -> str:
     sections = [
         Section("verdict", "Verdict", (*conclusion(comparison), f"{EXIT_CODES.capitalize()}.")),
         Section("differences", "Differences", _difference_lines(comparison), tables=(differences,)),
-        Section("cells", "Cells", _legend(comparison), tables=(cells,), charts=(_ratio_chart(comparison),)),
+        Section("cells", "Cells", legend=_legend(comparison), tables=(cells,), charts=(_ratio_chart(comparison),)),
         Section("changes", "What else changed", _unmeasured(comparison), tables=tuple(_change_tables(comparison))),
         Section("commands", "Commands of the runs", text=commands),
     ]
@@ -126,7 +126,7 @@ def _command(run: LoadedRun) -> str:
 
 
 def _differences_table(comparison: Comparison) -> Table[Difference]:
-    return _table_of_differences("Differences between the runs", run_differences(comparison.a, comparison.b))
+    return _table_of_differences("Differences in environment and options", run_differences(comparison.a, comparison.b))
 
 
 def _difference_lines(comparison: Comparison) -> tuple[str, ...]:

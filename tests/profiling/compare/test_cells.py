@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from planted_runs import WARM, WRONG, cell, failed, in_rounds, loop, measured, noisy, write_run
 
 from profiling.compare.cells import compare_cells, different_work, exit_code
-from profiling.compare.loaded_run import load_run
+from profiling.compare.loaded_run import read_run
 from profiling.results.frames import write_series
 from profiling.results.record import SoundWindow
 
@@ -18,7 +18,7 @@ T = 0.02
 @pytest.fixture
 def runs(tmp_path):
     def make(a, b):
-        return load_run(write_run(tmp_path / "a", *a)), load_run(write_run(tmp_path / "b", *b))
+        return read_run(write_run(tmp_path / "a", *a)), read_run(write_run(tmp_path / "b", *b))
 
     return make
 

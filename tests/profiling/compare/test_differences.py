@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from planted_runs import ENVIRONMENT, MIB, PARITY, TRACE, WARM, analysed, cell, failed, write_run
 
 from profiling.compare.differences import cell_changes, run_differences, unknown_differences
-from profiling.compare.loaded_run import load_run
+from profiling.compare.loaded_run import read_run
 from profiling.results.record import Deadline, Idle, KernelFile, Memory, Metrics, Prepare, Realtime
 
 CELL = ("net", "baseline")
@@ -21,7 +21,7 @@ def differences(tmp_path):
 
     def compare(other, *, a=ENVIRONMENT, configs=("", ""), records=PLAIN):
         runs = [
-            load_run(write_run(tmp_path / name, record, environment=environment, config=config))
+            read_run(write_run(tmp_path / name, record, environment=environment, config=config))
             for name, record, environment, config in zip("ab", records, (a, other), configs, strict=True)
         ]
         return [(row.name, row.a, row.b) for row in run_differences(*runs)], unknown_differences(*runs)
@@ -135,7 +135,7 @@ def changes(tmp_path):
     """Return what changed in a cell; `prepare` may add files to the runs before they are read."""
 
     def compare(one, two, prepare=lambda folder: None):
-        runs = [load_run(write_run(tmp_path / name, record)) for name, record in (("a", one), ("b", two))]
+        runs = [read_run(write_run(tmp_path / name, record)) for name, record in (("a", one), ("b", two))]
         prepare(tmp_path)
         found = cell_changes(*runs, CELL)
         return [(row.name, row.a, row.b) for row in found.differences], found.only_in

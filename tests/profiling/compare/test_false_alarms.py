@@ -11,7 +11,7 @@ import pytest
 from planted_runs import cell, in_rounds, write_run
 
 from profiling.compare.cells import compare_cells, exit_code
-from profiling.compare.loaded_run import load_run
+from profiling.compare.loaded_run import read_run
 from profiling.metrics.sampling import Limits, Sample, collect
 from profiling.results.jsonl import read_results
 
@@ -50,7 +50,7 @@ def timed(series, rng, factor):
 def run_of(folder, series, rng, *, rounds, slowdown=1.0, drift=0.0):
     times = [timed(series, rng, slowdown * (1 + drift * rng.standard_normal())) for _ in range(rounds)]
     record = cell(samples=list(np.concatenate(times)))
-    return load_run(write_run(folder, in_rounds(record, *map(len, times)) if rounds > 1 else record))
+    return read_run(write_run(folder, in_rounds(record, *map(len, times)) if rounds > 1 else record))
 
 
 @pytest.fixture

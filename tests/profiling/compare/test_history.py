@@ -85,14 +85,14 @@ def test_a_run_that_cannot_be_read_is_skipped_with_a_line(runs, capsys, text):
 
 
 def test_an_unexpected_error_skips_the_run_that_raised_it(runs, capsys, monkeypatch):
-    load = history.load_run
+    load = history.read_run
 
     def fails_once(run):
         if run.name == "c":
             raise ValueError("planted")
         return load(run)
 
-    monkeypatch.setattr(history, "load_run", fails_once)
+    monkeypatch.setattr(history, "read_run", fails_once)
     assert main([str(runs)]) == 0
     printed = capsys.readouterr()
     assert "2026-01-02" not in printed.out
