@@ -1,4 +1,4 @@
-"""When does a variant pay: `python -m profiling.shape_sweep` runs components × shapes × variants × numbers of calls."""
+"""When does a variant pay off? Components × shapes × variants × numbers of calls: `python -m profiling.shape_sweep`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError, did_you_mean
 
 TARGET = "shape_sweep"
-#: What a component is swept over that says nothing itself.
+#: The sweep of a component whose YAML has none.
 DEFAULT_SWEEP = {"axis": "batch", "values": [1, 2, 4, 8]}
 
 
@@ -28,43 +28,44 @@ def run(cfg: DictConfig, folder: Path) -> int:
 
 
 def points_of(cfg: DictConfig, spec: ComponentSpec) -> list[ComponentSpec]:
-    """Return a component for each value of its axis, and with `together` one that is ready for all of them.
+    """Return the component at each value of its axis, and with `together` one that is prepared for all of them.
 
     Raises:
-        InputError: an axis that the component's inputs do not have, or values that are none.
+        InputError: an axis that the component's inputs do not have, or values that are not whole numbers from 1 up.
 
     """
     sweep = {**DEFAULT_SWEEP, **(spec.sweep or {})}
     axis = sweep["axis"] if cfg.axis is None else str(cfg.axis)
-    asked = sweep["values"] if cfg["values"] is None else cfg["values"]
-    values = list(asked) if OmegaConf.is_list(asked) or isinstance(asked, list) else [asked]
+    given = sweep["values"] if cfg["values"] is None else cfg["values"]
+    values = list(given) if OmegaConf.is_list(given) or isinstance(given, list) else [given]
     if not values or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
         raise InputError(f"values={values}: whole numbers from 1 up, values=[1,2,4,8] for example.")
-    points = [_at(cfg.component[spec.name], spec.name, axis, value) for value in sorted(set(values))]
+    points = [_point(cfg.component[spec.name], spec.name, axis, value) for value in sorted(set(values))]
     if cfg.together and len(points) > 1:
-        points.append(_together(points, spec.name, axis))
+        points.append(_all_points(points, spec.name, axis))
     return points
 
 
-def _at(node: DictConfig, name: str, axis: str, value: int) -> ComponentSpec:
-    """Return the component with `value` on `axis`, whatever is computed from it in the YAML computed again."""
+def _point(node: DictConfig, name: str, axis: str, value: int) -> ComponentSpec:
+    """Return the component with `value` on `axis`; whatever the YAML computes from it is computed again."""
     node = copy.deepcopy(node)
     OmegaConf.set_struct(node, False)
-    literal = not OmegaConf.is_interpolation(node, "frames_per_call") if "frames_per_call" in node else True
-    before = _set(node.inputs, axis, value, f"component.{name}.inputs")
-    if literal:
+    computed = "frames_per_call" in node and OmegaConf.is_interpolation(node, "frames_per_call")
+    before = _set_axis(node.inputs, axis, value, f"component.{name}.inputs")
+    if not computed:
         node.frames_per_call = _scaled(node.get("frames_per_call", 1), value, before)
     tiny = node.get("tiny")
-    if tiny and tiny.get("inputs") and _has(tiny.inputs, axis):
-        before = _set(tiny.inputs, axis, value, f"component.{name}.tiny.inputs")
+    if tiny and tiny.get("inputs") and _has_axis(tiny.inputs, axis):
+        before = _set_axis(tiny.inputs, axis, value, f"component.{name}.tiny.inputs")
     if tiny and "frames_per_call" in tiny:
         tiny.frames_per_call = _scaled(tiny.frames_per_call, value, before)
-    plain: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
-    spec = read_component(f"{name}@{axis}={value}", plain)
+    resolved: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    spec = read_component(f"{name}@{axis}={value}", resolved)
     return replace(spec, point={"component": name, "axis": axis, "value": value})
 
 
-def _together(points: Sequence[ComponentSpec], name: str, axis: str) -> ComponentSpec:
+def _all_points(points: Sequence[ComponentSpec], name: str, axis: str) -> ComponentSpec:
+    """Return the last point with the inputs of all others as extra inputs."""
     *others, last = points
     values = f"{points[0].point['value']}-{last.point['value']}" if points[0].point and last.point else ""
     return replace(
@@ -75,16 +76,10 @@ def _together(points: Sequence[ComponentSpec], name: str, axis: str) -> Componen
     )
 
 
-def _has(inputs: DictConfig, axis: str) -> bool:
-    first, _, dim = axis.partition(".")
-    shapes = [key for key in inputs if OmegaConf.is_dict(inputs[key]) and "shape" in inputs[key]]
-    return axis in inputs or (dim != "" and first in shapes) or (axis == "batch" and bool(shapes))
+def _set_axis(inputs: DictConfig, axis: str, value: int, where: str) -> int:
+    """Set `axis` and return its value before: an argument of the input maker, `batch`, or dimension `INPUT.N`.
 
-
-def _set(inputs: DictConfig, axis: str, value: int, where: str) -> int:
-    """Set `axis` and return what it was: an argument of the input maker, `batch`, or dimension `input.N` of a shape.
-
-    The batch of inputs given as shapes is the first dimension of the first one, and of all that have the same.
+    The batch of inputs that are given as shapes is the first dimension of the first one, and of all that are as long.
     """
     if "_target_" in inputs:
         options = [str(key) for key in inputs if key != "_target_"]
@@ -93,30 +88,36 @@ def _set(inputs: DictConfig, axis: str, value: int, where: str) -> int:
         before, inputs[axis] = inputs[axis], value
         return before
     first, _, dim = axis.partition(".")
-    batch = next((_first(node) for node in inputs.values()), None)
-    named = [key for key, node in inputs.items() if key == first or (axis == "batch" and _first(node) == batch)]
+    batch = next((_length(node) for node in inputs.values()), None)
+    swept = [key for key, node in inputs.items() if key == first or (axis == "batch" and _length(node) == batch)]
     place = int(dim) if dim.isdigit() else 0
     dims = [f"{key}.{i}" for key in inputs for i in range(len(inputs[key].get("shape", ())))]
-    if not named or (axis != "batch" and axis not in dims):
+    if not swept or (axis != "batch" and axis not in dims):
         raise InputError(f"axis={axis}: {where} has no such dimension. {_choice(['batch', *dims])}")
-    before = [inputs[key].shape[place] for key in named]
-    for key in named:
+    before = [inputs[key].shape[place] for key in swept]
+    for key in swept:
         if not OmegaConf.is_interpolation(inputs[key].shape, place):
             inputs[key].shape[place] = value
     return before[0]
 
 
-def _first(node: DictConfig) -> int | None:
+def _has_axis(inputs: DictConfig, axis: str) -> bool:
+    first, _, dim = axis.partition(".")
+    shapes = [key for key in inputs if OmegaConf.is_dict(inputs[key]) and "shape" in inputs[key]]
+    return axis in inputs or (dim != "" and first in shapes) or (axis == "batch" and bool(shapes))
+
+
+def _length(node: DictConfig) -> int | None:
     shape = node.get("shape")
     return shape[0] if shape else None
 
 
 def _choice(options: Sequence[str]) -> str:
-    return f"There are: {', '.join(options)}"
+    return f"Choose one of: {', '.join(options)}"
 
 
 def _scaled(frames: int, value: int, before: int) -> int:
-    """Return how many frames a call makes: where they count the axis (a batch, a window) they grow with it."""
+    """Return the frames of a call: they scale with the axis where they are a multiple of it (a batch, a window)."""
     return frames * value // before if frames % before == 0 else frames
 
 

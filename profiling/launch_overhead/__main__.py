@@ -16,7 +16,7 @@ CELL = "profiling.launch_overhead.cell.CalibrationCell"
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
-    """Calibrate, and keep the result in the run's environment."""
+    """Measure launch costs and write the result to the run's environment.json too."""
     config = read_config(cfg)
     if config.settings.trace:
         raise InputError("trace=true: launch_overhead has no step to trace. Leave it out.")

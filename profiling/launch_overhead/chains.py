@@ -1,10 +1,10 @@
-"""The two chains whose calls are counted: a kernel that does next to nothing, and the library call models are made of.
+"""The two operators whose calls are timed in chains: a negligible elementwise kernel, and a linear.
 
-Both write into buffers that exist already, so that the caching allocator is in no number; a model's own linears, which
-allocate their outputs and go through a module, cost more host time than these.
+Both write to buffers that exist already, so no time of the caching allocator is included. A linear of a model, which
+allocates its output and goes through a module, costs more host time than these.
 
-All calls of a chain work on the same tensors: what fits into a cache is in it. A model whose weights come from memory
-anew at each layer keeps its device busy with smaller operators than the linears here.
+All calls of a chain use the same tensors, which stay in the cache if they fit. A model that reads other weights in each
+layer keeps its device busy with smaller operators than the linears here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from profiling.launch_overhead.options import CalibrationOptions
 Operator = Callable[[], Any]
 SizeName = Literal["elements", "width"]
 
-#: From an operator that does next to nothing to one that takes several times its launch or dispatch; closer where a
-#: GPU of today stops to starve.
+#: From a negligible operator to one that takes several times its launch or dispatch; denser where current GPUs stop
+#: being starved.
 ELEMENTS = {
     "cpu": (1, 256, 1024, 4096, 16384, 65536),
     "cuda": (1, 2**12, 2**16, 2**18, 2**20, 2**21, 2**22, 2**23, 2**24),
@@ -32,31 +32,34 @@ WIDTHS = {"cpu": (1, 16, 32, 64, 128, 256, 512), "cuda": (64, 256, 512, 1024, 20
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain: its name, what its size is called, the sizes swept, and what a call at a size is and does."""
+    """A kind of operator at several sizes.
+
+    `work(size)` returns its "bytes", each tensor read or written once, and for a linear its "flops".
+    """
 
     name: Literal["elementwise", "linear"]
     size_name: SizeName
     sizes: tuple[int, ...]
     operator: Callable[[int], Operator]
-    work: Callable[[float], Mapping[str, float]]  # size → bytes read and written once; FLOPs of a linear
+    work: Callable[[float], Mapping[str, float]]
 
 
-def chains(device: torch.device, options: CalibrationOptions) -> tuple[Chain, Chain]:
+def make_chains(device: torch.device, options: CalibrationOptions) -> tuple[Chain, Chain]:
     """Return the elementwise chain and the chain of linears, on `device`."""
     dtype: torch.dtype = getattr(torch, options.dtype)
-    size, rows = dtype.itemsize, options.rows
+    itemsize, rows = dtype.itemsize, options.rows
 
     def elementwise(elements: int) -> Operator:
-        # Negation: one kernel, values that never overflow, and no Python number to be made a tensor at each call,
-        # which costs more than the dispatch itself.
+        # Negation: one kernel, values that never overflow, and no Python number that each call would convert to a
+        # tensor, which costs more than the dispatch.
         return torch.ones(elements, dtype=dtype, device=device).neg_
 
     def linear(width: int) -> Operator:
         generator = torch.Generator(device).manual_seed(options.seed)
         x = torch.randn(rows, width, dtype=dtype, device=device, generator=generator)
         weight = torch.randn(width, width, dtype=dtype, device=device, generator=generator)
-        # What F.linear without a bias calls. The input is not the last output: products of random matrices shrink
-        # into denormals, which are slow on a CPU.
+        # The call that F.linear makes without a bias. The input is not the last output: repeated products of random
+        # matrices shrink to denormals, which are slow on a CPU.
         return partial(torch.mm, x, weight.t(), out=torch.empty_like(x))  # [rows, width] × [width, width]
 
     return (
@@ -65,13 +68,13 @@ def chains(device: torch.device, options: CalibrationOptions) -> tuple[Chain, Ch
             "elements",
             tuple(options.elements or ELEMENTS[device.type]),
             elementwise,
-            lambda elements: {"bytes": 2 * elements * size},
+            lambda elements: {"bytes": 2 * elements * itemsize},
         ),
         Chain(
             "linear",
             "width",
             tuple(options.widths or WIDTHS[device.type]),
             linear,
-            lambda width: {"bytes": (width + 2 * rows) * width * size, "flops": 2 * rows * width**2},
+            lambda width: {"bytes": (width + 2 * rows) * width * itemsize, "flops": 2 * rows * width**2},
         ),
     )

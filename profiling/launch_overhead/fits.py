@@ -1,4 +1,4 @@
-"""From times over counts to a cost with its uncertainty: robust lines, medians over rounds, crossings."""
+"""From times over numbers of calls to costs: robust lines, medians over rounds with intervals, crossings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import theilslopes
 
+from profiling.results.record import Estimate
 from profiling.results.stats import median_interval
 
 Array = NDArray[np.float64]
@@ -18,59 +20,52 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Lines:
-    """A line for each round: time = intercept + slope × count; [rounds] each, NaN for a round that was not measured."""
+    """A line for each round, time = intercept + slope × count: [rounds] each, NaN for a round that was not measured."""
 
     slope: Array
     intercept: Array
 
 
 def fit_lines(counts: Sequence[int], times: Array) -> Lines:
-    """Fit a line to each round of `times` [rounds, counts]; NaN there is a sample that was not measured.
+    """Fit a Theil-Sen line to each round of `times` [rounds, counts]; NaN there was not measured.
 
-    A round's counts were sampled within a second, so drift from round to round is in the interval and not in a slope.
+    Up to 29% of the points of a round may be arbitrarily wrong: an interrupt lengthens a sample, nothing shortens it. A
+    round's counts were sampled within a second, so drift between rounds is in the interval and not in a slope. Sources:
+    Theil, A rank-invariant method of linear and polynomial regression analysis (1950); Sen, Estimates of the regression
+    coefficient based on Kendall's tau (1968).
     """
-    pairs = [theil_sen(np.asarray(counts, dtype=np.float64), row) for row in times]
+    pairs = [_fit_line(np.asarray(counts, dtype=np.float64), row) for row in times]
     return Lines(np.array([slope for slope, _ in pairs]), np.array([intercept for _, intercept in pairs]))
 
 
-def theil_sen(x: Array, y: Array) -> tuple[float, float]:
-    """Return (slope, intercept): the medians of the slopes of all pairs, and of what each point is above that slope.
-
-    Up to 29% of the points may be arbitrarily wrong (an interrupt lengthens a sample, nothing shortens it). `x` [n]
-    distinct, `y` [n]; fewer than three points that are not NaN make no line: (NaN, NaN). Sources: Theil, A
-    rank-invariant method of linear and polynomial regression analysis (1950); Sen, Estimates of the regression
-    coefficient based on Kendall's tau (1968).
-    """
-    there = ~np.isnan(y)
-    x, y = x[there], y[there]
-    if x.size < 3:
+def _fit_line(x: Array, y: Array) -> tuple[float, float]:
+    """Return (slope, intercept); NaN for fewer than three measured points, since any two lie on a line."""
+    measured = ~np.isnan(y)
+    if measured.sum() < 3:
         return math.nan, math.nan
-    low, high = np.triu_indices(x.size, k=1)
-    slope = float(np.median((y[high] - y[low]) / (x[high] - x[low])))
-    return slope, float(np.median(y - slope * x))
+    line: Any = theilslopes(y[measured], x[measured], method="joint")
+    return float(line.slope), float(line.intercept)
 
 
-def estimate(rounds: Array) -> dict[str, Any] | None:
-    """Return the median of `rounds` [rounds] as {"p50", "ci95", "n"}; NaN was not measured, all NaN gives None.
+def estimate(rounds: Array) -> Estimate | None:
+    """Return the median of `rounds` [rounds] with its interval; NaN was not measured, all NaN gives None.
 
-    Infinite rounds (a crossing beyond the sweep) count as large or small. Where they reach the median it is None,
-    where they reach the interval that is left out, as it is for fewer than three rounds.
+    Infinite rounds (a crossing beyond the sweep) count as large or small. Where the median is infinite the estimate is
+    None; where any round is, and for fewer than three rounds, there is no interval.
     """
     measured = rounds[~np.isnan(rounds)]
-    if measured.size == 0 or not math.isfinite(middle := float(np.median(measured))):
+    if measured.size == 0 or not math.isfinite(median := float(np.median(measured))):
         return None
-    result: dict[str, Any] = {"p50": middle, "n": int(measured.size)}
-    if measured.size >= 3 and np.isfinite(measured).all():
-        result["ci95"] = list(median_interval(measured))
-    return result
+    has_interval = measured.size >= 3 and bool(np.isfinite(measured).all())
+    return Estimate(p50=median, n=int(measured.size), ci95=median_interval(measured) if has_interval else None)
 
 
 def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float:
-    """Return the size at which `ratios` (positive, one a size, ascending sizes) rise through 1 for the last time.
+    """Return the size at which `ratios` (positive, one for each of the ascending `sizes`) rise through 1 the last time.
 
-    Between two sizes both are taken as straight lines in logarithms. A last time, because a library may change its
-    kernel for a slower one on the way: from there on no measured ratio is below 1 again. `-inf` when all are above 1
-    already, `inf` when the last is still below, NaN when one was not measured or is not positive.
+    Both are interpolated in logarithms. The last time, because a library may switch to a slower kernel on the way: from
+    there on no measured ratio is below 1 again. `-inf` when all are above 1, `inf` when the last is still below, NaN
+    when one was not measured or is not positive.
     """
     logs = [math.log(ratio) if ratio > 0 else math.nan for ratio in ratios]
     if any(math.isnan(value) for value in logs):
@@ -85,7 +80,7 @@ def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float:
 
 
 def at_size(size: float, sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Return positive `values` (one a size) at `size`, straight in logarithms; NaN outside the sweep."""
+    """Return positive `values`, one for each of `sizes`, interpolated at `size` in logarithms; NaN outside."""
     if not sizes[0] <= size <= sizes[-1]:
         return math.nan
     return float(np.exp(np.interp(math.log(size), np.log(sizes), np.log(values))))

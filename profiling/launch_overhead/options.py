@@ -1,4 +1,4 @@
-"""What the calibration sweeps, checked before anything is measured."""
+"""Options of the calibration, checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from profiling.errors import InputError, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-#: The most calls in one sample. A stream takes about 1000 kernels before a launch waits for the device (measured in
+#: Most calls in one sample. A stream queues about 1000 kernels before a launch waits for the device (measured in
 #: https://forums.developer.nvidia.com/t/68937), and a linear may launch two: a split product and its reduction.
 MOST_CALLS = 480
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationOptions:
-    """Sizes of the two chains, numbers of calls, and how often all of it is measured.
+    """Sizes of the operators, numbers of calls, and the number of rounds.
 
-    `elements` (of the elementwise operator) and `widths` (of a square linear over `rows` rows) ascend; None stands
-    for what suits the device, from an operator that does next to nothing to one that takes longer than its launch.
-    `counts` are the numbers of calls in a sample; a cost is a slope over them. The smallest of `elements` and of
-    `widths` is where a launch is measured, so it has to be small.
+    - `elements` of the elementwise operator and `widths` of a square linear over `rows` rows, ascending; None: sizes
+      that suit the device, from a negligible operator to one that takes longer than its launch. A launch is measured at
+      the smallest size, so that has to be negligible.
+    - `counts`: numbers of calls in a sample; a cost is the slope of the time over them.
+    - `rounds`: how often everything is measured.
 
     Raises:
-        InputError: a list that does not ascend or is too short, a number out of range, an unknown dtype.
+        InputError: a list that is too short or does not ascend, a number out of range, an unknown dtype.
 
     """
 
@@ -38,8 +39,8 @@ class CalibrationOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check all of it; lists become tuples."""
-        # Three counts: two points lie on a line whatever was measured. Two sizes: a crossing lies between two.
+        """Check every value; lists become tuples."""
+        # Three counts: any two points lie on a line. Two sizes: a crossing lies between two.
         for name, shortest, most in (("elements", 2, 2**30), ("widths", 2, 2**15), ("counts", 3, MOST_CALLS)):
             value = getattr(self, name)
             if value is not None or name == "counts":

@@ -1,7 +1,7 @@
-"""How each series is sampled: eager calls and replays, on a free device and behind a gate.
+"""Samples of each operator: eager calls and graph replays, on an idle device and behind a stream blocker.
 
-Graphs are captured here in a few lines of their own: the engine of the variants copies new inputs in and clones the
-outputs, which a step owes its caller and which would be in these numbers.
+Graphs are captured here in a few lines: the engine that variants use also copies inputs and clones outputs, and that
+time would be in the samples.
 """
 
 from __future__ import annotations
@@ -20,81 +20,163 @@ import torch
 
 from profiling.launch_overhead.chains import Chain, Operator, SizeName
 from profiling.launch_overhead.fits import Array, Lines, fit_lines
+from profiling.results.record import LaunchPoint
 
-Enqueue = Callable[[], Any]
+Mode = Literal["eager", "eager_queued", "graph", "graph_queued"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is sampled at every number of calls: a chain, at a size, in a mode.
+
+    - eager: calls on an idle device; eager_queued: calls that wait behind a stream blocker until all are queued.
+    - graph: a graph of that many calls, replayed on an idle device; graph_queued: the same behind a stream blocker.
+    """
+
+    chain: str
+    size_name: SizeName
+    size: int
+    mode: Mode
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one sample; what is None was not measured."""
+    """Microseconds of one sample; None was not measured."""
 
     host_us: float | None = None
     device_us: float | None = None
 
 
-def call_times(operator: Callable[[], Any], count: int) -> None:
-    """Call `operator` `count` times; a turn of this loop is some 20 ns, and in the numbers as it is in any model's."""
+@dataclass(frozen=True)
+class SeriesTimes:
+    """All samples of a series in microseconds, [rounds, counts] each; NaN was not measured."""
+
+    counts: tuple[int, ...]
+    host: Array
+    device: Array
+
+    def host_lines(self) -> Lines:
+        """Return the host time over the number of calls, a line for each round."""
+        return fit_lines(self.counts, self.host)
+
+    def device_lines(self) -> Lines:
+        """Return the device time over the number of calls, a line for each round."""
+        return fit_lines(self.counts, self.device)
+
+
+#: Number of calls -> sample.
+Sampler = Callable[[int], Timing]
+
+
+def sample_rounds(
+    samplers: Mapping[Series, Sampler],
+    counts: Sequence[int],
+    rounds: int,
+    seed: int,
+    on_progress: Callable[[str], None],
+) -> dict[Series, SeriesTimes]:
+    """Sample each series at each of `counts`, once for warm-up and then `rounds` times.
+
+    Each round has another order of the series and of the counts of each. A sample that is not kept precedes each
+    series, whose data the series before may have evicted from the caches.
+    """
+    shape = (rounds, len(counts))
+    times = {key: SeriesTimes(tuple(counts), np.full(shape, np.nan), np.full(shape, np.nan)) for key in samplers}
+    rng = random.Random(seed)
+    for number in range(rounds + 1):
+        on_progress(f"round {number} of {rounds}" if number else "warm-up")
+        for series in rng.sample(list(samplers), len(samplers)):
+            samplers[series](counts[0])
+            for index in rng.sample(range(len(counts)), len(counts)):
+                timing = samplers[series](counts[index])
+                if number:
+                    times[series].host[number - 1, index] = _or_nan(timing.host_us)
+                    times[series].device[number - 1, index] = _or_nan(timing.device_us)
+    return times
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+def launch_points(times: Mapping[Series, SeriesTimes]) -> tuple[LaunchPoint, ...]:
+    """Return the medians over rounds of every measured series and number of calls."""
+    points = []
+    for series, measured in times.items():
+        for index, count in enumerate(measured.counts):
+            clocks = {"host_us": measured.host[:, index], "device_us": measured.device[:, index]}
+            samples = {name: column[~np.isnan(column)] for name, column in clocks.items()}
+            medians = {name: float(np.median(column)) for name, column in samples.items() if column.size}
+            if medians:
+                measures: dict[str, Any] = {series.size_name: series.size, **medians}
+                n = max(column.size for column in samples.values())
+                points.append(LaunchPoint(chain=series.chain, mode=series.mode, count=count, n=n, **measures))
+    return tuple(points)
+
+
+def call_repeatedly(operator: Operator, count: int) -> None:
+    """Call `operator` `count` times; the loop adds some 20 ns a call, as it does in a model."""
     for _ in repeat(None, count):
         operator()
 
 
-def host_sample(enqueue: Enqueue) -> Timing:
-    """Time `enqueue` on a CPU, where it is over when it returns."""
+def host_sample(enqueue: Callable[[], Any]) -> Timing:
+    """Time `enqueue` on a CPU, where the work is done when it returns."""
     start = time.perf_counter_ns()
     enqueue()
     return Timing(host_us=(time.perf_counter_ns() - start) / 1e3)
 
 
-def free_sample(enqueue: Enqueue) -> Timing:
+def idle_sample(enqueue: Callable[[], Any]) -> Timing:
     """Time `enqueue` on an idle CUDA device, which works while the host goes on."""
     start, end = _events()
     torch.cuda.synchronize()
     start.record()
-    begun = time.perf_counter_ns()
+    host_start = time.perf_counter_ns()
     enqueue()
-    returned = time.perf_counter_ns()
+    host_end = time.perf_counter_ns()
     end.record()
     torch.cuda.synchronize()
-    return Timing(host_us=(returned - begun) / 1e3, device_us=start.elapsed_time(end) * 1e3)
+    return Timing(host_us=(host_end - host_start) / 1e3, device_us=start.elapsed_time(end) * 1e3)
 
 
-class Gate:
-    """Holds the current device back for a while, by a kernel that spins or, where torch has none, by large products.
+class StreamBlocker:
+    """Blocks the current stream for a while, by a spinning kernel or, where torch has none, by large products.
 
-    `torch.cuda._sleep` is private and may go; it counts clock cycles, so how long one takes is measured first.
+    `torch.cuda._sleep` is private and may be removed; its unit is clock cycles, so their duration is measured first.
     """
 
-    #: How often a sample is taken again, behind a gate four times as long each, before it counts as not measurable.
+    #: Attempts at a sample, each blocked four times as long as the one before.
     TRIES = 4
 
     def __init__(self, device: torch.device) -> None:
         spin = getattr(torch.cuda, "_sleep", None)
-        self._hold, probe = (spin, 2_000_000) if spin is not None else (_products(device), 4)
-        self._hold(20 * probe)  # loads the kernel, and gives the clocks time to rise
+        self._block, probe = (spin, 2_000_000) if spin is not None else (_products(device), 4)
+        self._block(20 * probe)  # loads the kernel, and gives the clocks time to rise
         start, end = _events()
         start.record()
-        self._hold(probe)
+        self._block(probe)
         end.record()
         torch.cuda.synchronize()
         self._units_per_ms = probe / start.elapsed_time(end)
 
-    def sample(self, enqueue: Enqueue, milliseconds: float) -> Timing:
-        """Return the device's time for `enqueue`, all of it queued before the device gets to its beginning.
+    def sample(self, enqueue: Callable[[], Any], milliseconds: float) -> Timing:
+        """Return the device time of `enqueue`, all of whose work is queued before the device starts on it.
 
-        `milliseconds` is how long queueing may take. Whether it was enough is looked at, not hoped for: the event
-        behind the gate must still be pending when the last call is queued. A full queue fails that too, since the
-        host then waits for the device. When no try succeeds the time is absent.
+        `milliseconds` is the expected time of queueing. The sample counts only if the event behind the blocker is still
+        pending after the last call is queued. A full queue, in which the host waits for the device, fails this too.
+        Without a sample that counts, the time is None.
         """
         for attempt in range(self.TRIES):
             start, end = _events()
             torch.cuda.synchronize()
-            self._hold(math.ceil(milliseconds * 4**attempt * self._units_per_ms))
+            self._block(math.ceil(milliseconds * 4**attempt * self._units_per_ms))
             start.record()
             enqueue()
             end.record()
-            in_time = not start.query()
+            all_queued = not start.query()
             torch.cuda.synchronize()
-            if in_time:
+            if all_queued:
                 return Timing(device_us=start.elapsed_time(end) * 1e3)
         return Timing()
 
@@ -106,104 +188,52 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
 def _products(device: torch.device) -> Callable[[int], None]:
     square = torch.zeros(4096, 4096, device=device)
     product = torch.empty_like(square)
-
-    def multiply(times: int) -> None:
-        call_times(lambda: torch.mm(square, square, out=product), times)
-
-    return multiply
+    return lambda count: call_repeatedly(lambda: torch.mm(square, square, out=product), count)
 
 
-Mode = Literal["eager", "eager_queued", "graph", "graph_queued"]
-Take = Callable[[int], Timing]
+def cpu_samplers(chains: Sequence[Chain]) -> dict[Series, Sampler]:
+    """Return a sampler for each chain at each of its sizes on a CPU."""
+    return {
+        Series(chain.name, chain.size_name, size, "eager"): _eager(chain.operator(size), host_sample)
+        for chain in chains
+        for size in chain.sizes
+    }
 
 
-@dataclass(frozen=True)
-class Series:
-    """What is sampled at every count: a chain, at a size, in a mode.
+def cuda_samplers(chains: Sequence[Chain], counts: Sequence[int], device: torch.device) -> dict[Series, Sampler]:
+    """Return samplers for each chain at each of its sizes on the current CUDA device.
 
-    eager: calls on a free device. eager_queued: calls that wait behind a gate until all are there. graph: a graph of
-    that many calls, replayed on a free device. graph_queued: the same behind a gate.
+    Only the smallest operator of the first chain is captured: the cost of a node is that of a negligible kernel, and a
+    linear may be more than one node.
     """
-
-    chain: str
-    size_name: SizeName
-    size: int
-    mode: Mode
-
-
-@dataclass(frozen=True)
-class Times:
-    """All samples of a series, microseconds, [rounds, counts] each; NaN where there was none."""
-
-    counts: tuple[int, ...]
-    host: Array
-    device: Array
-
-    def host_lines(self) -> Lines:
-        """Return the host's time over the number of calls, a line a round."""
-        return fit_lines(self.counts, self.host)
-
-    def device_lines(self) -> Lines:
-        """Return the device's time over the number of calls, a line a round."""
-        return fit_lines(self.counts, self.device)
+    blocker = StreamBlocker(device)
+    samplers: dict[Series, Sampler] = {}
+    for chain in chains:
+        for size in chain.sizes:
+            series, operator = partial(Series, chain.name, chain.size_name, size), chain.operator(size)
+            samplers[series("eager")] = _eager(operator, idle_sample)
+            samplers[series("eager_queued")] = _queued(blocker, partial(call_repeatedly, operator))
+    first = chains[0]
+    smallest = partial(Series, first.name, first.size_name, first.sizes[0])
+    operator = first.operator(first.sizes[0])
+    replays = _Replays(operator, {count: _capture(operator, count) for count in counts})
+    samplers[smallest("graph")] = lambda count: idle_sample(replays.graphs[count].replay)
+    samplers[smallest("graph_queued")] = _queued(blocker, replays.replay)
+    return samplers
 
 
-def take_rounds(
-    takers: Mapping[Series, Take],
-    counts: Sequence[int],
-    rounds: int,
-    seed: int,
-    on_progress: Callable[[str], None],
-) -> dict[Series, Times]:
-    """Take each series at each of `counts`, `rounds` times and once before that for warm-up, which is thrown away.
-
-    Series come in a new order each round, and so do the counts of each; a call of the least count goes before them,
-    since the series before has had the caches.
-    """
-    shape = (rounds, len(counts))
-    times = {key: Times(tuple(counts), np.full(shape, np.nan), np.full(shape, np.nan)) for key in takers}
-    rng = random.Random(seed)
-    for turn in range(rounds + 1):
-        on_progress(f"round {turn} of {rounds}" if turn else "warm-up")
-        for series in rng.sample(list(takers), len(takers)):
-            takers[series](counts[0])
-            for index in rng.sample(range(len(counts)), len(counts)):
-                timing = takers[series](counts[index])
-                if turn:
-                    times[series].host[turn - 1, index] = _or_nan(timing.host_us)
-                    times[series].device[turn - 1, index] = _or_nan(timing.device_us)
-    return times
+def _eager(operator: Operator, sample: Callable[[Callable[[], Any]], Timing]) -> Sampler:
+    return lambda count: sample(partial(call_repeatedly, operator, count))
 
 
-def points(times: Mapping[Series, Times]) -> list[dict[str, Any]]:
-    """Return every measured point: {chain, elements or width, mode, count, host_us, device_us: medians, n: samples}."""
-    return [
-        {"chain": series.chain, series.size_name: series.size, "mode": series.mode, "count": count, **clocks}
-        for series, measured in times.items()
-        for index, count in enumerate(measured.counts)
-        if (clocks := _medians(measured, index))
-    ]
-
-
-def _medians(measured: Times, index: int) -> dict[str, float]:
-    clocks: dict[str, float] = {}
-    for name, column in (("host_us", measured.host[:, index]), ("device_us", measured.device[:, index])):
-        there = column[~np.isnan(column)]
-        if there.size:
-            clocks |= {name: float(np.median(there)), "n": int(there.size)}
-    return clocks
-
-
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value
-
-
-Sample = Callable[[Enqueue], Timing]
+def _queued(blocker: StreamBlocker, enqueue: Callable[[int], None]) -> Sampler:
+    # 20 µs a call is several times the cost of a launch; for a slower host the blocker makes further attempts.
+    return lambda count: blocker.sample(partial(enqueue, count), milliseconds=0.5 + 0.02 * count)
 
 
 @dataclass(frozen=True)
 class _Replays:
-    """Graphs of an operator by number of calls, and the operator: they write to its tensors, which have to live."""
+    """Graphs by number of calls, and the operator, which owns the tensors that they write to."""
 
     operator: Operator
     graphs: Mapping[int, torch.cuda.CUDAGraph]
@@ -212,53 +242,13 @@ class _Replays:
         self.graphs[count].replay()
 
 
-def cpu_takers(chains: Sequence[Chain]) -> dict[Series, Take]:
-    """Return how to sample each chain at each of its sizes on a CPU: calls, one after the other."""
-    return {
-        Series(chain.name, chain.size_name, size, "eager"): _eager(chain.operator(size), host_sample)
-        for chain in chains
-        for size in chain.sizes
-    }
-
-
-def cuda_takers(chains: Sequence[Chain], counts: Sequence[int], device: torch.device) -> dict[Series, Take]:
-    """Return how to sample each chain at each of its sizes on the current CUDA device.
-
-    Only the smallest elementwise operator is captured: a node's cost is that of a kernel which does nothing, and a
-    linear may be more than one node.
-    """
-    gate = Gate(device)
-    takers: dict[Series, Take] = {}
-    for chain in chains:
-        for size in chain.sizes:
-            series, operator = partial(Series, chain.name, chain.size_name, size), chain.operator(size)
-            takers[series("eager")] = _eager(operator, free_sample)
-            takers[series("eager_queued")] = _queued(gate, partial(call_times, operator))
-    first = chains[0]
-    captured = first.operator(first.sizes[0])
-    replays = _Replays(captured, {count: _captured(captured, count) for count in counts})
-    smallest = partial(Series, first.name, first.size_name, first.sizes[0])
-    takers[smallest("graph")] = lambda count: free_sample(replays.graphs[count].replay)
-    takers[smallest("graph_queued")] = _queued(gate, replays.replay)
-    return takers
-
-
-def _eager(operator: Operator, sample: Sample) -> Take:
-    return lambda count: sample(partial(call_times, operator, count))
-
-
-def _queued(gate: Gate, enqueue: Callable[[int], None]) -> Take:
-    # 20 µs a call is several times what a launch takes; a slower host is met by the gate's further tries.
-    return lambda count: gate.sample(partial(enqueue, count), milliseconds=0.5 + 0.02 * count)
-
-
-def _captured(operator: Operator, count: int) -> torch.cuda.CUDAGraph:
+def _capture(operator: Operator, count: int) -> torch.cuda.CUDAGraph:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        operator()  # loads the kernel, which a capture must not
+        operator()  # loads the kernel, which a capture must not do
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
-        call_times(operator, count)
+        call_repeatedly(operator, count)
     return graph

@@ -1,1 +1,1 @@
-"""A whole training step (forward, loss, backward, optimizer) under variants."""
+"""A whole training step: eager against compiled against captured."""

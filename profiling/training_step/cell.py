@@ -1,4 +1,4 @@
-"""The cell of `training_step`: the same steps eagerly and under the variant, then the clocks."""
+"""The cell of `training_step`: the same steps eagerly and under the variant, from one start; then the metrics."""
 
 from __future__ import annotations
 
@@ -9,30 +9,40 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from profiling.components.build import Blueprint, build, input_maker
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError
-from profiling.metrics.metric import Subject
+from profiling.metrics.metric import Metric, Subject
+from profiling.results.record import Parity, ParityCheck, Training
 from profiling.run.cell import Cell, metrics_of
-from profiling.run.job import Job
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import Snapshot, TrainingComponent, TrainingStep, make_optimizer, settle
-from profiling.training_step.trajectory import Batch, Batches, Eager, Trajectory, compare, faults, follow, make_loader
-from profiling.variants.variant import Variant
+from profiling.training_step.step import Snapshot, TrainingComponent, TrainingStep, initialise_optimizer, make_optimizer
+from profiling.training_step.trajectory import (
+    Batch,
+    Batches,
+    EagerTrajectory,
+    Trajectory,
+    compare_trajectories,
+    make_loader,
+    parity_faults,
+    train,
+)
+from profiling.variants.variant import Step, Variant
 
-#: How often eager is begun a rounding error away; one could by chance stay near.
-NEIGHBOURS = 3
+#: Eager trainings that start a rounding error away; a single one could stay near by chance.
+NEARBY = 3
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Follows a way to run `step` over the loader's batches, always from the same start.
+class Trainer:
+    """Trains `step` on the loader's batches, in different ways but always from the same start.
 
-    `rounding` is the relative rounding error of what the step computes in.
+    `rounding` is the relative rounding error of the dtype that the step computes in.
     """
 
     step: TrainingStep
@@ -43,23 +53,23 @@ class Bench:
     start: Snapshot = field(init=False)
 
     def __post_init__(self) -> None:
-        """Keep the state of now as the start."""
+        """Keep the present state as the start."""
         object.__setattr__(self, "start", Snapshot(self.step))
 
-    def follow(self, run: Callable[[], Tensor], *, noise: float = 0.0, seed: int = 0) -> Trajectory:
-        """Train from the start, or from weights that are off by up to `noise` of themselves."""
+    def train(self, run: Callable[[], Tensor], *, noise: float = 0.0, seed: int = 0) -> Trajectory:
+        """Train from the start, with a random relative error of up to `noise` in each weight."""
         self.start.restore(noise, seed)
-        return follow(self.step, run, self.inputs, self.loader, self.options)
+        return train(self.step, run, self.inputs, self.loader, self.options)
 
-    def eager(self) -> Eager:
-        """Train eagerly, and again from next to the start."""
+    def train_eagerly(self) -> EagerTrajectory:
+        """Train eagerly from the start, and from weights that are a rounding error away."""
         run = partial(self.step, **self.inputs)
-        path = self.follow(run)
-        nearby = [self.follow(run, noise=self.rounding, seed=seed) for seed in range(NEIGHBOURS)]
-        return Eager(path.losses, path.weights, path.statistics, path.log, tuple(nearby))
+        eager = self.train(run)
+        nearby = [self.train(run, noise=self.rounding, seed=seed) for seed in range(NEARBY)]
+        return EagerTrajectory(eager.losses, eager.weights, eager.statistics, eager.log, tuple(nearby))
 
-    def tidy(self) -> None:
-        """Go back to the start and give back what eager left: gradients, and the allocator's cache."""
+    def reset(self) -> None:
+        """Restore the start and free what eager training left: gradients, and the allocator's cache."""
         self.step.optimizer.zero_grad(set_to_none=True)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -71,27 +81,29 @@ class TrainingCell(Cell):
     """Train eagerly and under the variant, from one start and on the same batches; compare, and measure."""
 
     options: TrainingOptions = field(default_factory=TrainingOptions)
-    optimizer: Any = None  # a functools.partial that lacks the parameters
+    optimizer: Any = None  # a functools.partial without the parameters
 
     def __post_init__(self) -> None:
-        """Refuse an optimizer that is made already, without its parameters."""
+        """Check that the optimizer is a partial: it needs the parameters of a module that is not built yet."""
         if not isinstance(self.optimizer, partial) or "lr" not in self.optimizer.keywords:
             raise InputError("optimizer: its YAML needs _target_, _partial_: true and lr. See conf/optimizer/sgd.yaml.")
 
     @classmethod
     def computes_in(cls, dtype: str, *, options: TrainingOptions, **_procedure: Any) -> str:
-        """Return what autocast computes products in, where it is on."""
+        """Return the dtype of autocast where it is on: products are computed in it."""
         return options.autocast or dtype
 
     def measure(self) -> None:
-        """Load, follow eager, prepare, train, let the metrics measure, and train once more deterministically."""
+        """Load, train eagerly, prepare, train, run the metrics, and compare once more with deterministic algorithms."""
         job, settings = self.job, self.job.settings
         device = torch.device(settings.device)
         variant: Variant = instantiate(job.variant_options, f"variant.{job.variant}")
         metrics = metrics_of(job)
         for name, metric in metrics.items():
             if metric.needs_reference:
-                raise InputError(f"metric.{name} is for forward passes; a training step is held against eager anyway.")
+                raise InputError(
+                    f"metric.{name} is for forward passes. A training step is always compared with eager: leave it out."
+                )
 
         def reached(phase: str) -> None:
             for metric in metrics.values():
@@ -99,109 +111,121 @@ class TrainingCell(Cell):
 
         reached("start")
         with self.phase("data"):
-            batches = batches_of(job, self.options)
+            batches = self._batches()
         loader = make_loader(batches, self.options.steps, self.options.workers, pinned=device.type == "cuda")
         reached("dataloader")
         component, module = self._component(batches)
-        bench = Bench(module, component.inputs, loader, self.options, self._rounding())
+        trainer = Trainer(module, component.inputs, loader, self.options, self._rounding())
         reached("model")
         with self.phase("reference"):
-            expected = bench.eager()
-        bench.tidy()
+            eager = trainer.train_eagerly()
+        trainer.reset()
         reached("ready")
         step = self.prepare(variant, component)
         try:
             reached("prepared")
             with self.phase("training"):
-                found = bench.follow(step.run)
+                trajectory = trainer.train(step.run)
             reached("training")
-            timed = compare(found, expected, bench.start, self.options)
-            self.add(parity=timed, training={"log": found.log, "eager_log": expected.log})
-            subject = Subject(component, step, None, variant.tolerance, settings.seed)
-            for name, metric in metrics.items():
-                bench.start.restore()
-                self.run_metric(name, metric, subject)
-            self.explain(step)
-            bench.start.restore()
-            self.explain_roofline(component, step)
-            if settings.trace:
-                self.trace(component, step)
+            timed = compare_trajectories(trajectory, eager, trainer.start, self.options)
+            self.add(parity=_parity(timed), training=Training(log=trajectory.log, eager_log=eager.log))
+            self._measure_step(metrics, Subject(component, step, None, variant.tolerance, settings.seed), trainer)
         finally:
             step.close()
-        self._judge(timed, timed if device.type == "cpu" else self._strictly(variant, component, bench))
+        deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
+        self._judge(timed, deterministic)
 
-    def _strictly(self, variant: Variant, component: TrainingComponent, bench: Bench) -> Mapping[str, Any]:
-        """Compare once more with deterministic algorithms, with which the same kernels end at the same numbers.
-
-        The fast ones, which are timed, add up in no fixed order: with them eager does not follow itself.
-        """
-        with self.phase("parity"), deterministic():
-            bench.tidy()
-            expected = bench.eager()
-            bench.tidy()
-            step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
-            try:
-                found = bench.follow(step.run)
-            finally:
-                step.close()
-        return compare(found, expected, bench.start, self.options)
-
-    def _judge(self, timed: Mapping[str, Any], strict: Mapping[str, Any]) -> None:
-        found = faults(strict, timed)
-        self.add(parity={**strict, "passed": not found, "timed": timed})
-        if not strict["weights_judged"]:
-            self.note(
-                f"eager begun a rounding error away ends {strict['eager_rel_l2']:.0%} of its way from itself: training "
-                "is too chaotic to judge weights by, losses were judged"
-            )
-        self.problems.extend(("failed", fault) for fault in found)
+    def _batches(self) -> Batches:
+        """Draw the data in host memory; the module, which is asked for its sizes, is built without memory."""
+        spec, settings = self.job.component, self.job.settings
+        with torch.device("meta"):
+            module = instantiate(spec.module, f"component.{spec.key}.module")
+        dtype = getattr(torch, settings.dtype)
+        return Batches(
+            input_maker(spec.inputs, spec.key, module, torch.device("cpu"), dtype), self.options.batches, settings.seed
+        )
 
     def _component(self, batches: Batches) -> tuple[TrainingComponent, TrainingStep]:
-        job, settings = self.job, self.job.settings
+        settings = self.job.settings
         with self.phase("load"):
-            blueprint = build(job.component, settings, getattr(torch, settings.dtype))
-            module = self._step(blueprint)
-            # A copy also where the batch lies on the device already: steps write the next batch into these.
+            blueprint = build(self.job.component, settings, getattr(torch, settings.dtype))
+            module = self._training_step(blueprint)
+            # A copy even where the batch is on the device already: steps write the next batch into it.
             inputs = {name: tensor.to(blueprint.device, copy=True) for name, tensor in batches[0].items()}
-            settle(module)
+            initialise_optimizer(module)
             synchronize(blueprint.device)
         self.add(weights=blueprint.weights, weights_hint=blueprint.hint)
-        plain = blueprint.component(getattr(torch, settings.dtype), settings.seed)
-        component = TrainingComponent(**{**vars(plain), "module": module, "inputs": inputs, "kind": None})
+        forward = blueprint.component(getattr(torch, settings.dtype), settings.seed)
+        component = TrainingComponent(**{**vars(forward), "module": module, "inputs": inputs, "kind": None})
         self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
         return component, module
 
-    def _step(self, blueprint: Blueprint) -> TrainingStep:
+    def _training_step(self, blueprint: Blueprint) -> TrainingStep:
         model = blueprint.module.train()
         return TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
 
     def _rounding(self) -> float:
-        """Return the rounding error of what the step computes in, as a share."""
+        """Return the relative rounding error of the dtype that the step computes in."""
         dtype = getattr(torch, self.options.autocast or self.job.settings.dtype)
         return torch.finfo(dtype).eps / 2
 
+    def _measure_step(self, metrics: Mapping[str, Metric], subject: Subject, trainer: Trainer) -> None:
+        """Run the metrics and explain their numbers, each from the start of the training."""
+        component, step = subject.component, subject.step
+        for name, metric in metrics.items():
+            trainer.start.restore()
+            self.run_metric(name, metric, subject)
+        self.explain(step)
+        trainer.start.restore()
+        self.explain_roofline(component, step)
+        if self.job.settings.trace:
+            self.trace(component, step)
+
+    def _compare_deterministic(self, variant: Variant, component: TrainingComponent, trainer: Trainer) -> ParityCheck:
+        """Compare once more with deterministic algorithms, with which the same kernels give the same numbers.
+
+        The faster ones, which are timed, add up in no fixed order: with them eager training differs from itself.
+        """
+        with self.phase("parity"), deterministic_algorithms():
+            trainer.reset()
+            eager = trainer.train_eagerly()
+            trainer.reset()
+            step: Step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
+            try:
+                trajectory = trainer.train(step.run)
+            finally:
+                step.close()
+        return compare_trajectories(trajectory, eager, trainer.start, self.options)
+
+    def _judge(self, timed: ParityCheck, deterministic: ParityCheck) -> None:
+        faults = parity_faults(deterministic, timed)
+        self.add(parity=msgspec.structs.replace(_parity(deterministic), passed=not faults, timed=timed))
+        if not deterministic.weights_judged:
+            distance = deterministic.eager_rel_l2
+            share = "inf" if distance is None else f"{distance:.0%}"
+            self.note(
+                f"training is chaotic: eager from a rounding error away ends {share} of its travelled distance from "
+                "itself. Only losses were compared, not weights."
+            )
+        self.problems.extend(("failed", fault) for fault in faults)
+
+
+def _parity(check: ParityCheck) -> Parity:
+    return Parity(**msgspec.structs.asdict(check))
+
 
 @contextmanager
-def deterministic() -> Iterator[None]:
-    """Let torch and cuDNN choose algorithms that give the same numbers each time; operators without one warn."""
+def deterministic_algorithms() -> Iterator[None]:
+    """Make torch and cuDNN use deterministic algorithms; operators without one warn."""
     utils: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn, fill = torch.backends.cudnn.deterministic, utils.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.deterministic = True
-    utils.fill_uninitialized_memory = False  # kernels that no training would run
+    utils.fill_uninitialized_memory = False  # else every empty() launches a kernel
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.deterministic = cudnn
         utils.fill_uninitialized_memory = fill
-
-
-def batches_of(job: Job, options: TrainingOptions) -> Batches:
-    """Draw the data in host memory; the module is only asked for its sizes, and is made without memory of its own."""
-    spec, dtype = job.component, getattr(torch, job.settings.dtype)
-    with torch.device("meta"):
-        sizes = instantiate(spec.module, f"component.{spec.key}.module")
-    draw = input_maker(spec.inputs, spec.key, sizes, torch.device("cpu"), dtype)
-    return Batches(draw, options.batches, job.settings.seed)

@@ -1,4 +1,4 @@
-"""How a training step is trained: steps, data, clipping, autocast, learning rates, and what may differ."""
+"""Options of the training: steps, data, clipping, autocast, learning rates, and tolerances."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ AUTOCAST = ("bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options of a training run.
+    """The options of a training.
 
-    `steps` are compared with eager's, each on its own batch of a data set of `batches` different ones that `workers`
-    processes hand over through pinned memory. `lr_changes` are pairs of a step and the factor that the learning rate is
-    multiplied by before it (None: a tenth from halfway on). `tolerance` is the share of the distance travelled by
-    eager's weights by which another way of running may end elsewhere, `loss_tolerance` that of the losses on the way.
+    - `steps` are compared with the same steps done eagerly; every `log_every`-th is logged.
+    - `batches`: different batches in the data set, which `workers` processes load into pinned memory.
+    - `lr_changes`: pairs of a step and the factor that the learning rate is multiplied by before it (None: 0.1 after
+      half of the steps).
+    - `tolerance`: largest accepted distance of the weights from those of eager training, relative to the distance that
+      eager's travelled; `loss_tolerance`: largest accepted relative error of a loss.
 
     Raises:
-        InputError: a number out of range, or an autocast dtype that there is not.
+        InputError: a number out of range or an unknown autocast dtype.
 
     """
 
@@ -36,7 +38,7 @@ class TrainingOptions:
     loss_tolerance: float = 0.01
 
     def __post_init__(self) -> None:
-        """Refuse at once what would end a run later."""
+        """Check every value."""
         for name, least in (("steps", 2), ("log_every", 1), ("batches", 1), ("workers", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

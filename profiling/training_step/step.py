@@ -1,4 +1,4 @@
-"""The step: clear gradients, forward, loss, backward, clip, optimizer, in one call that can be captured."""
+"""The training step: clear gradients, forward, loss, backward, clip, optimizer, in one call that can be captured."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from profiling.training_step.options import TrainingOptions
 
 
 class TrainingStep(nn.Module):
-    """A model that returns its loss, and the optimizer that follows it.
+    """A model that returns its loss, and its optimizer.
 
-    The learning rate is a tensor on the device, so that changing it reaches a graph that was captured before.
+    The learning rate is a tensor on the device, so that a captured graph reads its changes.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, options: TrainingOptions) -> None:
@@ -43,33 +43,33 @@ class TrainingStep(nn.Module):
         return loss.detach()
 
     def learning_rates(self) -> Iterable[Tensor]:
-        """Return the learning rate of each group, to be changed in place."""
+        """Return the learning rate of each parameter group, to be changed in place."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state(self) -> list[Tensor]:
-        """Return every tensor that a step changes or reads: weights, buffers, moments, learning rates."""
+        """Return every tensor that a step reads or changes: weights, buffers, moments, learning rates."""
         return [*self.model.parameters(), *self.state_tensors()]
 
     def state_tensors(self) -> tuple[Tensor, ...]:
-        """Return what a step changes or reads besides the weights: buffers, moments, learning rates."""
-        moments = [value for kept in self.optimizer.state.values() for value in kept.values()]
+        """Return the tensors that a step reads or changes beside the weights: buffers, moments, learning rates."""
+        moments = [value for by_name in self.optimizer.state.values() for value in by_name.values()]
         tensors = [*self.model.buffers(), *moments, *self.learning_rates()]
         return tuple(tensor for tensor in tensors if isinstance(tensor, Tensor))
 
 
 @dataclass(frozen=True)
 class TrainingComponent(Component):
-    """A component whose module is a `TrainingStep`: a call changes its weights, and whoever calls puts them back."""
+    """A component whose module is a `TrainingStep`: a call changes its weights, and the caller restores them."""
 
     def state(self) -> tuple[Tensor, ...]:
-        """Return nothing: the training cell keeps the state in host memory, where it is in nobody's figures."""
+        """Return nothing: the training cell keeps the state in host memory, outside of every memory measurement."""
         return ()
 
 
 def make_optimizer(make: partial[Optimizer], model: nn.Module, device: torch.device) -> Optimizer:
     """Return the optimizer with its learning rate as a tensor on the device.
 
-    `capturable`, where it is asked for, is set on CUDA only: torch has it nowhere else, and needs it nowhere else.
+    A requested `capturable` is set on CUDA only; elsewhere torch refuses it and nothing is captured.
 
     Raises:
         InputError: the optimizer refuses its options, or a tensor as learning rate.
@@ -87,31 +87,57 @@ def make_optimizer(make: partial[Optimizer], model: nn.Module, device: torch.dev
         ) from error
 
 
+@torch.no_grad()
+def initialise_optimizer(step: TrainingStep) -> None:
+    """Make the optimizer allocate its state, by a step with zero gradients, and leave weights and state at the start.
+
+    Raises:
+        InputError: the optimizer has a scalar state whose first value is unknown here.
+
+    """
+    weights = list(step.model.parameters())
+    before = [weight.clone() for weight in weights]
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    step.optimizer.step()
+    step.optimizer.zero_grad(set_to_none=True)
+    for weight, value in zip(weights, before, strict=True):
+        weight.copy_(value)
+    for moments in step.optimizer.state.values():
+        for name, value in moments.items():
+            if isinstance(value, Tensor):
+                if value.ndim == 0 and name != "step":
+                    raise InputError(
+                        f"optimizer: the first value of its state {name!r} is unknown. Use SGD, Adam or AdamW."
+                    )
+                value.zero_()
+
+
 class Snapshot:
-    """The state of a step at one moment, in host memory."""
+    """The state of a training step at one moment, in host memory."""
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
-        self._kept = [tensor.detach().to("cpu", copy=True) for tensor in step.state()]
+        self._tensors = [tensor.detach().to("cpu", copy=True) for tensor in step.state()]
 
     @torch.no_grad()
     def restore(self, noise: float = 0.0, seed: int = 0) -> None:
-        """Put everything back in place, the weights off by a share of up to `noise`."""
-        for tensor, kept in zip(self._step.state(), self._kept, strict=True):
-            tensor.copy_(kept)
+        """Restore the state, with a random relative error of up to `noise` in each weight."""
+        for tensor, value in zip(self._step.state(), self._tensors, strict=True):
+            tensor.copy_(value)
         generator = torch.Generator().manual_seed(seed)
         for weight in self._step.model.parameters() if noise else ():
-            off = (torch.rand(weight.shape, generator=generator) * 2 - 1) * noise
-            weight.mul_(1 + off.to(weight))
+            error = (torch.rand(weight.shape, generator=generator) * 2 - 1) * noise
+            weight.mul_(1 + error.to(weight))
 
     def weights(self) -> Tensor:
         """Return all trained weights as one fp64 vector."""
-        return _vector(self._kept[: self._counts()[0]])
+        return _vector(self._tensors[: self._counts()[0]])
 
     def statistics(self) -> Tensor:
-        """Return all floating buffers (running means and variances) as one fp64 vector, empty where there are none."""
+        """Return all floating buffers (running means and variances) as one fp64 vector, empty without any."""
         first, count = self._counts()
-        return _vector([kept for kept in self._kept[first : first + count] if kept.is_floating_point()])
+        return _vector([tensor for tensor in self._tensors[first : first + count] if tensor.is_floating_point()])
 
     def _counts(self) -> tuple[int, int]:
         return len(list(self._step.model.parameters())), len(list(self._step.model.buffers()))
@@ -119,22 +145,3 @@ class Snapshot:
 
 def _vector(tensors: list[Tensor]) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.float64), *(tensor.double().flatten() for tensor in tensors)])
-
-
-@torch.no_grad()
-def settle(step: TrainingStep) -> None:
-    """Let the optimizer make its state by a step without gradients, and put weights and state to the start."""
-    weights = list(step.model.parameters())
-    before = [weight.clone() for weight in weights]
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight)
-    step.optimizer.step()
-    step.optimizer.zero_grad(set_to_none=True)
-    for weight, kept in zip(weights, before, strict=True):
-        weight.copy_(kept)
-    for moments in step.optimizer.state.values():
-        for name, value in moments.items():
-            if isinstance(value, Tensor):
-                if value.ndim == 0 and name != "step":
-                    raise InputError(f"optimizer: where its {name!r} starts is not known here. Use SGD, Adam or AdamW.")
-                value.zero_()

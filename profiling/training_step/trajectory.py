@@ -1,4 +1,4 @@
-"""A stretch of training: where losses and weights go, what a step takes, and how two stretches compare."""
+"""A trajectory of training: losses, weights and step times of some steps, and its comparison with eager training."""
 
 from __future__ import annotations
 
@@ -6,56 +6,60 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from profiling.components.build import Draw
+from profiling.results.record import ParityCheck, TrainingStepRow
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep
+
+#: Where eager training that starts a rounding error away ends this share of its travelled distance from itself,
+#: training is chaotic and weights cannot be compared.
+CHAOS = 0.5
+#: Largest loss error that is accepted, however much eager's own losses differ after a rounding error.
+MOST_LOSS_ERROR = 0.05
 
 Batch = dict[str, Tensor]
 
 
 class Batches(Dataset[Batch]):
-    """So many different batches, drawn once and kept in host memory."""
+    """Batches drawn once and kept in host memory, so that making them is not part of a step."""
 
     def __init__(self, draw: Draw, count: int, seed: int) -> None:
         self._batches = [dict(draw(torch.Generator().manual_seed(seed + index))) for index in range(count)]
 
     def __len__(self) -> int:
-        """Return how many batches there are."""
+        """Return the number of batches."""
         return len(self._batches)
 
     def __getitem__(self, index: int) -> Batch:
-        """Return batch `index`, tensors on the CPU by the names of forward's arguments."""
+        """Return batch `index`: CPU tensors by the name of forward's argument."""
         return self._batches[index]
 
 
-class Rounds(torch.utils.data.Sampler[int]):
-    """The numbers of the batches in order, again and again, `steps` of them."""
+class _CyclicSampler(Sampler[int]):
+    """The indices of the batches in order, repeated until there are `steps` of them."""
 
     def __init__(self, batches: int, steps: int) -> None:
         self._batches, self._steps = batches, steps
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the numbers."""
         return (step % self._batches for step in range(self._steps))
 
     def __len__(self) -> int:
-        """Return how many steps there are."""
         return self._steps
 
 
 def make_loader(batches: Batches, steps: int, workers: int, *, pinned: bool) -> DataLoader[Batch]:
-    """Return a loader of `steps` batches, made by `workers` processes (0: by this one), into pinned memory."""
+    """Return a loader of `steps` batches, by `workers` processes (0: in this process), in pinned memory if `pinned`."""
     return DataLoader(
         batches,
         batch_size=None,
-        sampler=Rounds(len(batches), steps),
+        sampler=_CyclicSampler(len(batches), steps),
         num_workers=workers,
         pin_memory=pinned,
         persistent_workers=workers > 0,
@@ -64,34 +68,38 @@ def make_loader(batches: Batches, steps: int, workers: int, *, pinned: bool) -> 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Losses of all steps, weights and running statistics at the end (fp64, host), and the log.
-
-    An entry of the log has step, loss, data_ms (waiting for the batch) and step_ms.
-    """
+    """The losses of all steps, weights and running statistics after the last (fp64 vectors on the host), and a log."""
 
     losses: list[float]
     weights: Tensor
     statistics: Tensor
-    log: list[Mapping[str, float]]
+    log: tuple[TrainingStepRow, ...]
 
 
-def follow(
+@dataclass(frozen=True)
+class EagerTrajectory(Trajectory):
+    """Eager training, and the trajectories of eager training that starts a rounding error away."""
+
+    nearby: tuple[Trajectory, ...] = ()
+
+
+def train(
     step: TrainingStep,
     run: Callable[[], Tensor],
     inputs: Mapping[str, Tensor],
     loader: Iterable[Batch],
     options: TrainingOptions,
 ) -> Trajectory:
-    """Train `options.steps` steps from the state that `step` is in.
+    """Train `options.steps` steps from the present state of `step`.
 
-    Each batch is copied from pinned memory into `inputs`, which `run` reads; the learning rate changes in place, as a
-    schedule would do it between two replays.
+    Each batch is copied from pinned memory into `inputs`, which `run` reads. The learning rate is changed in place, as
+    a schedule does between two replays of a graph.
     """
     device = next(iter(inputs.values())).device
     losses, log, factors = [], [], dict(options.lr_changes or ())
     batches = iter(loader)
     for number in range(options.steps):
-        waited = time.perf_counter()
+        waiting = time.perf_counter()
         batch = next(batches)
         started = time.perf_counter()
         if (factor := factors.get(number)) is not None:
@@ -102,93 +110,96 @@ def follow(
             inputs[name].copy_(tensor, non_blocking=True)
         loss = run()
         synchronize(device)
-        taken = time.perf_counter() - started
+        seconds = time.perf_counter() - started
         losses.append(float(loss))
         if number % options.log_every == 0 or number == options.steps - 1:
             log.append(
-                {"step": number, "loss": losses[-1], "data_ms": (started - waited) * 1e3, "step_ms": taken * 1e3}
+                TrainingStepRow(
+                    step=number,
+                    loss=_finite(losses[-1]),
+                    data_ms=(started - waiting) * 1e3,
+                    step_ms=seconds * 1e3,
+                )
             )
     end = Snapshot(step)
-    return Trajectory(losses, end.weights(), end.statistics(), log)
+    return Trajectory(losses, end.weights(), end.statistics(), tuple(log))
 
 
-@dataclass(frozen=True)
-class Eager(Trajectory):
-    """Where eager goes, and where it goes from weights that are a rounding error away."""
+def compare_trajectories(
+    trajectory: Trajectory, eager: EagerTrajectory, start: Snapshot, options: TrainingOptions
+) -> ParityCheck:
+    """Compare a trajectory from `start` with that of eager training.
 
-    nearby: tuple[Trajectory, ...] = ()
-
-
-#: Where eager ends further than this share of its way from itself, begun a rounding error away, weights say nothing.
-CHAOS = 0.5
-#: However far eager's own losses come apart, those of another way of running may not differ by more.
-MOST_LOSS_ERROR = 0.05
-
-
-def compare(found: Trajectory, eager: Eager, start: Snapshot, options: TrainingOptions) -> dict[str, Any]:
-    """Return the parity section: how far `found` ends from `eager`, and whether that is near enough.
-
-    Errors are relative: of the weights (and of the running statistics) to the distance that eager's travel,
-    ‖found − eager‖ / ‖eager − start‖, of the losses the largest |found − eager| / (|eager| + 1e-6) of any step. They
-    must be within the tolerances, or within twice what eager itself is off by when it starts `nearby`, a rounding error
-    away: training can blow that up, and then no other order of additions could do better. Where that reaches `CHAOS`,
-    only losses are judged, and `weights_judged` is false.
+    The error of weights (and of running statistics) is relative to the distance that eager's travelled,
+    ‖weights − eager‖ / ‖eager − start‖; the error of a loss is |loss − eager| / (|eager| + 1e-6), of which the largest
+    counts. An error may be as large as the tolerance, or twice the distance of `eager` from its own `nearby`
+    trajectories: where training amplifies a rounding error, no other order of additions can do better. Where that
+    reaches `CHAOS`, only losses are compared, and `weights_judged` is false.
     """
-    begun = {"weights": start.weights(), "statistics": start.statistics()}
+    starts = {"weights": start.weights(), "statistics": start.statistics()}
 
-    def off(other: Trajectory, what: str) -> float:
-        ends = [getattr(path, what) for path in (other, eager)]
-        travelled = float((ends[1] - begun[what]).norm())
-        return float((ends[0] - ends[1]).norm()) / travelled if travelled else float((ends[0] != ends[1]).any())
+    def relative_distance(other: Trajectory, what: str) -> float:
+        end, eager_end = getattr(other, what), getattr(eager, what)
+        travelled = float((eager_end - starts[what]).norm())
+        return float((end - eager_end).norm()) / travelled if travelled else float((end != eager_end).any())
 
-    errors = {what: off(found, what) for what in begun}
-    nearby = max((off(other, what) for other in eager.nearby for what in begun), default=0.0)
-    loss = loss_error(found.losses, eager.losses)
-    nearby_loss = max((loss_error(other.losses, eager.losses) for other in eager.nearby), default=0.0)
+    errors = {what: relative_distance(trajectory, what) for what in starts}
+    nearby = max((relative_distance(other, what) for other in eager.nearby for what in starts), default=0.0)
+    loss_error = _loss_error(trajectory.losses, eager.losses)
+    nearby_loss = max((_loss_error(other.losses, eager.losses) for other in eager.nearby), default=0.0)
     tolerance = max(options.tolerance, min(CHAOS, 2 * nearby))
     loss_tolerance = max(options.loss_tolerance, min(MOST_LOSS_ERROR, 2 * nearby_loss))
     chaotic = 2 * nearby >= CHAOS
-    judged = not chaotic or errors["weights"] <= options.tolerance
-    near = all(math.isfinite(error) and (error <= tolerance or not judged) for error in errors.values())
-    section = {
-        "reference": f"eager, the same {options.steps} steps (eager_*: eager, begun a rounding error away)",
-        "rel_l2": errors["weights"],
-        "statistics_rel_l2": errors["statistics"],
-        "eager_rel_l2": nearby,
-        "tolerance": tolerance,
-        "chaotic": chaotic,
-        "weights_judged": judged,
-        "loss_error": loss,
-        "eager_loss_error": nearby_loss,
-        "loss_tolerance": loss_tolerance,
-        "passed": near and loss <= loss_tolerance,
-    }
-    return {key: value for key, value in section.items() if not isinstance(value, float) or math.isfinite(value)}
-
-
-def faults(strict: Mapping[str, Any], timed: Mapping[str, Any]) -> list[str]:
-    """Return what speaks against a way of training: one line for each of the two comparisons that failed.
-
-    `strict` ran deterministic algorithms. `timed` ran those that are timed, which add up in no fixed order: where
-    training is chaotic eager does not follow itself with them, and only losses that are no numbers are held against it.
-    """
-    found = [] if strict["passed"] else [f"the deterministic training went elsewhere than eager's: {_told(strict)}"]
-    if not timed["passed"] and (not timed["chaotic"] or "loss_error" not in timed):
-        found.append(f"the timed training went elsewhere than eager's: {_told(timed)}")
-    return found
-
-
-def _told(parity: Mapping[str, Any]) -> str:
-    shown = (
-        ("rel_l2", "weights off by", "tolerance"),
-        ("statistics_rel_l2", "running statistics by", "tolerance"),
-        ("loss_error", "losses by", "loss_tolerance"),
+    weights_judged = not chaotic or errors["weights"] <= options.tolerance
+    within = all(math.isfinite(error) and (error <= tolerance or not weights_judged) for error in errors.values())
+    return ParityCheck(
+        reference=f"the same {options.steps} steps done eagerly (eager_*: eagerly, from a rounding error away)",
+        passed=within and loss_error <= loss_tolerance,
+        rel_l2=_finite(errors["weights"]),
+        statistics_rel_l2=_finite(errors["statistics"]),
+        eager_rel_l2=_finite(nearby),
+        tolerance=_finite(tolerance),
+        chaotic=chaotic,
+        weights_judged=weights_judged,
+        loss_error=_finite(loss_error),
+        eager_loss_error=_finite(nearby_loss),
+        loss_tolerance=_finite(loss_tolerance),
     )
-    numbers = ((parity.get(key, math.inf), words, parity.get(most, math.inf)) for key, words, most in shown)
-    return ", ".join(f"{words} {error:.2g} (at most {most:.2g})" for error, words, most in numbers)
 
 
-def loss_error(found: list[float], expected: list[float]) -> float:
-    """Return the largest relative difference of two rows of losses; inf where one is not finite."""
-    errors = [abs(one - other) / (abs(other) + 1e-6) for one, other in zip(found, expected, strict=True)]
+def parity_faults(deterministic: ParityCheck, timed: ParityCheck) -> list[str]:
+    """Return a line for each of the two comparisons that failed.
+
+    The timed training uses the algorithms that are timed, which add up in no fixed order: where it is chaotic, eager
+    differs from itself with them, and only losses that are not finite count.
+    """
+    faults = []
+    if not deterministic.passed:
+        faults.append(f"the training with deterministic algorithms differs from eager's: {_describe(deterministic)}")
+    if not timed.passed and (not timed.chaotic or timed.loss_error is None):
+        faults.append(f"the timed training differs from eager's: {_describe(timed)}")
+    return faults
+
+
+def _describe(check: ParityCheck) -> str:
+    errors = (
+        ("weights", check.rel_l2, check.tolerance),
+        ("running statistics", check.statistics_rel_l2, check.tolerance),
+        ("losses", check.loss_error, check.loss_tolerance),
+    )
+    return ", ".join(f"{what} by {_number(error)} (tolerance {_number(most)})" for what, error, most in errors)
+
+
+def _number(value: float | None) -> str:
+    return "inf" if value is None else f"{value:.2g}"
+
+
+def _loss_error(losses: list[float], expected: list[float]) -> float:
+    """Return the largest relative error of a loss; inf where one is not finite."""
+    errors = [abs(one - other) / (abs(other) + 1e-6) for one, other in zip(losses, expected, strict=True)]
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
+
+
+def _finite(value: float) -> float | None:
+    """Return the value, or None in its place where a record cannot hold it."""
+    return value if math.isfinite(value) else None

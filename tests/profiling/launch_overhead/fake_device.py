@@ -1,4 +1,4 @@
-"""A device with planted costs on a clock that only calls move: what a calibration has to find is known."""
+"""A device with planted costs, on a clock that only calls advance: what a calibration must find is known."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from profiling.launch_overhead import sampling as samplers
-from profiling.launch_overhead import sampling as takers
+from profiling.launch_overhead import sampling
 
 
 @dataclass
@@ -41,7 +40,7 @@ class FakeDevice:
         self.host = max(self.host, self.free_at)
 
     def install(self, monkeypatch: Any) -> None:
-        """Stand in for torch.cuda and the host's clock."""
+        """Replace torch.cuda and the host's clock."""
         device = self
 
         class Event:
@@ -62,12 +61,12 @@ class FakeDevice:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
         monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
-        monkeypatch.setattr(samplers, "time", SimpleNamespace(perf_counter_ns=lambda: self.host * 1e3))
+        monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter_ns=lambda: self.host * 1e3))
 
 
 @dataclass(frozen=True)
 class FakeGraph:
-    """A graph of `nodes` whose launch costs the host 8 + 0.01 µs a node, the device 5 + 1.2 µs a node."""
+    """A graph of `nodes` whose replay takes the host 8 + 0.01 µs a node and the device 5 + 1.2 µs a node."""
 
     device: FakeDevice
     nodes: int
@@ -77,4 +76,4 @@ class FakeGraph:
 
 
 def plant_graphs(device: FakeDevice, monkeypatch: Any) -> None:
-    monkeypatch.setattr(takers, "_captured", lambda operator, count: FakeGraph(device, count))
+    monkeypatch.setattr(sampling, "_capture", lambda operator, count: FakeGraph(device, count))

@@ -11,10 +11,10 @@ from torch import nn
 
 from profiling.graphs import CudaGraphed
 from profiling.results.records import read_records
-from profiling.training_step.cell import deterministic
+from profiling.training_step.cell import deterministic_algorithms
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import Snapshot, TrainingStep, make_optimizer, settle
-from profiling.training_step.trajectory import Batches, follow, make_loader
+from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
+from profiling.training_step.trajectory import Batches, make_loader, train
 
 pytestmark = pytest.mark.gpu
 
@@ -50,19 +50,19 @@ def test_fifty_captured_steps_are_eagers(case):
     torch.manual_seed(0)
     model = Loss().cuda().train()
     step = TrainingStep(model, make_optimizer(make, model, torch.device("cuda")), options)
-    settle(step)
+    initialise_optimizer(step)
     start = Snapshot(step)
     batches = Batches(draw, options.batches, seed=1)
     inputs = {name: tensor.cuda() for name, tensor in batches[0].items()}
     loader = make_loader(batches, options.steps, options.workers, pinned=True)
-    found = []
-    with deterministic():
+    trajectories = []
+    with deterministic_algorithms():
         graphed = CudaGraphed(step, state=tuple)
         graphed(**inputs)
         for run in (step, graphed):
             start.restore()
-            found.append(follow(step, partial(run, **inputs), inputs, loader, options))
-    eager, captured = found
+            trajectories.append(train(step, partial(run, **inputs), inputs, loader, options))
+    eager, captured = trajectories
     assert captured.losses == eager.losses
     assert torch.equal(captured.weights, eager.weights)
     assert graphed.counters.recorded == 1

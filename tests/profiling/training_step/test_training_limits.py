@@ -1,4 +1,4 @@
-"""What a training step must do at least, against counts by hand."""
+"""The bytes and FLOPs of a training step, against counts by hand."""
 
 from functools import partial
 
@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from profiling.roofline.work import work_of
-from profiling.training_step.cell import TrainingCell
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import TrainingComponent, TrainingStep, make_optimizer, settle
+from profiling.training_step.step import TrainingComponent, TrainingStep, initialise_optimizer, make_optimizer
 
 ROWS, INPUTS, OUTPUTS = 6, 24, 40
 WEIGHT = 4 * INPUTS * OUTPUTS  # bytes
@@ -28,7 +27,7 @@ class Loss(nn.Module):
 def work(device, make):
     model = Loss().to(device).train()
     step = TrainingStep(model, make_optimizer(make, model, torch.device(device)), TrainingOptions())
-    settle(step)
+    initialise_optimizer(step)
     inputs = {"x": torch.randn(ROWS, INPUTS, device=device)}
     return work_of(
         TrainingComponent(
@@ -63,8 +62,3 @@ def test_two_moments_are_twice_the_state(device):
     assert found.bytes["weights"] == 2 * WEIGHT
     assert 0 <= found.bytes["state_read"] - 4 * WEIGHT <= 32, "and step numbers"
     assert 0 <= found.bytes["state_written"] - 6 * WEIGHT <= 16
-
-
-def test_ceilings_are_those_of_what_autocast_computes_in():
-    assert TrainingCell.computes_in("float32", options=TrainingOptions(autocast="bfloat16")) == "bfloat16"
-    assert TrainingCell.computes_in("float32", options=TrainingOptions()) == "float32"

@@ -1,4 +1,4 @@
-"""A training step against one written by hand, and the comparison of two stretches against planted faults."""
+"""A training step against one written by hand, and the comparison of trajectories against planted faults."""
 
 import math
 from dataclasses import replace
@@ -6,12 +6,22 @@ from functools import partial
 
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 
 from profiling.errors import InputError
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import Snapshot, TrainingStep, make_optimizer, settle
-from profiling.training_step.trajectory import Batches, Eager, compare, faults, follow, make_loader
+from profiling.results.record import ParityCheck, encode_sections
+from profiling.training_step.cell import TrainingCell
+from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
+from profiling.training_step.trajectory import (
+    Batches,
+    EagerTrajectory,
+    compare_trajectories,
+    make_loader,
+    parity_faults,
+    train,
+)
 
 OPTIONS = TrainingOptions(steps=12, log_every=5, batches=3, workers=0, lr_changes=[[6, 0.1]])
 OPTIMIZERS = {
@@ -34,11 +44,11 @@ def draw(generator):
     return {"x": torch.randn(8, 6, generator=generator), "y": torch.randn(8, 1, generator=generator)}
 
 
-def made(kind="sgd", options=OPTIONS):
+def make_step(kind="sgd", options=OPTIONS):
     torch.manual_seed(0)
     model = Loss().train()
     step = TrainingStep(model, make_optimizer(OPTIMIZERS[kind], model, torch.device("cpu")), options)
-    settle(step)
+    initialise_optimizer(step)
     return step
 
 
@@ -47,15 +57,15 @@ def trained(step, run=None, options=OPTIONS):
     inputs = {name: tensor.clone() for name, tensor in batches[0].items()}
     run = run or (lambda given: step(**given))
     loader = make_loader(batches, options.steps, options.workers, pinned=False)
-    return follow(step, lambda: run(inputs), inputs, loader, options)
+    return train(step, lambda: run(inputs), inputs, loader, options)
 
 
 def as_eager(path, *nearby):
-    return Eager(path.losses, path.weights, path.statistics, path.log, nearby)
+    return EagerTrajectory(path.losses, path.weights, path.statistics, path.log, nearby)
 
 
 def by_hand(kind, clip=None):
-    """The same training without anything of ours: a float learning rate, the loop everybody writes."""
+    """The same training as a plain loop, with a float learning rate."""
     torch.manual_seed(0)
     model = Loss().train()
     make = OPTIMIZERS[kind]
@@ -79,17 +89,17 @@ def by_hand(kind, clip=None):
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_the_step_is_the_one_everybody_writes(kind, clip):
+def test_the_step_trains_as_a_plain_loop_does(kind, clip):
     options = replace(OPTIONS, clip_norm=clip)
-    found = trained(made(kind, options), options=options)
+    trajectory = trained(make_step(kind, options), options=options)
     losses, weights = by_hand(kind, clip)
-    assert found.losses == pytest.approx(losses, rel=1e-5)
-    torch.testing.assert_close(found.weights, weights, rtol=1e-4, atol=1e-6)
-    assert [item["step"] for item in found.log] == [0, 5, 10, 11]
+    assert trajectory.losses == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(trajectory.weights, weights, rtol=1e-4, atol=1e-6)
+    assert [row.step for row in trajectory.log] == [0, 5, 10, 11]
 
 
-def test_a_snapshot_brings_the_same_training_back():
-    step = made()
+def test_training_from_a_restored_snapshot_is_the_same():
+    step = make_step()
     start = Snapshot(step)
     first = trained(step)
     start.restore()
@@ -98,8 +108,8 @@ def test_a_snapshot_brings_the_same_training_back():
     assert second.losses == first.losses
     assert torch.equal(second.weights, first.weights)
     start.restore(noise=1e-6)
-    off = (Snapshot(step).weights() - start.weights()).abs() / start.weights().abs().clamp_min(1e-12)
-    assert 0 < off.max() <= 2e-6
+    error = (Snapshot(step).weights() - start.weights()).abs() / start.weights().abs().clamp_min(1e-12)
+    assert 0 < error.max() <= 2e-6
 
 
 def forgets_the_schedule(step):
@@ -115,11 +125,11 @@ def forgets_the_schedule(step):
 
 
 def sees_a_stale_batch(step):
-    kept = {}
+    last = {}
 
     def run(given):
-        batch = {name: kept.get(name, tensor).clone() for name, tensor in given.items()}
-        kept.update({name: tensor.clone() for name, tensor in given.items()})
+        batch = {name: last.get(name, tensor).clone() for name, tensor in given.items()}
+        last.update({name: tensor.clone() for name, tensor in given.items()})
         return step(**batch)
 
     return run
@@ -153,46 +163,46 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_only_the_right_training_passes(fault):
-    step = made()
+    step = make_step()
     start = Snapshot(step)
     eager = trained(step)
     start.restore(noise=1e-7)
     nearby = trained(step)
     start.restore()
-    found = trained(step, FAULTS[fault](step) if fault else None)
-    parity = compare(found, as_eager(eager, nearby), start, OPTIONS)
-    assert parity["passed"] is (fault is None), parity
-    assert (parity["rel_l2"] == parity["statistics_rel_l2"] == 0) is (fault is None)
+    trajectory = trained(step, FAULTS[fault](step) if fault else None)
+    parity = compare_trajectories(trajectory, as_eager(eager, nearby), start, OPTIONS)
+    assert parity.passed is (fault is None), parity
+    assert (parity.rel_l2 == parity.statistics_rel_l2 == 0) is (fault is None)
 
 
 def test_nan_never_passes():
-    step = made()
+    step = make_step()
     start = Snapshot(step)
     eager = trained(step)
     for broken in (
         replace(eager, weights=eager.weights * math.nan),
         replace(eager, losses=[math.nan, *eager.losses[1:]]),
     ):
-        parity = compare(broken, as_eager(eager, eager), start, OPTIONS)
-        assert parity["passed"] is False
-        assert all(not isinstance(value, float) or math.isfinite(value) for value in parity.values())
+        parity = compare_trajectories(broken, as_eager(eager, eager), start, OPTIONS)
+        assert parity.passed is False
+        assert encode_sections(parity=structs.asdict(parity)), "no number that a record cannot hold"
     chaotic = replace(eager, weights=eager.weights * math.nan)
-    assert compare(eager, as_eager(chaotic, eager), start, OPTIONS)["passed"] is False
+    assert compare_trajectories(eager, as_eager(chaotic, eager), start, OPTIONS).passed is False
 
 
-def test_chaos_widens_the_tolerance_by_what_eager_shows():
-    step = made()
+def test_chaos_widens_the_tolerance_by_the_distance_of_eager_from_itself():
+    step = make_step()
     start = Snapshot(step)
     eager = trained(step)
     travelled = (eager.weights - start.weights()).norm()
     away = replace(eager, weights=eager.weights + 0.2 * travelled / len(eager.weights) ** 0.5)
-    assert compare(away, as_eager(eager, eager), start, OPTIONS)["passed"] is False
-    assert compare(away, as_eager(eager, eager, away), start, OPTIONS)["passed"] is True
+    assert compare_trajectories(away, as_eager(eager, eager), start, OPTIONS).passed is False
+    assert compare_trajectories(away, as_eager(eager, eager, away), start, OPTIONS).passed is True
     far = replace(eager, weights=eager.weights + 0.8 * travelled / len(eager.weights) ** 0.5)
-    parity = compare(far, as_eager(eager, far), start, OPTIONS)
-    assert (parity["weights_judged"], parity["passed"]) == (False, True), "only the losses can be judged"
+    parity = compare_trajectories(far, as_eager(eager, far), start, OPTIONS)
+    assert (parity.weights_judged, parity.passed) == (False, True), "only the losses can be compared"
     other_losses = replace(far, losses=[loss * 1.1 for loss in eager.losses])
-    assert compare(other_losses, as_eager(eager, other_losses), start, OPTIONS)["passed"] is False
+    assert compare_trajectories(other_losses, as_eager(eager, other_losses), start, OPTIONS).passed is False
 
 
 WRONG = [
@@ -210,7 +220,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("options", WRONG, ids=str)
-def test_options_that_no_training_can_have(options):
+def test_wrong_options(options):
     with pytest.raises(InputError, match=r"training\."):
         TrainingOptions(**options)
 
@@ -220,15 +230,21 @@ def test_an_optimizer_that_refuses_its_options_says_so():
         make_optimizer(partial(torch.optim.SGD, lr=0.1, momentum=-1), Loss(), torch.device("cpu"))
 
 
-def test_the_timed_training_is_judged_where_eager_follows_itself():
-    right = {"passed": True, "chaotic": False, "loss_error": 0.0}
-    wrong = {**right, "passed": False, "rel_l2": 0.4, "tolerance": 0.05, "loss_error": 0.2, "loss_tolerance": 0.01}
-    chaotic = {**wrong, "chaotic": True}
-    assert faults(right, right) == []
-    assert faults(right, chaotic) == [], "eager does not follow itself there either"
-    (found,) = faults(right, wrong)
-    assert "timed" in found
-    assert "weights off by 0.4 (at most 0.05)" in found
-    (found,) = faults(chaotic, right)
-    assert "deterministic" in found, "with deterministic algorithms chaos is no excuse"
-    assert faults(right, {key: value for key, value in chaotic.items() if key != "loss_error"}), "not a number"
+def test_the_timed_training_is_judged_where_eager_does_not_differ_from_itself():
+    right = ParityCheck(reference="eager", passed=True, chaotic=False, loss_error=0.0)
+    errors = {"rel_l2": 0.4, "tolerance": 0.05, "loss_error": 0.2, "loss_tolerance": 0.01}
+    wrong = structs.replace(right, passed=False, **errors)
+    chaotic = structs.replace(wrong, chaotic=True)
+    assert parity_faults(right, right) == []
+    assert parity_faults(right, chaotic) == []
+    (fault,) = parity_faults(right, wrong)
+    assert "timed" in fault
+    assert "weights by 0.4 (tolerance 0.05)" in fault
+    (fault,) = parity_faults(chaotic, right)
+    assert "deterministic" in fault, "with deterministic algorithms chaos is no excuse"
+    assert parity_faults(right, structs.replace(chaotic, loss_error=None)), "a loss is not finite"
+
+
+def test_ceilings_are_measured_in_the_dtype_of_autocast():
+    assert TrainingCell.computes_in("float32", options=TrainingOptions(autocast="bfloat16")) == "bfloat16"
+    assert TrainingCell.computes_in("float32", options=TrainingOptions()) == "float32"

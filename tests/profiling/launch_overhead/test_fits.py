@@ -1,35 +1,34 @@
+"""Robust lines, estimates with intervals, and crossings against known values."""
+
 import math
 
 import numpy as np
 import pytest
 
-from profiling.launch_overhead.fits import at_size, crossing, estimate, fit_lines, theil_sen
+from profiling.launch_overhead.fits import at_size, crossing, estimate, fit_lines
+from profiling.results.record import Estimate
 
 COUNTS = (1, 50, 100, 200, 400)
 NAN = math.nan
 
 
-def test_a_line_without_noise_is_found():
-    x = np.array(COUNTS, dtype=float)
-    assert theil_sen(x, 7 + 3.5 * x) == pytest.approx((3.5, 7))
-
-
-@pytest.mark.parametrize("wrong", range(5))
+@pytest.mark.parametrize("wrong", [None, *range(5)])
 def test_one_wrong_point_of_five_moves_neither_slope_nor_intercept(wrong):
-    x = np.array(COUNTS, dtype=float)
-    y = 7 + 3.5 * x
-    y[wrong] += 5000
-    assert theil_sen(x, y) == pytest.approx((3.5, 7))
-    assert abs(np.polyfit(x, y, 1)[0] - 3.5) > 0.5, "least squares does not survive it"
+    times = 7 + 3.5 * np.array(COUNTS, dtype=float)
+    if wrong is not None:
+        times[wrong] += 5000
+        assert abs(np.polyfit(COUNTS, times, 1)[0] - 3.5) > 0.5, "least squares is off"
+    lines = fit_lines(COUNTS, times[None])
+    assert (lines.slope, lines.intercept) == (pytest.approx([3.5]), pytest.approx([7]))
 
 
-def test_points_that_were_not_measured_are_left_out_and_two_make_no_line():
-    x = np.array(COUNTS, dtype=float)
-    y = 7 + 3.5 * x
-    y[[0, 3]] = NAN
-    assert theil_sen(x, y) == pytest.approx((3.5, 7))
-    y[4] = NAN
-    assert all(math.isnan(value) for value in theil_sen(x, y))
+def test_unmeasured_points_are_left_out_and_two_make_no_line():
+    times = np.tile(7 + 3.5 * np.array(COUNTS, dtype=float), (2, 1))
+    times[:, [0, 3]] = NAN
+    times[1, 4] = NAN
+    lines = fit_lines(COUNTS, times)
+    assert lines.slope == pytest.approx([3.5, NAN], nan_ok=True)
+    assert lines.intercept == pytest.approx([7, NAN], nan_ok=True)
 
 
 def noisy_estimates(seed):
@@ -41,12 +40,12 @@ def noisy_estimates(seed):
     return estimate(lines.slope), estimate(lines.intercept)
 
 
-def test_intervals_hold_the_planted_cost_about_as_often_as_they_promise():
+def test_95_percent_intervals_contain_the_planted_cost():
     pairs = [noisy_estimates(seed) for seed in range(50)]
     for place, planted, error in ((0, 3.5, 0.02), (1, 7, 3)):
-        found = [pair[place] for pair in pairs]
-        assert all(one["p50"] == pytest.approx(planted, abs=error) and one["n"] == 25 for one in found)
-        assert sum(one["ci95"][0] < planted < one["ci95"][1] for one in found) >= 42, "of 50, promised are 47.5"
+        estimates = [pair[place] for pair in pairs]
+        assert all(one.p50 == pytest.approx(planted, abs=error) and one.n == 25 for one in estimates)
+        assert sum(one.ci95[0] < planted < one.ci95[1] for one in estimates) >= 42, "of 50; 95% would be 47.5"
 
 
 def test_drift_between_rounds_is_not_in_the_slope():
@@ -54,11 +53,11 @@ def test_drift_between_rounds_is_not_in_the_slope():
     assert fit_lines(COUNTS, drift + 3.5 * np.array(COUNTS)).slope == pytest.approx([3.5] * 15)
 
 
-def test_what_was_not_measured_has_no_estimate_and_few_rounds_no_interval():
+def test_unmeasured_rounds_have_no_estimate_and_few_rounds_no_interval():
     assert estimate(np.array([NAN, NAN])) is None
     assert estimate(np.array([math.inf, math.inf, 3.0])) is None
-    assert estimate(np.array([2.0, NAN, 4.0])) == {"p50": 3.0, "n": 2}
-    assert estimate(np.array([2.0, 3.0, 4.0, math.inf, 3.0])) == {"p50": 3.0, "n": 5}
+    assert estimate(np.array([2.0, NAN, 4.0])) == Estimate(p50=3.0, n=2)
+    assert estimate(np.array([2.0, 3.0, 4.0, math.inf, 3.0])) == Estimate(p50=3.0, n=5)
 
 
 def test_the_crossing_of_an_analytic_model():
@@ -84,7 +83,7 @@ def test_the_last_crossing_counts():
     ("ratios", "found"),
     [((0.1, 0.2, 0.9), math.inf), ((1.1, 2, 3), -math.inf), ((0.1, 2, 3), 10 ** (1 / (1 + math.log10(2))))],
 )
-def test_a_crossing_outside_the_sweep_is_said_to_be_there(ratios, found):
+def test_a_crossing_outside_the_sweep(ratios, found):
     assert crossing((1, 10, 100), ratios) == pytest.approx(found)
 
 
