@@ -1,4 +1,4 @@
-"""When does a variant pay off? Components × shapes × variants × numbers of calls: `python -m profiling.shape_sweep`."""
+"""When does a variant pay off? Components × shapes × variants × calls: `python -m profiling.shape_sweep`."""
 
 from __future__ import annotations
 

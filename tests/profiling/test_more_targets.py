@@ -1,17 +1,19 @@
-"""The targets beside the main job, run as a user does, tiny on a CPU."""
+"""shape_sweep, training_step and launch_overhead as a user runs them, tiny on a CPU."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from as_user import OUTSIDE, environment, finished
 from test_conf import composed
 
 from profiling.cli.config import read_config
 from profiling.errors import InputError
-from profiling.results.records import read_records
+from profiling.results.jsonl import read_records
+from profiling.results.record import LaunchCalibration
 from profiling.shape_sweep import points_of
 
 QUICK = ("device=cpu", "threads=1", "ceilings=off", "isolation=none")
@@ -37,7 +39,7 @@ def sweep(*overrides):
     return [point for spec in read_config(cfg).components for point in points_of(cfg, spec)]
 
 
-def test_the_default_sweep_is_the_one_that_clip_users_tabulate():
+def test_the_default_sweep_is_that_of_the_component():
     points = [(p.key, p.point["value"], p.at("full").frames_per_call) for p in sweep()]
     text = [("clip_text", n, n) for n in (1, 2, 4, 8, 16)]
     vision = [("clip_vision", n, n) for n in (1, 2, 4, 8)]
@@ -84,7 +86,7 @@ def test_an_axis_can_be_a_dimension_of_a_shape():
         (("component=[mimi_decoder]", "axis=codes.9"), "codes.2"),
     ],
 )
-def test_a_sweep_that_is_none(overrides, says):
+def test_a_wrong_sweep(overrides, says):
     with pytest.raises(InputError, match=says):
         sweep(*overrides)
 
@@ -100,17 +102,17 @@ def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
         "metric.calls.time_limit=0.2",
     )
     text = started("shape_sweep", folder, *arguments, "variant=[baseline,cuda_graph]")
-    records = {record.cell: record for record in read_records(folder)}
+    records = {record.cell: record for record in read_records(folder).records}
     assert {name for name, _ in records} == {"net@batch=1", "net@batch=4", "net@batch=1-4"}
     for (_, variant), record in records.items():
         assert record.status == ("ok" if variant == "baseline" else "skipped")
         if variant == "baseline":
-            points = record.metrics["calls"]["points"]
-            assert [point["calls"] for point in points] == [1, 10, 100, 1000, 10000]
-            assert points[0]["measured"]
+            points = record.metrics.calls.points
+            assert [point.calls for point in points] == [1, 10, 100, 1000, 10000]
+            assert points[0].measured
             assert record.frames_per_call == 1, "its YAML counts no frames for its batch of two"
-            assert record.parity["passed"]
-    assert records["net@batch=1-4", "baseline"].metrics["other_shapes"]["rel_l2_to_eager"] == 0
+            assert record.parity.passed
+    assert records["net@batch=1-4", "baseline"].metrics.other_shapes.rel_l2_to_eager == 0
     assert "Total time with preparation" in text
     again = started("shape_sweep", folder, *arguments, "variant=[baseline,cuda_graph]", f"resume={folder}")
     assert "6 of 6 cells done" in again
@@ -125,34 +127,35 @@ def test_a_shape_that_another_one_spoils_fails_the_cell(tmp_path):
         "metric=[parity,latency]",
     )
     started("shape_sweep", tmp_path / "run", *options, "variant=[faulty_others]", code=1)
-    records = {record.component: record for record in read_records(tmp_path / "run")}
+    records = {record.component: record for record in read_records(tmp_path / "run").records}
     assert [records[name].status for name in ("net@batch=1", "net@batch=4", "net@batch=1-4")] == ["ok", "ok", "failed"]
     assert "another prepared shape" in records["net@batch=1-4"].reason
 
 
-def test_a_training_step_without_processes_that_load_data(tmp_path):
+def test_a_training_step_without_loader_processes(tmp_path):
     options = ("component=[world_model_training]", "training.steps=6", "training.workers=0", *QUICK_LATENCY)
     autocast = ("training.autocast=bfloat16", "training.tolerance=1", "training.loss_tolerance=1", "ceilings=auto")
     started("training_step", tmp_path / "run", "variant=[baseline]", "scale=tiny", *options, *autocast)
-    (record,) = read_records(tmp_path / "run")
-    assert record.limits["floor_ms"] > 0
-    assert record.limits["bytes"]["state_written"] >= 2 * record.limits["bytes"]["weights"], "weights and momentum"
+    (record,) = read_records(tmp_path / "run").records
+    roofline = record.roofline
+    assert roofline.roofline_ms > 0
+    assert roofline.bytes["state_written"] >= 2 * roofline.bytes["weights"], "weights and momentum"
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["ceilings"]["dtype"] == "bfloat16"
 
 
 def test_a_training_step_runs_and_reports(tmp_path):
     folder = tmp_path / "run"
     options = ("training.steps=6", "training.log_every=2", "training.workers=1", "training.lr_changes=[[3,0.1]]")
-    text = started("training_step", folder, "variant=[baseline,cuda_graph]", "scale=tiny", *options, *QUICK_LATENCY)
-    records = {record.cell: record for record in read_records(folder)}
+    started("training_step", folder, "variant=[baseline,cuda_graph]", "scale=tiny", *options, *QUICK_LATENCY)
+    records = {record.cell: record for record in read_records(folder).records}
     for component in ("resnet50_training", "world_model_training"):
         record = records[component, "baseline"]
-        assert record.parity["passed"]
-        assert record.parity["rel_l2"] == 0
-        assert [item["step"] for item in record.training["log"]] == [0, 2, 4, 5]
-        assert {"dataloader", "model", "ready", "prepared", "training"} <= set(record.memory["phases"])
+        assert record.parity.passed
+        assert record.parity.rel_l2 == 0
+        assert [row.step for row in record.training.log] == [0, 2, 4, 5]
+        assert {"dataloader", "model", "ready", "prepared", "training"} <= set(record.memory.phases)
         assert records[component, "cuda_graph"].status == "skipped"
-    assert "Memory by phase" in text
+    assert "Memory by phase" in (folder / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -172,10 +175,11 @@ def test_launch_overhead_is_kept_in_the_environment(tmp_path):
         "calibration.counts=[1,20,40]",
     )
     text = started("launch_overhead", folder, *options)
-    kept = json.loads((folder / "environment.json").read_text())["launch_calibration"]
-    (record,) = read_records(folder)
-    assert kept == record.launches["launch_calibration"]
-    assert kept["dispatch_us_per_operator"]["p50"] > 0
+    environment = json.loads((folder / "environment.json").read_text())
+    (record,) = read_records(folder).records
+    calibration = record.launches.launch_calibration
+    assert msgspec.convert(environment["launch_calibration"], LaunchCalibration) == calibration
+    assert calibration.dispatch_us_per_operator.p50 > 0
     assert "Launch costs" in text
     assert "fastest" not in text
     assert "rounds" in started("launch_overhead", tmp_path / "wrong", "calibration.rounds=many", code=2)

@@ -1,15 +1,16 @@
-"""The loop as a user runs it, on a processor at tiny size: every way to play, what is kept, and what is refused."""
+"""The loop as a user runs it, tiny on a CPU: schedules, paces, mixed variants, and frames before a failure."""
 
 import json
 
 import numpy as np
 
 from profiling.results.frames import DISTURBANCES, read_series
+from profiling.results.jsonl import read_records
 
 BASELINE = "variant=[baseline]"
-HERE = "isolation=none"  # where no process must die, and a process a cell is not what is asked
+HERE = "isolation=none"  # faster, where no process dies
 FEW = ("loop.frames=8", "loop.warmup_frames=2")
-STAGES = ["world", "picture", "sound"]
+STAGES = ("world", "picture", "sound")
 
 
 def series_of(outcome, variant="baseline"):
@@ -18,34 +19,34 @@ def series_of(outcome, variant="baseline"):
 
 def only(outcome):
     assert outcome.code == 0, outcome.out + outcome.err
-    (record,) = outcome.records.values()
+    (record,) = read_records(outcome.folder).records
     assert record.status == "ok", record.reason
     return record
 
 
-def test_one_after_the_other(realtime):
+def test_stages_in_sequence(realtime):
     """The default schedule; a variant that needs a GPU is skipped; a run that is done is not done again."""
     outcome = realtime("variant=[baseline,cuda_graph]", "trace=true", "loop.profile_frames=3", *FEW)
     assert outcome.code == 0, outcome.out + outcome.err
-    record, skipped = (outcome.records["realtime", variant] for variant in ("baseline", "cuda_graph"))
+    record, skipped = read_records(outcome.folder).records
     assert (record.status, skipped.status) == ("ok", "skipped")
     assert "CUDA" in skipped.reason
     section, series = record.realtime, series_of(outcome)
-    assert section["stages"] == [*STAGES, "deliver"]
-    assert (section["frames"], section["warmup_frames"]) == (8, 2)
-    assert (section["schedule"], section["pace"], section["deliver"]) == ("sequential", "free", "host")
-    assert section["frame_ms"]["n"] == 8
+    assert section.stages == (*STAGES, "deliver")
+    assert (section.frames, section.warmup_frames) == (8, 2)
+    assert (section.schedule, section.pace, section.deliver) == ("sequential", "free", "host")
+    assert section.frame_ms.n == 8
     assert {len(values) for values in series.values()} == {8}
-    taken = sum(series[f"host_{stage}_ms"] for stage in section["stages"]) + series["wait_ms"] + series["rest_ms"]
+    taken = sum(series[f"host_{stage}_ms"] for stage in section.stages) + series["wait_ms"] + series["rest_ms"]
     np.testing.assert_allclose(taken, series["frame_ms"], atol=1e-9)
     assert (np.diff(series["delivered_ms"]) >= series["frame_ms"][1:] - 1e-6).all()
     known = {name for name in DISTURBANCES if np.isfinite(series[name]).all()}
     assert {"compiles", "captures", "graphs_recorded", "collections", "collection_ms", "switches"} <= known
     assert np.isnan(series["device_world_ms"]).all(), "no device, no device time"
-    assert set(record.parity["stages"]) == set(STAGES)
-    assert record.parity["passed"]
-    assert record.trace["frames"] == 3
-    assert (outcome.folder / record.trace["trace"]).exists()
+    assert set(record.parity.stages) == set(STAGES)
+    assert record.parity.passed
+    assert record.trace.frames == 3
+    assert (outcome.folder / record.trace.trace).exists()
     assert not list((outcome.folder / "cells").glob("*.part"))
     assert "Frames:" in outcome.out
     assert "Stage budget" in outcome.out
@@ -75,13 +76,13 @@ def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path)
         *FEW,
     )
     section, series = only(outcome).realtime, series_of(outcome)
-    assert (section["pace"], section["target_fps"]) == ("realtime", 20.0)
+    assert (section.pace, section.target_fps) == ("realtime", 20.0)
     np.testing.assert_allclose(series["due_ms"], 50 * np.arange(8), atol=1e-6)
     assert (series["action_ms"] >= series["due_ms"]).all()
-    assert section["deadlines"]["20"]["budget_ms"] == 50
-    assert section["sound"]["window"] == "windowed"
-    assert (section["sound"]["decoded"], section["sound"]["of"]) == (10, 30)
-    assert 0 < section["sound"]["snr_db"]["10"] < section["sound"]["snr_db"]["22"]
+    assert section.deadlines["20"].budget_ms == 50
+    sound = section.sound
+    assert (sound.window, sound.decoded, sound.window_latents) == ("windowed", 10, 30)
+    assert 0 < sound.snr_db["10"] < sound.snr_db["22"]
 
 
 def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realtime):
@@ -97,26 +98,26 @@ def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realt
         *FEW,
     )
     assert outcome.code == 1, outcome.out + outcome.err
-    (record,) = outcome.records.values()
+    (record,) = read_records(outcome.folder).records
     assert (record.variant, record.status) == ("mixed", "failed")
     assert record.reason.startswith("sound: "), "the one stage that has the variant that is wrong"
-    assert {stage: found["passed"] for stage, found in record.parity["stages"].items()} == {
+    assert {stage: check.passed for stage, check in record.parity.stages.items()} == {
         "world": True,
         "picture": True,
         "sound": False,
     }
-    assert not record.parity["passed"]
-    assert record.realtime["stages"] == STAGES, "nothing is copied"
-    assert record.realtime["schedule"] == "overlap"
-    assert record.realtime["sound"]["window"] == "exact", "300 dB are out of reach"
-    assert record.realtime["frames"] == len(series_of(outcome, "mixed")["frame_ms"]) == 8
+    assert not record.parity.passed
+    assert record.realtime.stages == STAGES, "nothing is copied"
+    assert record.realtime.schedule == "overlap"
+    assert record.realtime.sound.window == "exact", "300 dB are out of reach"
+    assert record.realtime.frames == len(series_of(outcome, "mixed")["frame_ms"]) == 8
 
 
 def test_the_whole_frame_as_one_without_metrics(realtime):
     outcome = realtime(BASELINE, HERE, "metric=[]", "loop.schedule=one_graph", "loop.gc=off", *FEW)
     record = only(outcome)
-    assert record.realtime["stages"] == ["whole", "deliver"]
-    assert record.realtime["garbage"] == "off"
+    assert record.realtime.stages == ("whole", "deliver")
+    assert record.realtime.gc == "off"
     assert record.parity is None
     assert not series_of(outcome)["collections"].any()
 
@@ -131,7 +132,7 @@ FAILING = (
 )
 
 
-def test_what_was_played_before_a_failure_is_kept(realtime):
+def test_frames_before_a_failure_are_kept(realtime):
     """Two failures in the same call of the same network: an error, and the death of the process."""
     frames = {}
     for how, where, reason in (
@@ -140,30 +141,30 @@ def test_what_was_played_before_a_failure_is_kept(realtime):
     ):
         outcome = realtime(*FAILING, where, f"component.failing_picture.module.how={how}")
         assert outcome.code == 1, outcome.out + outcome.err
-        (record,) = outcome.records.values()
+        (record,) = read_records(outcome.folder).records
         assert record.status == "failed"
         assert reason in record.reason
         series = series_of(outcome)
         frames[how] = len(series["frame_ms"])
-        assert record.realtime["frames"] == record.realtime["frame_ms"]["n"] == frames[how]
-        assert (record.realtime["warmup_frames"], record.realtime["commit"]) == (5, "fused")
+        assert record.realtime.frames == record.realtime.frame_ms.n == frames[how]
+        assert (record.realtime.warmup_frames, record.realtime.commit) == (5, "fused")
         assert np.isfinite(series["frame_ms"]).all()
         assert np.isfinite(series["host_rss"]).all()
-        assert f"{frames[how]} frames" in outcome.out, "the report counts the frames until then"
+        assert f"{frames[how]} frames" in outcome.out, "the report counts the frames before the failure"
         assert not list((outcome.folder / "cells").glob("*.part"))
     assert frames["raise"] == frames["kill"]
     assert 0 < frames["kill"] < 60 - 5, "not all of the 60 calls were timed frames"
 
 
-def test_frames_of_an_earlier_attempt_are_not_taken_for_this_ones(realtime, tmp_path):
-    """The process dies before its first frame, where an attempt that came to no record had left some."""
+def test_frames_of_an_earlier_attempt_are_removed(realtime, tmp_path):
+    """The process dies before its first frame; an earlier attempt without a record left frames."""
     left = tmp_path / "run" / "cells" / "realtime.baseline.frames.part"
     left.parent.mkdir(parents=True)
     left.write_bytes(json.dumps(["frame_ms"]).encode() + b"\n" + np.ones(3).tobytes())
     dies = ("component.failing_picture.module.call=2", "component.failing_picture.module.how=kill")
     outcome = realtime(*FAILING, *dies, folder=tmp_path / "run")
     assert outcome.code == 1, outcome.err
-    (record,) = outcome.records.values()
+    (record,) = read_records(outcome.folder).records
     assert (record.status, record.realtime) == ("failed", None)
     assert "SIGKILL" in record.reason
     assert not list(left.parent.glob("*.frames.*"))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from profiling.results.frames import read_series
+from profiling.results.jsonl import read_records
 
 pytestmark = pytest.mark.gpu
 
@@ -22,8 +23,9 @@ def test_variants_follow_eager_over_300_frames(profile):
         "component.world_model_frame.module.steps=2",
     )
     assert outcome.code == 0, outcome.out
-    assert len(outcome.records) == 4
-    assert all(len(record.metrics["drift"]["rel_l2"]) == 300 for record in outcome.records.values())
+    records = read_records(outcome.folder).records
+    assert len(records) == 4
+    assert all(len(record.metrics.drift.rel_l2) == 300 for record in records)
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "overlap", "one_graph"])
@@ -31,12 +33,12 @@ def test_variants_follow_eager_over_300_frames(profile):
 def test_schedules(realtime, schedule, deliver):
     outcome = realtime("variant=[baseline,cuda_graph]", f"loop.schedule={schedule}", f"loop.deliver={deliver}", *TINY)
     assert outcome.code == 0, outcome.out
-    for record in outcome.records.values():
+    for record in read_records(outcome.folder).records:
         assert record.status == "ok", record.reason
         series = read_series(outcome.folder / "cells" / f"realtime.{record.variant}.frames.npz")
-        stages = ["whole"] if schedule == "one_graph" else ["world", "picture", "sound"]
-        stages += ["deliver"] * (deliver == "host")
-        assert record.realtime["stages"] == stages
+        stages = ("whole",) if schedule == "one_graph" else ("world", "picture", "sound")
+        stages += ("deliver",) * (deliver == "host")
+        assert record.realtime.stages == stages
         for stage in stages:
             assert (series[f"device_{stage}_ms"] > 0).all()
         assert (series["frame_ms"] > 0).all()
@@ -48,26 +50,26 @@ def test_schedules(realtime, schedule, deliver):
 def test_compiled_stages_do_not_disturb_each_other(realtime):
     outcome = realtime("variant=[compile,compile_cuda_graph]", *TINY)
     assert outcome.code == 0, outcome.out
-    assert all(record.status == "ok" for record in outcome.records.values())
+    assert all(record.status == "ok" for record in read_records(outcome.folder).records)
 
 
 def test_a_paced_loop_begins_frames_when_they_are_due(realtime):
     outcome = realtime("variant=[cuda_graph]", "loop.pace=realtime", "loop.fps=100", *TINY)
-    (record,) = outcome.records.values()
+    (record,) = read_records(outcome.folder).records
     series = read_series(outcome.folder / "cells" / "realtime.cuda_graph.frames.npz")
     assert (series["action_ms"] >= series["due_ms"] - 1e-3).all()
-    assert record.realtime["wall_fps"] == pytest.approx(100, rel=0.05)
+    assert record.realtime.wall_fps == pytest.approx(100, rel=0.05)
 
 
 def test_mixed_variants_and_a_trace(realtime):
     mix = "mix={world:cuda_graph,picture:compile_cuda_graph,sound:baseline}"
     outcome = realtime("variant=[baseline,cuda_graph,compile_cuda_graph]", mix, "trace=true", *TINY)
-    (record,) = outcome.records.values()
+    (record,) = read_records(outcome.folder).records
     assert record.variant == "mixed"
     assert record.status == "ok", record.reason
-    assert record.trace["frames"] == 20
-    assert (outcome.folder / record.trace["trace"]).exists()
-    inside = record.inside
-    assert inside["calls"] == 20, "means of a frame, not of twenty"
-    assert inside["busy_ms"] + inside["idle_ms"] == pytest.approx(inside["span_ms"], rel=0.01)
-    assert inside["busy_ms"] < 1.2 * record.realtime["frame_ms"]["max"], "the device does no more than a frame's work"
+    assert record.trace.frames == 20
+    assert (outcome.folder / record.trace.trace).exists()
+    analysis = record.trace_analysis
+    assert analysis.calls == 20, "means of a frame, not of twenty"
+    assert analysis.busy_ms + analysis.idle_ms == pytest.approx(analysis.span_ms, rel=0.01)
+    assert analysis.busy_ms < 1.2 * record.realtime.frame_ms.max, "the device does no more than a frame's work"

@@ -10,7 +10,7 @@ from as_user import environment
 from torch import nn
 
 from profiling.graphs import CudaGraphed
-from profiling.results.records import read_records
+from profiling.results.jsonl import read_records
 from profiling.training_step.cell import deterministic_algorithms
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
@@ -69,18 +69,18 @@ def test_fifty_captured_steps_are_eagers(case):
     assert len(set(eager.losses)) == 50
 
 
-def test_the_target_captures_the_step_and_tells_its_memory(tmp_path):
+def test_the_target_captures_the_step_and_reports_its_memory(tmp_path):
     folder = tmp_path / "run"
     options = ("training.steps=12", "training.lr_changes=[[6,0.1]]", "scale=tiny", "variant=[baseline,cuda_graph]")
     quick = ("metric.latency.max_seconds=0.5", "metric.latency.warmup_max_seconds=0.5")
     target = [sys.executable, "-m", "profiling.training_step", f"hydra.run.dir={folder}", "device=cuda"]
     done = subprocess.run([*target, *options, *quick], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for record in read_records(folder):
-        assert record.parity["passed"]
-        assert record.parity["rel_l2"] == 0
+    for record in read_records(folder).records:
+        assert record.parity.passed
+        assert record.parity.rel_l2 == 0
         if record.variant == "cuda_graph":
-            memory = record.graphs["memory"]
-            assert memory["static input"]["allocated"] > memory["before static input"]["allocated"]
-            assert record.graphs["host_launches"]["after"] < record.graphs["host_launches"]["before"]
-            assert record.speedup["wall"] > 1
+            memory = record.graphs.memory
+            assert memory["static input"].allocated > memory["before static input"].allocated
+            assert record.graphs.host_launches.after < record.graphs.host_launches.before
+            assert record.speedup.wall > 1

@@ -10,9 +10,9 @@ from msgspec import structs
 from torch import nn
 
 from profiling.errors import InputError
-from profiling.training_step.options import TrainingOptions
 from profiling.results.record import ParityCheck, encode_sections
 from profiling.training_step.cell import TrainingCell
+from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
 from profiling.training_step.trajectory import (
     Batches,
