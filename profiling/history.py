@@ -135,7 +135,7 @@ def _title(run: LoadedRun, record: Record) -> str:
     if record.parameters is not None:
         parts.append(f"{record.parameters:,} parameters")
     if not record.is_realtime and record.frames_per_call not in (None, 1):
-        parts.append(f"{record.frames_per_call} frames a call")
+        parts.append(f"{record.frames_per_call} frames per call")
     parts += [f"{name} {value}" for name, value in loop_work(record).items()]
     if conditions is not None and conditions.cold:
         parts.append("cold cache")

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name.lower(), metavar=name, type=Path, help=f"{role}: its folder, or a file like its results.jsonl"
         )
     parser.add_argument(
-        "--threshold", type=float, default=0.02, help="largest change that is the same, as a fraction of A (0.02)"
+        "--threshold", metavar="FRACTION", type=float, default=0.02, help="largest change that is the same (0.02: 2%%)"
     )
     parser.add_argument("--cells", metavar="GLOB", help="only cells <component>.<variant> that match: 'world_model.*'")
     options = parse_options(parser, arguments)

@@ -116,7 +116,8 @@ def different_work(a: Record, b: Record) -> str:
 def _work(record: Record) -> dict[str, object]:
     conditions = record.metrics.latency
     work = {
-        **{name: getattr(record, name) for name in ("target", "scale", "frames_per_call", "parameters")},
+        **{"target": record.target, "scale": record.scale, "parameters": record.parameters},
+        "frames per call": record.frames_per_call,
         "cold": conditions and conditions.cold,
         **loop_work(record),
     }
@@ -156,7 +157,7 @@ def _sampled(a: LoadedRun, b: LoadedRun, name: tuple[str, str]) -> CellCompariso
 def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison:
     cell, a, b = sampled.cell, sampled.a, sampled.b
     if np.array_equal(np.concatenate(a), np.concatenate(b)):  # one measurement, not two that agree
-        return replace(cell, verdict="same", reason="the same samples", ratio=1.0, interval=(1.0, 1.0))
+        return replace(cell, verdict="same", reason="both runs hold the same samples", ratio=1.0, interval=(1.0, 1.0))
     resamples = max(2000, round(20 / (1 - level)))  # ten beyond either end of the interval
     with np.errstate(all="ignore"):  # a resampled median may be 0
         ratio, low, high = ratio_interval(b, a, level=level, resamples=resamples)

@@ -74,13 +74,13 @@ def unknown_differences(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
         for name, run in (("A", a), ("B", b))
         if not run.environment.is_known
     ]
-    for label, one, two in (
-        ("your code", a.environment.user_git, b.environment.user_git),
-        ("this tool", a.environment.tool_git, b.environment.tool_git),
-    ):
+    checkouts = {"your code": (a.environment.user_git, b.environment.user_git)}
+    if a.environment.tool_git != a.environment.user_git:
+        checkouts["this tool"] = (a.environment.tool_git, b.environment.tool_git)
+    for code, (one, two) in checkouts.items():
         if one and two and one.revision and one.revision == two.revision and two.dirty:
-            revision = one.revision[:12]
-            lines.append(f"Both runs are at git {revision} ({label}), B with uncommitted changes: it may differ.")
+            at = f"{code} at git {one.revision[:12]}"
+            lines.append(f"Both runs used {at}, B with uncommitted changes: the code may differ.")
     return tuple(lines)
 
 
@@ -155,7 +155,7 @@ def _option_differences(a: LoadedRun, b: LoadedRun, known: Iterable[str]) -> Ite
     for key, value in before.items():
         skipped = key in FREE_KEYS or key in known or (full and _TINY.match(key))
         if key in after and value != after[key] and not skipped:
-            yield Difference(key, str(value), str(after[key]))
+            yield Difference(key, _yaml(value), _yaml(after[key]))
 
 
 def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -165,6 +165,11 @@ def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, name)
         else:
             yield name, value
+
+
+def _yaml(value: object) -> str:
+    """Return a value as it is written in YAML and on the command line: `false`, `null`, `[1, 2]`."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _text(value: object) -> str:
@@ -216,10 +221,10 @@ def _quantities(record: Record) -> dict[str, _Quantity]:
         "recompiles": (prepare and prepare.recompiles, "count", 0, 0),
         "CUDA-graph captures by inductor": (prepare and prepare.cudagraph_captures, "count", 0, 0),
         "CUDA-graph skips by inductor": (prepare and prepare.cudagraph_skips, "count", 0, 0),
-        "GPU kernels, copies and fills, a call": (trace and trace.device_launches, "count", 0, 0),
-        "GPU work, a call (ms)": (trace and trace.device_ms, "ms", 0.02, 0),
-        "GPU idle before launches, a call (ms)": (idle and idle.host_ms, "ms", 0.1, 0.01),
-        "GPU idle between kernels, a call (ms)": (idle and idle.between_ms, "ms", 0.1, 0.01),
+        "GPU kernels, copies and fills per call": (trace and trace.device_launches, "count", 0, 0),
+        "GPU work per call (ms)": (trace and trace.device_ms, "ms", 0.02, 0),
+        "GPU idle before launches per call (ms)": (idle and idle.host_ms, "ms", 0.1, 0.01),
+        "GPU idle between kernels per call (ms)": (idle and idle.between_ms, "ms", 0.1, 0.01),
     }
     if peak is not None:
         measured[f"{peak[0]} (MiB)"] = (peak[1], "MiB", 0.01, 0)

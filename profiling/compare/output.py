@@ -55,8 +55,9 @@ class Comparison:
 
     @cached_property
     def changes(self) -> tuple[CellChanges, ...]:
-        """What changed inside each cell."""
-        return tuple(cell_changes(self.a, self.b, cell.cell) for cell in self.cells)
+        """What changed inside each cell that was compared."""
+        compared = [cell.cell for cell in self.cells if cell.verdict != "not compared"]
+        return tuple(cell_changes(self.a, self.b, cell) for cell in compared)
 
     @property
     def exit_code(self) -> int:
@@ -174,14 +175,15 @@ def _legend(comparison: Comparison) -> list[str]:
     if not compared:
         return []
     limit = f"{comparison.threshold:g}"
+    level = f"{100 * confidence_level(len(compared)):.4g}% bootstrap interval"
+    correction = f" (Bonferroni-corrected for {len(compared)} cells)" if len(compared) > 1 else ""
     lines = [
-        f"B / A: ratio of median times and its {100 * confidence_level(len(compared)):.4g}% bootstrap interval "
-        f"(95% for {count_of(len(compared), 'cell')} together, Bonferroni); above 1, B is slower.",
+        f"B / A: ratio of median times and its {level}{correction}; above 1, B is slower.",
         f"same: the whole interval is within 1 ± {limit}. faster, slower: the ratio is beyond 1 ± {limit}, "
         "and the whole interval is on that side of 1.",
     ]
     if min(cell.rounds for cell in compared) == 1:
-        lines.append("One round a run: the intervals do not contain drift of the machine. Run both with rounds=5.")
+        lines.append("One round per run: the intervals do not contain drift of the machine. Run both with rounds=5.")
     return lines
 
 

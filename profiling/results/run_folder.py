@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 from profiling.errors import InputError, python_command
 from profiling.results.environment import ENVIRONMENT_FILE
 from profiling.results.jsonl import RESULTS_FILE, read_records

@@ -59,7 +59,7 @@ def test_a_committed_run_compared_with_itself_without_torch():
     done = compare_without("torch,triton,hydra,omegaconf", run, run / RESULTS_FILE)
     assert done.returncode == 0, done.stderr
     assert "do not differ" in done.stdout
-    assert "(1) the same samples" in done.stdout
+    assert "(1) both runs hold the same samples" in done.stdout
     assert done.stdout.endswith("3 cells: 3 same.\nNo cell of B is slower than A by more than 2% (exit code 0).\n")
 
 

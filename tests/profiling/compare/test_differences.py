@@ -166,7 +166,10 @@ def test_what_one_run_alone_measured_is_named_and_not_compared(changes):
     traced = cell(trace_analysis=analysed(Idle(host_ms=1.0, between_ms=0.1)))
     rows, only_in = changes(cell(), traced)
     assert rows == []
-    assert only_in == {"A": (), "B": ("GPU idle before launches, a call (ms)", "GPU idle between kernels, a call (ms)")}
+    assert only_in == {
+        "A": (),
+        "B": ("GPU idle before launches per call (ms)", "GPU idle between kernels per call (ms)"),
+    }
 
 
 def test_frame_rates_that_a_loop_no_longer_holds(changes):
@@ -183,7 +186,7 @@ def test_a_wrong_cell_has_nothing_to_explain(changes):
 
 def test_idle_time_that_changed(changes):
     one, two = (cell(trace_analysis=analysed(Idle(host_ms=ms, between_ms=0.3))) for ms in (0.5, 0.1))
-    assert changes(one, two)[0] == [("GPU idle before launches, a call (ms)", "0.5000", "0.1000")]
+    assert changes(one, two)[0] == [("GPU idle before launches per call (ms)", "0.5000", "0.1000")]
 
 
 def events(name, microseconds, times=2):
