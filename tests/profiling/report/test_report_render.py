@@ -31,7 +31,7 @@ ENVIRONMENT: dict[str, Any] = {
 }
 WITHOUT_TORCH = """
 import runpy, sys
-for name in ("torch", "triton", "hydra", "omegaconf", "yaml", "scipy", "rich", "requests", "psutil", "safetensors", "nvtx"):
+for name in ("torch", "triton", "hydra", "omegaconf", "yaml", "scipy", "rich", "requests", "psutil"):
     sys.modules[name] = None
 sys.argv = ["report", sys.argv[1]]
 runpy.run_module("profiling.report", run_name="__main__")
