@@ -133,10 +133,8 @@ def _bound(row: Answer) -> str | None:
 
 
 def _next(row: Answer) -> str | None:
-    short, long = next_step(row.fastest, row.group) if row.fastest is not None else ("", "")
-    # An advice reads "reason: step (how)".
-    step = long.rpartition(": ")[2].partition(" (")[0]
-    return short or (step if len(step) <= _SHORT else "see below") or None
+    short = next_step(row.fastest, row.group)[0] if row.fastest is not None else ""
+    return (short if len(short) <= _SHORT else "see below") or None
 
 
 def _notes(row: Answer) -> list[str]:

@@ -70,19 +70,22 @@ def deciding(record: Record) -> Judged | None:
 
 
 def next_step(record: Record, group: Sequence[Record]) -> tuple[str, str]:
-    """Return (short, long) of what to try next; empty where nothing is known that was not measured to be slower."""
+    """Return what to try next in a few words, and as a sentence; never a variant that was measured to be slower."""
     call = deciding(record)
     if call is None or call.roofline.advice is None:
         return "", ""
-    advice, predicted = one_line(call.roofline.advice), call.roofline.predicted
+    # An advice reads "reason: what to do"; the evidence gives the reason already.
+    advice = one_line(call.roofline.advice).rstrip(".")
+    sentence = advice.partition(": ")[2] or advice
+    short, predicted = getattr(call.roofline, "next_step", None), call.roofline.predicted
     tried = {other.variant: other.median_ms for other in group if other.is_correct and other.median_ms is not None}
-    named = [name for name in tried if name != record.variant and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", advice)]
-    slower = [name for name in named if (tried[name] or 0.0) >= (record.median_ms or 0.0)]
-    if slower:
-        return "", f"nothing faster is known: {slower[0]} was measured ({significant(tried[slower[0]], 3)} ms)"
+    for name, ms in tried.items():
+        named = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", f"{short}, {sentence}")
+        if named and name != record.variant and ms >= (record.median_ms or 0.0):
+            return "", f"nothing faster is known, for {name} was measured ({significant(ms, 3)} ms)"
     if predicted is not None and predicted.variant not in tried:
-        return f"{predicted.variant}: ~{significant(predicted.wall_ms, 3)} ms", advice
-    return "", advice
+        return f"{predicted.variant}: ~{significant(predicted.wall_ms, 3)} ms", sentence
+    return one_line(short or sentence.partition(" (")[0]), sentence
 
 
 def bound_line(record: Record, group: Sequence[Record]) -> str:
@@ -126,7 +129,8 @@ def roofline_section(data: RunData) -> Section:
         for r in data.records
         if r.roofline is not None and r.roofline.parts
     ]
-    rooflines = cell_table("Roofline", _ROOFLINE, [*calls, *wholes], _record_of, depth="report")
+    rows = sorted([*calls, *wholes], key=lambda call: data.records.index(call.record))
+    rooflines = cell_table("Roofline", _ROOFLINE, rows, _record_of, depth="report")
     reasons = [call for call in calls if call.roofline.bound is not None and call.record.is_correct]
     why = cell_table("What bounds it, and why", _REASON, reasons, _record_of, depth="report")
     predictions = Table(

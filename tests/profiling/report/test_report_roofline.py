@@ -52,7 +52,7 @@ def test_rooflines_reasons_and_predictions() -> None:
 def test_a_line_gives_the_number_the_reason_and_the_next_step() -> None:
     assert bound_line(EAGER, [EAGER, GRAPH]) == (
         "57.4× above its roofline (0.500 ms). Bound by launch overhead: GPU idle 94%; 1234 launches. "
-        "Next: 94% of wall is launch gaps: capture it (cuda_graph), expect 2.4 ms; measured 2.52 ms."
+        "Next: capture it (cuda_graph), expect 2.4 ms; measured 2.52 ms."
     )
     section = roofline_section(run_data(EAGER, GRAPH))
     assert [line.partition(":")[0] for line in section.lines] == ["world_model.baseline"], "the fastest is the answer's"
@@ -70,7 +70,7 @@ def test_a_variant_that_was_measured_slower_is_never_advised() -> None:
     slower = build("cuda_graph", 30.0, roofline=REPLAYED)
     short, long = next_step(EAGER, [EAGER, slower])
     assert short == ""
-    assert long == "nothing faster is known: cuda_graph was measured (30.0 ms)"
+    assert long == "nothing faster is known, for cuda_graph was measured (30.0 ms)"
     other = build("cuda_graph_2", 30.0)
     assert next_step(EAGER, [EAGER, other])[0] == "cuda_graph: ~2.40 ms", "another name that begins alike"
 
