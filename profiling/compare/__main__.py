@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from profiling.compare.command import check_page_path, describe_error, parse_options, write_page
@@ -50,7 +51,9 @@ def _compare(options: argparse.Namespace) -> int:
         check_page_path(options.html)
     a, b = (read_run(path, options.cells) for path in (options.a, options.b))
     comparison = Comparison(a, b, options.threshold)
-    print(comparison_text(comparison, as_markdown=options.markdown))
+    text = comparison_text(comparison, as_markdown=options.markdown)
+    with suppress(BrokenPipeError):  # `head`, for example, has read enough
+        print(text, flush=True)
     if options.html:
         write_page(options.html, lambda: comparison_page(comparison))
     return comparison.exit_code

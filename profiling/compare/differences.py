@@ -35,8 +35,8 @@ _TINY = re.compile(r"component\.\w+\.tiny\.")
 _KERNEL_CHANGE, _KERNEL_SHARE = 0.1, 0.01
 #: Rows of kernels in a cell, and characters of a name.
 _MOST_KERNELS, _LONGEST_NAME = 8, 48
-#: Characters of the name of a generated file, which is a hash of its content.
-_LONGEST_FILE = 12
+#: Characters of the names of generated files, which are hashes of their content.
+_LONGEST_FILE = 16
 # What gzip, json and events without a name or a duration raise.
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error)
 
@@ -61,10 +61,8 @@ class CellChanges:
 
 def run_differences(a: LoadedRun, b: LoadedRun) -> tuple[Difference, ...]:
     """Return what differs in the environments, most likely explanations first, then in the ceilings and the configs."""
-    before, after = _environment(a), _environment(b)
-    names = [name for name in dict.fromkeys((*before, *after)) if before.get(name) != after.get(name)]
-    found = [Difference(name, _text(before.get(name)), _text(after.get(name))) for name in sorted(names, key=_rank)]
-    return (*found, *_ceiling_differences(a, b), *_option_differences(a, b, names))
+    environment = sorted(_changed(_environment(a), _environment(b)), key=lambda row: _rank(row.name))
+    return (*environment, *_ceiling_differences(a, b), *_option_differences(a, b, {row.name for row in environment}))
 
 
 def unknown_differences(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
@@ -89,27 +87,21 @@ def cell_changes(a: LoadedRun, b: LoadedRun, cell: tuple[str, str]) -> CellChang
     one, two = a.records.get(cell), b.records.get(cell)
     if one is None or two is None or not one.is_correct or not two.is_correct:
         return CellChanges(cell, (), {})
-    before, after = _properties(one), _properties(two)
-    found = [
-        Difference(name, _text(before.get(name)), _text(after.get(name)))
-        for name in dict.fromkeys((*before, *after))
-        if before.get(name) != after.get(name)
-    ]
-    numbers, others = _quantities(one), _quantities(two)
-    found += [
-        Difference(name, show(number.value, number.kind), show(others[name].value, number.kind))
-        for name, number in numbers.items()
-        if name in others and number.differs_from(others[name])
+    before, after = _quantities(one), _quantities(two)
+    changed = [
+        Difference(name, show(number.value, number.kind), show(after[name].value, number.kind))
+        for name, number in before.items()
+        if name in after and number.differs_from(after[name])
     ]
     kernels = _kernel_differences(a, b, one, two)
     if len(kernels) > _MOST_KERNELS:
         rest = Difference(f"and {count_of(len(kernels) - _MOST_KERNELS, 'kernel')} more", ABSENT, ABSENT)
         kernels = [*kernels[:_MOST_KERNELS], rest]
     only_in = {
-        "A": tuple(name for name in numbers if name not in others),
-        "B": tuple(name for name in others if name not in numbers),
+        "A": tuple(name for name in before if name not in after),
+        "B": tuple(name for name in after if name not in before),
     }
-    return CellChanges(cell, (*found, *kernels), only_in)
+    return CellChanges(cell, (*_changed(_properties(one), _properties(two)), *changed, *kernels), only_in)
 
 
 def _environment(run: LoadedRun) -> dict[str, Any]:
@@ -170,6 +162,12 @@ def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
 def _yaml(value: object) -> str:
     """Return a value as it is written in YAML and on the command line: `false`, `null`, `[1, 2]`."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[Difference]:
+    """Return what differs by name; a name that is missing is a dash."""
+    names = [name for name in dict.fromkeys((*before, *after)) if before.get(name) != after.get(name)]
+    return [Difference(name, _text(before.get(name)), _text(after.get(name))) for name in names]
 
 
 def _text(value: object) -> str:
@@ -307,34 +305,27 @@ def _changed_kernels(before: Mapping[str, _Launches], after: Mapping[str, _Launc
 
 
 def _changed_code(one: Record, two: Record) -> list[Difference]:
-    """Compare generated kernels by name and by file: inductor names a file after a hash of its content.
-
-    Files of whole graphs are left out: they contain paths, and differ in every run.
-    """
+    """Compare generated kernels by name and by file: inductor names a file after a hash of its content."""
     before, after = _generated_files(one), _generated_files(two)
     if not before or not after:
         return []
     return [
         Difference(
-            f"code {_where(before.get(name), after.get(name))}: {shortened(name, _LONGEST_NAME)}",
-            _file_names(before.get(name, set())),
-            _file_names(after.get(name, set())),
+            f"code {_where(before.get(row.name), after.get(row.name))}: {shortened(row.name, _LONGEST_NAME)}",
+            shortened(row.a, _LONGEST_FILE),
+            shortened(row.b, _LONGEST_FILE),
         )
-        for name in dict.fromkeys((*before, *after))
-        if before.get(name) != after.get(name)
+        for row in _changed(before, after)
     ]
 
 
-def _generated_files(record: Record) -> dict[str, set[str]]:
+def _generated_files(record: Record) -> dict[str, str]:
+    """Return the files of each generated kernel; those of whole graphs contain paths, and differ in every run."""
     files: dict[str, set[str]] = {}
     for kernel in record.kernels or ():
         if kernel.kind != "graph":
             files.setdefault(kernel.name, set()).add(PurePosixPath(kernel.file).name)
-    return files
-
-
-def _file_names(files: Iterable[str]) -> str:
-    return ", ".join(shortened(name, _LONGEST_FILE) for name in sorted(files)) or ABSENT
+    return {name: ", ".join(sorted(names)) for name, names in files.items()}
 
 
 def _where(one: object, two: object) -> str:
