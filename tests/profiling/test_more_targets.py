@@ -50,11 +50,7 @@ def test_the_default_sweep_is_that_of_the_component():
 AXES = {
     "a batch": (("component=[image_decoder]", "values=[1,3]"), {"batch": 3, "frames": 1}, 3),
     "a window": (("component=[world_model]", "axis=frames", "values=[1,5]"), {"batch": 1, "frames": 5}, 5),
-    "tokens leave the frames alone": (
-        ("component=[clip_text]", "axis=tokens", "values=[7,9]"),
-        {"batch": 1, "tokens": 9},
-        1,
-    ),
+    "tokens, not frames": (("component=[clip_text]", "axis=tokens", "values=[7,9]"), {"batch": 1, "tokens": 9}, 1),
 }
 
 
@@ -93,15 +89,9 @@ def test_a_wrong_sweep(overrides, says):
 
 def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
     folder = tmp_path / "run"
-    arguments = (
-        "component=[net]",
-        "values=[1,4]",
-        "axis=batch",
-        "scale=tiny",
-        *QUICK_LATENCY,
-        "metric.calls.time_limit=0.2",
-    )
-    text = started("shape_sweep", folder, *arguments, "variant=[baseline,cuda_graph]")
+    points = ("component=[net]", "values=[1,4]", "axis=batch", "variant=[baseline,cuda_graph]")
+    arguments = (*points, "scale=tiny", *QUICK_LATENCY, "metric.calls.time_limit=0.2")
+    text = started("shape_sweep", folder, *arguments)
     records = {record.cell: record for record in read_records(folder).records}
     assert {name for name, _ in records} == {"net@batch=1", "net@batch=4", "net@batch=1-4"}
     for (_, variant), record in records.items():
@@ -114,18 +104,12 @@ def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
             assert record.parity.passed
     assert records["net@batch=1-4", "baseline"].metrics.other_shapes.rel_l2_to_eager == 0
     assert "Total time with preparation" in text
-    again = started("shape_sweep", folder, *arguments, "variant=[baseline,cuda_graph]", f"resume={folder}")
+    again = started("shape_sweep", folder, *arguments, f"resume={folder}")
     assert "6 of 6 cells done" in again
 
 
-def test_a_shape_that_another_one_spoils_fails_the_cell(tmp_path):
-    options = (
-        "component=[net]",
-        "values=[1,4]",
-        "scale=tiny",
-        *QUICK_LATENCY,
-        "metric=[parity,latency]",
-    )
+def test_a_wrong_extra_shape_fails_the_cell(tmp_path):
+    options = ("component=[net]", "values=[1,4]", "scale=tiny", *QUICK_LATENCY, "metric=[parity,latency]")
     started("shape_sweep", tmp_path / "run", *options, "variant=[faulty_others]", code=1)
     records = {record.component: record for record in read_records(tmp_path / "run").records}
     assert [records[name].status for name in ("net@batch=1", "net@batch=4", "net@batch=1-4")] == ["ok", "ok", "failed"]
@@ -166,15 +150,10 @@ def test_wrong_training_options_are_one_line(tmp_path, override, says):
     assert says in started("training_step", tmp_path / "run", override, code=2)
 
 
-def test_launch_overhead_is_kept_in_the_environment(tmp_path):
+def test_launch_costs_are_in_the_environment_too(tmp_path):
     folder = tmp_path / "run"
-    options = (
-        "calibration.rounds=3",
-        "calibration.elements=[1,4096]",
-        "calibration.widths=[1,32]",
-        "calibration.counts=[1,20,40]",
-    )
-    text = started("launch_overhead", folder, *options)
+    sizes = ("calibration.elements=[1,4096]", "calibration.widths=[1,32]", "calibration.counts=[1,20,40]")
+    text = started("launch_overhead", folder, "calibration.rounds=3", *sizes)
     environment = json.loads((folder / "environment.json").read_text())
     (record,) = read_records(folder).records
     calibration = record.launches.launch_calibration
@@ -188,9 +167,8 @@ def test_launch_overhead_is_kept_in_the_environment(tmp_path):
 
 @pytest.mark.parametrize("target", ["shape_sweep", "training_step", "launch_overhead"])
 def test_help_fits_a_screen(target):
-    done = subprocess.run(
-        [sys.executable, "-m", f"profiling.{target}", "--help"], env=environment(), capture_output=True, text=True
-    )
+    start = [sys.executable, "-m", f"profiling.{target}", "--help"]
+    done = subprocess.run(start, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) <= 40
     assert f"python -m profiling.{target}" in done.stdout

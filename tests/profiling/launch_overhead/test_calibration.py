@@ -168,10 +168,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def content():
-    return calibrate(CPU, OPTIONS, lambda line: None)
+    collecting = []
+    content = calibrate(CPU, OPTIONS, lambda line: collecting.append(gc.isenabled()))
+    assert not any(collecting)
+    assert gc.isenabled()
+    return content
 
 
-def test_dispatch_is_measured_for_both_chains_and_nothing_of_a_gpu(content):
+def test_both_chains_have_dispatch_costs_and_none_of_a_gpu(content):
     fields = encode_sections(launches=content)["launches"]["launch_calibration"]
     calibration = content.launch_calibration
     for costs, names in ((calibration, fields), (calibration.linear, fields["linear"])):
@@ -192,7 +196,7 @@ def test_the_points_give_the_same_slope_to_another_fit(content):
     assert len(content.points) == 2 * 3 * 3
 
 
-def test_the_operators_are_what_their_names_say():
+def test_the_operators_compute_what_their_names_say():
     elementwise, linear = make_chains(CPU, CalibrationOptions(rows=3, seed=5))
     operator = elementwise.operator(4)
     assert operator().tolist() == [-1.0] * 4
@@ -203,13 +207,6 @@ def test_the_operators_are_what_their_names_say():
     torch.testing.assert_close(operator(), torch.nn.functional.linear(x, weight))
     assert operator().data_ptr() == operator().data_ptr(), "into the same buffer"
     assert linear.work(8) == {"bytes": 4 * (8 * 8 + 2 * 3 * 8), "flops": 2 * 3 * 8 * 8}
-
-
-def test_the_garbage_collector_is_off_in_the_samples_and_on_again_after():
-    seen = []
-    calibrate(CPU, OPTIONS, lambda line: seen.append(gc.isenabled()))
-    assert not any(seen)
-    assert gc.isenabled()
 
 
 def test_another_device_is_refused():

@@ -284,14 +284,6 @@ def test_leaks(kind, growth, leak):
     assert leaks(**{kind: 2.0**30 + growth}) == ([kind] if leak else [])
 
 
-def test_a_leak_in_numbers():
-    section = summary(series_of(noise(FRAMES), allocated=2.0**30 + 512 * GROWTH))
-    assert faults(section) == {"leaks": ["allocated"]}
-    allocated = section.memory["allocated"]
-    assert allocated.bytes_per_frame == pytest.approx(512)
-    assert (allocated.first, allocated.last) == (2**30, 2**30 + 512 * 599)
-
-
 def test_a_resident_set_that_fluctuates_is_no_leak():
     for seed in range(100):
         assert leaks(host_rss=2.0**33 + np.random.default_rng(seed).normal(0, 64 * MIB, FRAMES)) == []
