@@ -17,8 +17,8 @@ from tabulate import tabulate
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, example_inputs
 from profiling.metrics.clocks import clock_of
-from profiling.metrics.latency import DisturbanceWatch
-from profiling.metrics.sampling import Limits, Sample, collect
+from profiling.metrics.latency import TimedWindowMonitor
+from profiling.metrics.sampling import Sample, SamplingLimits, collect
 
 ROUNDS = 5
 
@@ -30,17 +30,17 @@ def nothing() -> None:
 def overhead_us(device: torch.device) -> tuple[float, float]:
     """Return (µs of an iteration outside the reported wall time, µs that the clock itself adds to it)."""
     clock = clock_of(device)
-    limits = Limits(interval=1e-12, min_iterations=100, max_iterations=5000, max_seconds=60)
+    limits = SamplingLimits(interval=1e-12, min_iterations=100, max_iterations=5000, max_seconds=60)
     # The loop is shown spread-out times, so that it looks at the interval as often as in a noisy run and never stops.
     shown = iter(random.Random(0).choices(range(1, 10**6), k=limits.max_iterations))
     walls = []
 
-    def take() -> Sample:
+    def sample() -> Sample:
         walls.append(clock.sample(nothing).wall)
         return Sample(wall=next(shown))
 
     start = time.perf_counter()
-    collect(take, limits, time.perf_counter, DisturbanceWatch(device).look)
+    collect(sample, limits, time.perf_counter, TimedWindowMonitor(device).read_clocks)
     per_iteration = (time.perf_counter() - start) / limits.max_iterations * 1e6
     reported = statistics.fmean(walls) * 1e3
     return per_iteration - reported, reported

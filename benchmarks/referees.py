@@ -34,7 +34,7 @@ from torch.utils.benchmark import Timer
 
 from profiling.graphs import CudaGraphed
 from profiling.metrics.clocks import CacheFlush, clock_of
-from profiling.metrics.sampling import Limits, collect
+from profiling.metrics.sampling import SamplingLimits, collect
 from profiling.results.stats import median_interval
 from profiling.trace.device_work import device_work
 
@@ -121,7 +121,7 @@ def our_median(call: Call, device: torch.device, *, cold: bool = False) -> float
             flush()
         return clock.sample(call)
 
-    limits = Limits(interval=1e-6, max_seconds=MEASURE_MS / 1e3)  # an interval never reached: the whole budget
+    limits = SamplingLimits(interval=1e-6, max_seconds=MEASURE_MS / 1e3)  # an interval never reached: the whole budget
     sample()  # one warm-up call is enough, the turn before ran the same
     samples, _ = collect(sample, limits, time.perf_counter, lambda: None)
     return statistics.median([each.wall if each.device is None else each.device for each in samples])

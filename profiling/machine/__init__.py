@@ -1,1 +1,1 @@
-"""What this machine is and can do: driver facts, memory counters, measured ceilings."""
+"""Facts about the machine: driver facts, memory counters, run-queue waits, GC policy, cached ceilings."""

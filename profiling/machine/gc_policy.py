@@ -1,7 +1,7 @@
-"""Python's garbage collector: kept out of timed samples and captures, and as an application has it in a loop.
+"""Policies for Python's garbage collector while something is timed or captured.
 
-Its pauses would be in the samples, and what it frees takes CUDA calls that a capture does not allow. In the realtime
-loop they are part of what is measured.
+Its pauses would be in the samples, and what it frees makes CUDA calls that a capture does not allow. The realtime loop
+runs it as an application would, so there its pauses are measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect once, then keep the collector out of the block."""
+    """Collect once, then disable the collector inside the block."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -25,20 +25,20 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def garbage(how: str) -> Iterator[None]:
-    """Let Python's collector do what the option says, and what it did before afterwards."""
+def gc_policy(policy: str) -> Iterator[None]:
+    """Collect once, then apply a policy inside the block: "on", "off", or "frozen" (live objects are not scanned)."""
     enabled = gc.isenabled()
     gc.collect()
-    if how == "frozen":
+    if policy == "frozen":
         gc.freeze()
-    if how == "off":
+    if policy == "off":
         gc.disable()
     else:
         gc.enable()
     try:
         yield
     finally:
-        if how == "frozen":
+        if policy == "frozen":
             gc.unfreeze()
         if enabled:
             gc.enable()

@@ -1,4 +1,4 @@
-"""Bytes of each kind of memory that are held now, as the allocator, the driver and the system tell them."""
+"""Bytes of each kind of memory in use now, from the caching allocator, the driver and the operating system."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 
 
 def held(device: torch.device) -> dict[str, int]:
-    """Return the bytes of each kind that are held now; kinds that cannot be asked for are absent.
+    """Return the bytes of each kind in use now; kinds that this device cannot report are absent.
 
-    The `max_` kinds are peaks since they were last reset, not what is held now.
+    The `max_` kinds are peaks since they were last reset.
     """
     kinds = {"host_rss": psutil.Process().memory_info().rss}
     if device.type == "cuda":
@@ -26,12 +26,12 @@ def held(device: torch.device) -> dict[str, int]:
 
 
 def graph_pools() -> tuple[int, int]:
-    """Return (bytes of all private pools of CUDA graphs, bytes of those that no live tensor occupies)."""
+    """Return (bytes of all private pools of CUDA graphs, bytes of them in which no live tensor lies)."""
     private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
     pool = sum(segment["total_size"] for segment in private)
     return pool, pool - sum(segment["allocated_size"] for segment in private)
 
 
 def pool_bytes(pool: tuple[int, int]) -> int:
-    """Return the bytes that the private pool of this id has reserved on the device."""
+    """Return the bytes on the device that the private pool with this id has reserved."""
     return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool))

@@ -1,6 +1,6 @@
-"""What the driver knows about the GPU: name, clocks, power limit, and why it slows down.
+"""Driver facts about the GPU, from NVML: version, clocks, power limit, reasons for lower clocks, other processes.
 
-Every answer that the driver does not give is None: absent, never a default.
+What the driver does not report is None (absent), never a default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import torch
 
-#: Reasons for a clock below what the load asks for, by the bit that reports them (NVML's clocks event reasons).
+#: Reasons for lower clocks, by their bit in NVML's clocks event reasons.
 THROTTLE_REASONS = {
     pynvml.nvmlClocksEventReasonSwPowerCap: "power cap",
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
@@ -25,7 +25,7 @@ THROTTLE_REASONS = {
 
 @cache
 def _handle(device: torch.device) -> Any:
-    """Return NVML's handle by UUID: indices differ under CUDA_VISIBLE_DEVICES. None without a driver library."""
+    """Return NVML's handle by UUID (indices differ under CUDA_VISIBLE_DEVICES); None without a driver library."""
     try:
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
@@ -33,12 +33,12 @@ def _handle(device: torch.device) -> Any:
         return None
 
 
-def _ask(device: torch.device, question: Callable[[Any], Any]) -> Any:
+def _query(device: torch.device, function: Callable[[Any], Any]) -> Any:
     handle = _handle(device)
     if handle is None:
         return None
     try:
-        return question(handle)
+        return function(handle)
     except pynvml.NVMLError:
         return None
 
@@ -53,29 +53,29 @@ def driver_version() -> str | None:
 
 
 def clock_mhz(device: torch.device, which: str, *, maximum: bool = False) -> int | None:
-    """Return the clock of `which` ("sm" or "memory") in MHz, now or at most."""
+    """Return the clock of `which` ("sm" or "memory") in MHz: the current or the highest one."""
     domain = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}[which]
     ask = pynvml.nvmlDeviceGetMaxClockInfo if maximum else pynvml.nvmlDeviceGetClockInfo
-    return _ask(device, lambda handle: ask(handle, domain))
+    return _query(device, lambda handle: ask(handle, domain))
 
 
 def power_limit_w(device: torch.device) -> float | None:
     """Return the enforced power limit in watts."""
-    milliwatts = _ask(device, pynvml.nvmlDeviceGetEnforcedPowerLimit)
+    milliwatts = _query(device, pynvml.nvmlDeviceGetEnforcedPowerLimit)
     return None if milliwatts is None else milliwatts / 1000
 
 
 def other_processes(device: torch.device) -> int | None:
-    """Return how many other processes compute on the device; None where the driver does not tell them from this one.
+    """Return the number of other processes that compute on the device; None where this one cannot be told from them.
 
-    Inside a container the driver's numbers are those of the host, and this process is not among them.
+    Inside a container the driver reports process ids of the host, so this process is not among them.
     """
-    found = _ask(device, pynvml.nvmlDeviceGetComputeRunningProcesses)
-    pids = None if found is None else {process.pid for process in found}
+    processes = _query(device, pynvml.nvmlDeviceGetComputeRunningProcesses)
+    pids = None if processes is None else {process.pid for process in processes}
     return None if pids is None or os.getpid() not in pids else len(pids) - 1
 
 
 def throttle_reasons(device: torch.device) -> frozenset[str]:
-    """Return why the clocks are held down right now; empty when they are not, or when the driver does not say."""
-    bits = _ask(device, pynvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
+    """Return the reasons for which clocks are lowered now; empty without one, or where the driver reports none."""
+    bits = _query(device, pynvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
     return frozenset(text for bit, text in THROTTLE_REASONS.items() if bits & bit)

@@ -1,4 +1,4 @@
-"""Total time of 1, 10, 100, … calls in a row: what a user of the network waits for, and when preparing pays back."""
+"""Total time of 1, 10, 100, … calls in a row, from which break-even follows: when preparing a variant has paid off."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from statistics import median
 
 from profiling.errors import InputError
 from profiling.metrics.metric import Measured, Metric, Subject
+from profiling.results.record import Calls as CallsSection
+from profiling.results.record import CallsPoint
 from profiling.trace.profiler import synchronize
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calls(Metric):
-    """Time each number of calls in a row, waiting once at the end, as far as `time_limit` seconds go.
+    """Time each number of calls in a row, with one wait at the end.
 
-    Numbers that would take longer are computed from the time of a call in the longest row that was measured, and
-    marked so.
+    A number of calls that would take longer than `time_limit` seconds is extrapolated from the longest measured row,
+    and marked so.
 
     Raises:
-        InputError: no number of calls, one below 1, or no time.
+        InputError: no number of calls, one below 1, or a time limit that is not above 0.
 
     """
 
@@ -28,7 +30,7 @@ class Calls(Metric):
     time_limit: float = 5.0
 
     def __post_init__(self) -> None:
-        """Put the numbers in order and check them."""
+        """Check the options, and sort the numbers of calls."""
         wrong = [n for n in self.calls if isinstance(n, bool) or not isinstance(n, int) or n < 1]
         if wrong or not self.calls:
             raise InputError(f"calls={list(self.calls)}: whole numbers of calls, at least 1: calls=[1,10,100].")
@@ -37,7 +39,7 @@ class Calls(Metric):
         object.__setattr__(self, "calls", tuple(sorted(set(self.calls))))
 
     def measure(self, subject: Subject) -> Measured:
-        """Return `calls`: seconds of each number, without what preparing took, and seconds of a call in a row."""
+        """Return `calls`: seconds of each number of calls, preparation excluded, and seconds of a call in a row."""
         device = subject.component.device
 
         def row(count: int) -> float:
@@ -48,20 +50,17 @@ class Calls(Metric):
             synchronize(device)
             return time.perf_counter() - started
 
-        points, per_call = rows(row, self.calls, self.time_limit)
-        return Measured({"calls": {"points": points, "seconds_per_call": per_call}})
+        return Measured({"calls": time_rows(row, self.calls, self.time_limit)})
 
 
-def rows(
-    row: Callable[[int], float], numbers: Sequence[int], time_limit: float
-) -> tuple[list[dict[str, float | bool]], float]:
-    """Return ([{calls, seconds, measured}], seconds of a call in the longest row measured).
+def time_rows(row: Callable[[int], float], numbers: Sequence[int], time_limit: float) -> CallsSection:
+    """Time each number of calls that fits into `time_limit` seconds; `row(n)` makes n calls and returns their seconds.
 
-    `row(n)` makes n calls and returns their seconds. A row of ten says what the next ones will take; short rows are
-    the median of three, since one interruption would be all of them.
+    A first row of ten gives the expected times. Short rows are the median of three, so that one interruption does not
+    decide.
     """
     per_call = row(10) / 10
-    points: list[dict[str, float | bool]] = []
+    points = []
     for number in numbers:
         measured = number == 1 or number * per_call <= time_limit
         if measured:
@@ -70,5 +69,5 @@ def rows(
             per_call = seconds / number if number >= 10 else per_call
         else:
             seconds = number * per_call
-        points.append({"calls": number, "seconds": seconds, "measured": measured})
-    return points, per_call
+        points.append(CallsPoint(calls=number, seconds=seconds, measured=measured))
+    return CallsSection(points=tuple(points), seconds_per_call=per_call)

@@ -1,6 +1,6 @@
 """The three clocks. Device: CUDA events around the step. Host: until the call returns. Wall: call plus wait.
 
-Event timing of eager code includes the gaps between launches, which is what the user feels.
+The device time of eager code includes the gaps between launches: a user waits for them too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Run = Callable[[], Any]
 
 
 class WallClock:
-    """The only clock of a CPU: the call is over when it returns."""
+    """The wall clock, the only one of a CPU: the work is done when the call returns."""
 
     def sample(self, run: Run) -> Sample:
-        """Time one call; its output is let go of after the clock has stopped."""
+        """Time one call; its output is freed after the clock has stopped."""
         start = time.perf_counter_ns()
         output = run()
         end = time.perf_counter_ns()
@@ -29,14 +29,14 @@ class WallClock:
 
 
 class CudaClock:
-    """All three clocks of the current device at once, each call waited for, as a loop that shows every frame does."""
+    """All three clocks of the current CUDA device; each call is waited for, as in a loop that shows every frame."""
 
     def __init__(self) -> None:
         self._start = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
 
     def sample(self, run: Run) -> Sample:
-        """Time one call on an idle device, waiting for every stream that the call used."""
+        """Time one call on an idle device; the wait covers all streams."""
         self._start.record()
         start = time.perf_counter_ns()
         output = run()
@@ -51,17 +51,17 @@ class CudaClock:
 
 
 def clock_of(device: torch.device) -> WallClock | CudaClock:
-    """Return the clocks that `device` has."""
+    """Return the clocks of `device`."""
     return CudaClock() if device.type == "cuda" else WallClock()
 
 
 class CacheFlush:
-    """Evicts the last-level cache by overwriting a buffer larger than it, outside every sample.
+    """Evicts the last-level cache by overwriting a buffer that is larger, outside of a sample.
 
-    Repeated calls find small weights in the cache; a real loop, with other work between two calls, may not.
+    Repeated calls find small weights in the cache; a loop with other work between two calls may not.
     """
 
-    #: Bytes written where the size of the cache is not known: more than any CPU's.
+    #: Size of the buffer on a CPU, larger than any cache.
     CPU_BYTES = 512 * 2**20
 
     def __init__(self, device: torch.device) -> None:

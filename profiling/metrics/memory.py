@@ -1,29 +1,30 @@
-"""Memory by kind and phase, in bytes; one number called "memory" does not exist here.
+"""Memory by kind and phase, in bytes.
 
-Kinds: `allocated` and `reserved` by PyTorch's caching allocator, `device_used` on the whole device by anyone,
-`host_rss` of this process. The allocator of a CPU cannot be asked, so there only `host_rss` is measured.
+Kinds: `allocated` and `reserved` by PyTorch's caching allocator, `device_used` by any process on the device, `host_rss`
+of this process. On a CPU only `host_rss` can be measured.
 
-A replayed CUDA graph works in a private pool whose blocks the allocator counts as free, although nothing else can have
-them: without those, a captured network would seem to need no memory for its activations. So the peak is given twice,
-`peak_allocated` as the allocator counts it and `peak_held` with the pools' free blocks added.
+A replayed CUDA graph works in a private pool whose blocks the allocator counts as free, although nothing else can use
+them. `peak_allocated` is the allocator's number, in which a captured network seems to need no memory for activations;
+`peak_held` adds the free blocks of the pools.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from profiling.errors import InputError
 from profiling.machine.memory import graph_pools, held
 from profiling.metrics.metric import Measured, Metric, Subject
+from profiling.results.record import Memory as MemorySection
+from profiling.results.record import MemoryKinds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Metric):
-    """Note each kind at each phase, then the peak of `iterations` steady calls in a pass of their own.
+    """Record each kind at each phase, and the peak of `iterations` steady calls in a pass of their own.
 
     Raises:
         InputError: fewer than one iteration.
@@ -31,26 +32,26 @@ class Memory(Metric):
     """
 
     iterations: int = 5
-    _phases: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False)
+    _phases: dict[str, MemoryKinds] = field(default_factory=dict, init=False, repr=False)
     _prepare_peak: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse a pass without calls."""
+        """Check the option."""
         if self.iterations < 1:
             raise InputError(f"iterations={self.iterations}: the memory pass needs at least 1 call.")
 
     def on_phase(self, phase: str, device: torch.device) -> None:
-        """Note what is held now; the peak of preparing is that between `inputs` and `prepared`."""
-        self._phases[phase] = held(device)
+        """Record what is in use now; the peak of preparing is that between `inputs` and `prepared`."""
+        self._phases[phase] = MemoryKinds(**held(device))
         if device.type == "cuda":
             if phase == "prepared":
                 self._prepare_peak["prepare_peak_allocated"] = torch.cuda.max_memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
 
     def measure(self, subject: Subject) -> Measured:
-        """Return the phases and the peaks."""
+        """Return `memory`: the phases and the peaks."""
         device = subject.component.device
-        section: dict[str, Any] = {}
+        peaks: dict[str, int] = {}
         resettable = reset_peak_host_rss()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -59,18 +60,18 @@ class Memory(Metric):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             pool, idle = graph_pools()
-            section["peak_allocated"] = torch.cuda.max_memory_allocated(device)
-            section["peak_held"] = section["peak_allocated"] + idle
-            section["peak_reserved"] = torch.cuda.max_memory_reserved(device)
-            section["graph_pool"] = pool
+            peaks["peak_allocated"] = torch.cuda.max_memory_allocated(device)
+            peaks["peak_held"] = peaks["peak_allocated"] + idle
+            peaks["peak_reserved"] = torch.cuda.max_memory_reserved(device)
+            peaks["graph_pool"] = pool
         if resettable:
-            section["peak_host_rss"] = peak_host_rss()
-        self._phases["steady"] = held(device)
-        return Measured({"memory": {"phases": self._phases, **section, **self._prepare_peak}})
+            peaks["peak_host_rss"] = peak_host_rss()
+        self._phases["steady"] = MemoryKinds(**held(device))
+        return Measured({"memory": MemorySection(phases=self._phases, **peaks, **self._prepare_peak)})
 
 
 def reset_peak_host_rss() -> bool:
-    """Start a new peak of the resident set size; False where the kernel does not allow it (see proc(5), clear_refs)."""
+    """Reset the peak of the resident set size; False where the kernel does not allow it (proc(5), clear_refs)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a measurement is: frozen options, a look at each phase of the cell, and a pass of its own."""
+"""The interface of a metric: options, an observation at each phase of the cell, a measurement pass of its own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from profiling.variants.variant import Step
 
 @dataclass(frozen=True)
 class Measured:
-    """Record sections by name (one that is no field of the record goes under `metrics`), and what speaks against them.
+    """What a metric measured, by name, and whether the cell can still be ok.
 
-    `problem` is the status that the cell falls to and the one-line reason: `invalid` where something disturbed the
-    measurement, `failed` where the step's result is wrong.
+    `memory` and `parity` are sections of the record, fields of `profiling.results.record.Metrics` are typed, and any
+    other name, with any JSON content, goes to `metrics.extra`. `problem` is (status, one-line reason): `invalid` where
+    another program was timed, `failed` where the result is wrong.
     """
 
     sections: Mapping[str, Any]
@@ -28,24 +29,24 @@ class Measured:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a metric measures: a prepared step of a component, and the reference that it must agree with."""
+    """What a metric measures: a prepared step of a component, and the reference for its outputs."""
 
     component: Component
     step: Step
     reference: Reference | None
-    tolerance: float | None  # the variant's own, if it has one
+    tolerance: float | None  # of the variant; None: the metric's own
     seed: int
 
 
 class Metric(ABC):
-    """A measurement. Subclasses are dataclasses whose fields are the options of their YAML."""
+    """A measurement. Subclasses are dataclasses; their fields are the options of their YAML."""
 
-    #: Whether the cell must compute the float32 reference, which costs a float32 copy of the weights while it does.
+    #: Whether the cell must compute the float32 reference, which needs a float32 copy of the weights meanwhile.
     needs_reference: ClassVar[bool] = False
 
-    def on_phase(self, phase: str, device: torch.device) -> None:  # noqa: B027 - most metrics have nothing to look at
-        """Look at the process when the cell has reached `phase` (start, loaded, inputs, prepared)."""
+    def on_phase(self, phase: str, device: torch.device) -> None:  # noqa: B027 - most metrics observe nothing
+        """Observe the process when the cell has reached `phase` (start, loaded, inputs, prepared)."""
 
     @abstractmethod
     def measure(self, subject: Subject) -> Measured:
-        """Take samples of the step in a pass of its own."""
+        """Measure the step in a pass of its own."""

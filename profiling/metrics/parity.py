@@ -1,4 +1,4 @@
-"""Parity: is the step's output still right? Asked before any clock starts, on inputs it was not prepared with."""
+"""Parity: the step's error against the fp32 reference, before any timing, on inputs it was not prepared with."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 from profiling.components.reference import CHECK_SEED, Outputs, relative_l2, to_host
 from profiling.errors import InputError
 from profiling.metrics.metric import Measured, Metric, Subject
+from profiling.results.record import Parity as ParitySection
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(Metric):
     """Compare with the fp32 eager reference.
 
-    A variant may be `factor` times as far from it as eager in the run's dtype is. `floor` is allowed whatever eager's
-    distance: in float32 eager is the reference itself and its distance is 0, while another order of the same sums is
-    not an error.
+    The tolerance is `factor` times the error of eager in the run's dtype, and at least `floor`: in float32 eager is the
+    reference itself, with an error of 0, and another order of the same sums is no fault.
 
     Raises:
         InputError: a factor below 1 or a negative floor, which eager itself would fail.
@@ -29,12 +29,12 @@ class Parity(Metric):
     needs_reference: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse what nothing could pass."""
+        """Check the options."""
         if self.factor < 1 or self.floor < 0:
             raise InputError(f"factor={self.factor}, floor={self.floor}: a factor of at least 1 and a floor from 0.")
 
     def measure(self, subject: Subject) -> Measured:
-        """Run the step on the check inputs, then put the run's own inputs back."""
+        """Run the step on the check inputs, then restore the run's own inputs."""
         component, reference = subject.component, subject.reference
         assert reference is not None, "the cell computes a reference where a metric needs one"
         component.reset()
@@ -46,27 +46,26 @@ class Parity(Metric):
         tolerance = subject.tolerance if subject.tolerance is not None else max(self.factor * eager, self.floor)
         if outputs.keys() != reference.outputs.keys():
             reason = f"parity: outputs {sorted(outputs)} where the reference has {sorted(reference.outputs)}"
-            return Measured({"parity": {"reference": "fp32 eager", "passed": False}}, ("failed", reason))
+            return Measured({"parity": ParitySection(reference="fp32 eager", passed=False)}, ("failed", reason))
         error = relative_l2(outputs, reference.outputs)
         passed = math.isfinite(eager) and error <= tolerance
-        section: dict[str, Any] = {
-            "reference": "fp32 eager",
+        numbers: dict[str, Any] = {
             "rel_l2": error,
             "eager_rel_l2": eager,
             "tolerance": tolerance,
             "max_abs": max_abs(outputs, reference.outputs),
             **decibels(component.kind, outputs, reference.outputs),
-            "passed": passed,
         }
-        finite = {key: value for key, value in section.items() if not isinstance(value, float) or math.isfinite(value)}
+        finite: dict[str, Any] = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        section = {"parity": ParitySection(reference="fp32 eager", passed=passed, **finite)}
         if passed:
-            return Measured({"parity": finite})
+            return Measured(section)
         if not math.isfinite(eager):
             reason = f"parity: eager's own output in {str(component.dtype).removeprefix('torch.')} is not finite"
-            return Measured({"parity": finite}, ("failed", reason))
-        found = f"{error:.2g}" if math.isfinite(error) else "not finite"
-        reason = f"parity: relative L2 error {found} against the fp32 eager reference, allowed {tolerance:.2g}"
-        return Measured({"parity": finite}, ("failed", reason))
+            return Measured(section, ("failed", reason))
+        value = f"{error:.2g}" if math.isfinite(error) else "not finite"
+        reason = f"parity: relative L2 error {value} against the fp32 eager reference, allowed {tolerance:.2g}"
+        return Measured(section, ("failed", reason))
 
 
 def max_abs(outputs: Outputs, reference: Outputs) -> float:

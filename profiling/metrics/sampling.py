@@ -1,4 +1,4 @@
-"""When to start believing the samples and when to stop taking them. Knows no clock and no device: tests bring fakes."""
+"""Warm-up and stopping rule of a timed loop; the clock and the step are parameters, so tests can replace them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ StoppedBy = Literal["interval", "iterations", "time"]
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of the step, in milliseconds; host and device exist only where the device works asynchronously."""
+    """Milliseconds of one call of the step; host and device only where the device works asynchronously."""
 
     wall: float
     host: float | None = None
@@ -23,11 +23,11 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """When the timed loop stops: the interval is tight enough, or there were enough iterations, or enough seconds.
+class SamplingLimits:
+    """When the timed loop stops: the interval is narrow enough, or there were enough iterations, or enough seconds.
 
     Raises:
-        InputError: limits that no loop can keep.
+        InputError: an option that is out of range.
 
     """
 
@@ -40,7 +40,7 @@ class Limits:
     warmup_max_seconds: float = 20.0
 
     def __post_init__(self) -> None:
-        """Refuse at once what would otherwise end in an empty record."""
+        """Check the options."""
         for name in ("min_iterations", "max_iterations", "warmup_min_iterations", "warmup_max_iterations"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -61,35 +61,35 @@ class Limits:
 
 @dataclass(frozen=True)
 class Warmup:
-    """How the warm-up ended; one that did not settle is told, not hidden."""
+    """How the warm-up ended: `settled` if times had settled and nothing compiled any more."""
 
     iterations: int
     seconds: float
     settled: bool
 
 
-#: Times have settled when the medians of two neighbouring windows differ by less than this.
+#: Times have settled when the medians of two consecutive windows differ by less than this share.
 SETTLED = 0.05
-#: A window of the warm-up: at least this many samples and this many seconds, so that clocks have time to ramp up.
+#: Least samples and seconds of a warm-up window, so that clocks have time to ramp up.
 WINDOW_ITERATIONS, WINDOW_SECONDS = 5, 0.1
 
 
 def warm_up(
-    take: Callable[[], Sample], activity: Callable[[], object], limits: Limits, now: Callable[[], float]
+    sample: Callable[[], Sample], compiled: Callable[[], object], limits: SamplingLimits, now: Callable[[], float]
 ) -> Warmup:
-    """Call `take` until times settle and `activity` (anything that compiling changes) stands still.
+    """Call `sample` until times settle and `compiled()`, which changes with every compile, stays the same.
 
-    `now` is in seconds.
+    `now` returns seconds.
     """
     start, count, before = now(), 0, None
     while True:
-        opened, seen, window = now(), activity(), []
+        opened, compiled_before, window = now(), compiled(), []
         while len(window) < WINDOW_ITERATIONS or now() - opened < WINDOW_SECONDS:
-            window.append(take().wall)
+            window.append(sample().wall)
             count += 1
             if count >= limits.warmup_max_iterations or now() - start >= limits.warmup_max_seconds:
                 return Warmup(count, now() - start, settled=False)
-        quiet = activity() == seen
+        quiet = compiled() == compiled_before
         current = median(window)
         steady = quiet and before is not None and abs(current - before) <= SETTLED * before
         if steady and count >= limits.warmup_min_iterations:
@@ -98,23 +98,26 @@ def warm_up(
 
 
 def collect(
-    take: Callable[[], Sample], limits: Limits, now: Callable[[], float], on_check: Callable[[], None]
+    sample: Callable[[], Sample], limits: SamplingLimits, now: Callable[[], float], on_check: Callable[[], None]
 ) -> tuple[Sequence[Sample], StoppedBy]:
-    """Take samples until a limit is met; returns all of them and which limit it was.
+    """Call `sample` until a limit is met; return all samples and that limit.
 
-    The interval is looked at ever more rarely (a fifth more samples each time), so that looking stays cheap;
-    `on_check` is called at each look, outside every sample.
+    The interval is checked after a fifth more samples each time, so that checking stays cheap. `on_check` is called at
+    each check, outside of a sample. `now` returns seconds.
     """
     samples: list[Sample] = []
-    start, next_look = now(), limits.min_iterations
+    start, next_check = now(), limits.min_iterations
     while True:
-        samples.append(take())
+        samples.append(sample())
         count = len(samples)
-        if count >= next_look or count >= limits.max_iterations:
+        if count >= next_check or count >= limits.max_iterations:
             on_check()
-            if count >= limits.min_iterations and relative_half_width([s.wall for s in samples]) <= limits.interval:
+            if (
+                count >= limits.min_iterations
+                and relative_half_width([each.wall for each in samples]) <= limits.interval
+            ):
                 return samples, "interval"
-            next_look = count + max(1, count // 5)
+            next_check = count + max(1, count // 5)
         if count >= limits.max_iterations:
             return samples, "iterations"
         if now() - start >= limits.max_seconds:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +17,7 @@ from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
-from profiling.machine.ceilings import Ceilings
-from profiling.machine.gc_policy import garbage
+from profiling.machine.gc_policy import gc_policy
 from profiling.realtime.monitor import FrameMonitor
 from profiling.realtime.options import SOUND, WHOLE, WORLD, LoopOptions
 from profiling.realtime.pipeline import PRIORITIES, Actions, StagedPipeline, assemble, drawn_actions, read_actions
@@ -37,11 +36,10 @@ from profiling.realtime.sound import choose_window
 from profiling.realtime.summary import median, stage_ms, summarize_frames
 from profiling.results.frames import Journal, Series, recover_series, stage_names
 from profiling.results.record import SoundWindow
-from profiling.roofline.section import limits_of
+from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, metrics_of
 from profiling.run.environment import ceilings_in
-from profiling.run.trace_passes import costs
-from profiling.trace.analysis import Traces, inside_of
+from profiling.trace.analysis import Traces, analyze_trace
 from profiling.trace.events import read_events, timeline
 from profiling.trace.profiler import trace_step
 from profiling.variants.variant import Step, Variant
@@ -139,7 +137,7 @@ class RealtimeCell(Cell):
         monitor, journal = FrameMonitor(device), Journal(run, self.job.name, series_names(pipeline))
         loop = FrameLoop(pipeline, WallClock(), monitor, depth=pipeline.depth, period=period)
         try:
-            with garbage(options.gc), self.phase("frames"):
+            with gc_policy(options.gc), self.phase("frames"):
                 loop.run(range(frames), journal.append, warmup=warmup, on_first=monitor.start)
         finally:  # an error in a frame must not lose the frames before it
             monitor.close()
@@ -181,15 +179,15 @@ class RealtimeCell(Cell):
                 device=device,
                 stacks=self.job.settings.stacks,
             )
-            self.add(trace={**asdict(result), "frames": frames})
+            self.add(trace=msgspec.structs.replace(result, frames=frames))
             with self.best_effort("reading the profiler trace"):
                 self._analyse_trace(Path(self.job.run) / result.trace, frames)
 
     def _analyse_trace(self, trace: Path, frames: int) -> None:
         events = timeline(read_events(trace))
-        section = inside_of(Traces(events, _NO_MODULES, _NO_WAITS), costs(), Path.cwd(), parts=frames)
-        if section is not None:
-            self.add(inside=section)
+        analysis = analyze_trace(Traces(events, _NO_MODULES, _NO_WAITS), Path.cwd(), parts=frames)
+        if analysis is not None:
+            self.add(trace_analysis=analysis)
 
     def _explain_roofline(self, loaded: LoadedStages, steps: Mapping[str, Step], series: Series) -> None:
         """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""
@@ -206,7 +204,7 @@ class RealtimeCell(Cell):
                     fused=self.fused_stages,
                     overlapping=self.options.schedule == "overlap",
                 )
-                self.add(limits=section)
+                self.add(roofline=section)
 
 
 def _compiled_or_captured(series: Series, events: Sequence[Mapping[str, Any]]) -> str | None:
@@ -219,48 +217,3 @@ def _compiled_or_captured(series: Series, events: Sequence[Mapping[str, Any]]) -
             ids = ", ".join(event["id"] for event in events) if name == "compiles" else ""
             changes.append(f"{word} in {len(frames)} frames, first in {frames[0]}" + f" ({ids})" * bool(ids))
     return "; ".join(changes) or None
-
-
-def frame_roofline(
-    components: Mapping[str, Component],
-    steps: Mapping[str, Step],
-    ceilings: Ceilings,
-    frame_ms: float | None,
-    stage_ms: Mapping[str, float],
-    *,
-    fused: Collection[str],
-    overlapping: bool,
-) -> dict[str, Any]:
-    """Return the roofline of a frame of `components`, whose median frame time is `frame_ms` (None: no frame).
-
-    `parts` holds the roofline of each stage and what bounds it; `stage_ms` are their median times. The roofline times
-    of stages in sequence add up. Of overlapping stages, one may move bytes while another computes: the larger of the
-    two sums is the roofline time, and no stage has a bound of its own. Copies between stages and to the playout buffer
-    are not counted. Runs each component once eagerly and, on CUDA, its step a few times, and resets it.
-    """
-    parts = {}
-    for name, component in components.items():
-        time_ms = None if overlapping else stage_ms.get(name)
-        parts[name] = limits_of(component, steps[name].run, ceilings, time_ms, fused=name in fused)
-        component.reset()
-    memory_ms, compute_ms = (sum(part[term] for part in parts.values()) for term in ("memory_ms", "compute_ms"))
-    roofline_ms = max(memory_ms, compute_ms) if overlapping else sum(part["floor_ms"] for part in parts.values())
-    section: dict[str, Any] = {
-        "bytes": _sums(part["bytes"] for part in parts.values()),
-        "flops": _sums(part["flops"] for part in parts.values()),
-        "memory_ms": memory_ms,
-        "compute_ms": compute_ms,
-        "floor_ms": roofline_ms,
-        "parts": parts,
-    }
-    if frame_ms is not None and roofline_ms > 0:
-        section["achieved_over_floor"] = frame_ms / roofline_ms
-    return section
-
-
-def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for mapping in counts:
-        for kind, count in mapping.items():
-            total[kind] = total.get(kind, 0) + count
-    return total

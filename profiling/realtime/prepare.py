@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
+from msgspec import structs
 
 from models.playback import WholeFrame
 from profiling.components.build import Blueprint, build
@@ -19,7 +20,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric, Subject
 from profiling.realtime.options import PICTURE, ROLES, SOUND, WHOLE, WORLD, LoopOptions
-from profiling.results.record import Prepare, Status
+from profiling.results.record import Parity, Prepare, Status
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.compile import Compile
@@ -228,9 +229,9 @@ def prepare_stages(
 
 def check_parity(
     metrics: Iterable[Metric], variant: Variant, stages: LoadedStages, steps: Mapping[str, Step], seed: int
-) -> tuple[dict[str, Any] | None, list[tuple[Status, str]]]:
+) -> tuple[Parity | None, list[tuple[Status, str]]]:
     """Compare every stage with its reference; return the section `parity`, which is that of the worst, and problems."""
-    checks: dict[str, Mapping[str, Any]] = {}
+    checks: dict[str, Parity] = {}
     problems: list[tuple[Status, str]] = []
     for metric in metrics:
         for name, component in stages.components.items():
@@ -242,5 +243,5 @@ def check_parity(
                 problems.append((status, f"{name}: {reason}"))
     if not checks:
         return None, problems
-    worst = max(checks.values(), key=lambda check: (not check["passed"], check.get("rel_l2", 0.0)))
-    return {**worst, "stages": checks}, problems
+    worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
+    return structs.replace(worst, stages=checks), problems

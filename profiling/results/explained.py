@@ -159,8 +159,9 @@ class RooflinePart(Section, frozen=True, kw_only=True):
     idle_share: Annotated[float | None, about("share of wall time in which the GPU was idle", "0 to 1")] = None
     bound: Annotated[Bound | None, about("what bounds the call")] = None
     evidence: Annotated[tuple[str, ...], about("why, the decisive observation first")] = ()
-    advice: Annotated[str | None, about("the next step")] = None
-    predicted: Annotated[Prediction | None, about("wall time that the advice should reach")] = None
+    next_step: Annotated[str | None, about("the next step in a few words: a variant to try, or what to change")] = None
+    advice: Annotated[str | None, about("the next step as a sentence, with its reason")] = None
+    predicted: Annotated[Prediction | None, about("wall time that the next step should reach")] = None
 
 
 class Roofline(RooflinePart, frozen=True, kw_only=True):

@@ -1,43 +1,53 @@
-"""The record's section `limits`: what the call must do, its floor, what the GPU did, and the verdict."""
+"""The roofline section of a record: work of a call, its roofline time, work of the GPU, and what bounds the call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from profiling.components.component import Component
-from profiling.machine.ceilings import Ceilings
-from profiling.roofline.verdict import Facts, Verdict, judge
-from profiling.roofline.work import Work, floor_of, traffic_ms, work_of
-from profiling.trace.device_work import DeviceWork, device_work
+from profiling.results.environment import Ceilings
+from profiling.results.record import Roofline
+from profiling.roofline.verdict import Facts, judge
+from profiling.roofline.work import roofline_of, traffic_ms, work_of
+from profiling.trace.device_work import device_work
+from profiling.variants.variant import Step
 
 
-def limits_of(
+def call_roofline(
     component: Component, run: Callable[[], Any], ceilings: Ceilings, wall_ms: float | None, *, fused: bool
-) -> dict[str, Any]:
-    """Return the section for the step `run` of `component`, whose median wall time was `wall_ms`, if it was timed.
+) -> Roofline:
+    """Return the section for the step `run` of `component`; `wall_ms` is its median wall time, None if not timed.
 
-    `fused` says that the step does not run the module's own operators one by one. Runs the module once, and on CUDA the
-    step a few times under the profiler: for after the timing.
+    `fused` says that a compiler replaced the module's own operators. Calls the module once, and on CUDA profiles a few
+    calls of the step, so it must come after the timing.
     """
     work = work_of(component)
-    floor = floor_of(work, ceilings)
-    section = needs_of(work, ceilings)
-    seen = device_work(run) if component.device.type == "cuda" else None
-    if seen is not None:
-        section["device_work"] = asdict(seen)
+    least = roofline_of(work, ceilings)
+    profiled = device_work(run) if component.device.type == "cuda" else None
+    section = Roofline(
+        bytes={**work.bytes, "total": work.total_bytes},
+        flops={**work.flops, "total": work.total_flops},
+        operators=work.operators,
+        traffic_bytes=work.traffic,
+        memory_ms=least.memory_ms,
+        compute_ms=least.compute_ms,
+        roofline_ms=least.ms,
+        uncounted=work.uncounted,
+        device_work=profiled,
+    )
     if wall_ms is None:
         return section
-    if floor.ms > 0:
-        section["achieved_over_floor"] = wall_ms / floor.ms
+    gpu: Mapping[str, Any] = {} if profiled is None else msgspec.structs.asdict(profiled)
     facts = Facts(
         device="cuda" if component.device.type == "cuda" else "cpu",
         wall_ms=wall_ms,
-        memory_ms=floor.memory_ms,
-        compute_ms=floor.compute_ms,
+        memory_ms=least.memory_ms,
+        compute_ms=least.compute_ms,
         traffic_ms=None if fused else traffic_ms(work, ceilings),
         operators=None if fused else work.operators,
         launch_us=ceilings.launch_us,
@@ -46,38 +56,62 @@ def limits_of(
         dtype=ceilings.dtype,
         disturbed=ceilings.disturbed,
         tf32=bool(torch.backends.cuda.matmul.allow_tf32),
-        **_seen(seen),
+        **gpu,
     )
-    if facts.idle_share is not None:
-        section["idle_share"] = facts.idle_share
+    over_roofline = wall_ms / least.ms if least.ms > 0 else None
+    section = msgspec.structs.replace(section, over_roofline=over_roofline, idle_share=facts.idle_share)
     verdict = judge(facts)
-    return section if verdict is None else section | _told(verdict)
+    if verdict is None:
+        return section
+    return msgspec.structs.replace(
+        section,
+        bound=verdict.bound,
+        evidence=verdict.evidence,
+        next_step=verdict.next_step,
+        advice=verdict.advice,
+        predicted=verdict.prediction,
+    )
 
 
-def needs_of(work: Work, ceilings: Ceilings) -> dict[str, Any]:
-    """Return what a call must do at least, whatever executes it: bytes by kind, FLOPs by class, and the times of both.
+def frame_roofline(
+    components: Mapping[str, Component],
+    steps: Mapping[str, Step],
+    ceilings: Ceilings,
+    frame_ms: float | None,
+    stage_ms: Mapping[str, float],
+    *,
+    fused: Collection[str],
+    overlapping: bool,
+) -> Roofline:
+    """Return the section of a loop over frames: the sum over its stages, and each stage under `parts`.
 
-    `operators` and `traffic_bytes` are the eager call's.
+    `frame_ms` is the median frame time, `stage_ms` that of each timed stage; `fused` names the stages whose operators a
+    compiler replaced. Roofline times of stages that run in turn add up. Where stages overlap, one may move bytes while
+    another computes, so the larger of the two summed terms counts, and no stage is judged by itself. Copies between
+    stages are not counted. Calls each component once, eagerly, and on CUDA profiles its step; leaves it reset.
     """
-    floor = floor_of(work, ceilings)
-    section: dict[str, Any] = {
-        "bytes": {**work.bytes, "total": work.total_bytes},
-        "flops": {**work.flops, "total": work.total_flops},
-        "operators": work.operators,
-        "traffic_bytes": work.traffic,
-        "memory_ms": floor.memory_ms,
-        "compute_ms": floor.compute_ms,
-        "floor_ms": floor.ms,
-    }
-    return section | ({"uncounted": work.foreign} if work.foreign else {})
+    parts = {}
+    for name, component in components.items():
+        wall_ms = None if overlapping else stage_ms.get(name)
+        parts[name] = call_roofline(component, steps[name].run, ceilings, wall_ms, fused=name in fused)
+        component.reset()
+    memory_ms = sum(part.memory_ms or 0.0 for part in parts.values())
+    compute_ms = sum(part.compute_ms or 0.0 for part in parts.values())
+    in_turn_ms = sum(part.roofline_ms or 0.0 for part in parts.values())
+    roofline_ms = max(memory_ms, compute_ms) if overlapping else in_turn_ms
+    return Roofline(
+        bytes=_sums(part.bytes for part in parts.values()),
+        flops=_sums(part.flops for part in parts.values()),
+        memory_ms=memory_ms,
+        compute_ms=compute_ms,
+        roofline_ms=roofline_ms,
+        over_roofline=None if frame_ms is None or roofline_ms <= 0 else frame_ms / roofline_ms,
+        parts=parts,
+    )
 
 
-def _seen(work: DeviceWork | None) -> Mapping[str, Any]:
-    return {} if work is None else asdict(work)
-
-
-def _told(verdict: Verdict) -> dict[str, Any]:
-    told: dict[str, Any] = {"bound": verdict.bound, "evidence": verdict.evidence, "advice": verdict.advice}
-    if verdict.predicted_ms is not None:
-        told["predicted"] = {"variant": verdict.predicts, "wall_ms": verdict.predicted_ms}
-    return told
+def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)

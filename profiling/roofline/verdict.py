@@ -1,23 +1,24 @@
-"""What bounds a call, with the evidence, and one piece of advice that follows from it: facts in, words out."""
+"""What bounds a call, why, and the next step: measured facts in, a verdict out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from profiling.results.record import Bound, Prediction
 from profiling.trace.device_work import SHORT_US
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Of one call, in milliseconds where the name says nothing else; None was not measured.
+    """Measurements of one call, in milliseconds unless the name has another unit; None was not measured.
 
-    `memory_ms` and `compute_ms` are the terms of the floor, `traffic_ms` the same for all that the operators of an
-    eager call read and write (None where they were fused). `kernels`, `launches` and `waits` are numbers a call,
-    `busy_ms` is when the GPU worked, `short_ms` when it worked at short kernels alone, `transfer_ms` copies between
-    host and device. `launch_us`, `gap_us` and `replay_us` are the ceilings of the same names, `operators` the number of
-    the eager call's (None where they were fused). Products are of `dtype`, and where `tf32` says so float32 is TF32.
-    `disturbed` says that the ceilings were measured while others had the processor.
+    `memory_ms` and `compute_ms` are the terms of the roofline time, `traffic_ms` the time of all reads and writes of an
+    eager call's operators, `operators` their number (both None where a compiler fused them). `kernels`, `launches` and
+    `waits` are numbers a call. `busy_ms` is the time in which the GPU worked, `short_ms` the part of it in which only
+    short kernels ran, `transfer_ms` the time of copies between host and device. `launch_us`, `gap_us` and `replay_us`
+    are ceilings. `dtype` is that of the products, float32 in TF32 where `tf32` is set. `disturbed` says that the
+    ceilings were measured beside other processes.
     """
 
     device: Literal["cuda", "cpu"]
@@ -41,7 +42,7 @@ class Facts:
     disturbed: bool = False
 
     def share(self, part_ms: float | None) -> float:
-        """Return what share of the wall time `part_ms` is."""
+        """Return `part_ms` as a share of the wall time; 0 where it was not measured."""
         return 0.0 if part_ms is None else part_ms / self.wall_ms
 
     @property
@@ -51,221 +52,247 @@ class Facts:
 
     @property
     def fusable_share(self) -> float:
-        """The share of the wall time that the operators' traffic takes beyond what must cross the bus anyway."""
+        """The share of the wall time that single operators' traffic takes beyond the bytes that must move anyway."""
         return max(0.0, self.share(self.traffic_ms) - self.share(self.memory_ms))
 
     @property
     def fused(self) -> bool:
-        """Whether a compiler made the operators into others: there is no traffic of single ones then."""
+        """Whether a compiler replaced the module's operators."""
         return self.traffic_ms is None
 
     @property
     def captured(self) -> bool:
-        """Whether graphs are replayed: one launch by the host makes many kernels."""
+        """Whether CUDA graphs are replayed: one launch by the host starts several kernels."""
         return bool(self.launches) and (self.kernels or 0.0) > 2 * (self.launches or 0.0)
 
     @property
-    def capture(self) -> str:
+    def capturing_variant(self) -> str:
         """The variant that captures this step as it is."""
         return "compile_cuda_graph" if self.fused else "cuda_graph"
 
     @property
     def replay_ms(self) -> float | None:
-        """What a captured replay of the same kernels should take: their time, what a graph adds to each, one launch."""
+        """The predicted time of a replay of the same kernels: their busy time, a gap for each, one launch."""
         if self.busy_ms is None or self.kernels is None or self.gap_us is None or self.replay_us is None:
             return None
         return self.busy_ms + (self.kernels * self.gap_us + self.replay_us) / 1e3
 
-
-def evidence(facts: Facts) -> dict[str, str]:
-    """Return what was found, by name."""
-    memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
-    ceilings = "the ceilings" + (", measured on a busy processor," if facts.disturbed and facts.device == "cpu" else "")
-    said = {"ceilings": f"{ceilings} explain {memory:.0%} of wall by bytes, {compute:.0%} by FLOPs"}
-    if facts.traffic_ms is not None:
-        said["traffic"] = f"{facts.share(facts.traffic_ms):.0%} of wall by what each operator reads and writes"
-    if facts.idle_share is not None:
-        said["idle"] = f"GPU idle {facts.idle_share:.0%}"
-    if facts.kernels is not None and facts.median_us is not None:
-        short = f"{facts.share(facts.short_ms):.0%} of wall in those of at most {SHORT_US:.0f} µs"
-        said["kernels"] = f"{facts.kernels:.0f} kernels, median {facts.median_us:.3g} µs, {short}"
-    if facts.launches is not None:
-        share = facts.share(facts.launches * facts.launch_us / 1e3)
-        said["launches"] = f"{facts.launches:.0f} launches, {share:.0%} of wall at {facts.launch_us:.3g} µs each"
-    if facts.waits:
-        said["waits"] = f"{facts.waits:.3g} wait{'' if facts.waits == 1 else 's'}"
-    if facts.transfer_ms:
-        said["transfers"] = f"transfers {facts.share(facts.transfer_ms):.0%}"
-    if facts.device == "cpu" and facts.operators is not None:
-        dispatch = facts.share(facts.operators * facts.launch_us / 1e3)
-        said["operators"] = f"{facts.operators} operators, dispatch {dispatch:.0%}"
-    return said
+    @property
+    def roofline_term(self) -> tuple[Bound, float]:
+        """The larger term of the roofline time, as what it bounds by and as a share of the wall time."""
+        memory, compute = self.share(self.memory_ms), self.share(self.compute_ms)
+        return ("compute", compute) if compute > memory else ("memory bandwidth", memory)
 
 
-Bound = Literal[
-    "launch-bound", "latency-bound", "memory-bound", "compute-bound", "transfer-bound", "sync-bound", "host-bound"
-]
-
-#: A GPU that waits for a quarter of the time is what to mend first: the rest of the time cannot be bought so cheaply.
+#: From this idle share on, the gaps are the first thing to change.
 IDLE_SHARE = 0.25
 TRANSFER_SHARE = 0.25
-#: From here on a ceiling explains the time. Operators on a CPU come less close to its ceilings than kernels on a GPU.
+#: Share of the wall time from which a ceiling explains it. Operators on a CPU stay further below its ceilings.
 NEAR = {"cuda": 0.5, "cpu": 0.3}
-#: From here on it is not the time that is wrong but the ceiling.
+#: Share of the wall time from which not the time but the ceiling must be wrong.
 BEYOND = 1.1
-#: From here on what explains most of the time is named where no ceiling comes near.
+#: Share from which the largest part is named although no ceiling is near.
 MOST = 0.25
-#: Gaps that explain most of the time are what to mend from here on, though the GPU works for the rest of it.
+#: Idle share from which gaps are named where they are the largest part.
 GAPS = 0.15
-#: So many short kernels are a chain; of fewer nobody says that they are many.
+#: Short kernels from which a call counts as a chain of them.
 CHAIN = 20
-#: A wait for fewer kernels than this leaves the host no lead.
+#: Kernels a wait below which the host cannot run ahead of the GPU.
 KERNELS_A_WAIT = 32
-#: A host that takes this many times the cost of a launch for each is busy with other things.
+#: Wall time a launch, in launch costs, from which the host must be busy with something else.
 HOST_FACTOR = 20.0
-#: A prediction must save this share of the time to be advice.
+#: Share of the wall time that a predicted step must save to be proposed.
 WORTH = 0.05
-#: A replay whose kernels and gaps explain less of the wall time than this waits for a host that does other things.
+#: Share of the wall time below which replays leave the host's other work as the bound.
 REPLAY_EXPLAINS = 0.5
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`evidence` begins with what decided; `predicted_ms` is the wall time that the variant `predicts` should take."""
+    """What bounds a call, and what to do about it.
+
+    `next_step` fits into a table cell (about 24 characters), `advice` is the sentence behind it, `evidence` lists
+    observations with the decisive ones first, `prediction` is the wall time that the next step should reach.
+    """
 
     bound: Bound
-    evidence: tuple[str, ...]
+    next_step: str
     advice: str
-    predicts: str | None = None
-    predicted_ms: float | None = None
+    evidence: tuple[str, ...]
+    prediction: Prediction | None = None
 
 
 def judge(facts: Facts) -> Verdict | None:
-    """Say what bounds the call; None on a GPU whose work was not seen, unless a ceiling explains the time."""
+    """Return what bounds the call; None on a GPU whose work was not profiled, unless a ceiling explains the time."""
     idle = facts.idle_share
     if facts.share(facts.transfer_ms) >= TRANSFER_SHARE:
-        advice = "keep what crosses the bus on the device, or copy it from pinned memory, unwaited for"
-        return _verdict(facts, "transfer-bound", ("transfers",), advice)
+        advice = "Keep the data on the GPU, or copy it from pinned memory with non_blocking=True."
+        return _verdict(facts, "transfers", "keep data on the GPU", advice, ("transfers",))
     if idle is not None and idle >= IDLE_SHARE:
-        return _starved(facts, idle)
-    if facts.device == "cuda" and idle is None and _nearest(facts)[1] < NEAR["cuda"]:
+        return _judge_idle(facts, idle)
+    if facts.device == "cuda" and idle is None and facts.roofline_term[1] < NEAR["cuda"]:
         return None
-    return _working(facts)
+    return _judge_busy(facts)
 
 
-def _starved(facts: Facts, idle: float) -> Verdict:
-    """Judge a GPU that waits: for answers that the host waits for too, for launches, or between short kernels."""
-    kernels = facts.kernels or 0.0
-    if facts.waits and kernels / facts.waits < KERNELS_A_WAIT:
-        waits = f"{facts.waits:.3g} time{'' if facts.waits == 1 else 's'}"
-        advice = f"the host waits for the GPU {waits} a call: drop .item(), .cpu() and bool(tensor)"
-        return _verdict(facts, "sync-bound", ("waits", "idle"), advice)
-    return _replayed(facts, idle) if facts.captured else _launched(facts, idle)
+def _judge_idle(facts: Facts, idle: float) -> Verdict:
+    """Judge a GPU that is idle for a large part of the wall time."""
+    if facts.waits and (facts.kernels or 0.0) / facts.waits < KERNELS_A_WAIT:
+        advice = f"The host waits for the GPU {_times(facts.waits)} a call: remove .item(), .cpu() and bool(tensor)."
+        return _verdict(facts, "host", "remove .item(), .cpu()", advice, ("waits", "idle"))
+    return _judge_replays(facts, idle) if facts.captured else _judge_launches(facts, idle)
 
 
-def _launched(facts: Facts, idle: float) -> Verdict:
-    """Judge gaps between kernels that the host launches one by one."""
-    launches, decisive = facts.launches or 0.0, ("idle", "launches")
-    predicted = facts.replay_ms
+def _judge_launches(facts: Facts, idle: float) -> Verdict:
+    """Judge gaps between kernels that the host launches one at a time."""
+    launches, predicted = facts.launches or 0.0, facts.replay_ms
     if predicted is not None and not _worth_capturing(facts):
-        advice = "a call does too little for a GPU: do several in one, as a batch"
-        return _verdict(facts, "latency-bound", decisive, advice)
-    expect, predicts = ("", None) if predicted is None else (f", expect {predicted:.3g} ms", facts.capture)
+        advice = "A call does too little work for this GPU: process several inputs a call."
+        return _verdict(facts, "underfilled GPU", "batch calls", advice, ("idle", "launches"))
+    variant = facts.capturing_variant
+    bound: Bound = "launch overhead"
+    advice, decisive = (
+        f"{idle:.0%} of wall time are gaps between launches: capture the step ({variant}).",
+        ("idle", "launches"),
+    )
     if launches and facts.wall_ms * 1e3 / launches > HOST_FACTOR * facts.launch_us:
-        busy = "the host is busy between launches: if that work is the same every time, capture it"
-        advice = f"{busy} ({facts.capture}){expect}"
-        return _verdict(facts, "host-bound", ("launches", "idle"), advice, predicts, predicted)
-    advice = f"{idle:.0%} of wall is launch gaps: capture it ({facts.capture}){expect}"
-    return _verdict(facts, "launch-bound", decisive, advice, predicts, predicted)
+        advice = f"The host is busy between launches: capture the step ({variant}) if that work is the same every call."
+        bound, decisive = "host", ("launches", "idle")
+    prediction = None if predicted is None else Prediction(variant=variant, wall_ms=predicted)
+    return _verdict(facts, bound, variant, advice, decisive, prediction)
 
 
-def _replayed(facts: Facts, idle: float) -> Verdict:
-    """Judge replays that leave the GPU idle: in them or around them."""
-    needed = facts.replay_ms
-    if needed is not None and facts.share(needed) < REPLAY_EXPLAINS:
+def _judge_replays(facts: Facts, idle: float) -> Verdict:
+    """Judge replays that leave the GPU idle, inside them or between them."""
+    replay_ms = facts.replay_ms
+    if replay_ms is not None and facts.share(replay_ms) < REPLAY_EXPLAINS:
         advice = (
-            f"the host does other work around the replays, which take {needed:.3g} of {facts.wall_ms:.3g} ms: "
-            "move it out of the step, or into the graph"
+            f"The replays take {replay_ms:.3g} of {facts.wall_ms:.3g} ms: move the host's other work out of the step, "
+            "or into the graph."
         )
-        return _verdict(facts, "host-bound", ("idle", "launches"), advice)
-    advice = f"{idle:.0%} of wall lies between kernels of a replay and around it: {_fewer(facts)}"
-    return _verdict(facts, "latency-bound", ("idle", "kernels"), advice)
+        return _verdict(facts, "host", "move host work out", advice, ("idle", "launches"))
+    next_step, advice = _fewer_kernels(facts)
+    advice = f"{idle:.0%} of wall time are gaps between kernels of a replay and around it: {advice}"
+    return _verdict(facts, "underfilled GPU", next_step, advice, ("idle", "kernels"))
 
 
-def _working(facts: Facts) -> Verdict:
-    """Judge a device that works all the time."""
-    bound, near = _nearest(facts)
-    ceilings, idle = ("ceilings",), facts.idle_share or 0.0
+def _judge_busy(facts: Facts) -> Verdict:
+    """Judge a device that works most of the time."""
+    term, near = facts.roofline_term
+    idle, fusable, short = facts.idle_share or 0.0, facts.fusable_share, facts.share(facts.short_ms)
+    ceilings = ("ceilings",)
     if near > BEYOND:
         advice = (
-            "it takes less than its floor, so the ceilings are too low: other programs ran while they were measured, "
-            "or its operators are quicker than the products that were"
+            "The call is faster than its roofline time, so the ceilings are too low: other programs ran while they "
+            "were measured, or its operators are faster than the measured products."
         )
-        return _verdict(facts, bound, ceilings, advice)
+        return _verdict(facts, term, "measure ceilings again", advice, ceilings)
     if near >= NEAR[facts.device]:
-        saver = "batch calls so that weights are read once for several"
-        if bound == "compute-bound":
-            saver = "spend fewer FLOPs"
-        advice = f"{near:.0%} of wall is what the device needs at best: {_narrower(facts, bound)}, or {saver}"
-        return _verdict(facts, bound, ceilings, advice)
-    fusable, short = facts.fusable_share, facts.share(facts.short_ms)
+        return _near_ceiling(facts, term, near)
     if idle >= max(near, fusable, short, GAPS) and _worth_capturing(facts):
-        return _launched(facts, idle)
+        return _judge_launches(facts, idle)
     if (facts.kernels or 0) >= CHAIN and short > max(near, fusable, MOST):
-        return _verdict(facts, "latency-bound", ("kernels",), f"many short kernels: {_fewer(facts)}")
-    fuse = f"fuse them ({'compile_cuda_graph' if facts.captured else 'compile'})"
+        next_step, advice = _fewer_kernels(facts)
+        return _verdict(
+            facts, _far_below(facts), next_step, f"Most of the time is in short kernels: {advice}", ("kernels",)
+        )
+    compiler = "compile_cuda_graph" if facts.captured else "compile"
     if fusable > max(near, MOST if facts.device == "cuda" else NEAR["cuda"]):
-        advice = f"each operator reads and writes its own tensors: {fuse}"
-        return _verdict(facts, "memory-bound", ("traffic",), advice)
+        advice = f"Each operator reads and writes its own tensors: fuse them ({compiler})."
+        return _verdict(facts, "memory bandwidth", compiler, advice, ("traffic",))
     if facts.device == "cpu":
-        advice = "operators run far below the ceilings: fuse them (compile), or batch calls"
         if facts.fused:
-            advice = "fused operators run far below the ceilings: batch calls (trace=true shows where the time goes)"
-        return _verdict(facts, "host-bound", ceilings, advice)
-    others = "try other kernels (compile_max_autotune, another memory layout; trace=true shows which take the time)"
-    advice = f"the floor is {near:.0%} of wall: {others}"
+            advice = (
+                "Fused operators run far below the ceilings: process several inputs a call (trace=true names them)."
+            )
+            return _verdict(facts, "host", "batch calls", advice, ceilings)
+        advice = "Operators run far below the ceilings: fuse them (compile), or process several inputs a call."
+        return _verdict(facts, "host", "compile", advice, ceilings)
+    others = "try other kernels (compile_max_autotune, another memory layout; trace=true names the slow ones)"
+    next_step, advice = "compile_max_autotune", f"The roofline time is {near:.0%} of wall time: {others}."
     if fusable > max(near, WORTH):
-        advice = f"the floor is {near:.0%} of wall, what single operators move {fusable:.0%} more: {fuse}, or {others}"
-    # Kernels that neither bytes nor FLOPs explain wait for what they asked for: Nsight Compute calls it latency too.
+        next_step = compiler
+        advice = (
+            f"The roofline time is {near:.0%} of wall time, single operators' traffic takes {fusable:.0%} more: fuse "
+            f"them ({compiler}), or {others}."
+        )
     if near < MOST:
-        return _verdict(facts, "latency-bound", ceilings, advice)
-    return _verdict(facts, bound, ceilings, f"{advice}, or {_narrower(facts, bound)}")
+        return _verdict(facts, _far_below(facts), next_step, advice, ceilings)
+    return _verdict(facts, term, next_step, f"{advice[:-1]}, or {_narrower(facts, term)[1]}.", ceilings)
 
 
-def _verdict(
-    facts: Facts,
-    bound: Bound,
-    decisive: tuple[str, ...],
-    advice: str,
-    predicts: str | None = None,
-    predicted_ms: float | None = None,
-) -> Verdict:
-    found = evidence(facts)
-    first = [found[name] for name in decisive if name in found]
-    rest = [said for name, said in found.items() if name not in decisive]
-    return Verdict(bound, (*first, *rest), advice, predicts, predicted_ms)
+def _near_ceiling(facts: Facts, term: Bound, near: float) -> Verdict:
+    step, narrower = _narrower(facts, term)
+    alternative = "spend fewer FLOPs" if term == "compute" else "process several inputs a call, reading weights once"
+    advice = f"The roofline time is {near:.0%} of wall time: {narrower}, or {alternative}."
+    return _verdict(facts, term, step, advice, ("ceilings",))
+
+
+def _far_below(facts: Facts) -> Bound:
+    """Return the bound of a busy GPU far below both ceilings: kernels that are too short, or that are slow."""
+    return "underfilled GPU" if facts.busy_ms and facts.short_ms > facts.busy_ms / 2 else "slow kernels"
 
 
 def _worth_capturing(facts: Facts) -> bool:
     return not facts.captured and facts.replay_ms is not None and facts.replay_ms <= (1 - WORTH) * facts.wall_ms
 
 
-def _fewer(facts: Facts) -> str:
-    """Advise how to come by fewer kernels."""
+def _fewer_kernels(facts: Facts) -> tuple[str, str]:
+    """Return (next step, advice) towards fewer and longer kernels."""
     if facts.fused:
-        return "they are fused already; batch calls, or write larger ones by hand (trace=true shows where time goes)"
-    return "fuse them and capture that (compile_cuda_graph), or batch calls"
+        return (
+            "batch calls",
+            "process several inputs a call, or write larger kernels (trace=true names the short ones).",
+        )
+    return "compile_cuda_graph", "fuse and capture them (compile_cuda_graph), or process several inputs a call."
 
 
-def _narrower(facts: Facts, bound: Bound) -> str:
-    """Advise a dtype that is narrower than the one in use."""
+def _narrower(facts: Facts, term: Bound) -> tuple[str, str]:
+    """Return (next step, advice) towards a narrower dtype than the one in use."""
     if facts.dtype != "float32":
-        return "go down to 8 bits"
-    tensor_cores = facts.device == "cuda" and bound == "compute-bound" and not facts.tf32
-    return "compute in bfloat16" + (" or TF32 (tf32=true)" if tensor_cores else "")
+        return "8-bit weights", "compute in 8 bits"
+    tensor_cores = facts.device == "cuda" and term == "compute" and not facts.tf32
+    return "bfloat16", "compute in bfloat16" + (" or TF32 (tf32=true)" if tensor_cores else "")
 
 
-def _nearest(facts: Facts) -> tuple[Bound, float]:
-    """Return the term of the floor that explains more, and what share of the wall time it is."""
+def evidence(facts: Facts) -> dict[str, str]:
+    """Return the observations by name, one line each."""
     memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
-    return ("compute-bound", compute) if compute > memory else ("memory-bound", memory)
+    disturbed = " measured beside other processes" if facts.disturbed and facts.device == "cpu" else ""
+    lines = {"ceilings": f"the ceilings{disturbed} explain {memory:.0%} of wall time by bytes, {compute:.0%} by FLOPs"}
+    if facts.traffic_ms is not None:
+        lines["traffic"] = f"reads and writes of single operators take {facts.share(facts.traffic_ms):.0%} of wall time"
+    if facts.idle_share is not None:
+        lines["idle"] = f"GPU idle {facts.idle_share:.0%}"
+    if facts.kernels is not None and facts.median_us is not None:
+        short = f"kernels of at most {SHORT_US:.0f} µs take {facts.share(facts.short_ms):.0%} of wall time"
+        lines["kernels"] = f"{facts.kernels:.0f} kernels, median {facts.median_us:.3g} µs; {short}"
+    if facts.launches is not None:
+        share = facts.share(facts.launches * facts.launch_us / 1e3)
+        lines["launches"] = f"{facts.launches:.0f} launches at {facts.launch_us:.3g} µs take {share:.0%} of wall time"
+    if facts.waits:
+        lines["waits"] = f"the host waits for the GPU {_times(facts.waits)}"
+    if facts.transfer_ms:
+        lines["transfers"] = f"transfers take {facts.share(facts.transfer_ms):.0%} of wall time"
+    if facts.device == "cpu" and facts.operators is not None:
+        dispatch = facts.share(facts.operators * facts.launch_us / 1e3)
+        lines["operators"] = f"dispatching {facts.operators} operators takes {dispatch:.0%} of wall time"
+    return lines
+
+
+def _times(number: float) -> str:
+    return f"{number:.3g} time{'' if number == 1 else 's'}"
+
+
+def _verdict(
+    facts: Facts,
+    bound: Bound,
+    next_step: str,
+    advice: str,
+    decisive: tuple[str, ...],
+    prediction: Prediction | None = None,
+) -> Verdict:
+    lines = evidence(facts)
+    first = [lines[name] for name in decisive if name in lines]
+    rest = [line for name, line in lines.items() if name not in decisive]
+    return Verdict(bound, next_step, advice, (*first, *rest), prediction)

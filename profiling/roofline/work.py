@@ -1,35 +1,51 @@
-"""The least time that a call can take on this device: the slower of moving its bytes and doing its FLOPs."""
+"""What a call must do at least, and its roofline time: the slower of moving its bytes and computing its FLOPs.
+
+Source of the model: Williams, Waterman, Patterson, Roofline: an insightful visual performance model (2009).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from profiling.components.component import Component
 from profiling.components.trees import named_tensors
-from profiling.machine.ceilings import Ceilings
-from profiling.trace.operator_costs import Touched, address_of, counted_flops, distinct_bytes
+from profiling.results.environment import Ceilings
+from profiling.trace.operator_costs import (
+    Access,
+    Extent,
+    accesses_of,
+    address_of,
+    counted_flops,
+    distinct_bytes,
+    extent_of,
+    is_custom,
+    union_bytes,
+)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one call: `bytes` by what they are of, each byte once, and `flops` by class of operator.
+    """The work of one call: `bytes` by kind, each byte once, and `flops` by class of operator.
 
-    `weights` are parameters and buffers that the call touches and leaves as they are (of an embedding the rows that it
-    takes), `state` what it may change (of an operator from outside torch, which says nothing of it, at most
-    as much as it is given), `outputs` what it returns that is no input of its own. Tensors that a module
-    keeps as plain attributes are none of these. `operators` and `traffic` (bytes) are those of the eager call with
-    nothing fused. `foreign` are operators from outside torch that registered no formula: nobody counts their FLOPs.
+    Kinds of bytes: `weights` are parameters and buffers that the call reads (of an embedding the rows that it selects),
+    `state_read` and `state_written` the tensors that it may change, `inputs`, and `outputs` that are no inputs. Tensors
+    that a module keeps as plain attributes are not counted. A custom operator writes at most as many bytes of state as
+    it is given. `operators` and `traffic` (bytes) are those of the eager call with nothing fused. `uncounted` names
+    custom operators without a registered FLOP formula.
     """
 
     bytes: Mapping[str, int]
     flops: Mapping[str, int]
     operators: int
     traffic: int
-    foreign: tuple[str, ...]
+    uncounted: tuple[str, ...]
 
     @property
     def total_bytes(self) -> int:
@@ -38,68 +54,145 @@ class Work:
 
     @property
     def total_flops(self) -> int:
-        """All FLOPs that are counted."""
+        """All counted FLOPs."""
         return sum(self.flops.values())
 
 
 def work_of(component: Component) -> Work:
-    """Call the component once, eagerly, and add up what it did; a stateful one starts and ends at its reset state."""
+    """Call the component once, eagerly, and count its work; a stateful component is reset before and after."""
+    module, state = component.module, getattr(component.module, "state_tensors", None)
+    recorder = AccessRecorder(  # a tensor of two kinds counts as the first
+        {
+            "inputs": component.inputs.values(),
+            "state": () if state is None else state(),
+            "weights": (*module.parameters(), *module.buffers()),
+        }
+    )
     component.reset()
-    touched = Touched(_kinds(component))
-    # The counter takes operators apart to count them (a bicubic resize into 139), so it must not come first.
-    with counted_flops() as flops, touched:
+    # The recorder is entered last: the FLOP counter decomposes operators (a bicubic resize into 139).
+    with counted_flops() as flops, recorder:
         output: Any = component.call()
     component.reset()
-    weights, changed = touched.bytes_by("weights")
-    state_read, state_written = touched.bytes_by("state")
-    inputs, _ = touched.bytes_by("inputs")
-    made = [t for _, t in named_tensors(output) if address_of(t) not in touched.storages]
-    found = {
-        "weights": weights,
-        "inputs": inputs,
-        "outputs": distinct_bytes(made),
+    weights_read, weights_written = recorder.bytes_by("weights")
+    state_read, state_written = recorder.bytes_by("state")
+    size = {
+        "weights": weights_read,
+        "inputs": recorder.bytes_by("inputs")[0],
+        "outputs": distinct_bytes(tensor for _, tensor in named_tensors(output) if not recorder.holds(tensor)),
         "state_read": state_read,
-        "state_written": state_written + changed,
+        "state_written": state_written + weights_written,
     }
-    uncounted = {func._schema.name for func in touched.foreign if func.overloadpacket not in flop_registry}
-    return Work(found, flops, touched.operators, touched.traffic, tuple(sorted(uncounted)))
+    uncounted = {func._schema.name for func in recorder.custom if func.overloadpacket not in flop_registry}
+    return Work(size, flops, recorder.operators, recorder.traffic, tuple(sorted(uncounted)))
 
 
-def _kinds(component: Component) -> dict[str, tuple[Any, ...]]:
-    """Return what a call may touch; a tensor that is in two of them is what the first one says."""
-    module, own = component.module, getattr(component.module, "state_tensors", None)
-    return {
-        "inputs": tuple(component.inputs.values()),
-        "state": () if own is None else tuple(own()),
-        "weights": (*module.parameters(), *module.buffers()),
-    }
+@dataclass
+class _StorageAccesses:
+    """What operators read and wrote of one storage, by the view through which they did."""
+
+    kind: str
+    whole: set[Extent] = field(default_factory=set)
+    rows: dict[Extent, list[Tensor]] = field(default_factory=dict)
+    row_bytes: dict[Extent, int] = field(default_factory=dict)
+    selected: dict[Extent, int] = field(default_factory=dict)
+    written: dict[Extent, int] = field(default_factory=dict)
+
+    def read(self, access: Access) -> None:
+        extent = extent_of(access.tensor)
+        if access.rows is not None:
+            self.rows.setdefault(extent, []).append(access.rows.detach().clone().flatten())
+            self.row_bytes[extent] = access.row_bytes
+        elif access.bytes < extent[2]:
+            self.selected[extent] = max(self.selected.get(extent, 0), access.bytes)
+        elif extent[2]:
+            self.whole.add(extent)
+
+    def write(self, access: Access) -> None:
+        extent = extent_of(access.tensor)
+        self.written[extent] = min(extent[2], self.written.get(extent, 0) + access.bytes)
+
+    def bytes_read(self) -> int:
+        partial = 0
+        for extent in {*self.rows, *self.selected} - self.whole:
+            size = self.selected.get(extent, 0)
+            if extent in self.rows:
+                size += int(torch.unique(torch.cat(self.rows[extent])).numel()) * self.row_bytes[extent]
+            partial += min(extent[2], size)
+        return union_bytes(self.whole) + partial
+
+    def bytes_written(self) -> int:
+        return min(union_bytes(self.written), sum(self.written.values()))
+
+
+class AccessRecorder(TorchDispatchMode):
+    """Records, while it is entered, what operators read and write of the given tensors, each byte once.
+
+    Of embeddings and `index_select` the distinct rows count. `operators` is the number of operators that did more than
+    make a view, `traffic` the bytes that each of them read and wrote by itself, `custom` the set of custom operators.
+    """
+
+    def __init__(self, kinds: Mapping[str, Iterable[Tensor]]) -> None:
+        super().__init__()
+        self.operators, self.traffic = 0, 0
+        self.custom: set[Any] = set()
+        self._storages: dict[int, _StorageAccesses] = {}
+        for kind, tensors in kinds.items():
+            for tensor in tensors:
+                self._storages.setdefault(address_of(tensor), _StorageAccesses(kind))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(func, torch._ops.OpOverload):
+            self._record(func, *accesses_of(func, args, kwargs, result))
+        return result
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether the tensor lies in the storage of one of the given tensors."""
+        return address_of(tensor) in self._storages
+
+    def bytes_by(self, kind: str) -> tuple[int, int]:
+        """Return the bytes (read, written) of the tensors given as `kind`."""
+        storages = [storage for storage in self._storages.values() if storage.kind == kind]
+        return sum(storage.bytes_read() for storage in storages), sum(storage.bytes_written() for storage in storages)
+
+    def _record(self, func: Any, reads: Sequence[Access], writes: Sequence[Access]) -> None:
+        if not writes:
+            return
+        self.operators += 1
+        self.traffic += sum(access.bytes for access in (*reads, *writes))
+        if is_custom(func):
+            self.custom.add(func)
+        for access in reads:
+            if (storage := self._storages.get(address_of(access.tensor))) is not None:
+                storage.read(access)
+        for access in writes:
+            if (storage := self._storages.get(address_of(access.tensor))) is not None:
+                storage.write(access)
 
 
 @dataclass(frozen=True)
-class Floor:
-    """Both terms in milliseconds; they may overlap in time, so the larger one is the floor (the roofline model).
-
-    Source: Williams, Waterman, Patterson, Roofline: an insightful visual performance model (2009).
-    """
+class RooflineTime:
+    """Milliseconds at the bandwidth and at the FLOP ceiling; both may overlap, so the larger one is the least time."""
 
     memory_ms: float
     compute_ms: float
 
     @property
     def ms(self) -> float:
-        """The floor."""
+        """The roofline time in milliseconds."""
         return max(self.memory_ms, self.compute_ms)
 
 
-def floor_of(work: Work, ceilings: Ceilings) -> Floor:
-    """Return the floor of `work`; its FLOPs at the rate of the run's dtype, whatever single operators compute in."""
+def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
+    """Return the roofline time of `work`, all FLOPs at the rate of the run's dtype."""
     size = work.total_bytes
-    return Floor(
+    return RooflineTime(
         memory_ms=1e3 * size / ceilings.bytes_per_s(size),
         compute_ms=1e3 * work.total_flops / ceilings.flops_per_s,
     )
 
 
 def traffic_ms(work: Work, ceilings: Ceilings) -> float:
-    """Return how long the eager operators' reads and writes take when each runs by itself."""
+    """Return the milliseconds that reads and writes of all eager operators take, each operator by itself."""
     return 1e3 * work.traffic / ceilings.bytes_per_s(work.traffic)

@@ -15,16 +15,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError, MissingExtraError
 from profiling.metrics.metric import Metric, Subject
 from profiling.results.record import Metrics, Status, encode_sections, merge_metric
 from profiling.results.schema_1 import upgraded_sections
-from profiling.roofline.section import limits_of
+from profiling.roofline.section import call_roofline
 from profiling.run.environment import ceilings_in
 from profiling.run.job import Job
-from profiling.run.trace_passes import Look
+from profiling.run.trace_passes import TracePasses
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.trace.spans import span
@@ -149,14 +151,14 @@ class Cell(ABC):
             if ceilings is not None:
                 wall = self.metrics.wall_ms
                 wall_ms = None if wall is None else wall.p50
-                self.add(limits=limits_of(component, step.run, ceilings, wall_ms, fused=self.compiled))
+                self.add(roofline=call_roofline(component, step.run, ceilings, wall_ms, fused=self.compiled))
 
     def trace(self, component: Component, step: Step) -> None:
         """Profile the step into the run folder and send what the trace shows of one call."""
         self.emit({"event": "phase", "phase": "trace"})  # trace_step opens the range itself
         with self.best_effort("the profiler trace"):
             started = time.perf_counter()
-            result = trace_step(
+            files = trace_step(
                 step.run,
                 component=component.name,
                 variant=self.job.variant,
@@ -164,17 +166,13 @@ class Cell(ABC):
                 device=component.device,
                 stacks=self.job.settings.stacks,
             )
-            self.add(trace=asdict(result))
+            self.add(trace=files)
             with self.best_effort("reading the profiler trace"):
-                look = Look(component, self.job.variant, step, Path.cwd(), self._best_effort_call)
-                section = look.section(Path(self.job.run) / result.trace)
-                if section is not None:
-                    self.add(inside=section)
-            self.add(trace={**asdict(result), "seconds": time.perf_counter() - started})
-
-    def _best_effort_call(self, action: str, work: Callable[[], None]) -> None:
-        with self.best_effort(action):
-            work()
+                passes = TracePasses(component, self.job.variant, step, Path.cwd(), self.best_effort)
+                analysis = passes.analyze(Path(self.job.run) / files.trace)
+                if analysis is not None:
+                    self.add(trace_analysis=analysis)
+            self.add(trace=replace(files, seconds=time.perf_counter() - started))
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
 
 from profiling.components.spec import Settings
 from profiling.machine import nvml
-from profiling.machine.ceilings import Ceilings, kept_ceilings
-from profiling.results.environment import ENVIRONMENT_FILE, Cpu, Device, Environment
+from profiling.machine.ceilings import kept_ceilings
+from profiling.results.environment import Ceilings, Cpu, Device, Environment, read_environment
 from profiling.roofline.measure_ceilings import measure_ceilings
 
 #: Prefixes of the environment variables that change what is measured, or how fast it is.
@@ -96,7 +93,7 @@ def _triton_version() -> str | None:
         return None
 
 
-def ceilings_of(settings: Settings, environment: Environment) -> dict[str, Any]:
+def ceilings_of(settings: Settings, environment: Environment) -> Ceilings:
     """Return the ceilings of the device in `settings` (resolved ones), measured now or within the last day.
 
     Raises:
@@ -116,19 +113,9 @@ def ceilings_of(settings: Settings, environment: Environment) -> dict[str, Any]:
         "threads": threads,
     }
     dtype: torch.dtype = getattr(torch, settings.dtype)
-    ceilings, taken = kept_ceilings(key, lambda: measure_ceilings(device, dtype, threads=threads, tf32=settings.tf32))
-    return {"measured_at": datetime.fromtimestamp(taken, UTC).isoformat(timespec="seconds"), **ceilings.to_json()}
+    return kept_ceilings(key, lambda: measure_ceilings(device, dtype, threads=threads, tf32=settings.tf32))
 
 
 def ceilings_in(run: Path) -> Ceilings | None:
-    """Return the ceilings in the run's environment; None where the run has none.
-
-    Raises:
-        ValueError: the environment holds something else in their place.
-
-    """
-    try:
-        content = json.loads((run / ENVIRONMENT_FILE).read_text(encoding="utf-8")).get("ceilings")
-    except OSError:
-        return None
-    return None if content is None else Ceilings.from_json(content)
+    """Return the ceilings in the run's environment; None where the run has none."""
+    return read_environment(run).ceilings

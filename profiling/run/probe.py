@@ -58,7 +58,7 @@ def probe(jobs: tuple[Job, ...], on_phase: Callable[[str], None] = lambda phase:
         on_phase("ceilings")
         try:
             dtype = cell.func.computes_in(settings.dtype, **cell.keywords)
-            facts["ceilings"] = ceilings_of(replace(settings, dtype=dtype), machine)
+            facts["ceilings"] = to_builtins(ceilings_of(replace(settings, dtype=dtype), machine))
         except RuntimeError as error:  # the run goes on without rooflines
             facts["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
     skip = {name: reason for name, variant in variants.items() if (reason := variant.unavailable(device))}

@@ -1,4 +1,4 @@
-"""Looks inside a prepared step: the passes beside its main trace, and the section of the record that they make."""
+"""The profiler passes beside the main trace of a prepared step, and the trace analysis that they make."""
 
 from __future__ import annotations
 
@@ -15,15 +15,83 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from profiling.components.component import Component
-from profiling.trace.analysis import Traces, inside_of, on_host
-from profiling.trace.attribution import CostOf
-from profiling.trace.events import Operator, Timeline, read_events, timeline
+from profiling.results.record import TraceAnalysis
+from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
+from profiling.trace.events import Timeline, read_events, timeline
 from profiling.trace.host_waits import line_spans
 from profiling.trace.modules import module_spans
-from profiling.trace.operator_costs import Cost, OpCosts
 from profiling.trace.profiler import synchronize
 from profiling.trace.spans import cell_span, span
 from profiling.variants.variant import Step
+
+#: Profiled calls on a CPU, whose wall times vary from call to call; kernels on a GPU take the same time in each.
+_CALLS_ON_CPU = 5
+_NO_EAGER_STEP = "not attributable: the variant has no step that launches kernel by kernel"
+_FAILED = "not attributable: the pass for submodules failed"
+_FUSED = "the eager module, for products, convolutions, attention and custom operators; the rest is fused"
+
+#: Context manager around work that explains the times: it turns an exception into a note ("ACTION failed: ...").
+BestEffort = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class TracePasses:
+    """Profiler passes over a prepared step: by line of code, by submodule, and launched kernel by kernel.
+
+    Each pass calls the step, its eager step or the module a few times. A pass that fails costs only its own part of the
+    analysis. Source files under `root` are named relative to it.
+    """
+
+    component: Component
+    variant: str
+    step: Step
+    root: Path
+    best_effort: BestEffort
+
+    def analyze(self, trace: Path) -> TraceAnalysis | None:
+        """Return the analysis of the step, whose main trace is the file `trace`; None if there is nothing in it."""
+        if self.component.device.type != "cuda":
+            return self._analyze_on_cpu()
+        traces = Traces(timeline(read_events(trace)), _NO_EAGER_STEP, "this step, line by line")
+        return analyze_trace(self._with_passes(traces), self.root)
+
+    def _analyze_on_cpu(self) -> TraceAnalysis | None:
+        eager_step = self.step.eager_step
+        if eager_step is None:
+            return None
+        if eager_step.module is None:
+            return TraceAnalysis(modules_from="not attributable: the compiler fused operators of several submodules")
+        trace = self._by_module(eager_step.call, eager_step.module)
+        return None if trace is None else analyze_host_trace(trace)
+
+    def _with_passes(self, traces: Traces) -> Traces:
+        lines = self._profile("the trace by line of code", self.step.run, line_spans)
+        if lines is None:
+            traces = replace(traces, lines_from="nothing: the pass for lines of code failed")
+        traces, eager_step = replace(traces, lines=lines), self.step.eager_step
+        if eager_step is None:
+            return traces
+        if eager_step.module is not None:
+            reference = self._by_module(eager_step.call, eager_step.module)
+            origin = "this step" if eager_step.call is self.step.run else "the step before its capture"
+            return replace(traces, reference=reference, modules_from=_FAILED if reference is None else origin)
+        reference = self._profile("the trace of the step without capture", eager_step.call, nullcontext)
+        eager = self._by_module(self.component.call, self.component.module)
+        modules_from = _FAILED if reference is None or eager is None else _FUSED
+        return replace(traces, reference=reference, eager=eager, modules_from=modules_from)
+
+    def _by_module(self, call: Callable[[], Any], module: nn.Module) -> Timeline | None:
+        cuda = self.component.device.type == "cuda"
+        spans = partial(module_spans, module, borrowed=cuda)
+        return self._profile("the trace by submodule", call, spans, calls=1 if cuda else _CALLS_ON_CPU)
+
+    def _profile(
+        self, action: str, call: Callable[[], Any], around: Callable[[], AbstractContextManager[None]], calls: int = 1
+    ) -> Timeline | None:
+        with self.best_effort(action):
+            cell = (self.component.name, self.variant)
+            return short_trace(call, self.component.device, around, cell=cell, calls=calls)
+        return None
 
 
 def short_trace(
@@ -34,9 +102,9 @@ def short_trace(
     cell: tuple[str, str],
     calls: int = 1,
 ) -> Timeline:
-    """Profile `calls` calls, one more before them for the profiler to start up, all inside `around()`.
+    """Profile `calls` calls, after one for the profiler to start up, each inside `around()`.
 
-    `cell` is (component, variant). The calls move a network's state on, as those of the main trace do.
+    `cell` is (component, variant). The calls change a network's state, as those of the main trace do.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
@@ -57,79 +125,3 @@ def short_trace(
                 synchronize(device)
                 profiler.step()
         return timeline(read_events(file))
-
-
-#: On a CPU wall times are what is told, and one call's are chance; kernels on a device take as long in each.
-_CALLS_ON_HOST = 5
-_NOWHERE = "not attributable: the variant has nothing that launches kernel by kernel"
-_FAILED = "not attributable: the pass that would tell failed"
-_FUSED = "the eager module, for products, convolutions, attention and custom operators; the rest is fused"
-
-#: Does what explains a number, and takes note where it fails: (what could not be told, the work).
-Spare = Callable[[str, Callable[[], None]], None]
-
-
-@dataclass(frozen=True)
-class Look:
-    """A look inside a prepared step. It runs the step and the module a few times more under the profiler.
-
-    Files under `root` are named relative to it. A pass that fails costs what it would have told, through `spare`.
-    """
-
-    component: Component
-    variant: str
-    step: Step
-    root: Path
-    spare: Spare
-
-    def section(self, trace: Path) -> dict[str, Any] | None:
-        """Return the section `inside`, the file `trace` being the step's main trace; None where it says nothing."""
-        plain = self.step.eager_step
-        if self.component.device.type != "cuda":
-            if plain is not None and plain.module is None:
-                return {"modules_from": "not attributable: the compiler fused operators of several submodules"}
-            reference = None if plain is None or plain.module is None else self._by_module(plain.call, plain.module)
-            return None if reference is None else on_host(reference)
-        traces = self._beside(Traces(timeline(read_events(trace)), _NOWHERE, "this step, line by line"))
-        return inside_of(traces, costs(), self.root)
-
-    def _beside(self, traces: Traces) -> Traces:
-        """Return the traces with those of the further passes."""
-        lined = self._trace("lines of code could not be told", self.step.run, line_spans)
-        if lined is None:
-            traces = replace(traces, lines_from="nothing: the pass that would tell failed")
-        traces, plain = replace(traces, lined=lined), self.step.eager_step
-        if plain is None:
-            return traces
-        if plain.module is not None:
-            reference = self._by_module(plain.call, plain.module)
-            said = "this step" if plain.call is self.step.run else "the step before its capture"
-            return replace(traces, reference=reference, modules_from=_FAILED if reference is None else said)
-        reference = self._trace("the step could not be run uncaptured", plain.call, nullcontext)
-        eager = self._by_module(self.component.call, self.component.module)
-        said = _FAILED if reference is None or eager is None else _FUSED
-        return replace(traces, reference=reference, eager=eager, modules_from=said)
-
-    def _by_module(self, call: Callable[[], Any], module: nn.Module) -> Timeline | None:
-        cuda = self.component.device.type == "cuda"
-        spans = partial(module_spans, module, borrowed=cuda)
-        return self._trace("submodules could not be told", call, spans, calls=1 if cuda else _CALLS_ON_HOST)
-
-    def _trace(
-        self, what: str, call: Callable[[], Any], around: Callable[[], AbstractContextManager[None]], calls: int = 1
-    ) -> Timeline | None:
-        found: list[Timeline] = []
-        device, cell = self.component.device, (self.component.name, self.variant)
-        self.spare(what, lambda: found.append(short_trace(call, device, around, cell=cell, calls=calls)))
-        return found[0] if found else None
-
-
-def costs() -> CostOf:
-    """Return what tells the bytes and FLOPs of operators; it remembers those that it was asked about."""
-    known = OpCosts()
-
-    def cost_of(operator: Operator) -> tuple[int | None, int | None]:
-        cost = known.of(operator) or Cost()
-        return cost.bytes, cost.flops
-
-    return cost_of

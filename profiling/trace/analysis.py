@@ -1,25 +1,110 @@
-"""The record's section `inside`: what the traces of a cell say about one call."""
+"""The trace analysis of a record: busy and idle time of a call, its kernels, submodules, waits and copies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from profiling.trace.attribution import CostOf, Witness, Witnesses, anchored, by_work, one_class_a_name, told_by
-from profiling.trace.events import HostCall, Timeline, Work, launched_by, traced_calls
+from profiling.results.record import Idle, Kernel, KernelClass, TraceAnalysis
+from profiling.trace.attribution import (
+    Attributor,
+    KernelAttribution,
+    attributed_by_reference,
+    class_by_name,
+    merged,
+    with_eager_modules,
+)
+from profiling.trace.events import GpuWork, HostCall, Timeline, launches_by_correlation, traced_calls
 from profiling.trace.host_waits import waits_and_copies
 from profiling.trace.kernel_classes import CLASSES
-from profiling.trace.modules import module_rows, own_times, paths_in
+from profiling.trace.modules import module_times, paths_in, self_times
+from profiling.trace.operator_costs import OperatorCosts
+
+_NAME_LENGTH = 200
+#: Share of a kernel's time for which bytes or FLOPs must be known before a rate is given.
+_KNOWN = 0.5
 
 
 @dataclass(frozen=True)
-class Idle:
-    """Microseconds of one call, from its first work on the device to the end of its last.
+class Traces:
+    """Traces of one step.
 
-    `busy`: something ran. `host`: nothing ran, and what came next had not been handed over when the device ran dry.
-    `between`: what came next had been: it was queued, or is a node of a graph that was being replayed.
+    `main` is the step as it is. `reference` is the same work launched kernel by kernel, `eager` the module itself where
+    the reference is compiled; `eager`, or else `reference`, has a span for each submodule. `lines` is the step with a
+    span for each line of code. `modules_from` and `lines_from` describe where submodules and lines come from, or why
+    there are none.
+    """
+
+    main: Timeline
+    modules_from: str
+    lines_from: str
+    reference: Timeline | None = None
+    eager: Timeline | None = None
+    lines: Timeline | None = None
+
+
+def analyze_trace(traces: Traces, root: Path, *, parts: int = 1) -> TraceAnalysis | None:
+    """Return the trace analysis, times in milliseconds a call; None where nothing ran on a GPU.
+
+    Where a traced call consists of several `parts` (frames, which may overlap), every number is that of one part.
+    Source files under `root` are named relative to it.
+    """
+    calls = traced_calls(traces.main)
+    if not calls:
+        return None
+    launches = launches_by_correlation(traces.main)
+    gpu_times = [gpu_time(call.work, launches) for call in calls]
+
+    def mean_ms(name: str) -> float:
+        return sum(getattr(each, name) for each in gpu_times) / 1e3 / len(calls) / parts
+
+    attributions = _attributions(traces)
+    kernels = kernels_by_name(attributions, parts)
+    waits, copies = waits_and_copies(traces.main, traces.lines, root, parts)
+    modules, unattributed_ms = module_times(
+        ((item.module, item.work.length) for call in attributions for item in call),
+        len(calls) * parts,
+        paths_in((traces.eager or traces.reference or traces.main).modules),
+    )
+    idle = Idle(host_ms=mean_ms("host"), between_ms=mean_ms("between"))
+    return TraceAnalysis(
+        calls=len(calls) * parts,
+        span_ms=mean_ms("span"),
+        busy_ms=mean_ms("busy"),
+        idle_ms=idle.host_ms + idle.between_ms,
+        idle=idle,
+        kernel_ms=sum(kernel.ms for kernel in kernels),
+        count=sum(len(call.work) for call in calls) / len(calls) / parts,
+        classes=kernel_classes(kernels),
+        kernels=kernels,
+        waits=waits,
+        copies=copies,
+        modules=modules,
+        unattributed_ms=unattributed_ms,
+        modules_from=traces.modules_from,
+        lines_from=traces.lines_from,
+    )
+
+
+def analyze_host_trace(trace: Timeline) -> TraceAnalysis | None:
+    """Return the analysis of a step on a CPU: wall time of each submodule's forward; None without submodules."""
+    if not trace.modules or not trace.calls:
+        return None
+    modules, _ = module_times(self_times(trace.modules), len(trace.calls), paths_in(trace.modules))
+    return TraceAnalysis(
+        calls=len(trace.calls),
+        modules=modules,
+        modules_from="wall time of each forward under the profiler, which lengthens short ones: read the shares",
+    )
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    """Microseconds of one call, from its first GPU work to the end of its last.
+
+    `busy`: something ran. `host`: nothing ran, and the next work had not been launched when the GPU ran dry. `between`:
+    nothing ran although the next work had been launched: it was queued, or is a node of a graph under replay.
     """
 
     span: float
@@ -28,10 +113,10 @@ class Idle:
     between: float
 
 
-def idle_of(work: Sequence[Work], launches: Mapping[int | None, HostCall]) -> Idle:
-    """Walk the gaps of a call's `work`, which is sorted by begin and not empty; streams may overlap.
+def gpu_time(work: Sequence[GpuWork], launches: Mapping[int | None, HostCall]) -> GpuTime:
+    """Return busy and idle time of a call's `work`, which is sorted by begin and not empty; streams may overlap.
 
-    A gap before work whose launch the trace lost counts as between: nothing says that the host was late.
+    A gap before work whose launch is missing in the trace counts as `between`: nothing shows that the host was late.
     """
     host = between = 0.0
     reached, seen = work[0].end, {work[0].correlation}
@@ -45,11 +130,10 @@ def idle_of(work: Sequence[Work], launches: Mapping[int | None, HostCall]) -> Id
                 between += gap
         reached = max(reached, item.end)
         seen.add(item.correlation)
-    return Idle(span=reached - work[0].begin, busy=_busy(work), host=host, between=between)
+    return GpuTime(span=reached - work[0].begin, busy=_busy(work), host=host, between=between)
 
 
-def _busy(work: Sequence[Work]) -> float:
-    """Return the time in which at least one ran, from the moments at which they begin and end."""
+def _busy(work: Sequence[GpuWork]) -> float:
     moments = sorted([*((item.begin, 1) for item in work), *((item.end, -1) for item in work)])
     busy, running, since = 0.0, 0, 0.0
     for moment, change in moments:
@@ -59,146 +143,68 @@ def _busy(work: Sequence[Work]) -> float:
     return busy
 
 
-_NAME_LENGTH = 200
-#: A rate is told where what is known makes at least this share of a row's time.
-_KNOWN = 0.5
+def _attributions(traces: Traces) -> list[tuple[KernelAttribution, ...]]:
+    """Return the attribution of each traced call's work, from its own trace and from those beside it."""
+    costs = OperatorCosts()
+    own = Attributor(traces.main, costs)
+    reference = _last_call(traces.reference, costs)
+    if traces.eager is not None:
+        reference = with_eager_modules(reference, _last_call(traces.eager, costs))
+    return [merged(attributed_by_reference(call.work, reference), own.of(call)) for call in traced_calls(traces.main)]
 
 
-def kernel_rows(calls: Sequence[Sequence[Witness]], parts: int = 1) -> list[dict[str, Any]]:
-    """Return a row a name, the longest total first; milliseconds and counts are of one call, `mean_us` of one piece.
+def _last_call(trace: Timeline | None, costs: OperatorCosts) -> tuple[KernelAttribution, ...]:
+    calls = () if trace is None else traced_calls(trace)
+    return Attributor(trace, costs).of(calls[-1]) if trace is not None and calls else ()
 
-    A traced call may be several `parts` (frames), of one of which they are then.
-    `gbps` (10⁹ bytes a second) and `tflops` (10¹² FLOPs a second) are over the pieces whose bytes and FLOPs are known.
+
+def kernels_by_name(calls: Sequence[Sequence[KernelAttribution]], parts: int = 1) -> tuple[Kernel, ...]:
+    """Return the kernels of traced calls by name, the longest total first; times a call, or one of its `parts`.
+
+    Rates are over the launches whose bytes and FLOPs are known.
     """
-    groups: dict[str, list[Witness]] = {}
+    by_name: dict[str, list[KernelAttribution]] = {}
     for call in calls:
         for item in call:
-            groups.setdefault(item.work.name, []).append(item)
-    whole = _microseconds([item for call in calls for item in call])
-    kinds = one_class_a_name(calls)
-    rows = [_row(name, kinds[name], items, whole, len(calls) * parts) for name, items in groups.items()]
-    return sorted(rows, key=lambda row: -row["ms"])
+            by_name.setdefault(item.work.name, []).append(item)
+    total_us = _microseconds([item for call in calls for item in call])
+    classes = class_by_name(calls)
+    kernels = [_kernel(name, classes[name], items, total_us, len(calls) * parts) for name, items in by_name.items()]
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.ms))
 
 
-def class_rows(kernels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the rows of `kernel_rows` up by class, the longest total first; classes that do not occur are left out."""
-    rows = []
-    for kind in CLASSES:
-        mine = [row for row in kernels if row["class"] == kind]
-        if mine:
-            rows.append({"class": kind, **{key: sum(row[key] for row in mine) for key in ("ms", "share", "count")}})
-    return sorted(rows, key=lambda row: -row["ms"])
+def _kernel(name: str, kind: str, items: Sequence[KernelAttribution], total_us: float, calls: int) -> Kernel:
+    microseconds = _microseconds(items)
 
-
-def _row(name: str, kind: str, items: Sequence[Witness], whole: float, calls: int) -> dict[str, Any]:
-    total = _microseconds(items)
-    row: dict[str, Any] = {
-        "name": name[:_NAME_LENGTH],
-        "class": kind,
-        "ms": total / 1e3 / calls,
-        "share": total / whole if whole else 0.0,
-        "count": len(items) / calls,
-        "mean_us": total / len(items),
-    }
-    for key, attribute, unit in (("gbps", "bytes", 1e3), ("tflops", "flops", 1e6)):
+    def rate(attribute: str, unit: float) -> float | None:
         known = [item for item in items if getattr(item, attribute) is not None]
         spent = _microseconds(known)
-        if spent > 0 and spent >= _KNOWN * total:
-            row[key] = sum(getattr(item, attribute) for item in known) / spent / unit
-    return row
+        if spent <= 0 or spent < _KNOWN * microseconds:
+            return None
+        return sum(getattr(item, attribute) for item in known) / spent / unit
+
+    return Kernel(
+        name=name[:_NAME_LENGTH],
+        kind=kind,
+        ms=microseconds / 1e3 / calls,
+        share=microseconds / total_us if total_us else 0.0,
+        count=len(items) / calls,
+        mean_us=microseconds / len(items),
+        gbps=rate("bytes", 1e3),
+        tflops=rate("flops", 1e6),
+    )
 
 
-def _microseconds(items: Sequence[Witness]) -> float:
+def _microseconds(items: Sequence[KernelAttribution]) -> float:
     return sum(item.work.length for item in items)
 
 
-@dataclass(frozen=True)
-class Traces:
-    """Traces of one step: `main`, as it is; `reference`, the same work launched one by one; `eager`, the module itself
-    where the reference is compiled; `lined`, the step with a span a line of code. Of reference and eager the
-    last that there is has a span a submodule. `modules_from` and `lines_from` say in a phrase where those come from, or
-    why there are none.
-    """
-
-    main: Timeline
-    modules_from: str
-    lines_from: str
-    reference: Timeline | None = None
-    eager: Timeline | None = None
-    lined: Timeline | None = None
-
-
-def inside_of(traces: Traces, cost_of: CostOf, root: Path, *, parts: int = 1) -> dict[str, Any] | None:
-    """Return the section, times in milliseconds of one call; None where nothing ran on a device.
-
-    Where each traced call is several `parts`, frames that may overlap, all is of one of them.
-    """
-    calls = traced_calls(traces.main)
-    if not calls:
-        return None
-    launches = launched_by(traces.main)
-    idles = [idle_of(call.work, launches) for call in calls]
-    known = _witnesses(traces, cost_of)
-    kernels = kernel_rows(known, parts)
-    waits, copies = waits_and_copies(traces.main, traces.lined, root, parts)
-    return {
-        "calls": len(calls) * parts,
-        **_idle(idles, parts),
-        "kernel_ms": sum(row["ms"] for row in kernels),
-        "count": sum(len(call.work) for call in calls) / len(calls) / parts,
-        "classes": class_rows(kernels),
-        "kernels": kernels,
-        "waits": waits,
-        "copies": copies,
-        **_modules(traces, known, parts),
-        "lines_from": traces.lines_from,
-    }
-
-
-def on_host(reference: Timeline) -> dict[str, Any] | None:
-    """Return the section of a step on a CPU: wall time of each submodule's forward; None where none was seen."""
-    if not reference.modules or not reference.calls:
-        return None
-    calls = len(reference.calls)
-    rows, _ = module_rows(own_times(reference.modules), calls, paths_in(reference.modules))
-    return {
-        "calls": calls,
-        "modules": rows,
-        "modules_from": "wall time of each forward, of which the profiler makes short ones longer: see the shares",
-    }
-
-
-def _idle(idles: list[Idle], parts: int) -> dict[str, Any]:
-    def mean_ms(name: str) -> float:
-        return sum(getattr(idle, name) for idle in idles) / 1e3 / len(idles) / parts
-
-    host, between = mean_ms("host"), mean_ms("between")
-    return {
-        "span_ms": mean_ms("span"),
-        "busy_ms": mean_ms("busy"),
-        "idle_ms": host + between,
-        "idle": {"host_ms": host, "between_ms": between},
-    }
-
-
-def _witnesses(traces: Traces, cost_of: CostOf) -> list[tuple[Witness, ...]]:
-    """Return what is known of the work of each traced call, from its own trace and from those beside it."""
-    own = Witnesses(traces.main, cost_of)
-    told = _last_call(traces.reference, cost_of)
-    if traces.eager is not None:
-        told = anchored(told, _last_call(traces.eager, cost_of))
-    return [by_work(told_by(told, call.work), own.of(call)) for call in traced_calls(traces.main)]
-
-
-def _last_call(trace: Timeline | None, cost_of: CostOf) -> tuple[Witness, ...]:
-    calls = () if trace is None else traced_calls(trace)
-    return Witnesses(trace, cost_of).of(calls[-1]) if trace is not None and calls else ()
-
-
-def _modules(traces: Traces, known: list[tuple[Witness, ...]], parts: int) -> dict[str, Any]:
-    trace = traces.eager or traces.reference or traces.main
-    spans = trace.modules
-    pieces = ((item.module, item.work.length) for call in known for item in call)
-    rows, unattributed = module_rows(pieces, len(known) * parts, paths_in(spans))
-    section = {"unattributed_ms": unattributed, "modules_from": traces.modules_from}
-    return {"modules": rows, **section} if rows else section
+def kernel_classes(kernels: Sequence[Kernel]) -> tuple[KernelClass, ...]:
+    """Return the sums of kernels by class, the longest total first; absent classes are left out."""
+    classes = []
+    for kind in CLASSES:
+        of_class = [kernel for kernel in kernels if kernel.kind == kind]
+        if of_class:
+            ms, share, count = (sum(getattr(each, key) for each in of_class) for key in ("ms", "share", "count"))
+            classes.append(KernelClass(kind=kind, ms=ms, share=share, count=count))
+    return tuple(sorted(classes, key=lambda each: -each.ms))

@@ -1,27 +1,25 @@
-"""Did anything compile, or was a graph captured again, between two moments? Asked around a timed window, in process.
+"""Counters of torch's compiler, read before and after a timed window to detect compiles and captures inside it.
 
-Reads torch's own counters and changes nothing. Where no one has compiled, torch's compiler is not imported either. A
-snapshot costs about 2 µs.
+Reading changes nothing and takes about 2 µs. Where nothing has used torch.compile, the compiler is not imported.
 """
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 
 @dataclass(frozen=True)
 class CompileCounters:
-    """Totals of this process, or what happened between two snapshots.
+    """Totals of this process, or the difference of two snapshots.
 
-    `compiles` is every time Dynamo took up a frame, also when it failed, hit the recompile limit or found the graph
-    compiled in a cache on disk; `recompiles` are those of a function it had taken up before (a guard failed).
-    `graphs` are the FX graphs handed to a back end. `cudagraph_captures` are recordings of inductor's CUDA-graph trees
-    on this thread (`mode="reduce-overhead"`), not graphs that a variant captures by hand; `cudagraph_skips` are the
-    times it gave one up. `cache_hits` are graphs that came compiled from a cache on disk: a short prepare time then
-    says nothing about a first start.
+    `compiles` counts the frames that Dynamo compiled, failures, hits of the recompile limit and graphs from the cache
+    on disk included; `recompiles` are those of a function that it had compiled before (a guard failed). `graphs` are
+    the FX graphs given to a back end. `cudagraph_captures` counts the graphs of inductor's CUDA-graph trees on this
+    thread (`mode="reduce-overhead"`), not those that a variant captures itself; `cudagraph_skips` those that inductor
+    gave up. `cache_hits` are graphs from the cache on disk: the preparation was a warm start.
     """
 
     compiles: int = 0
@@ -33,16 +31,16 @@ class CompileCounters:
     cache_hits: int = 0
 
     def since(self, before: CompileCounters) -> CompileCounters:
-        """Return what happened after `before`, an earlier snapshot of the same thread.
+        """Return the difference to `before`, an earlier snapshot of the same thread.
 
-        After `torch._dynamo.reset()` totals start at zero again: what is there then happened since.
+        `torch._dynamo.reset()` sets totals to zero: a total below the earlier one is a difference by itself.
         """
         names = [field.name for field in fields(self)]
         pairs = {name: (getattr(before, name), getattr(self, name)) for name in names}
         return CompileCounters(**{name: now - then if now >= then else now for name, (then, now) in pairs.items()})
 
     def describe(self) -> str | None:
-        """Return e.g. `"1 recompile, 2 CUDA graphs captured"`, or None where nothing happened."""
+        """Return `"1 recompile, 2 CUDA graphs captured"`, for example; None if nothing was counted."""
         counted = (
             (self.compiles - self.recompiles, "compile", "compiles"),
             (self.recompiles, "recompile", "recompiles"),
@@ -54,7 +52,7 @@ class CompileCounters:
 
 
 def snapshot() -> CompileCounters:
-    """Read the counters now. All zero where nothing in this process has touched torch.compile."""
+    """Return the counters now; all are zero where nothing in this process has used torch.compile."""
     utils = sys.modules.get("torch._dynamo.utils")
     frames = sys.modules.get("torch._dynamo.convert_frame")
     if utils is None or frames is None:
@@ -82,15 +80,19 @@ def compile_ids() -> frozenset[str]:
 
 
 def _cudagraph_captures() -> int:
+    """Return the captures by inductor's CUDA-graph trees on this thread: their graphs have consecutive ids from 0."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None:
         return 0
     containers: dict[int, Any] = getattr(trees.local, "tree_manager_containers", {})
     managers = (container.tree_manager for container in containers.values())
-    return sum(_handed_out(manager.graph_counter) for manager in managers if manager is not None)
+    return sum(1 + max(_graph_ids(manager.roots or {}), default=-1) for manager in managers if manager is not None)
 
 
-def _handed_out(counter: object) -> int:
-    """Read an `itertools.count` that began at zero without advancing it: its repr is `count(3)` after three numbers."""
-    match = re.fullmatch(r"count\((\d+)\)", repr(counter))
-    return int(match.group(1)) if match else 0
+def _graph_ids(roots: Mapping[Any, Iterable[Any]]) -> Iterator[int]:
+    """Yield the ids of all graphs below `roots`, the first graphs of each tree by the function that they run."""
+    graphs = [graph for each in roots.values() for graph in each]
+    while graphs:
+        graph = graphs.pop()
+        yield graph.id.id
+        graphs += [child for children in graph.children.values() for child in children]

@@ -1,7 +1,7 @@
-"""What one call makes the GPU do: kernels, their lengths, transfers, and how often the host waits for it.
+"""GPU work of one call: number and duration of kernels, launches, transfers, waits of the host.
 
-A short profiler pass of its own, far below a full trace: no shapes, no stacks, nothing kept. Durations are CUPTI's,
-and stay true although the profiler slows the host down; how long the call takes must come from another pass.
+Measured in a short profiler pass without shapes, stacks or files. Durations come from CUPTI and are right although the
+profiler slows down the host; the duration of the call must come from another pass.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,17 @@ import torch
 from torch.autograd.profiler import profile
 from torch.profiler import ProfilerActivity
 
-from profiling.trace.events import CROSSES, RUNTIME, WAITS, WORK, read_events
+from profiling.results.record import DeviceWork
+from profiling.trace.events import CUDA_CALLS, GPU_WORK, TRANSFERS, WAITS, read_events
 
-#: Calls of the CUDA runtime and driver that put work on a stream.
-HANDS_OVER = re.compile(r"(cuda|cu)(Launch(Cooperative)?Kernel|Memcpy|Memset|GraphLaunch)")
+#: Calls of the CUDA runtime and driver that launch work.
+_LAUNCHES = re.compile(r"(cuda|cu)(Launch(Cooperative)?Kernel|Memcpy|Memset|GraphLaunch)")
 
 
 def host_launches(call: Callable[[], object], *, calls: int = 3) -> float | None:
-    """Return kernels, copies, fills and graphs that the host launches a call; None where CUPTI saw none.
+    """Return the launches a call of kernels, copies, fills and graphs; None where CUPTI reports none.
 
-    One graph launch counts once, however many nodes it has. For a pass of its own: the profiler slows the host down.
+    A graph launch counts once. The profiler slows down the host, so this must not run while something is timed.
     """
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
@@ -37,90 +37,68 @@ def host_launches(call: Callable[[], object], *, calls: int = 3) -> float | None
                 call()
             torch.cuda.synchronize()
             profiler.step()
-    seen = sum(average.count for average in profiler.key_averages() if HANDS_OVER.match(average.key))
-    return seen / calls if seen else None
+    launches = sum(average.count for average in profiler.key_averages() if _LAUNCHES.match(average.key))
+    return launches / calls if launches else None
 
 
 _MARK = "profiling: device work"
-#: A kernel this short (µs) is mostly start-up and one trip to memory, whatever it computes.
+#: Kernels of at most this many microseconds spend most of their time on start-up and one trip to memory.
 SHORT_US = 5.0
 
 
-@dataclass(frozen=True)
-class DeviceWork:
-    """Per call: `kernels`, copies and fills on the device, and `launches` by the host (a replayed graph is one).
-
-    `busy_ms` is the time in which at least one of them ran, `median_us` a kernel's median length, `short_ms` the part
-    of `busy_ms` in which only kernels of at most `SHORT_US` ran, `transfer_ms` that of copies between host and device,
-    `waits` how often the host waited for the device.
-    """
-
-    kernels: float
-    launches: float
-    busy_ms: float
-    median_us: float
-    short_ms: float
-    transfer_ms: float
-    waits: float
-
-
 def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | None:
-    """Run `call` a few times under the profiler; None where CUPTI saw nothing on the device."""
-    _watched(call, 1)  # starts CUPTI, which is not ready for the first launches of a process
-    watched = _watched(call, calls)
+    """Profile `calls` calls; None where CUPTI reports no work on the GPU."""
+    _profiled(call, 1)  # starts CUPTI, which misses the first launches of a process
+    profiler = _profiled(call, calls)
     with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
         trace = Path(folder) / "trace.json"
-        watched.export_chrome_trace(str(trace))
+        profiler.export_chrome_trace(str(trace))
         return summarize(read_events(trace), calls)
 
 
-def _watched(call: Callable[[], object], calls: int) -> profile:
-    """Return what the profiler saw of `calls` calls.
-
-    The one below `torch.profiler.profile`, which imports the compiler at its first start: 4 s, in a process that may
-    have no other use for it.
-    """
-    watched = profile(use_device="cuda", use_kineto=True)
-    with watched:
+def _profiled(call: Callable[[], object], calls: int) -> profile:
+    """Profile `calls` calls; without `torch.profiler.profile`, which would import the compiler (4 s)."""
+    profiler = profile(use_device="cuda", use_kineto=True)
+    with profiler:
         with torch.profiler.record_function(_MARK):
             for _ in range(calls):
                 call()
         torch.cuda.synchronize()
-    return watched
+    return profiler
 
 
 def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | None:
-    """Add up the events of a Chrome trace (microseconds) of `calls` calls; None without work on the device."""
+    """Return the GPU work of a call from the events of a trace (microseconds) of `calls` calls; None without any."""
     events = [event for event in events if "dur" in event]
-    work = [event for event in events if event.get("cat") in WORK]
+    work = [event for event in events if event.get("cat") in GPU_WORK]
     if not work:
         return None
     marks = [event for event in events if event.get("cat") == "user_annotation" and event.get("name") == _MARK]
     spans = [(float(mark["ts"]), float(mark["ts"]) + float(mark["dur"])) for mark in marks]
-    asked = [
+    cuda_calls = [
         str(event.get("name"))
         for event in events
-        if event.get("cat") in RUNTIME and any(begin <= float(event["ts"]) <= end for begin, end in spans)
+        if event.get("cat") in CUDA_CALLS and any(begin <= float(event["ts"]) <= end for begin, end in spans)
     ]
     lengths = [float(event["dur"]) for event in work if event["cat"] == "kernel"]
     busy = _covered([(float(event["ts"]), float(event["dur"])) for event in work])
     long = [event for event in work if event["cat"] != "kernel" or float(event["dur"]) > SHORT_US]
-    crossing = sum(float(event["dur"]) for event in work if CROSSES.match(str(event.get("name"))))
+    transfer_us = sum(float(event["dur"]) for event in work if TRANSFERS.match(str(event.get("name"))))
     return DeviceWork(
         kernels=len(work) / calls,
-        launches=sum(1 for name in asked if HANDS_OVER.match(name)) / calls,
+        launches=sum(1 for name in cuda_calls if _LAUNCHES.match(name)) / calls,
         busy_ms=busy / 1e3 / calls,
         median_us=statistics.median(lengths or [float(event["dur"]) for event in work]),
         short_ms=(busy - _covered([(float(event["ts"]), float(event["dur"])) for event in long])) / 1e3 / calls,
-        transfer_ms=crossing / 1e3 / calls,
-        waits=sum(1 for name in asked if WAITS.match(name)) / calls,
+        transfer_ms=transfer_us / 1e3 / calls,
+        waits=sum(1 for name in cuda_calls if WAITS.match(name)) / calls,
     )
 
 
-def _covered(stretches: list[tuple[float, float]]) -> float:
-    """Return how much of the time axis the (start, length) stretches cover: streams overlap."""
+def _covered(intervals: list[tuple[float, float]]) -> float:
+    """Return the length of the union of (start, length) intervals: streams overlap."""
     covered, reached = 0.0, float("-inf")
-    for start, length in sorted(stretches):
+    for start, length in sorted(intervals):
         covered += max(0.0, start + length - max(start, reached))
         reached = max(reached, start + length)
     return covered

@@ -1,4 +1,4 @@
-"""What lies in what: spans and operators of one row of a trace nest or follow one another, so a stack walks them."""
+"""A Chrome trace of the torch profiler, read into typed events, and how its events nest; times are microseconds."""
 
 from __future__ import annotations
 
@@ -13,57 +13,52 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-#: Chrome-trace categories of work on the device; spans drawn on its rows are not among them.
-WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+#: Categories of work on the GPU: kernels, copies, fills.
+GPU_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 #: Categories of calls into the CUDA runtime and driver.
-RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
-#: What crosses the bus, as CUPTI names it: "Memcpy DtoH (Device -> Pageable)".
-CROSSES = re.compile(r"Memcpy (HtoD|DtoH)")
-#: Calls in which the host waits for the device.
+CUDA_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
+#: Copies between host and device, as CUPTI names them: "Memcpy DtoH (Device -> Pageable)".
+TRANSFERS = re.compile(r"Memcpy (HtoD|DtoH)")
+#: Calls in which the host waits for the GPU.
 WAITS = re.compile(r"(cuda|cu)(Stream|Event|Device|Ctx)Synchronize|cudaFree(Host)?$|(cuda|cu)Memcpy$")
+#: Prefixes of the spans that the passes beside the main trace open around a submodule and around a line of code.
+MODULE, LINE = "module: ", "line: "
+#: Span of inductor around a compiled graph: what runs in it belongs to no line of the user's code.
+_GRAPH = "## Call CompiledFxGraph"
+_TRACED_CALL = re.compile(r"[^/]+/[^/]+/trace/\d+")
+
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_BETWEEN = re.compile(r"[\s,]*")
+_SEPARATOR = re.compile(r"[\s,]*")
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace file, gzipped or not, in the order of the file; times are microseconds.
+    """Yield the events of a trace file, gzipped or not, in the order of the file.
 
     Raises:
-        ValueError: the file is no Chrome trace, or was cut off.
+        ValueError: the file is no Chrome trace, or is cut off.
 
     """
-    text = _text(path)
-    found = _EVENTS.search(text)
-    if found is None:
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8", errors="replace")
+    start = _EVENTS.search(text)
+    if start is None:
         raise ValueError(f"{path} is no Chrome trace: it has no traceEvents. Trace the cell again (trace=true).")
-    decoder, at = json.JSONDecoder(), found.end()
+    decoder, position = json.JSONDecoder(), start.end()
     while True:
-        between = _BETWEEN.match(text, at)
-        at = at if between is None else between.end()
-        if text.startswith("]", at):
+        separator = _SEPARATOR.match(text, position)
+        position = position if separator is None else separator.end()
+        if text.startswith("]", position):
             return
         try:
-            event, at = decoder.raw_decode(text, at)
+            event, position = decoder.raw_decode(text, position)
         except ValueError:
             raise ValueError(f"{path} ends within an event. Trace the cell again (trace=true).") from None
         yield event
 
 
-def _text(path: Path) -> str:
-    raw = path.read_bytes()
-    return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8", errors="replace")
-
-
-#: What this harness writes around a submodule and around a line of code in passes of its own.
-MODULE, LINE = "module: ", "line: "
-#: What inductor writes around a graph of its own, in which Python stands at no line of the network's.
-_GRAPH = "## Call CompiledFxGraph"
-_TRACED_CALL = re.compile(r"[^/]+/[^/]+/trace/\d+")
-
-
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Something with a name on a row of the trace: `begin` and `end` in microseconds, `row` is (process, thread)."""
+class Span:
+    """A named interval on a row of the trace; `row` is (process, thread)."""
 
     name: str
     begin: float
@@ -72,12 +67,26 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A kernel, copy or fill on the device; times in microseconds.
+class HostCall(Span):
+    """A call of the CUDA runtime or driver."""
 
-    `kind` is its category in the trace, `correlation` that of the call which handed it over (all nodes of a replayed
-    graph share one), `operator` the id of the innermost operator that ran then, `bytes` what a copy or fill moved,
-    `stream` the row of the device that it ran on.
+    correlation: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operator(Span):
+    """An operator on the host; `id` links GPU work to it, `arguments` hold its shapes where they were recorded."""
+
+    id: int | None
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWork:
+    """A kernel, copy or fill.
+
+    `kind` is its category in the trace. `correlation` is that of the call that launched it; all nodes of a replayed
+    graph share one. `operator` is the id of the innermost operator at its launch, `bytes` the size of a copy or fill.
     """
 
     name: str
@@ -91,66 +100,54 @@ class Work:
 
     @property
     def length(self) -> float:
-        """Microseconds on the device."""
+        """The duration on the GPU in microseconds."""
         return self.end - self.begin
-
-
-@dataclass(frozen=True, slots=True)
-class HostCall(Stretch):
-    """A call of the CUDA runtime or driver."""
-
-    correlation: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Operator(Stretch):
-    """An operator on the host, with the shapes that `record_shapes` kept; `id` links work to it."""
-
-    id: int | None
-    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A trace, every row sorted by begin. `calls` are the traced calls of the step.
+    """The events of a trace, each kind sorted by begin; `calls` are the spans of the traced calls.
 
-    Among `lines` are the calls of compiled graphs too: what runs in one has no line.
+    `lines` holds the calls of compiled graphs too: what runs in one belongs to no line.
     """
 
-    calls: tuple[Stretch, ...]
-    work: tuple[Work, ...]
+    calls: tuple[Span, ...]
+    work: tuple[GpuWork, ...]
     host: tuple[HostCall, ...]
     operators: tuple[Operator, ...]
-    modules: tuple[Stretch, ...]
-    lines: tuple[Stretch, ...]
+    modules: tuple[Span, ...]
+    lines: tuple[Span, ...]
 
 
 @dataclass(frozen=True)
 class TracedCall:
-    """One traced call: its span on the host, the work that it handed over, by begin, and its calls into CUDA."""
+    """A traced call: its span on the host, the GPU work that it launched, and its calls into CUDA."""
 
-    span: Stretch
-    work: tuple[Work, ...]
+    span: Span
+    work: tuple[GpuWork, ...]
     host: tuple[HostCall, ...]
 
 
 def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
-    """Sort the events of a trace by what they are; those without a length, or with an impossible one, say nothing."""
+    """Return the events by kind; an event without a duration, or with an impossible one, is ignored."""
     spans, work, host, operators = [], [], [], []
     for event in events:
         length = event.get("dur")
         if not isinstance(length, int | float) or not 0 <= length < inf:
             continue
-        kind = event.get("cat")
-        if kind in WORK:
-            work.append(_work(event))
-        elif kind in RUNTIME:
-            host.append(HostCall(*_stretch(event), _whole((event.get("args") or {}).get("correlation"))))
-        elif kind == "cpu_op":
-            arguments = event.get("args") or {}
-            operators.append(Operator(*_stretch(event), _whole(arguments.get("External id")), arguments))
-        elif kind == "user_annotation":
-            spans.append(Stretch(*_stretch(event)))
+        category, arguments = event.get("cat"), event.get("args") or {}
+        if category in GPU_WORK:
+            name, begin, end, (_, stream) = _span(event)
+            correlation, operator, size = (
+                _integer(arguments.get(key)) for key in ("correlation", "External id", "bytes")
+            )
+            work.append(GpuWork(name, str(category), begin, end, correlation, operator, size, stream))
+        elif category in CUDA_CALLS:
+            host.append(HostCall(*_span(event), _integer(arguments.get("correlation"))))
+        elif category == "cpu_op":
+            operators.append(Operator(*_span(event), _integer(arguments.get("External id")), arguments))
+        elif category == "user_annotation":
+            spans.append(Span(*_span(event)))
     by_begin = attrgetter("begin")
     spans.sort(key=lambda span: (span.begin, -span.end))
     return Timeline(
@@ -163,92 +160,82 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
     )
 
 
-def _outermost(spans: Iterable[Stretch]) -> tuple[Stretch, ...]:
-    """Return those of `spans`, sorted by begin, that lie in no other one."""
-    found: list[Stretch] = []
-    for span in spans:
-        if not found or span.begin >= found[-1].end:
-            found.append(span)
-    return tuple(found)
-
-
-def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
-    """Return the traced calls that handed work to the device; work handed over outside of them is nobody's.
-
-    Work whose launch the trace lost counts by its own begin, up to the next call.
-    """
-    starts = [call.begin for call in trace.calls]
-    launches = launched_by(trace)
-    work: list[list[Work]] = [[] for _ in starts]
-    for item in trace.work:
-        launch = launches.get(item.correlation)
-        place = bisect_right(starts, item.begin if launch is None else launch.begin) - 1
-        if place >= 0 and (launch is None or launch.begin <= trace.calls[place].end):
-            work[place].append(item)
-    host: list[list[HostCall]] = [[] for _ in starts]
-    for call in trace.host:
-        place = bisect_right(starts, call.begin) - 1
-        if place >= 0 and call.begin <= trace.calls[place].end:
-            host[place].append(call)
-    found = zip(trace.calls, work, host, strict=True)
-    return tuple(TracedCall(span, tuple(mine), tuple(asked)) for span, mine, asked in found if mine)
-
-
-def launched_by(trace: Timeline) -> Mapping[int | None, HostCall]:
-    """Return the call that handed work over, by correlation."""
-    return {call.correlation: call for call in trace.host if call.correlation is not None}
-
-
-def _stretch(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[Any, Any]]:
+def _span(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[Any, Any]]:
     begin = float(event["ts"])
     return str(event.get("name")), begin, begin + float(event["dur"]), (event.get("pid"), event.get("tid"))
 
 
-def _work(event: Mapping[str, Any]) -> Work:
-    arguments = event.get("args") or {}
-    name, begin, end, (_, stream) = _stretch(event)
-    correlation, operator, size = (_whole(arguments.get(key)) for key in ("correlation", "External id", "bytes"))
-    return Work(name, str(event["cat"]), begin, end, correlation, operator, size, stream)
-
-
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def innermost(spans: Sequence[Stretch], moments: Sequence[tuple[float, Any]]) -> list[Stretch | None]:
-    """Return for each (moment, row) the innermost of nested `spans` on that row that holds it; both sorted by time.
+def _outermost(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return those of `spans`, sorted by begin, that are in no other one."""
+    outermost: list[Span] = []
+    for span in spans:
+        if not outermost or span.begin >= outermost[-1].end:
+            outermost.append(span)
+    return tuple(outermost)
 
-    A span that begins and ends with another counts as inside it where it comes later in `spans`.
+
+def launches_by_correlation(trace: Timeline) -> Mapping[int | None, HostCall]:
+    """Return the calls that launched GPU work, by correlation."""
+    return {call.correlation: call for call in trace.host if call.correlation is not None}
+
+
+def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
+    """Return the traced calls that launched GPU work; work that was launched outside of them is ignored.
+
+    Work whose launch is missing in the trace belongs to the last call that began before it.
     """
-    found: list[Stretch | None] = []
-    open_spans: dict[Any, list[Stretch]] = {}
-    place = 0
+    starts = [call.begin for call in trace.calls]
+    launches = launches_by_correlation(trace)
+    work: list[list[GpuWork]] = [[] for _ in starts]
+    for item in trace.work:
+        launch = launches.get(item.correlation)
+        index = bisect_right(starts, item.begin if launch is None else launch.begin) - 1
+        if index >= 0 and (launch is None or launch.begin <= trace.calls[index].end):
+            work[index].append(item)
+    host: list[list[HostCall]] = [[] for _ in starts]
+    for call in trace.host:
+        index = bisect_right(starts, call.begin) - 1
+        if index >= 0 and call.begin <= trace.calls[index].end:
+            host[index].append(call)
+    calls = zip(trace.calls, work, host, strict=True)
+    return tuple(TracedCall(span, tuple(items), tuple(made)) for span, items, made in calls if items)
+
+
+def innermost(spans: Sequence[Span], moments: Sequence[tuple[float, Any]]) -> list[Span | None]:
+    """Return for each (moment, row) the innermost of the nested `spans` on that row that contains it.
+
+    Both are sorted by time. Of two spans with equal begin and end, the later one in `spans` is the inner one.
+    """
+    result: list[Span | None] = []
+    open_spans: dict[Any, list[Span]] = {}
+    index = 0
     for moment, row in moments:
-        while place < len(spans) and spans[place].begin <= moment:
-            _open(open_spans.setdefault(spans[place].row, []), spans[place])
-            place += 1
+        while index < len(spans) and spans[index].begin <= moment:
+            stack = open_spans.setdefault(spans[index].row, [])
+            while stack and stack[-1].end < spans[index].begin:
+                stack.pop()
+            stack.append(spans[index])
+            index += 1
         stack = open_spans.get(row, [])
         while stack and stack[-1].end < moment:
             stack.pop()
-        found.append(stack[-1] if stack else None)
-    return found
-
-
-def _open(stack: list[Stretch], span: Stretch) -> None:
-    while stack and stack[-1].end < span.begin:
-        stack.pop()
-    stack.append(span)
+        result.append(stack[-1] if stack else None)
+    return result
 
 
 def parents_of(operators: Sequence[Operator]) -> Mapping[int | None, Operator]:
-    """Return for each operator, by id, the one that called it; `operators` are sorted, those around first."""
-    found: dict[int | None, Operator] = {}
+    """Return the caller of each operator, by the id of the callee; `operators` are sorted, callers first."""
+    parents: dict[int | None, Operator] = {}
     open_operators: dict[Any, list[Operator]] = {}
     for operator in operators:
         stack = open_operators.setdefault(operator.row, [])
         while stack and stack[-1].end < operator.begin:
             stack.pop()
         if stack:
-            found[operator.id] = stack[-1]
+            parents[operator.id] = stack[-1]
         stack.append(operator)
-    return found
+    return parents

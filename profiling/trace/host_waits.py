@@ -1,12 +1,9 @@
-"""Where a step waits for the device and what it carries over the bus, with the line of code that did it."""
+"""Waits of the host for the GPU and copies between them, with the line of user code that made each."""
 
 from __future__ import annotations
 
-import linecache
-import os
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,36 +13,31 @@ from typing import Any
 
 import torch
 
+from profiling.components.user_code import code_at, is_user_code, short_path
+from profiling.results.record import HostWait
 from profiling.trace.attribution import aligned
-from profiling.trace.compile_log import short_path
 from profiling.trace.events import (
-    CROSSES,
     LINE,
+    TRANSFERS,
     WAITS,
-    Stretch,
     Timeline,
     TracedCall,
     innermost,
-    launched_by,
+    launches_by_correlation,
     traced_calls,
 )
 
-_HERE = Path(__file__).resolve().parents[1]
-#: Code that is never the one to blame: torch's, triton's, this harness's, Python's own library.
-_NOT_ASKED = tuple(
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _HERE, sysconfig.get_paths()["stdlib"])
-)
-_PACKAGES = f"{os.sep}site-packages{os.sep}"
+_DIRECTION = re.compile(r"Memcpy \w+ \((\w+) -> (\w+)\)")
 
 
 @contextmanager
 def line_spans() -> Iterator[None]:
-    """Open a span `line: file:number` around each line that this thread runs inside, nested as the calls are.
+    """Open a span `line: FILE:NUMBER` around each line of user code that this thread runs in the block.
 
-    Python allows one tracing function a thread: a debugger's is put back at the end.
+    Python allows one tracing function a thread: a debugger's is restored at the end.
     """
-    tracer, before = _Tracer(), sys.gettrace()
-    sys.settrace(_never_compiled(tracer.enter))
+    tracer, before = _LineTracer(), sys.gettrace()
+    sys.settrace(_never_compiled(tracer.on_call))
     try:
         yield
     finally:
@@ -53,64 +45,48 @@ def line_spans() -> Iterator[None]:
         tracer.close()
 
 
-class _Tracer:
-    """The functions that Python calls on entering code and on each line of it, and the spans that they opened."""
+class _LineTracer:
+    """Tracing functions for `sys.settrace`, and the spans that they have opened."""
 
     def __init__(self) -> None:
-        self._line = _never_compiled(self._on_line)
+        self._on_line_of_user = _never_compiled(self._on_line)
         self._open: list[tuple[FrameType, Any]] = []
-        self._asked: dict[str, bool] = {}
+        self._is_user: dict[str, bool] = {}
 
-    def enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Follow the lines of code that is asked about, and pass over the rest."""
+    def on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """Return the tracing function for the lines of a frame: None for code that is not the user's."""
         file = frame.f_code.co_filename
-        if file not in self._asked:
-            self._asked[file] = _is_asked(file)
-        return self._line if self._asked[file] else None
+        if file not in self._is_user:
+            self._is_user[file] = is_user_code(file)
+        return self._on_line_of_user if self._is_user[file] else None
 
     def close(self) -> None:
-        """Close what an exception left open."""
+        """Close the spans that an exception left open."""
         while self._open:
             self._open.pop()[1].__exit__(None, None, None)
 
     def _on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event in ("line", "return"):
-            while any(each is frame for each, _ in self._open):  # and what ended inside it without saying so
+            while any(each is frame for each, _ in self._open):  # with the spans of callees that raised
                 self._open.pop()[1].__exit__(None, None, None)
         if event == "line":
             span = torch.profiler.record_function(f"{LINE}{frame.f_code.co_filename}:{frame.f_lineno}")
             span.__enter__()
             self._open.append((frame, span))
-        return self._line
+        return self._on_line_of_user
 
 
 def _never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` out of Dynamo's reach: it runs in the midst of compiled code, and would be compiled with it."""
+    """Return `function` disabled for Dynamo, which would compile it where it interrupts compiled code."""
     return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
 
 
-def _is_asked(file: str) -> bool:
-    if file.startswith("<") or "torchinductor" in file:
-        return False
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if cache and file.startswith(cache):
-        return False
-    if _PACKAGES in file:  # a network's own package is asked about, though Python's library may lie above it
-        package = file.rpartition(_PACKAGES)[2].partition(os.sep)[0]
-        return package not in ("torch", "triton")
-    return not file.startswith(_NOT_ASKED)
-
-
-_WAY = re.compile(r"Memcpy \w+ \((\w+) -> (\w+)\)")
-_CODE_LENGTH = 120
-
-
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """A wait of the host or a copy over the bus.
+class Wait:
+    """A wait of the host for the GPU, or a copy between them.
 
-    `ms` are the host's in a wait and the device's in a copy, `begin` (µs) and `row` the call's. Of a copy `host_ms` is
-    how long the host stood in that call: one of pageable memory holds it up.
+    `ms` is the duration of a wait on the host, of a copy on the GPU; `host_ms` is how long the host was in the call
+    that started a copy (one of pageable memory blocks it). `begin` (µs) and `row` are those of the call.
     """
 
     what: str
@@ -123,95 +99,87 @@ class Crossing:
 
 def waits_and_copies(
     main: Timeline, lined: Timeline | None, root: Path, parts: int = 1
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return rows of waits and of copies, times a call, or one of its `parts`; the longest first.
+) -> tuple[tuple[HostWait, ...], tuple[HostWait, ...]]:
+    """Return waits and copies by line, the longest first; times are those of `main`, a call or one of its `parts`.
 
-    Times are those of `main`; lines come from `lined`, a trace of the same step with a span for each line of code, by
-    order. Files under `root` are named relative to it. A wait or copy that no line outside of torch and this harness
-    made has none.
+    Lines come from `lined`, a trace of the same step with a span for each line of code, by order. Files under `root`
+    are named relative to it. What no user code made has no line.
     """
     calls = traced_calls(main)
-    other = () if lined is None else traced_calls(lined)[-1:]
-    rows = []
-    for crossings in (_waits, _copies):
-        known = [] if lined is None or not other else crossings(other[0], lined)
-        places = [] if lined is None else _lines(known, lined)
-        found = [_placed(crossings(call, main), known, places) for call in calls]
-        rows.append(_rows(found, root, parts))
-    return rows[0], rows[1]
+    lined_calls = () if lined is None else traced_calls(lined)[-1:]
+    results = []
+    for select in (_waits, _copies):
+        known = [] if lined is None or not lined_calls else select(lined_calls[0], lined)
+        lines = [] if lined is None else _lines(known, lined)
+        items = []
+        for call in calls:
+            waits = select(call, main)
+            indices = aligned(tuple(each.what for each in waits), tuple(each.what for each in known))
+            items += [(wait, None if at is None else lines[at]) for wait, at in zip(waits, indices, strict=True)]
+        results.append(_by_line(items, len(calls) * parts, root))
+    return results[0], results[1]
 
 
-def _waits(call: TracedCall, trace: Timeline) -> list[Crossing]:
-    asked = (host for host in call.host if WAITS.match(host.name))
-    return [Crossing(host.name, (host.end - host.begin) / 1e3, host.begin, host.row) for host in asked]
+def _waits(call: TracedCall, trace: Timeline) -> list[Wait]:
+    waits = (host for host in call.host if WAITS.match(host.name))
+    return [Wait(host.name, (host.end - host.begin) / 1e3, host.begin, host.row) for host in waits]
 
 
-def _copies(call: TracedCall, trace: Timeline) -> list[Crossing]:
-    launches, found = launched_by(trace), []
+def _copies(call: TracedCall, trace: Timeline) -> list[Wait]:
+    launches, copies = launches_by_correlation(trace), []
     for work in call.work:
-        if CROSSES.match(work.name):
+        if TRANSFERS.match(work.name):
             launch = launches.get(work.correlation)
-            way, length = _way(work.name), work.length / 1e3
+            direction, ms = _direction(work.name), work.length / 1e3
             if launch is None:
-                found.append(Crossing(way, length, work.begin, None, work.bytes))
+                copies.append(Wait(direction, ms, work.begin, None, work.bytes))
             else:
-                stood = (launch.end - launch.begin) / 1e3
-                found.append(Crossing(way, length, launch.begin, launch.row, work.bytes, stood))
-    return found
+                host_ms = (launch.end - launch.begin) / 1e3
+                copies.append(Wait(direction, ms, launch.begin, launch.row, work.bytes, host_ms))
+    return copies
 
 
-def _way(name: str) -> str:
+def _direction(name: str) -> str:
     """Return 'device to pageable host' for 'Memcpy DtoH (Device -> Pageable)'."""
-    way = _WAY.match(name)
-    if way is None:
+    match = _DIRECTION.match(name)
+    if match is None:
         return name
-    ends = (end.lower() if end == "Device" else f"{end.lower()} host" for end in way.groups())
+    ends = (end.lower() if end == "Device" else f"{end.lower()} host" for end in match.groups())
     return " to ".join(ends)
 
 
-def _lines(known: Sequence[Crossing], lined: Timeline) -> list[str | None]:
-    order = sorted(range(len(known)), key=lambda place: known[place].begin)
-    spans = innermost(lined.lines, [(known[place].begin, known[place].row) for place in order])
-    found: list[str | None] = [None] * len(known)
-    for place, span in zip(order, spans, strict=True):
-        found[place] = _line_of(span)
-    return found
+def _lines(waits: Sequence[Wait], lined: Timeline) -> list[str | None]:
+    """Return the FILE:NUMBER of each wait or copy; None where no line of user code made it."""
+    order = sorted(range(len(waits)), key=lambda index: waits[index].begin)
+    spans = innermost(lined.lines, [(waits[index].begin, waits[index].row) for index in order])
+    lines: list[str | None] = [None] * len(waits)
+    for index, span in zip(order, spans, strict=True):
+        if span is not None and span.name.startswith(LINE):  # not a compiled graph's span
+            lines[index] = span.name.removeprefix(LINE)
+    return lines
 
 
-def _line_of(span: Stretch | None) -> str | None:
-    return None if span is None or not span.name.startswith(LINE) else span.name.removeprefix(LINE)
-
-
-def _placed(
-    found: Sequence[Crossing], known: Sequence[Crossing], places: Sequence[str | None]
-) -> list[tuple[Crossing, str | None]]:
-    order = aligned(tuple(each.what for each in found), tuple(each.what for each in known))
-    return [(each, None if place is None else places[place]) for each, place in zip(found, order, strict=True)]
-
-
-def _rows(calls: Sequence[Sequence[tuple[Crossing, str | None]]], root: Path, parts: int) -> list[dict[str, Any]]:
-    count = len(calls) * parts
-    groups: dict[tuple[str, str | None], list[Crossing]] = {}
-    for crossing, line in (pair for call in calls for pair in call):
-        groups.setdefault((crossing.what, line), []).append(crossing)
+def _by_line(items: Sequence[tuple[Wait, str | None]], calls: int, root: Path) -> tuple[HostWait, ...]:
+    groups: dict[tuple[str, str | None], list[Wait]] = {}
+    for wait, line in items:
+        groups.setdefault((wait.what, line), []).append(wait)
     rows = []
-    for (what, line), items in groups.items():
-        row: dict[str, Any] = {
-            "what": what,
-            "count": len(items) / count,
-            "ms": sum(item.ms for item in items) / count,
-        }
-        for key in ("bytes", "host_ms"):
-            known = [getattr(item, key) for item in items if getattr(item, key) is not None]
-            if known:
-                row[key] = sum(known) / count
-        rows.append(row | _told(line, root))
-    return sorted(rows, key=lambda row: -row["ms"])
+    for (what, line), waits in groups.items():
 
+        def a_call(key: str, waits: Sequence[Wait] = waits) -> float | None:
+            known = [getattr(each, key) for each in waits if getattr(each, key) is not None]
+            return sum(known) / calls if known else None
 
-def _told(line: str | None, root: Path) -> dict[str, str]:
-    if line is None:
-        return {}
-    file, _, number = line.rpartition(":")
-    code = linecache.getline(file, int(number)).strip()
-    return {"line": f"{short_path(file, root)}:{number}", **({"code": code[:_CODE_LENGTH]} if code else {})}
+        file, _, number = (line or "").rpartition(":")
+        rows.append(
+            HostWait(
+                what=what,
+                count=len(waits) / calls,
+                ms=sum(each.ms for each in waits) / calls,
+                bytes=a_call("bytes"),
+                host_ms=a_call("host_ms"),
+                line=None if line is None else f"{short_path(file, root)}:{number}",
+                code=None if line is None else code_at(file, int(number)) or None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.ms))

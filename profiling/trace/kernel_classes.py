@@ -1,12 +1,12 @@
-"""What a kernel does, from the operator that launched it or, where that is not known, from its name."""
+"""Classes of kernels (gemm, conv, attention, ...), by the operator that launched them or else by their name."""
 
 from __future__ import annotations
 
 import re
 
-from profiling.trace.events import Work
+from profiling.trace.events import GpuWork
 
-#: In the order of a report.
+#: All classes, in the order of a report.
 CLASSES = ("gemm", "conv", "attention", "pointwise", "reduction", "copy", "other")
 
 _OPERATORS = {
@@ -27,7 +27,7 @@ _OPERATORS = {
 }
 _OPERATOR_CLASSES = {kind: re.compile(rf"aten::(?:{names})", re.IGNORECASE) for kind, names in _OPERATORS.items()}
 
-#: Names that say it themselves, the first that fits: a template's name may hold an operator's of another class.
+#: Patterns of kernel names; the first match counts, because a name may contain an operator of another class.
 _NAMES = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
@@ -50,11 +50,11 @@ _NAMES = tuple(
 )
 
 
-def class_of(work: Work, operator: str | None) -> str:
-    """Return one of `CLASSES` for work that `operator` (`aten::addmm`) handed over, None where that is not known.
+def class_of(work: GpuWork, operator: str | None) -> str:
+    """Return the class of work that `operator` (`aten::addmm`) launched; None where the operator is not known.
 
-    Copies and fills by the copy engine are `copy` whatever asked for them. An operator that is in no list, a custom one
-    for example, leaves it to the kernel's name.
+    Copies and fills are `copy` whatever launched them. Where the operator is in no list (a custom one, for example),
+    the kernel's name decides.
     """
     if work.kind != "kernel":
         return "copy"
@@ -63,10 +63,10 @@ def class_of(work: Work, operator: str | None) -> str:
 
 
 def class_of_operator(operator: str) -> str | None:
-    """Return one of `CLASSES` for an operator of torch, None for one that is in no list."""
+    """Return the class of an operator of torch; None for one that is in no list."""
     return next((kind for kind, names in _OPERATOR_CLASSES.items() if names.fullmatch(operator)), None)
 
 
 def class_of_name(name: str) -> str:
-    """Return one of `CLASSES` from a kernel's name alone."""
+    """Return the class of a kernel by its name."""
     return next((kind for kind, pattern in _NAMES if pattern.search(name)), "other")

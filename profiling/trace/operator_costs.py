@@ -1,33 +1,40 @@
-"""What an operator of a trace must move and compute: it is run again with its shapes, on tensors without memory."""
+"""What an operator reads, writes and computes: the rules of the roofline and of kernel attribution.
+
+`accesses_of` gives the bytes that a call of an operator reads and writes, `counted_flops` the FLOPs of the operators
+that run inside it. The roofline applies both to a running module (`profiling.roofline.work`). `OperatorCosts` applies
+them to operators of a profiler trace, which it runs again on the meta device with their recorded shapes.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from profiling.components.trees import named_tensors, written_tensors
 from profiling.trace.events import Operator
 
-#: (start, stop, bytes) in a storage; fewer bytes than lie between the two where the tensor leaves some out.
+_aten = torch.ops.aten
+
+#: (start, stop, bytes) in a storage; `bytes` is less than stop - start where a view skips elements.
 Extent = tuple[int, int, int]
 
 
 def address_of(tensor: Tensor) -> int:
-    """Return what tells the tensor's storage from others."""
-    return tensor.untyped_storage().data_ptr()
+    """Return a number that identifies the tensor's storage; storages on the meta device have one too."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or storage._cdata
 
 
 def extent_of(tensor: Tensor) -> Extent:
-    """Return where the tensor lies in its storage; elements that lie on one another count once."""
+    """Return the part of its storage that the tensor covers; elements that share memory count once."""
     if tensor.numel() == 0:
         return 0, 0, 0
     size, axes = tensor.element_size(), list(zip(tensor.shape, tensor.stride(), strict=True))
@@ -39,172 +46,124 @@ def extent_of(tensor: Tensor) -> Extent:
     return start, start + (last + 1) * size, min(elements, last + 1) * size
 
 
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of `tensors`, those that lie in one storage counted again for each."""
-    return sum(extent_of(tensor)[2] for tensor in tensors)
+def bytes_of(tensor: Tensor) -> int:
+    """Return the bytes of the tensor's elements; elements that share memory count once."""
+    return extent_of(tensor)[2]
 
 
 def distinct_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of `tensors`, those that lie in one storage counted once."""
+    """Return the bytes of all `tensors`; memory that several of them share counts once."""
     by_storage: dict[int, set[Extent]] = {}
     for tensor in tensors:
         by_storage.setdefault(address_of(tensor), set()).add(extent_of(tensor))
-    return sum(map(united, by_storage.values()))
+    return sum(map(union_bytes, by_storage.values()))
 
 
-def united(extents: Iterable[Extent]) -> int:
-    """Return how many bytes the extents cover, or hold by themselves where that is less (a column of a matrix)."""
-    covered, reached, held = 0, 0, 0
+def union_bytes(extents: Iterable[Extent]) -> int:
+    """Return the bytes of the union, or the sum of bytes where that is less (columns of a matrix)."""
+    covered, reached, total = 0, 0, 0
     for start, stop, size in sorted(extents):
         covered += max(0, stop - max(start, reached))
         reached = max(reached, stop)
-        held += size
-    return min(covered, held)
+        total += size
+    return min(covered, total)
 
 
-aten = torch.ops.aten
-#: Operators of torch that write as many elements as they are given, and leave the others as they were.
-_PARTLY = frozenset({aten.index_copy_, aten.scatter_, aten.index_put_})
+#: Operators that read rows of their first argument, with the position of the row indices.
+_ROW_INDICES = {_aten.embedding: 1, _aten.index_select: 2}
+#: Operators that read no more of their first argument than they return.
+_SELECTS = frozenset({_aten.embedding, _aten.index_select, _aten.index, _aten.gather, _aten.take})
+#: In-place operators that write as many elements as they are given, and keep the others.
+_PARTIAL_WRITES = frozenset({_aten.index_copy_, _aten.scatter_, _aten.index_put_})
+#: In-place operators that do not read what they overwrite.
+_OVERWRITES = _PARTIAL_WRITES | {_aten.copy_, _aten.fill_, _aten.zero_, _aten.set_}
 
 
-def most_written(func: Any, written: Sequence[Tensor], given: Sequence[Tensor], made: Sequence[Tensor]) -> list[int]:
-    """Return for each of `written` how many bytes the operator `func` changes at most.
+@dataclass(frozen=True)
+class Access:
+    """A tensor that an operator reads or writes, and how many bytes of it at most.
 
-    `given` are all its tensors, `made` what it returns. Nobody says what an operator from outside torch does: it is
-    taken to make no more than it is given. Of its other arguments, those of the written tensor's dtype are what it
-    writes and what it returns, each byte once. That is a bound from above where it passes some of them over (and one
-    that fills a tensor with what it was not given writes more).
+    `rows` are the indices of the rows that are read, `row_bytes` the size of one, where the operator selects rows.
+    """
+
+    tensor: Tensor
+    bytes: int
+    rows: Tensor | None = None
+    row_bytes: int = 0
+
+
+def is_custom(func: Any) -> bool:
+    """Return whether `func` was registered by another library than torch: nothing describes what it does."""
+    return func.namespace not in ("aten", "prims")
+
+
+def accesses_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> tuple[list[Access], ...]:
+    """Return (reads, writes) of a call of the OpOverload `func`; both are empty for a view or a query.
+
+    Arguments are read whole, results and in-place arguments are written whole, with these exceptions. An operator that
+    selects rows or elements reads as much as it returns. An in-place operator that overwrites reads nothing of its
+    target, and may write a part of it (a slot of a ring). Custom operators count by their arguments, read whole; their
+    in-place arguments are taken to be overwritten, with at most as many bytes as the others bring.
+    """
+    given = [tensor for _, tensor in named_tensors((tuple(args), dict(kwargs)))]
+    written = list(written_tensors(func, args, kwargs))
+    known = {address_of(tensor) for tensor in given}
+    fresh = [tensor for _, tensor in named_tensors(result) if address_of(tensor) not in known]
+    if (not written and not fresh) or (not given and "empty" in func._schema.name):
+        return [], []
+    targets = {id(tensor) for tensor in written}
+    overwrites = is_custom(func) or "out" in func._schema.overload_name or func.overloadpacket in _OVERWRITES
+    returned = sum(map(bytes_of, fresh))
+    reads = [
+        _read(func, args, tensor, returned if position == 0 and func.overloadpacket in _SELECTS else None)
+        for position, tensor in enumerate(given)
+        if not (overwrites and id(tensor) in targets)
+    ]
+    writes = [
+        Access(tensor, size) for tensor, size in zip(written, _most_written(func, written, given, fresh), strict=True)
+    ]
+    return reads, [*writes, *(Access(tensor, bytes_of(tensor)) for tensor in fresh)]
+
+
+def _read(func: Any, args: Sequence[Any], tensor: Tensor, selected_bytes: int | None) -> Access:
+    size = bytes_of(tensor)
+    if selected_bytes is None:
+        return Access(tensor, size)
+    rows, row_bytes = None, 0
+    if func.overloadpacket in _ROW_INDICES:
+        rows = args[_ROW_INDICES[func.overloadpacket]]
+        row_bytes = size // max(1, tensor.shape[0 if func.overloadpacket is _aten.embedding else args[1]])
+    return Access(tensor, min(size, selected_bytes), rows, row_bytes)
+
+
+def _most_written(func: Any, written: Sequence[Tensor], given: Sequence[Tensor], fresh: Sequence[Tensor]) -> list[int]:
+    """Return for each of `written` an upper bound of the bytes that `func` changes.
+
+    A custom operator is taken to produce no more than it is given: of its other arguments, those of the written
+    tensor's dtype become what it writes and what it returns, each byte once. An operator that fills a tensor with
+    values that it was not given exceeds this bound.
     """
     targets = {id(tensor) for tensor in written}
     others = [tensor for tensor in given if id(tensor) not in targets]
-    if func.overloadpacket in _PARTLY and others:
+    if func.overloadpacket in _PARTIAL_WRITES and others:
         elements = max(tensor.numel() for tensor in others)
-        return [min(extent_of(tensor)[2], elements * tensor.element_size()) for tensor in written]
-    if func.namespace in ("aten", "prims") or not others:
-        return [extent_of(tensor)[2] for tensor in written]
-    known = {address_of(tensor) for tensor in given}
-    fresh = [tensor for tensor in made if address_of(tensor) not in known]
+        return [min(bytes_of(tensor), elements * tensor.element_size()) for tensor in written]
+    if not is_custom(func) or not others:
+        return [bytes_of(tensor) for tensor in written]
     most: dict[int, int] = {}
     for dtype in {tensor.dtype for tensor in written}:
-        same = [tensor for tensor in others if tensor.dtype == dtype]
-        left = bytes_of(same) - bytes_of(tensor for tensor in fresh if tensor.dtype == dtype)
-        left = left if left > 0 else bytes_of(others)
-        wanting = sorted((tensor for tensor in written if tensor.dtype == dtype), key=lambda item: extent_of(item)[2])
-        for place, tensor in enumerate(wanting):  # alike, but for what a small one cannot take
-            most[id(tensor)] = min(extent_of(tensor)[2], left // (len(wanting) - place))
+        left = sum(bytes_of(tensor) for tensor in others if tensor.dtype == dtype)
+        left -= sum(bytes_of(tensor) for tensor in fresh if tensor.dtype == dtype)
+        left = left if left > 0 else sum(map(bytes_of, others))
+        ascending = sorted((tensor for tensor in written if tensor.dtype == dtype), key=bytes_of)
+        for position, tensor in enumerate(ascending):  # equal parts; what exceeds a small tensor goes to the others
+            most[id(tensor)] = min(bytes_of(tensor), left // (len(ascending) - position))
             left -= most[id(tensor)]
     return [most[id(tensor)] for tensor in written]
 
 
-aten = torch.ops.aten
-#: Operators that take rows by number: of their first argument, by their second or third, only those rows are read.
-_ROWS = {aten.embedding: 1, aten.index_select: 2}
-#: Operators of which only as much of the first argument is read as comes out.
-_PICKS = frozenset({aten.index, aten.gather, aten.take})
-#: In-place operators that do not look at what was there before.
-OVERWRITES = frozenset(
-    {aten.copy_, aten.fill_, aten.zero_, aten.index_copy_, aten.scatter_, aten.index_put_, aten.set_}
-)
-
-
-@dataclass
-class _Storage:
-    """What was touched of one storage: stretches of it, rows by the view they belong to, picks."""
-
-    kind: str
-    read: set[Extent] = field(default_factory=set)
-    written: dict[Extent, int] = field(default_factory=dict)
-    rows: dict[Extent, list[Tensor]] = field(default_factory=dict)
-    row_bytes: dict[Extent, int] = field(default_factory=dict)
-    picks: dict[Extent, int] = field(default_factory=dict)
-
-    def bytes_read(self) -> int:
-        partly = 0
-        for stretch in {*self.rows, *self.picks} - self.read:
-            wanted = self.picks.get(stretch, 0)
-            if stretch in self.rows:
-                wanted += int(torch.unique(torch.cat(self.rows[stretch])).numel()) * self.row_bytes[stretch]
-            partly += min(stretch[2], wanted)
-        return united(self.read) + partly
-
-    def bytes_written(self) -> int:
-        return min(united(self.written), sum(self.written.values()))
-
-
-class Touched(TorchDispatchMode):
-    """Notes, while it is entered, what operators touch of the tensors that it was given.
-
-    Embeddings and `index_select` count the distinct rows that they take. An in-place operator that overwrites reads
-    nothing, and may write a part: of a ring it changes a slot (`most_written`). Operators from outside torch count by
-    their arguments, in whole, and their in-place ones as overwriting.
-    Besides, `operators` counts those that did more than make a view, and `traffic` all that they read and wrote, in
-    bytes: what the memory bus carries when every operator runs by itself. `foreign` holds those from outside torch.
-    """
-
-    def __init__(self, kinds: Mapping[str, Iterable[Tensor]]) -> None:
-        super().__init__()
-        self.storages: dict[int, _Storage] = {}
-        self.operators, self.traffic = 0, 0
-        self.foreign: set[Any] = set()
-        for kind, tensors in kinds.items():
-            for tensor in tensors:
-                self.storages.setdefault(address_of(tensor), _Storage(kind))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if isinstance(func, torch._ops.OpOverload):
-            self._note(func, args, kwargs, result)
-        return result
-
-    def bytes_by(self, kind: str) -> tuple[int, int]:
-        """Return (read, written) of the tensors given as `kind`."""
-        mine = [storage for storage in self.storages.values() if storage.kind == kind]
-        return sum(storage.bytes_read() for storage in mine), sum(storage.bytes_written() for storage in mine)
-
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        given = [tensor for _, tensor in named_tensors((args, kwargs))]
-        made = [tensor for _, tensor in named_tensors(result)]
-        written = list(written_tensors(func, args, kwargs))
-        mine = {address_of(tensor) for tensor in given}
-        if not written and (not made or all(address_of(tensor) in mine for tensor in made)):
-            return  # a view, or a question about a tensor
-        if not given and "empty" in func._schema.name:
-            return
-        foreign = func.namespace not in ("aten", "prims")
-        if foreign:
-            self.foreign.add(func)
-        self.operators += 1
-        self.traffic += bytes_of((*given, *made))
-        targets = {id(tensor) for tensor in written}
-        out = "out" in func._schema.overload_name
-        overwrites = foreign or out or func.overloadpacket in OVERWRITES
-        for place, tensor in enumerate(given):
-            if id(tensor) not in targets or not overwrites:
-                self._read(func, args, place, tensor, bytes_of(made))
-        for tensor, most in zip(written, most_written(func, written, given, made), strict=True):
-            if (storage := self.storages.get(address_of(tensor))) is not None:
-                stretch = extent_of(tensor)
-                storage.written[stretch] = min(stretch[2], storage.written.get(stretch, 0) + most)
-
-    def _read(self, func: Any, args: Any, place: int, tensor: Tensor, made: int) -> None:
-        storage = self.storages.get(address_of(tensor))
-        if storage is None:
-            return
-        stretch = extent_of(tensor)
-        if place == 0 and func.overloadpacket in _ROWS:
-            numbers = args[_ROWS[func.overloadpacket]]
-            axis = 0 if func.overloadpacket is aten.embedding else args[1]
-            storage.rows.setdefault(stretch, []).append(numbers.detach().clone().flatten())
-            storage.row_bytes[stretch] = stretch[2] // max(1, tensor.shape[axis])
-        elif place == 0 and func.overloadpacket in _PICKS:
-            storage.picks[stretch] = max(storage.picks.get(stretch, 0), made)
-        elif stretch[2]:
-            storage.read.add(stretch)
-
-
-#: Classes by what an operator's name holds, the first that fits.
-CLASSES = {"attention": "atten", "convolution": "conv", "matmul": ""}
+#: Classes of FLOPs by a part of the operator's name; the first that matches counts.
+_FLOP_CLASSES = {"attention": "atten", "convolution": "conv", "matmul": ""}
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -223,8 +182,8 @@ def _addmv(_bias: Any, matrix: Any, *_: Any, **__: Any) -> int:
     return 2 * matrix[0] * matrix[1]
 
 
-#: Operators that torch's counter passes over, by name; not every version of torch has each of them.
-_MORE = {
+#: Formulas for operators that torch's counter does not have, by name; not every version of torch has each operator.
+_FLOP_FORMULAS = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_fused_attention_overrideable": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
@@ -236,28 +195,133 @@ _MORE = {
 
 @contextmanager
 def counted_flops() -> Iterator[dict[str, int]]:
-    """Count inside; the yielded mapping is filled at the end: FLOPs by class, classes that do not occur left out.
+    """Count FLOPs inside; the yielded mapping is filled at the end: FLOPs by class, absent classes left out.
 
-    A multiplication with its addition counts as two. Products, convolutions and attention are counted; elementwise
-    work and reductions are not, nor operators from outside torch that registered no formula: a lower bound. A
-    convolution counts as the plain algorithm's, of which Winograd's needs a fraction.
+    A multiply-add counts as two. Products, convolutions and attention are counted. Elementwise operators, reductions
+    and custom operators without a registered formula are not, so the count is a lower bound. A convolution counts as
+    the direct algorithm; Winograd needs a fraction of that.
     """
-    found: dict[str, int] = {}
-    extra = {packet: formula for name, formula in _MORE.items() if (packet := getattr(torch.ops.aten, name, None))}
+    by_class: dict[str, int] = {}
+    extra = {packet: formula for name, formula in _FLOP_FORMULAS.items() if (packet := getattr(_aten, name, None))}
     with FlopCounterMode(display=False, custom_mapping=extra) as counter:
-        yield found
-    found |= by_class(counter.get_flop_counts().get("Global", {}))
+        yield by_class
+    for operator, flops in counter.get_flop_counts().get("Global", {}).items():
+        name = next(name for name, part in _FLOP_CLASSES.items() if part in str(operator))
+        by_class[name] = by_class.get(name, 0) + flops
 
 
-def by_class(counts: Mapping[Any, int]) -> dict[str, int]:
-    """Add up counts by operator into counts by class."""
-    found: dict[str, int] = {}
-    for operator, flops in counts.items():
-        kind = next(kind for kind, part in CLASSES.items() if part in str(operator))
-        found[kind] = found.get(kind, 0) + flops
-    return found
+@dataclass(frozen=True)
+class Cost:
+    """Bytes that an operator reads and writes, and its FLOPs; None where that cannot be known."""
+
+    bytes: int | None = None
+    flops: int | None = None
 
 
+class OperatorCosts:
+    """Costs of operators in a trace; each distinct set of shapes is worked out once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Cost] = {}
+
+    def of(self, operator: Operator) -> Cost:
+        """Return the cost of `operator` with its recorded shapes.
+
+        A kernel that inductor generated reads and writes its arguments, of each at most an element an iteration: one
+        that takes a few rows of a large table does not read the table. Other Triton kernels have no known cost. A
+        custom operator has the FLOPs of its registered formula (`torch.utils.flop_counter`) and no known bytes.
+        """
+        shapes = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
+        key = f"{operator.name}{[operator.arguments.get(name) for name in shapes]}"
+        if key not in self._known:
+            self._known[key] = _cost_of(operator) or Cost()
+        return self._known[key]
+
+
+def _cost_of(operator: Operator) -> Cost | None:
+    arguments = operator.arguments
+    if "Input Dims" not in arguments:
+        return None
+    if arguments.get("kernel_backend") == "triton":
+        return _cost_of_generated(arguments) if operator.name.startswith("triton_") else None
+    namespace, _, name = operator.name.partition("::")
+    if namespace != "aten":
+        return _cost_by_formula(namespace, name, arguments)
+    packet = getattr(_aten, name, None)
+    overloads = () if packet is None else (getattr(packet, overload) for overload in packet.overloads())
+    return next((cost for overload in overloads if (cost := _cost_of_overload(overload, arguments)) is not None), None)
+
+
+def _cost_of_generated(arguments: Mapping[str, Any]) -> Cost | None:
+    """Return the cost of a kernel by inductor: the numbers among its arguments are the lengths of its loops."""
+    types, values = arguments["Input type"], arguments["Concrete Inputs"]
+    lengths = [value for kind, value in zip(types, values, strict=True) if kind == "Scalar"]
+    if not lengths or not all(length.isdigit() for length in lengths):
+        return None  # a template, which has no such lengths
+    iterations = prod(map(int, lengths))
+    tensors = [tensor for place in range(len(types)) if (tensor := _meta_tensor(arguments, place)) is not None]
+    return Cost(bytes=sum(min(bytes_of(tensor), iterations * tensor.element_size()) for tensor in tensors) or None)
+
+
+def _cost_by_formula(namespace: str, name: str, arguments: Mapping[str, Any]) -> Cost | None:
+    formula = flop_registry.get(getattr(getattr(torch.ops, namespace, None), name, None))
+    if formula is None:
+        return None
+    dims, values = arguments["Input Dims"], arguments["Concrete Inputs"]
+    try:
+        shapes = [ast.literal_eval(value) if value else shape for shape, value in zip(dims, values, strict=True)]
+        return Cost(flops=formula(*shapes, out_val=None) or None)
+    except Exception:  # the formula is the user's and may raise anything
+        return None
+
+
+def _cost_of_overload(func: Any, arguments: Mapping[str, Any]) -> Cost | None:
+    """Run `func` on the meta device; None where the recorded arguments do not fit its schema or it cannot run there."""
+    schema = func._schema.arguments
+    if len(schema) != len(arguments["Input Dims"]):
+        return None
+    try:
+        values = [_argument(wanted, arguments, place) for place, wanted in enumerate(schema)]
+        args = tuple(value for wanted, value in zip(schema, values, strict=True) if not wanted.kwarg_only)
+        kwargs = {wanted.name: value for wanted, value in zip(schema, values, strict=True) if wanted.kwarg_only}
+        with torch.inference_mode(), counted_flops() as flops:
+            result = func(*args, **kwargs)
+        reads, writes = accesses_of(func, args, kwargs, result)
+    except Exception:  # an operator may reject meta tensors or these arguments with any error
+        return None
+    moved = sum(access.bytes for access in (*reads, *writes))
+    return Cost(bytes=moved or None, flops=sum(flops.values()) or None)
+
+
+def _argument(wanted: Any, arguments: Mapping[str, Any], place: int) -> Any:
+    """Return the recorded argument as the type that the schema wants.
+
+    Raises:
+        ValueError: it was not recorded, or has another type.
+
+    """
+    kind, recorded = str(wanted.type), arguments["Concrete Inputs"][place]
+    if "Tensor" in kind:
+        tensor = _meta_tensor(arguments, place)
+        if tensor is not None and "List" not in kind:
+            return tensor
+        if kind.startswith("Optional") and recorded == "":
+            return None
+        if recorded != "" and arguments["Input type"][place] == "Scalar":
+            return torch.tensor(ast.literal_eval(recorded), device="meta")  # a number in place of a tensor
+        raise ValueError(f"no shape of {wanted.name}")  # the profiler records no types for a list of tensors
+    if recorded == "":
+        if wanted.has_default_value():
+            return wanted.default_value
+        if kind.startswith("Optional"):
+            return None
+        raise ValueError(f"no value of {wanted.name}")
+    if "dtype" in wanted.name or "device" in wanted.name or "layout" in wanted.name:
+        raise ValueError(f"{wanted.name} is recorded as a number")
+    return ast.literal_eval(recorded)
+
+
+#: Names of dtypes in a trace.
 _DTYPES = {
     "c10::BFloat16": torch.bfloat16,
     "c10::Half": torch.float16,
@@ -276,154 +340,11 @@ _DTYPES = {
     "c10::complex<float>": torch.complex64,
     "c10::complex<double>": torch.complex128,
 }
-aten = torch.ops.aten
-#: Operators that read of their first argument only as much as comes out.
-_PICKS_of_op_cost = frozenset({aten.embedding, aten.index_select, aten.index, aten.gather, aten.take})
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Bytes read and written, each argument and result once, and FLOPs as `counted_flops` counts; None: not known."""
-
-    bytes: int | None = None
-    flops: int | None = None
-
-
-class OpCosts:
-    """Costs of operators, each distinct set of shapes worked out once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Cost | None] = {}
-
-    def of(self, operator: Operator) -> Cost | None:
-        """Return the cost of `operator` with its recorded shapes; None where it cannot be worked out.
-
-        Kernels that inductor generated have their arguments' bytes, each once, and of each no more than an element an
-        iteration: one that takes a few rows of a large table does not read the table. Triton kernels from elsewhere
-        have none: nothing says what they do with their arguments. Of operators from outside torch the FLOPs are known
-        where a formula is registered for them (see `torch.utils.flop_counter`), and no bytes.
-        """
-        shapes = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
-        key = f"{operator.name}{[operator.arguments.get(name) for name in shapes]}"
-        if key not in self._known:
-            self._known[key] = _cost(operator)
-        return self._known[key]
-
-
-def _cost(operator: Operator) -> Cost | None:
-    arguments = operator.arguments
-    if "Input Dims" not in arguments:
-        return None
-    if arguments.get("kernel_backend") == "triton":
-        return _generated(arguments) if operator.name.startswith("triton_") else None
-    namespace, _, name = operator.name.partition("::")
-    if namespace != "aten":
-        return _registered(namespace, name, arguments)
-    packet = getattr(aten, name, None)
-    for overload in () if packet is None else packet.overloads():
-        cost = _of_overload(getattr(packet, overload), arguments)
-        if cost is not None:
-            return cost
-    return None
-
-
-def _generated(arguments: Mapping[str, Any]) -> Cost | None:
-    """Return the cost of inductor's own kernel; the numbers among its arguments are the lengths of its loops."""
-    kinds, values = arguments["Input type"], arguments["Concrete Inputs"]
-    lengths = [value for kind, value in zip(kinds, values, strict=True) if kind == "Scalar"]
-    if not lengths or not all(length.isdigit() for length in lengths):
-        return None  # a template, or one that tells them in another way
-    iterations = prod(map(int, lengths))
-    tensors = [tensor for place in range(len(kinds)) if (tensor := _tensor(arguments, place)) is not None]
-    return Cost(bytes=sum(min(_size(tensor), iterations * tensor.element_size()) for tensor in tensors) or None)
-
-
-def _registered(namespace: str, name: str, arguments: Mapping[str, Any]) -> Cost | None:
-    """Return the FLOPs of an operator from outside torch by its own formula, which takes shapes; None without one."""
-    formula = flop_registry.get(getattr(getattr(torch.ops, namespace, None), name, None))
-    if formula is None:
-        return None
-    dims, values = arguments["Input Dims"], arguments["Concrete Inputs"]
-    try:
-        shapes = [_literal(value) if value else shape for shape, value in zip(dims, values, strict=True)]
-        return Cost(flops=formula(*shapes, out_val=None) or None)
-    except Exception:  # somebody else's formula: then its cost is not known
-        return None
-
-
-def _of_overload(function: Any, arguments: Mapping[str, Any]) -> Cost | None:
-    """Run `function` on the meta device; None where the recorded arguments are not its own, or it cannot run there."""
-    schema = function._schema.arguments
-    if len(schema) != len(arguments["Input Dims"]):
-        return None
-    try:
-        values = [_value(wanted, arguments, place) for place, wanted in enumerate(schema)]
-        positional = [value for wanted, value in zip(schema, values, strict=True) if not wanted.kwarg_only]
-        named = {wanted.name: value for wanted, value in zip(schema, values, strict=True) if wanted.kwarg_only}
-        with torch.inference_mode(), counted_flops() as flops:
-            result = function(*positional, **named)
-    except Exception:  # whatever an operator has against these arguments: then its cost is not known
-        return None
-    total = sum(flops.values())
-    return Cost(bytes=_traffic(function, positional, named, result), flops=total or None)
-
-
-def _traffic(function: Any, positional: Sequence[Any], named: Mapping[str, Any], result: Any) -> int | None:
-    given = [tensor for _, tensor in named_tensors((tuple(positional), dict(named)))]
-    written = {id(tensor): tensor for tensor in written_tensors(function, tuple(positional), dict(named))}
-    made = {id(tensor): tensor for _, tensor in named_tensors(result)} | written
-    overwrites = function.overloadpacket in OVERWRITES or "out" in function._schema.overload_name
-    read = {id(tensor): tensor for tensor in given if not (overwrites and id(tensor) in written)}
-    out = sum(map(_size, made.values()))
-    if function.overloadpacket in _PICKS_of_op_cost and given:
-        read.pop(id(given[0]), None)
-        return sum(map(_size, read.values())) + 2 * out
-    return sum(map(_size, read.values())) + out
-
-
-def _value(wanted: Any, arguments: Mapping[str, Any], place: int) -> Any:
-    """Return the recorded argument as what the schema wants.
-
-    Raises:
-        ValueError: it was not recorded, or is something else.
-
-    """
-    kind, recorded = str(wanted.type), arguments["Concrete Inputs"][place]
-    if "Tensor" in kind:
-        tensor = _tensor(arguments, place)
-        if tensor is not None and "List" not in kind:
-            return tensor
-        if kind.startswith("Optional") and recorded == "":
-            return None
-        if recorded != "" and arguments["Input type"][place] == "Scalar":
-            return torch.tensor(_literal(recorded), device="meta")  # a number where a tensor may stand
-        raise ValueError(f"no shape of {wanted.name}")  # of a list of tensors, no types are recorded
-    if recorded == "":
-        if wanted.has_default_value():
-            return wanted.default_value
-        if kind.startswith("Optional"):
-            return None
-        raise ValueError(f"no value of {wanted.name}")
-    if "dtype" in wanted.name or "device" in wanted.name or "layout" in wanted.name:
-        raise ValueError(f"{wanted.name} is recorded as a number")
-    return _literal(recorded)
-
-
-def _literal(recorded: str) -> Any:
-    return ast.literal_eval(recorded)
-
-
-def _tensor(arguments: Mapping[str, Any], place: int) -> Tensor | None:
-    """Return a tensor of the recorded shape, strides and type; None for what is no tensor, a list of them included."""
+def _meta_tensor(arguments: Mapping[str, Any], place: int) -> Tensor | None:
+    """Return a tensor of the recorded shape, strides and dtype; None for anything else, lists of tensors included."""
     kind, shape, strides = (arguments[key][place] for key in ("Input type", "Input Dims", "Input Strides"))
     if kind not in _DTYPES:
         return None
     return torch.empty_strided(shape, strides, dtype=_DTYPES[kind], device="meta")
-
-
-def _size(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's elements, those that an expansion repeats once."""
-    elements = 1
-    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= length if stride or length == 0 else 1
-    return elements * tensor.element_size()

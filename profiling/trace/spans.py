@@ -1,9 +1,8 @@
-"""Names on the timeline: Nsight Systems and the torch profiler show the same words for the same stretch of work.
+"""Named spans for Nsight Systems (NVTX ranges) and the torch profiler (`record_function`).
 
-A span is named by the path of the spans around it, `component/variant/phase/iteration`, built from the nesting. It is
-opened twice: as an NVTX range in a domain of our own, and as a `torch.profiler.record_function`. With no tool attached
-it costs about 8 µs (NVTX 0.1 µs of it): nothing around a pass and too much around a 50 µs replay, so a timing loop
-stands inside one span and opens none, and nothing here is ever opened inside a compiled region or a capture.
+A span's name is the path of the spans around it: `component/variant/phase/iteration`. Without a tool attached it costs
+about 8 µs (NVTX 0.1 µs of it), so a timing loop is inside one span and opens none. No span may be opened inside a
+compiled region or a capture.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import torch
 
 try:
     import nvtx
-except ImportError:  # a reader of traces alone need not have it
+except ImportError:  # reading traces does not need it
     nvtx = None
 
 DOMAIN = "profiling"
 
 
 class _OpenSpans(threading.local):
-    """The names open on this thread, outermost first. NVTX keeps its push and pop stack per thread too."""
+    """Names of the spans open on this thread, outermost first; NVTX has a stack for each thread too."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -53,10 +52,10 @@ def _nvtx_range(path: str) -> Iterator[None]:
 
 @contextmanager
 def span(name: str) -> Iterator[str]:
-    """Name what runs inside, on this thread, for Nsight Systems and the torch profiler; yield the full path.
+    """Open a span on this thread for Nsight Systems and the torch profiler; yield its full path.
 
-    Callers nest: `with span("world_model"), span("compile"), span("timing"):` opens `world_model`,
-    `world_model/compile` and `world_model/compile/timing`. It waits for nothing: on a GPU it spans the enqueueing.
+    `with span("world_model"), span("compile"), span("timing"):` opens `world_model`, `world_model/compile` and
+    `world_model/compile/timing`. On a GPU a span covers the launches, not the work: it does not synchronize.
     """
     _open.names.append(name)
     path = "/".join(_open.names)
@@ -69,7 +68,7 @@ def span(name: str) -> Iterator[str]:
 
 @contextmanager
 def cell_span(component: str, variant: str, phase: str) -> Iterator[str]:
-    """Open `component/variant/phase`, or only the phase where the cell's two names are open already."""
+    """Open `component/variant/phase`, or only the phase inside spans of the component and the variant."""
     around = () if open_names()[:2] == (component, variant) else (component, variant)
     with ExitStack() as stack:
         for name in around:

@@ -12,7 +12,7 @@ from planted_runs import cell, in_rounds, write_run
 
 from profiling.compare.cells import compare_cells, exit_code
 from profiling.compare.loaded_run import read_run
-from profiling.metrics.sampling import Limits, Sample, collect
+from profiling.metrics.sampling import Sample, SamplingLimits, collect
 from profiling.results.jsonl import read_results
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -43,7 +43,7 @@ def timed(series, rng, factor):
         now[0] += wall / 1e3
         return Sample(wall)
 
-    samples, _ = collect(take, Limits(), lambda: now[0], lambda: None)
+    samples, _ = collect(take, SamplingLimits(), lambda: now[0], lambda: None)
     return [sample.wall for sample in samples]
 
 

@@ -1,9 +1,9 @@
-"""Rows of calls against a clock that is known."""
+"""Times of calls in a row against a clock that is known."""
 
 import pytest
 
 from profiling.errors import InputError
-from profiling.metrics.calls import Calls, rows
+from profiling.metrics.calls import Calls, time_rows
 
 
 def clock(first, each):
@@ -19,18 +19,19 @@ def clock(first, each):
 
 def test_what_fits_is_measured_and_the_rest_is_computed_and_marked():
     row, asked = clock(0.001, 0.01)
-    points, per_call = rows(row, (1, 10, 100, 1000, 10000), time_limit=2.0)
-    assert [point["measured"] for point in points] == [True, True, True, False, False]
+    calls = time_rows(row, (1, 10, 100, 1000, 10000), time_limit=2.0)
+    points, per_call = calls.points, calls.seconds_per_call
+    assert [point.measured for point in points] == [True, True, True, False, False]
     assert max(asked) == 100
     assert per_call == pytest.approx(0.01, rel=0.01)
-    assert [point["seconds"] for point in points[:3]] == pytest.approx([0.011, 0.101, 1.001])
-    assert points[4]["seconds"] == pytest.approx(100, rel=0.01)
+    assert [point.seconds for point in points[:3]] == pytest.approx([0.011, 0.101, 1.001])
+    assert points[4].seconds == pytest.approx(100, rel=0.01)
 
 
 def test_one_call_is_always_measured():
     row, asked = clock(0.0, 3.0)
-    points, _ = rows(row, (1, 10), time_limit=0.5)
-    assert [point["measured"] for point in points] == [True, False]
+    points = time_rows(row, (1, 10), time_limit=0.5).points
+    assert [point.measured for point in points] == [True, False]
     assert asked == [10, 1]
 
 

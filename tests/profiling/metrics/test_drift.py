@@ -48,15 +48,15 @@ def subject_of(error_per_call=0.0):
 
 def test_a_step_that_is_eager_does_not_drift():
     (section,) = Drift(calls=20).measure(subject_of()).sections.values()
-    assert section["rel_l2"] == [0.0] * 20
+    assert section.rel_l2 == (0.0,) * 20
 
 
 def test_an_error_handed_on_grows_from_call_to_call():
     section = Drift(calls=50).measure(subject_of(1e-4)).sections["drift"]
-    errors = section["rel_l2"]
+    errors = section.rel_l2
     assert errors[0] == 0.0
     assert all(later > earlier for earlier, later in itertools.pairwise(errors))
-    assert section["max"] == section["last"] == errors[-1] == pytest.approx(49 / 2 * 1e-4, rel=0.05)
+    assert section.max == section.last == errors[-1] == pytest.approx(49 / 2 * 1e-4, rel=0.05)
 
 
 def test_a_tolerance_is_kept_or_the_cell_fails():

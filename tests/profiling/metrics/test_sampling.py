@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from profiling.errors import InputError
-from profiling.metrics.sampling import Limits, Sample, collect, warm_up
+from profiling.metrics.sampling import Sample, SamplingLimits, collect, warm_up
 
 
 class FakeClock:
@@ -31,34 +31,34 @@ def run(times, limits):
 
 
 def test_a_steady_step_stops_at_the_minimum():
-    samples, stopped_by, looks = run(itertools.repeat(10.0), Limits(min_iterations=30))
+    samples, stopped_by, looks = run(itertools.repeat(10.0), SamplingLimits(min_iterations=30))
     assert (len(samples), stopped_by) == (30, "interval")
     assert len(looks) == 1
 
 
 def test_a_noisy_step_goes_on_until_the_iterations_end():
     noisy = itertools.cycle([1.0, 100.0])
-    samples, stopped_by, looks = run(noisy, Limits(min_iterations=10, max_iterations=200, max_seconds=1e6))
+    samples, stopped_by, looks = run(noisy, SamplingLimits(min_iterations=10, max_iterations=200, max_seconds=1e6))
     assert (len(samples), stopped_by) == (200, "iterations")
     assert len(looks) < 25, "looking gets rarer"
 
 
 def test_a_slow_step_ends_at_the_time_limit_with_what_it_has():
-    samples, stopped_by, _ = run(itertools.cycle([900.0, 2000.0]), Limits(max_seconds=10.0))
+    samples, stopped_by, _ = run(itertools.cycle([900.0, 2000.0]), SamplingLimits(max_seconds=10.0))
     assert stopped_by == "time"
     assert 5 <= len(samples) <= 10
 
 
 def test_a_wider_interval_is_enough_sooner():
     times = [10 + 0.5 * ((i * 7919) % 13) for i in range(5000)]
-    tight, _, _ = run(times, Limits(interval=0.005, max_seconds=1e6))
-    loose, _, _ = run(times, Limits(interval=0.05, max_seconds=1e6))
+    tight, _, _ = run(times, SamplingLimits(interval=0.005, max_seconds=1e6))
+    loose, _, _ = run(times, SamplingLimits(interval=0.05, max_seconds=1e6))
     assert len(loose) < len(tight)
 
 
 def warm(times, activity=lambda: 0, **limits):
     clock = FakeClock(times)
-    return warm_up(clock.take, activity, Limits(**limits), clock.now)
+    return warm_up(clock.take, activity, SamplingLimits(**limits), clock.now)
 
 
 def test_a_ramp_is_warmed_through():
@@ -104,4 +104,4 @@ def test_times_that_never_settle_are_told():
 )
 def test_limits_that_no_loop_can_keep(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
-        Limits(**wrong)
+        SamplingLimits(**wrong)

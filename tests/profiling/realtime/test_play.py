@@ -13,7 +13,7 @@ from as_user import ROOT, environment
 from planted_loop import CELL, FakeClock, FakeLoop, RealLoop, played, summarized
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.machine.gc_policy import garbage
+from profiling.machine.gc_policy import gc_policy
 from profiling.realtime.monitor import FrameMonitor
 from profiling.realtime.play import FrameLoop, WallClock
 from profiling.realtime.recovery import recover_frames
@@ -183,7 +183,7 @@ def monitored(folder, planted, frames=FRAMES, **how):
     """Return (series, section) of a loop in which only the planted fault collects garbage."""
     monitor = FrameMonitor(torch.device("cpu"))
     try:
-        with garbage("off"):
+        with gc_policy("off"):
             monitor.start()
             series = played(folder, RealLoop(planted), WallClock(), frames, observe=monitor, **how)
     finally:

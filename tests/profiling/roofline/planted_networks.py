@@ -9,6 +9,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from profiling.components.component import Component
+from profiling.results.environment import Ceilings
+
+
+def ceilings_of(rate: float) -> Ceilings:
+    """Return ceilings of `rate` bytes/s and FLOP/s, whatever the size."""
+    return Ceilings(
+        dtype="float32",
+        copy_bytes_per_s=rate,
+        read_bytes_per_s=rate,
+        bandwidth=((1000, rate),),
+        matmul_flops_per_s=rate,
+        launch_us=1.0,
+        seconds=0.0,
+    )
 
 
 def component(module: nn.Module, device: str = "cpu", **inputs: Tensor) -> Component:

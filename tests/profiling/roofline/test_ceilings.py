@@ -1,30 +1,35 @@
 """Ceilings of the CPU against numpy, and the cache that remembers them."""
 
 import ast
+import dataclasses
 import importlib
 import json
 import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
+from planted_networks import ceilings_of
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine import ceilings as ceilings_cache
-from profiling.machine.ceilings import KEPT_SECONDS, METHOD_FILES, Ceilings, cache_folder, kept_ceilings
+from profiling.machine.ceilings import KEPT_SECONDS, METHOD_FILES, cache_folder, kept_ceilings
+from profiling.results.environment import Device, Environment
 from profiling.roofline import measure_ceilings as measuring
 from profiling.roofline.measure_ceilings import measure_ceilings
 from profiling.run import environment as of_run
 from profiling.run.job import FORWARD, Job
 from profiling.run.probe import probe
 
-KNOWN = Ceilings("float32", 1e9, 2e9, ((1024, 4e9), (2**20, 2e9)), 3e9, 5.0, None, 7.5, 0.1)
-#: What a trace is read with, and what a ceiling is kept in: nothing that is timed.
-HOLDERS = {"ceilings", "events", "launches"}
+KNOWN = replace(ceilings_of(1e9), bandwidth=((1024, 4e9), (2**20, 2e9)), replay_us=7.5)
+#: Modules that read a trace, or hold a result: nothing that is timed.
+HOLDERS = {"ceilings", "environment", "events", "record"}
 KEY = {"device": "this one", "threads": 1}
 
 #: The same two measurements without torch, on one thread.
@@ -98,27 +103,21 @@ def test_they_are_numpys_within_a_factor_of_two():
     assert [size for size, _ in found.bandwidth] == sorted(size for size, _ in found.bandwidth)
     assert found.bytes_per_s(1e12) == found.bandwidth[-1][1]
     assert found.bytes_per_s(1) == max(rate for _, rate in found.bandwidth)
-    assert Ceilings.from_json(json.loads(json.dumps(found.to_json()))) == found
-    without = replace(found, conv_flops_per_s=None)
-    assert Ceilings.from_json(without.to_json()) == without, "measured before convolutions were"
-    assert without.flops_per_s == found.matmul_flops_per_s
+    assert replace(found, conv_flops_per_s=None).flops_per_s == found.matmul_flops_per_s
 
 
 def test_the_second_time_nothing_is_measured(measure, tmp_path):
     first = kept_ceilings(KEY, measure, tmp_path)
-    assert kept_ceilings(KEY, measure, tmp_path) == first == (KNOWN, first[1])
+    assert kept_ceilings(KEY, measure, tmp_path) == first == replace(KNOWN, measured_at=first.measured_at)
     assert measure.times == 1
-    assert abs(first[1] - time.time()) < 60
+    assert abs(datetime.fromisoformat(first.measured_at).timestamp() - time.time()) < 60
 
 
 def test_what_others_disturbed_is_used_and_not_kept(tmp_path):
-    taken = [replace(KNOWN, lost_share=share) for share in (0.4, 0.4, 0.02)]
-    found = [kept_ceilings(KEY, iter([ceilings]).__next__, tmp_path)[0] for ceilings in taken]
-    assert found == taken
-    assert kept_ceilings(KEY, iter(()).__next__, tmp_path)[0] == taken[-1], "a quiet one is kept"
-    assert not KNOWN.disturbed, "a system that does not tell"
-    assert [ceilings.to_json().get("disturbed") for ceilings in (KNOWN, *taken)] == [None, True, True, None]
-    assert Ceilings.from_json(taken[0].to_json()) == taken[0]
+    measured = [replace(KNOWN, lost_share=share, disturbed=share > 0.1) for share in (0.4, 0.4, 0.02)]
+    found = [kept_ceilings(KEY, iter([ceilings]).__next__, tmp_path) for ceilings in measured]
+    assert [replace(ceilings, measured_at=None) for ceilings in found] == measured
+    assert kept_ceilings(KEY, iter(()).__next__, tmp_path) == found[-1], "undisturbed ceilings are kept"
 
 
 def test_another_device_or_setup_is_measured(measure, tmp_path):
@@ -170,7 +169,7 @@ def test_a_damaged_file_is_measured_again_and_rewritten(measure, tmp_path, text)
     kept_ceilings(KEY, measure, tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text(text)
-    assert kept_ceilings(KEY, measure, tmp_path)[0] == KNOWN
+    assert replace(kept_ceilings(KEY, measure, tmp_path), measured_at=None) == KNOWN
     assert measure.times == 2
     kept_ceilings(KEY, measure, tmp_path)
     assert measure.times == 2
@@ -190,7 +189,7 @@ def test_ceilings_without_a_field_are_measured_again(measure, tmp_path):
 def test_a_folder_that_cannot_be_written_to_costs_only_the_memory(measure, tmp_path):
     (tmp_path / "file").touch()
     for _ in range(2):
-        assert kept_ceilings(KEY, measure, tmp_path / "file")[0] == KNOWN
+        assert replace(kept_ceilings(KEY, measure, tmp_path / "file"), measured_at=None) == KNOWN
     assert measure.times == 2
 
 
@@ -213,12 +212,12 @@ def test_of_a_run(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(of_run, "measure_ceilings", measured)
     settings = Settings(device="cpu", dtype="bfloat16", scale="tiny", threads=1)
-    machine = {"device": {"type": "cpu", "name": "planted"}, "versions": {}}
+    machine = Environment(device=Device(type="cpu", name="planted"))
     first = of_run.ceilings_of(settings, machine)
     assert of_run.ceilings_of(settings, machine) == first
-    of_run.ceilings_of(replace(settings, dtype="float32"), machine)
-    of_run.ceilings_of(replace(settings, tf32=True), machine)
-    of_run.ceilings_of(settings, {**machine, "device": {"name": "another"}})
+    of_run.ceilings_of(dataclasses.replace(settings, dtype="float32"), machine)
+    of_run.ceilings_of(dataclasses.replace(settings, tf32=True), machine)
+    of_run.ceilings_of(settings, replace(machine, device=Device(name="another")))
     assert asked == [
         ("cpu", torch.bfloat16, 1, False),
         ("cpu", torch.float32, 1, False),
@@ -226,11 +225,11 @@ def test_of_a_run(monkeypatch, tmp_path):
         ("cpu", torch.bfloat16, 1, False),
     ]
     assert of_run.ceilings_in(tmp_path) is None
-    (tmp_path / "environment.json").write_text(json.dumps({"ceilings": first}))
-    assert of_run.ceilings_in(tmp_path) == replace(KNOWN, dtype="bfloat16")
+    (tmp_path / "environment.json").write_text(json.dumps({"ceilings": msgspec.to_builtins(first)}))
+    assert of_run.ceilings_in(tmp_path) == first
 
 
-def test_a_device_that_fails_costs_the_floors_and_not_the_run(monkeypatch, tmp_path):
+def test_a_device_that_fails_costs_the_rooflines_and_not_the_run(monkeypatch, tmp_path):
     def fails(*_, **__):
         raise torch.OutOfMemoryError("planted: out of memory\nand more")
 

@@ -1,16 +1,14 @@
 """Bytes and FLOPs of networks small enough to count them by hand."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from planted_networks import Ring, Tied, Words, WritesRings, component
+from msgspec.structs import replace
+from planted_networks import Ring, Tied, Words, WritesRings, ceilings_of, component
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from profiling.machine.ceilings import Ceilings
-from profiling.roofline.work import Work, floor_of, work_of
+from profiling.roofline.work import Work, roofline_of, work_of
 
 
 @pytest.fixture(autouse=True)
@@ -137,20 +135,20 @@ def test_an_operator_from_outside_is_named():
             return torch.ops.planted_limits.twice(x)
 
     work = work_of(component(Outside(), x=torch.randn(8)))
-    assert work.foreign == ("planted_limits::twice",)
+    assert work.uncounted == ("planted_limits::twice",)
     assert work.total_bytes == 2 * 4 * 8
     register_flop_formula(torch.ops.planted_limits.twice)(lambda shape, **_: shape[0])
     counted = work_of(component(Outside(), x=torch.randn(8)))
-    assert counted.foreign == (), "somebody said what it costs"
+    assert counted.uncounted == (), "somebody said what it costs"
     assert counted.total_flops == 8
 
 
 def test_both_terms_and_the_larger_one():
-    ceilings = Ceilings("float32", 1e9, 2e9, ((1000, 8e9), (10**6, 2e9)), 1e9, 1.0, None, None, 0.0)
+    ceilings = replace(ceilings_of(1e9), read_bytes_per_s=2e9, bandwidth=((1000, 8e9), (10**6, 2e9)))
     work = Work({"weights": 4 * 10**6}, {"matmul": 10**6}, 1, 0, ())
-    floor = floor_of(work, ceilings)
-    assert (floor.memory_ms, floor.compute_ms, floor.ms) == (2.0, 1.0, 2.0)
+    least = roofline_of(work, ceilings)
+    assert (least.memory_ms, least.compute_ms, least.ms) == (2.0, 1.0, 2.0)
     quicker = replace(ceilings, conv_flops_per_s=4e9)
-    assert floor_of(work, quicker).compute_ms == 0.25, "no operator beats the faster of the two rates"
-    small = floor_of(Work({"weights": 4000}, {}, 1, 0, ()), ceilings)
+    assert roofline_of(work, quicker).compute_ms == 0.25, "no operator beats the faster of the two rates"
+    small = roofline_of(Work({"weights": 4000}, {}, 1, 0, ()), ceilings)
     assert small.ms == pytest.approx(1e3 * 4000 / 8e9), "a cache holds so much: its bandwidth is the ceiling"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from profiling.trace.events import HostCall, Work
+from profiling.trace.events import GpuWork, HostCall
 
 
 def work(begin: float, end: float, *, correlation: int = 0, name: str = "kernel", stream: int = 7) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def operator(begin: float, end: float, name: str, number: int) -> dict[str, Any]
     return {**_on_host("cpu_op", name, begin, end), "args": {"External id": number}}
 
 
-def piece(begin: float, end: float, correlation: int) -> Work:
-    return Work("kernel", "kernel", begin, end, correlation, None, None)
+def piece(begin: float, end: float, correlation: int) -> GpuWork:
+    return GpuWork("kernel", "kernel", begin, end, correlation, None, None)
 
 
 def launch(begin: float, end: float, correlation: int) -> HostCall:

@@ -1,11 +1,11 @@
-"""The thinned GPU traces under tests/data/traces, and what a test asks of them."""
+"""The thinned GPU traces under tests/data/traces."""
 
 from functools import cache
 from pathlib import Path
 
-from profiling.run.trace_passes import costs
-from profiling.trace.attribution import Witness, Witnesses
+from profiling.trace.attribution import Attributor, KernelAttribution
 from profiling.trace.events import Timeline, TracedCall, read_events, timeline, traced_calls
+from profiling.trace.operator_costs import OperatorCosts
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "traces"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))
@@ -21,6 +21,6 @@ def calls_of(name: str) -> tuple[TracedCall, ...]:
 
 
 @cache
-def witnesses(name: str) -> tuple[Witness, ...]:
-    """What is known of the last traced call."""
-    return Witnesses(stored(name), costs()).of(calls_of(name)[-1])
+def attributions(name: str) -> tuple[KernelAttribution, ...]:
+    """The attribution of the last traced call."""
+    return Attributor(stored(name), OperatorCosts()).of(calls_of(name)[-1])

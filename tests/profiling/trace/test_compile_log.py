@@ -5,13 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from profiling.results.record import CompileLog, encode_sections
 from profiling.trace import compile_log
-from profiling.trace.compile_log import CompileLogError, CompileSummary, parse_compile_log, phases_of, read_events
+from profiling.trace.compile_log import CompileLogError, parse_compile_log, phases_of, read_compile_log
 
 PROGRAM = Path(__file__).with_name("planted_compiles.py")
 
@@ -35,14 +35,14 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parsed(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompileSummary]:
+def parsed(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompileLog]:
     run = tmp_path_factory.mktemp("run")
     summary = parse_compile_log(logs, run / "tl_out" / "planted.compile", root=PROGRAM.parent)
     assert summary is not None
     return run, summary
 
 
-def test_the_report_is_there_and_named_relative_to_the_run(parsed: tuple[Path, CompileSummary]) -> None:
+def test_the_report_is_there_and_named_relative_to_the_run(parsed: tuple[Path, CompileLog]) -> None:
     run, summary = parsed
     assert summary.index == "tl_out/planted.compile/index.html"
     assert "<html" in (run / summary.index).read_text().lower()
@@ -50,7 +50,7 @@ def test_the_report_is_there_and_named_relative_to_the_run(parsed: tuple[Path, C
     assert summary.artifacts > 20
 
 
-def test_breaks_have_their_reason_and_line(parsed: tuple[Path, CompileSummary]) -> None:
+def test_breaks_have_their_reason_and_line(parsed: tuple[Path, CompileLog]) -> None:
     breaks = {(found.file, found.line): found for found in parsed[1].graph_breaks}
     file = PROGRAM.name
     assert set(breaks) == {
@@ -70,7 +70,7 @@ def test_breaks_have_their_reason_and_line(parsed: tuple[Path, CompileSummary]) 
     assert breaks[file, line_of("break in a loop")].frame_skipped
 
 
-def test_recompiles_have_their_guard_and_line(parsed: tuple[Path, CompileSummary]) -> None:
+def test_recompiles_have_their_guard_and_line(parsed: tuple[Path, CompileLog]) -> None:
     found = [entry for entry in parsed[1].recompiles if entry.function == "forward"]
     assert [entry.reason for entry in found] == [
         "tensor 'x' size mismatch at index 0. expected 2, actual 3",
@@ -81,7 +81,7 @@ def test_recompiles_have_their_guard_and_line(parsed: tuple[Path, CompileSummary
     assert found[0].compile_id.endswith("/1")
 
 
-def test_failures_have_their_reason_and_line(parsed: tuple[Path, CompileSummary]) -> None:
+def test_failures_have_their_reason_and_line(parsed: tuple[Path, CompileLog]) -> None:
     failures = {entry.reason: entry for entry in parsed[1].failures}
     branch = failures["Data-dependent branching"]
     assert (branch.kind, branch.file, branch.line) == ("Unsupported", PROGRAM.name, line_of("branch on data"))
@@ -91,7 +91,7 @@ def test_failures_have_their_reason_and_line(parsed: tuple[Path, CompileSummary]
     assert (limit.function, limit.file) == ("limited", PROGRAM.name)
 
 
-def test_totals(parsed: tuple[Path, CompileSummary]) -> None:
+def test_totals(parsed: tuple[Path, CompileLog]) -> None:
     summary = parsed[1]
     assert summary.compile_seconds is not None
     assert 0 < summary.compile_seconds < 60
@@ -99,10 +99,10 @@ def test_totals(parsed: tuple[Path, CompileSummary]) -> None:
     assert summary.graphs == 9
     assert summary.frames > summary.graphs
     assert summary.cudagraph_skips == ()
-    json.dumps(asdict(summary))  # goes into a record
+    encode_sections(compile=summary)  # fits into a record
 
 
-def test_two_processes_are_added_up(parsed: tuple[Path, CompileSummary], logs: Path, tmp_path: Path) -> None:
+def test_two_processes_are_added_up(parsed: tuple[Path, CompileLog], logs: Path, tmp_path: Path) -> None:
     log = next(logs.glob("*.log"))
     (tmp_path / "logs").mkdir()
     for name in ("a.log", "b.log"):
@@ -150,7 +150,7 @@ def test_cudagraph_skips_are_listed_once(tmp_path: Path) -> None:
     lines = [json.dumps({"compilation_metrics": metrics})] * 2
     lines.append(json.dumps({"bwd_compilation_metrics": {"duration_us": 250_000, "entire_frame_compile_time_s": None}}))
     (tmp_path / "raw.jsonl").write_text("\n".join([*lines, "not json"]))
-    events = read_events([tmp_path], tmp_path)
+    events = read_compile_log([tmp_path], tmp_path, "index.html")
     assert events.cudagraph_skips == (reason,)
     assert events.compile_seconds == pytest.approx(3.25)
 
@@ -163,11 +163,11 @@ def test_a_cudagraph_skip_names_the_line_that_it_blames(tmp_path: Path) -> None:
     )
     metrics = {"compile_id": "0/0", "entire_frame_compile_time_s": 1.5, "cudagraph_skip_reason": reason}
     (tmp_path / "raw.jsonl").write_text(json.dumps({"compilation_metrics": metrics}))
-    events = read_events([tmp_path], tmp_path)
+    events = read_compile_log([tmp_path], tmp_path, "index.html")
     assert events.cudagraph_skips == ("skipping cudagraphs due to mutated inputs (1 instances), at models/net.py:12",)
 
 
-def test_phases_add_up_to_the_compile_seconds(parsed: tuple[Path, CompileSummary]) -> None:
+def test_phases_add_up_to_the_compile_seconds(parsed: tuple[Path, CompileLog]) -> None:
     summary = parsed[1]
     assert sum(summary.phases.values()) == pytest.approx(summary.compile_seconds)
     assert set(summary.phases) == {"dynamo", "aot autograd"}  # nothing in the program is for inductor
@@ -197,7 +197,7 @@ def test_a_message_of_an_unknown_shape_keeps_its_first_line(tmp_path: Path) -> N
     (tmp_path / "text.txt").write_text("Something new\nmore")
     entry = {"artifact": {"name": "dynamo_graph_break_reason"}, "payload_filename": "text.txt"}
     (tmp_path / "raw.jsonl").write_text(json.dumps(entry))
-    (found,) = read_events([tmp_path], tmp_path).graph_breaks
+    (found,) = read_compile_log([tmp_path], tmp_path, "index.html").graph_breaks
     assert (found.reason, found.file, found.line, found.stack) == ("Something new", None, None, ())
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import textwrap
@@ -111,18 +110,23 @@ def test_after_a_reset_totals_are_what_happened_since() -> None:
     assert CompileCounters(compiles=2, recompiles=1).since(before) == CompileCounters(compiles=2, recompiles=1)
 
 
-def test_captures_are_read_off_the_tree_managers(monkeypatch: pytest.MonkeyPatch) -> None:
+def planted_graph(number: int, *children: Any) -> Any:
+    return SimpleNamespace(id=SimpleNamespace(id=number), children={"function": list(children)})
+
+
+def test_captures_are_counted_by_the_graphs_of_the_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cudagraph_trees
 
-    counter = itertools.count(0)
-    containers = {0: SimpleNamespace(tree_manager=SimpleNamespace(graph_counter=counter))}
-    containers[1] = SimpleNamespace(tree_manager=None)
+    manager = SimpleNamespace(roots={})
+    containers = {0: SimpleNamespace(tree_manager=manager), 1: SimpleNamespace(tree_manager=None)}
     monkeypatch.setattr(cudagraph_trees.local, "tree_manager_containers", containers)
     torch.compile(scaled, backend="eager")(torch.ones(2), 2)
     before = snapshot()
-    next(counter), next(counter)
-    assert snapshot().since(before).describe() == "2 CUDA graphs captured"
-    assert next(counter) == 2  # reading took nothing
+    assert before.cudagraph_captures == 0
+    manager.roots = {"first": [planted_graph(0, planted_graph(2))], "second": [planted_graph(1)]}
+    assert snapshot().since(before).describe() == "3 CUDA graphs captured"
+    manager.roots = None  # after its shutdown
+    assert snapshot().cudagraph_captures == 0
 
 
 def test_a_snapshot_is_cheap() -> None:

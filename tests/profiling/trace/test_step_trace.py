@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from profiling.trace.profiler import TraceResult, _summarise, operator_tables, trace_step
+from profiling.results.record import TraceFiles
+from profiling.trace.profiler import _summarize, operator_tables, trace_step
 
 M, N, K = 16, 32, 64
 
 
-def events(run: Path, result: TraceResult) -> list[dict[str, Any]]:
+def events(run: Path, result: TraceFiles) -> list[dict[str, Any]]:
     with gzip.open(run / result.trace, "rt") as stream:
         return json.load(stream)["traceEvents"]
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TraceResult, list[int]]:
+def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TraceFiles, list[int]]:
     run = tmp_path_factory.mktemp("run")
     a, b = torch.randn(M, K), torch.randn(K, N)
     calls: list[int] = []
@@ -42,7 +43,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TraceResult,
     return run, result, calls
 
 
-def test_paths_are_relative_to_the_run(traced: tuple[Path, TraceResult, list[int]]) -> None:
+def test_paths_are_relative_to_the_run(traced: tuple[Path, TraceFiles, list[int]]) -> None:
     run, result, calls = traced
     assert result.trace == "traces/planted.baseline.json.gz"
     assert result.operators == "traces/planted.baseline.txt"
@@ -50,7 +51,7 @@ def test_paths_are_relative_to_the_run(traced: tuple[Path, TraceResult, list[int
     assert len(calls) == 5
 
 
-def test_the_trace_holds_our_spans_and_the_operators(traced: tuple[Path, TraceResult, list[int]]) -> None:
+def test_the_trace_holds_our_spans_and_the_operators(traced: tuple[Path, TraceFiles, list[int]]) -> None:
     run, result, _ = traced
     found = events(run, result)
     assert result.events == len(found)
@@ -62,19 +63,19 @@ def test_the_trace_holds_our_spans_and_the_operators(traced: tuple[Path, TraceRe
     assert shapes == [[[M, K], [K, N]]] * 3
 
 
-def test_flops_of_a_matrix_product(traced: tuple[Path, TraceResult, list[int]]) -> None:
+def test_flops_of_a_matrix_product(traced: tuple[Path, TraceFiles, list[int]]) -> None:
     assert traced[1].flops == 2 * M * N * K
 
 
-def test_device_numbers_are_absent_on_a_cpu(traced: tuple[Path, TraceResult, list[int]]) -> None:
+def test_device_numbers_are_absent_on_a_cpu(traced: tuple[Path, TraceFiles, list[int]]) -> None:
     assert (traced[1].device_ms, traced[1].device_launches) == (None, None)
 
 
-def test_the_operator_table(traced: tuple[Path, TraceResult, list[int]]) -> None:
+def test_the_operator_table(traced: tuple[Path, TraceFiles, list[int]]) -> None:
     text = (traced[0] / traced[1].operators).read_text()
     assert text.startswith("planted/baseline: 3 profiled iterations on cpu")
-    assert "Top operators by CPU time" in text
-    assert "device time of their own" not in text
+    assert "Top operators by self CPU time" in text
+    assert "by self device time" not in text
     assert "aten::mm" in text
     assert "planted/baseline/trace" not in text  # spans are no operators
     assert "ProfilerStep" not in text
@@ -125,7 +126,7 @@ def test_device_time_is_that_of_kernels_and_copies_not_of_spans(tmp_path: Path) 
     (tmp_path / "traces").mkdir()
     trace = tmp_path / "traces" / "c.v.json.gz"
     trace.write_bytes(gzip.compress(json.dumps({"traceEvents": written}).encode()))
-    result = _summarise([], trace, tmp_path / "traces" / "c.v.txt", iterations=2)
+    result = _summarize([], trace, tmp_path / "traces" / "c.v.txt", iterations=2)
     assert (result.device_ms, result.device_launches, result.events) == (0.75, 1.5, 5)
 
 
@@ -140,10 +141,10 @@ def test_tables_on_a_gpu_sort_by_what_torch_calls_device_time(attribute: str) ->
     ours = SimpleNamespace(key="c/v/trace/0", is_user_annotation=True, **{attribute: 9})
     text = operator_tables(FakeAverages([ours, kernel]), on_device=True)
     assert text.splitlines()[1:] == [
-        "Top operators by device time of their own",
+        "Top operators by self device time",
         f"{attribute} gemm",
         "",
-        "Top operators by CPU time of their own",
+        "Top operators by self CPU time",
         "self_cpu_time_total gemm",
     ]
 
@@ -169,7 +170,7 @@ def test_a_graph_replay_shows_its_kernels(tmp_path: Path) -> None:
     assert result.device_launches >= 2
     assert result.flops is None  # a replay has no operators
     text = (tmp_path / result.operators).read_text()
-    assert text.index("Top operators by device time") < text.index("Top operators by CPU time")
+    assert text.index("self device time") < text.index("self CPU time")
     assert any(str(kernel["name"])[:20] in text for kernel in kernels)
     assert "planted/cuda_graph/trace" not in text
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from profiling.errors import InputError
-from profiling.trace.generated_code import KernelFile, kept_kernels, list_kernels
+from profiling.results.record import KernelFile
+from profiling.trace.generated_code import kept_kernels, list_kernels
 
 
 def wave(x: torch.Tensor) -> torch.Tensor:
@@ -68,7 +69,7 @@ def test_flags_come_back_after_a_failure(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text("")
-    with pytest.raises(InputError, match="holds files already"), kept_kernels(tmp_path):
+    with pytest.raises(InputError, match="not empty"), kept_kernels(tmp_path):
         pass
 
 
@@ -98,7 +99,8 @@ if __name__ == '__main__':
 """
     (tmp_path / "ab").mkdir()
     (tmp_path / "ab" / "cabc.py").write_text(source)
-    assert list_kernels(tmp_path) == (KernelFile("triton_poi_fused_add_0", "ab/cabc.py", "triton", True),)
+    kernel = KernelFile(name="triton_poi_fused_add_0", file="ab/cabc.py", kind="triton", runnable=True)
+    assert list_kernels(tmp_path) == (kernel,)
 
 
 @pytest.mark.gpu

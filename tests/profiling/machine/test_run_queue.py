@@ -1,4 +1,4 @@
-"""What others took of the processor: planted counts, and a planted rival."""
+"""Run-queue waits and stolen CPU time: planted counts, and a planted rival process."""
 
 import json
 import subprocess
@@ -7,20 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiling.roofline import measure_ceilings as processor
-from profiling.roofline.measure_ceilings import ProcessorWatch
+from profiling.machine import run_queue
+from profiling.machine.run_queue import RunQueueMonitor
 
-#: Works for a second on one core, beside a rival that wants all of it, and tells what was lost.
+#: Works for a second on one core, beside a rival that wants all of it, and prints the lost share.
 SHARED = """
 import json, os, subprocess, sys, time
-from profiling.roofline.measure_ceilings import ProcessorWatch
+from profiling.machine.run_queue import RunQueueMonitor
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
 time.sleep(0.3)
-watch, end = ProcessorWatch(1), time.perf_counter() + 1
+monitor, end = RunQueueMonitor(1), time.perf_counter() + 1
 while time.perf_counter() < end:
     pass
-print(json.dumps(watch.lost_share()))
+print(json.dumps(monitor.lost_share()))
 rival.kill()
 """
 
@@ -30,11 +30,11 @@ class Machine:
 
     def __init__(self, monkeypatch, folder):
         self.now, self.steal, self.folder = 100.0, 5.0, folder
-        monkeypatch.setattr(processor, "_QUEUES", folder)
-        monkeypatch.setattr(processor.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(processor.psutil, "cpu_count", lambda: 4)
-        monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: {0, 1, 2})
-        monkeypatch.setattr(processor.psutil, "cpu_times", lambda: SimpleNamespace(steal=self.steal))
+        monkeypatch.setattr(run_queue, "_THREADS", folder)
+        monkeypatch.setattr(run_queue.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(run_queue.psutil, "cpu_count", lambda: 4)
+        monkeypatch.setattr(run_queue.os, "sched_getaffinity", lambda _: {0, 1, 2})
+        monkeypatch.setattr(run_queue.psutil, "cpu_times", lambda: SimpleNamespace(steal=self.steal))
 
     def waits(self, *seconds):
         for thread, waited in enumerate(seconds):
@@ -49,20 +49,21 @@ def machine(monkeypatch, tmp_path):
 
 def test_waits_of_all_threads_and_stolen_ticks(machine):
     machine.waits(1.0, 2.0)
-    watch = ProcessorWatch(2)
+    monitor = RunQueueMonitor(2)
     machine.now += 10
     machine.waits(2.0, 3.0)  # 1 s each: a tenth
-    assert watch.lost_share() == pytest.approx(0.1)
+    assert monitor.wait_ms() == pytest.approx(2000)
+    assert monitor.lost_share() == pytest.approx(0.1)
     machine.steal += 8  # 2 s of each of 4 processors: a fifth more
-    assert watch.lost_share() == pytest.approx(0.3)
+    assert monitor.lost_share() == pytest.approx(0.3)
     machine.waits(200.0)
-    assert watch.lost_share() == 1.0
+    assert monitor.lost_share() == 1.0
 
 
 def test_more_threads_than_cores_wait_for_each_other(machine):
     """Three of the four cores are this process's."""
     machine.waits(1.0, 1.0, 1.0, 1.0)
-    fitting, crowded = ProcessorWatch(3), ProcessorWatch(4)
+    fitting, crowded = RunQueueMonitor(3), RunQueueMonitor(4)
     machine.now += 10
     machine.waits(4.0, 4.0, 4.0, 4.0)
     machine.steal += 4
@@ -72,37 +73,37 @@ def test_more_threads_than_cores_wait_for_each_other(machine):
 
 def test_a_thread_that_ended_gives_nothing_back(machine):
     machine.waits(1.0, 2.0)
-    watch = ProcessorWatch(1)
+    monitor = RunQueueMonitor(1)
     machine.now += 10
     machine.waits(1.0, 0.0)
-    assert watch.lost_share() == 0.0
+    assert monitor.lost_share() == 0.0
 
 
 def test_a_thread_that_ends_while_they_are_read_hides_no_other(machine):
     machine.waits(1.0, 2.0)
-    watch = ProcessorWatch(1)
+    monitor = RunQueueMonitor(1)
     (machine.folder / "0" / "schedstat").unlink()
     machine.now += 10
     (machine.folder / "1" / "schedstat").write_text(f"123 {int(8e9)} 45\n")
-    assert watch.lost_share() == pytest.approx(0.5), "6 s more of the one, 1 s less of the other"
+    assert monitor.lost_share() == pytest.approx(0.5), "6 s more of the one, 1 s less of the other"
     (machine.folder / "1" / "schedstat").unlink()
-    assert watch.lost_share() is None, "a system that counts no waits"
+    assert monitor.lost_share() is monitor.wait_ms() is None, "a system that counts no waits"
 
 
 @pytest.mark.parametrize("text", ["", "1", "1 two 3"])
 def test_a_system_that_does_not_count_waits(machine, text):
     machine.waits(1.0)
     (machine.folder / "0" / "schedstat").write_text(text)
-    watch = ProcessorWatch(1)
+    monitor = RunQueueMonitor(1)
     machine.now += 10
-    assert watch.lost_share() is None
+    assert monitor.lost_share() is None
 
 
 def test_a_system_without_threads_in_proc(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(processor, "_QUEUES", tmp_path / "absent")
-    watch = ProcessorWatch(1)
+    monkeypatch.setattr(run_queue, "_THREADS", tmp_path / "absent")
+    monitor = RunQueueMonitor(1)
     machine.now += 10
-    assert watch.lost_share() is None
+    assert monitor.lost_share() is None
 
 
 def test_a_rival_on_the_same_core_is_seen():

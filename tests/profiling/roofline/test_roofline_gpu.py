@@ -1,4 +1,4 @@
-"""Verdicts of planted kernels on a GPU, and floors that no physics beats."""
+"""Verdicts on planted kernels on a GPU, and roofline times that no physics beats."""
 
 import subprocess
 import sys
@@ -8,8 +8,9 @@ import torch
 from planted_networks import Chain, Copy, Product, component
 
 from profiling.metrics.clocks import CudaClock
+from profiling.results.jsonl import read_records
 from profiling.roofline.measure_ceilings import measure_ceilings
-from profiling.roofline.section import limits_of
+from profiling.roofline.section import call_roofline
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +32,7 @@ def judged(ceilings, module, *, calls=50, **inputs):
     for _ in range(5):
         clock.sample(planted.call)
     walls = sorted(clock.sample(planted.call).wall for _ in range(calls))
-    section = limits_of(planted, planted.call, ceilings, walls[calls // 2], fused=False)
+    section = call_roofline(planted, planted.call, ceilings, walls[calls // 2], fused=False)
     print(section)
     return section
 
@@ -61,9 +62,9 @@ def test_ceilings_of_a_process_that_compiles_nothing_import_no_compiler():
 
 def test_a_chain_of_tiny_kernels_is_launch_bound_and_its_replay_is_predicted(ceilings):
     section = judged(ceilings, Chain(), x=torch.ones(64))
-    assert section["bound"] == "launch-bound"
-    assert section["device_work"]["kernels"] == section["operators"] == 500
-    assert section["device_work"]["launches"] == 500
+    assert section.bound == "launch overhead"
+    assert section.device_work.kernels == section.operators == 500
+    assert section.device_work.launches == 500
     x, clock = torch.ones(64, device="cuda"), CudaClock()
     graph = torch.cuda.CUDAGraph()
     chain = Chain()
@@ -71,24 +72,24 @@ def test_a_chain_of_tiny_kernels_is_launch_bound_and_its_replay_is_predicted(cei
         made = chain(x)
     replays = sorted(clock.sample(graph.replay).wall for _ in range(50))
     assert made.shape == x.shape
-    assert section["predicted"]["variant"] == "cuda_graph"
-    assert section["predicted"]["wall_ms"] == pytest.approx(replays[25], rel=0.3)
+    assert section.predicted.variant == "cuda_graph"
+    assert section.predicted.wall_ms == pytest.approx(replays[25], rel=0.3)
 
 
 def test_a_large_copy_is_memory_bound(ceilings):
     size = min(4 * GIB, torch.cuda.mem_get_info()[0] // 4)
     section = judged(ceilings, Copy(), calls=20, x=torch.ones(size // 4))
-    assert section["bound"] == "memory-bound"
-    assert section["bytes"]["total"] == 2 * (size // 4) * 4
-    assert 0.9 <= section["achieved_over_floor"] < 2
+    assert section.bound == "memory bandwidth"
+    assert section.bytes["total"] == 2 * (size // 4) * 4
+    assert 0.9 <= section.over_roofline < 2
 
 
 def test_a_large_product_is_compute_bound(ceilings):
     module = Product(8192, torch.bfloat16)
     section = judged(ceilings, module, calls=20, x=torch.randn(8192, 8192, dtype=torch.bfloat16))
-    assert section["bound"] == "compute-bound"
-    assert section["flops"] == {"matmul": 2 * 8192**3, "total": 2 * 8192**3}
-    assert 0.9 <= section["achieved_over_floor"] < 2
+    assert section.bound == "compute"
+    assert section.flops == {"matmul": 2 * 8192**3, "total": 2 * 8192**3}
+    assert 0.9 <= section.over_roofline < 2
 
 
 class _Waits(torch.nn.Module):
@@ -100,8 +101,8 @@ class _Waits(torch.nn.Module):
 
 def test_waits_are_seen(ceilings):
     section = judged(ceilings, _Waits(), calls=10, x=torch.ones(64))
-    assert section["device_work"]["waits"] >= 50
-    assert section["bound"] == "sync-bound"
+    assert section.device_work.waits >= 50
+    assert section.bound == "host"
 
 
 class _Crosses(torch.nn.Module):
@@ -115,7 +116,7 @@ class _Crosses(torch.nn.Module):
 
 
 def test_transfers_are_seen(ceilings):
-    assert judged(ceilings, _Crosses(), calls=10, x=torch.ones(2**24))["bound"] == "transfer-bound"
+    assert judged(ceilings, _Crosses(), calls=10, x=torch.ones(2**24)).bound == "transfers"
 
 
 def test_in_a_run_the_prediction_meets_what_was_measured(profile, tmp_path):
@@ -127,12 +128,12 @@ def test_in_a_run_the_prediction_meets_what_was_measured(profile, tmp_path):
         XDG_CACHE_HOME=str(tmp_path / "cache"),
     )
     assert outcome.code == 0, outcome.out
-    eager, replayed = outcome.records.values()
-    assert eager.limits["bound"] in ("launch-bound", "host-bound"), "a slow host: both advise and predict the capture"
-    assert eager.limits["predicted"]["variant"] == "cuda_graph"
-    predicted, measured = eager.limits["predicted"]["wall_ms"], replayed.metrics["wall_ms"]["p50"]
+    eager, replayed = read_records(outcome.folder).records
+    assert eager.roofline.bound in ("launch overhead", "host"), "a slow host: both propose and predict the capture"
+    assert eager.roofline.predicted.variant == "cuda_graph"
+    predicted, measured = eager.roofline.predicted.wall_ms, replayed.metrics.wall_ms.p50
     assert 0.6 < measured / predicted < 1.7
     assert "Predicted and measured" in (outcome.folder / "report.md").read_text()
     for record in (eager, replayed):
-        assert record.limits["achieved_over_floor"] >= 0.9
-        assert record.limits["idle_share"] < 1
+        assert record.roofline.over_roofline >= 0.9
+        assert record.roofline.idle_share < 1

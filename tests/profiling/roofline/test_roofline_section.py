@@ -1,0 +1,165 @@
+"""The roofline section of a call and of a frame: parts counted by hand, and runs on a CPU as a user starts them."""
+
+import json
+
+import pytest
+import torch
+from planted_networks import Chain, Copy, Product, ceilings_of, component
+
+from profiling.results.jsonl import read_records
+from profiling.roofline.section import call_roofline, frame_roofline
+from profiling.variants.variant import Step
+
+#: 1 MB a ms and 1 MFLOP a ms.
+CEILINGS = ceilings_of(1e9)
+BOUNDS = ("host", "memory bandwidth", "compute")
+KINDS = {"weights", "inputs", "outputs", "state_read", "state_written", "total"}
+
+
+@torch.inference_mode()
+def test_of_a_compiled_call_the_eager_operators_are_no_evidence():
+    planted = component(Chain(), x=torch.ones(64))
+    eager, fused = (call_roofline(planted, planted.call, CEILINGS, 10.0, fused=fused) for fused in (False, True))
+    assert any("500 operators" in line for line in eager.evidence)
+    assert not any("operator" in line or "dispatch" in line for line in fused.evidence)
+    assert eager.bound == fused.bound == "host"
+    assert eager.next_step != fused.next_step
+
+
+@torch.inference_mode()
+def frame(frame_ms, stage_ms=(), *, overlapping, fused=()):
+    parts = {
+        "world": component(Copy(), x=torch.ones(1_000_000)),
+        "picture": component(Product(100, torch.float32), x=torch.ones(5000, 100)),
+    }
+    steps = {name: Step(part.call) for name, part in parts.items()}
+    return frame_roofline(parts, steps, CEILINGS, frame_ms, dict(stage_ms), fused=fused, overlapping=overlapping)
+
+
+def test_stages_in_turn():
+    found = frame(220.0, overlapping=False)
+    world, picture = found.parts.values()
+    copied, multiplied = 2 * 4_000_000, 4 * (2 * 5000 * 100 + 100 * 100)
+    assert (world.bytes["total"], world.flops["total"]) == (copied, 0)
+    assert (picture.bytes["total"], picture.flops) == (multiplied, {"matmul": 10**8, "total": 10**8})
+    assert (world.roofline_ms, picture.roofline_ms) == pytest.approx((copied / 1e6, 100.0))
+    assert found.bytes["total"] == copied + multiplied == sum(found.bytes.values()) / 2
+    assert found.flops == {"matmul": 10**8, "total": 10**8}
+    assert (found.memory_ms, found.compute_ms) == pytest.approx(((copied + multiplied) / 1e6, 100.0))
+    assert found.roofline_ms == pytest.approx(108.0)
+    assert found.over_roofline == pytest.approx(220 / 108)
+
+
+def test_each_stage_is_judged_by_its_own_time():
+    found = frame(220.0, {"world": 10.0, "picture": 1000.0}, overlapping=False, fused={"picture"}).parts
+    assert (found["world"].bound, found["picture"].bound) == ("memory bandwidth", "host")
+    assert found["world"].over_roofline == pytest.approx(1.25)
+    assert any("single operators" in line for line in found["world"].evidence)
+    assert not any("single operators" in line for line in found["picture"].evidence), "fused"
+    alone = frame(220.0, {"world": 10.0}, overlapping=True).parts["world"]
+    assert alone.bound is None, "it shares the device"
+
+
+def test_stages_that_overlap_share_the_device():
+    """One copies while the other multiplies: the frame takes at least as long as the longer of the two."""
+    assert frame(None, overlapping=True).roofline_ms == pytest.approx(100.0)
+    assert frame(None, overlapping=True).over_roofline is None
+
+
+FEW = ("variant=[baseline]", "isolation=none", "loop.frames=4", "loop.warmup_frames=1")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "parts"), [("sequential", ["world", "picture", "sound"]), ("one_graph", ["whole"])]
+)
+def test_a_loop_has_a_roofline(realtime, monkeypatch, tmp_path, schedule, parts):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    outcome = realtime(*FEW, "ceilings=auto", f"loop.schedule={schedule}")
+    assert outcome.code == 0, outcome.out + outcome.err
+    (record,) = read_records(outcome.folder).records
+    found, median = record.roofline, record.realtime.frame_ms.p50
+    assert not record.notes
+    assert list(found.parts) == parts
+    assert set(found.bytes) == KINDS
+    for term in ("memory_ms", "compute_ms", "roofline_ms"):
+        assert getattr(found, term) == pytest.approx(sum(getattr(part, term) for part in found.parts.values()))
+    assert 0 < found.roofline_ms < median
+    assert found.over_roofline == pytest.approx(median / found.roofline_ms)
+    for name, part in found.parts.items():
+        host_ms = record.realtime.budget.parts[name].host_ms
+        assert part.over_roofline == pytest.approx(host_ms / part.roofline_ms)
+        assert part.bound in BOUNDS
+    assert found.bytes["state_written"] > 0, "the cache of the world model, the window of the sound"
+    assert found.bytes["weights"] <= 4 * record.parameters * 1.2
+    assert "### Roofline" in (outcome.folder / "report.md").read_text()
+
+
+def test_without_ceilings_or_where_counting_fails_the_frames_are_kept(realtime, monkeypatch, tmp_path):
+    (record,) = read_records(realtime(*FEW).folder).records
+    assert (record.status, record.roofline) == ("ok", None), "ceilings=off"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    failing = (  # the 9th call is the first one after the 5 frames
+        "component=[world_model_frame,failing_picture,sound_stage]",
+        "stages.picture=failing_picture",
+        "component.failing_picture.module.call=9",
+        "metric=[]",
+    )
+    outcome = realtime(*FEW, "ceilings=auto", *failing)
+    (record,) = read_records(outcome.folder).records
+    assert (record.status, record.realtime.frames) == ("ok", 4), record.reason
+    assert record.roofline is None
+    assert record.notes == ("the roofline failed: RuntimeError: planted in call 9",)
+
+
+NETWORKS = "component=[world_model_step,audio_decoder,net]"
+NET = ("component=[net]", "variant=[baseline]", "isolation=none")
+
+
+def test_no_cell_of_a_run_is_faster_than_its_roofline(profile, tmp_path):
+    cache = tmp_path / "cache"
+    outcome = profile(NETWORKS, *NET[1:], "ceilings=auto", XDG_CACHE_HOME=str(cache))
+    assert outcome.code == 0, outcome.err
+    records = read_records(outcome.folder).records
+    assert len(records) == 3
+    for record in records:
+        found, wall_ms = record.roofline, record.metrics.wall_ms.p50
+        assert found is not None, record.notes
+        assert not record.notes
+        assert found.roofline_ms == max(found.memory_ms, found.compute_ms) > 0
+        assert found.roofline_ms <= 1.1 * wall_ms
+        assert found.over_roofline == wall_ms / found.roofline_ms
+        assert found.bytes["weights"] <= 4 * record.parameters * 1.2, "parameters, and a few constants"
+        assert found.bound in BOUNDS
+        assert found.next_step
+        assert found.advice
+    assert next(each for each in records if each.component == "world_model_step").roofline.bytes["state_written"] > 0
+    environment = json.loads((outcome.folder / "environment.json").read_text())
+    assert environment["ceilings"]["dtype"] == "float32"
+    report = (outcome.folder / "report.md").read_text()
+    assert "Measured ceilings: copy" in report
+    assert "### Roofline" in report
+
+    disturbed = environment["ceilings"].get("disturbed", False)  # by tests that run at the same time
+    cached = list(cache.rglob("*.json"))
+    assert len(cached) == (0 if disturbed else 1)
+    again = profile(*NET, "ceilings=auto", folder=tmp_path / "again", XDG_CACHE_HOME=str(cache))
+    ceilings = json.loads((again.folder / "environment.json").read_text())["ceilings"]
+    assert disturbed or ceilings == environment["ceilings"]
+    for path in cache.rglob("*.json"):
+        path.unlink()
+    resumed = profile(*NET, "ceilings=auto", f"resume={again.folder}", folder=again.folder, XDG_CACHE_HOME=str(cache))
+    assert resumed.code == 0, "ceilings of another hour are no other machine"
+
+
+def test_off_measures_nothing(profile, tmp_path):
+    outcome = profile(*NET, "ceilings=off", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    (record,) = read_records(outcome.folder).records
+    assert record.roofline is None
+    assert "ceilings" not in json.loads((outcome.folder / "environment.json").read_text())
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_misspelt_choice_is_refused(profile):
+    outcome = profile(*NET, "ceilings=always")
+    assert outcome.code == 2
+    assert "ceilings=always is none of auto, off." in outcome.err

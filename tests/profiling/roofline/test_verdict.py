@@ -1,0 +1,228 @@
+"""The verdict on a call, from hand-made facts: each bound, its evidence and its next step."""
+
+from dataclasses import replace
+
+import pytest
+
+from profiling.roofline.verdict import Facts, judge
+
+#: A GPU that works through one long kernel, at a third of both ceilings.
+LONG = Facts(
+    device="cuda",
+    wall_ms=10.0,
+    memory_ms=3.0,
+    compute_ms=3.0,
+    operators=1,
+    launch_us=5.0,
+    kernels=1,
+    launches=1,
+    busy_ms=9.9,
+    median_us=9900.0,
+    gap_us=1.0,
+    replay_us=20.0,
+)
+LAUNCHES = replace(
+    LONG,
+    memory_ms=0.5,
+    compute_ms=0.2,
+    kernels=1000,
+    launches=1000,
+    busy_ms=1.5,
+    median_us=1.5,
+    operators=1000,
+    traffic_ms=0.6,
+)
+HOST = Facts(device="cpu", wall_ms=10.0, memory_ms=0.1, compute_ms=0.2, operators=1000, launch_us=0.5, traffic_ms=0.3)
+
+
+def judged(facts):
+    verdict = judge(facts)
+    assert verdict is not None
+    return verdict
+
+
+def test_launches():
+    verdict = judged(LAUNCHES)
+    assert verdict.bound == "launch overhead"
+    assert verdict.next_step == verdict.prediction.variant == "cuda_graph"
+    assert verdict.prediction.wall_ms == pytest.approx(1.5 + 1.0 + 0.02), "kernels, gaps between nodes, one replay"
+    assert verdict.advice == "85% of wall time are gaps between launches: capture the step (cuda_graph)."
+    first = ("GPU idle 85%", "1000 launches at 5 µs take 50% of wall time")
+    assert verdict.evidence[:2] == first, "what decided comes first"
+    unknown = judged(replace(LAUNCHES, gap_us=None))
+    assert (unknown.bound, unknown.next_step, unknown.prediction) == ("launch overhead", "cuda_graph", None)
+
+
+def test_gaps_that_are_the_largest_part():
+    """The same decoder compiled: 16% idle, which is more than a ceiling, or short kernels, explain."""
+    decoder = replace(
+        LAUNCHES, wall_ms=8.62, busy_ms=7.23, kernels=330, launches=330, median_us=3.8, short_ms=0.35, gap_us=0.23
+    )
+    verdict = judged(replace(decoder, compute_ms=0.82, traffic_ms=None, operators=None))
+    assert verdict.bound == "launch overhead"
+    assert verdict.next_step == "compile_cuda_graph"
+    assert verdict.prediction.wall_ms == pytest.approx(7.33, abs=0.01)
+    assert verdict.advice.startswith("16% of wall time are gaps")
+    nearer = judged(replace(decoder, compute_ms=2.0, traffic_ms=None, operators=None))
+    assert "The roofline time is 23% of wall time" in nearer.advice
+    busy = judged(replace(decoder, busy_ms=8.0, compute_ms=0.2, traffic_ms=None, operators=None))
+    assert "The roofline time is 6% of wall time" in busy.advice, "an idle share of 7% is no bound"
+    waits = judged(replace(decoder, waits=30.0, compute_ms=0.82, traffic_ms=None, operators=None))
+    assert waits.bound == "launch overhead", "a GPU that works for most of the time is not held up by waits"
+    replayed = judged(replace(decoder, launches=1, compute_ms=0.82, traffic_ms=None, operators=None))
+    assert replayed.prediction is None
+
+
+def test_a_compiled_step_predicts_its_own_capture():
+    """What it launches are fused kernels, and a capture of the eager ones says nothing of them."""
+    for kernels, bound in ((1000, "launch overhead"), (50, "host")):
+        verdict = judged(replace(LAUNCHES, traffic_ms=None, operators=None, kernels=kernels, launches=kernels))
+        assert verdict.bound == bound
+        assert verdict.next_step == verdict.prediction.variant == "compile_cuda_graph"
+
+
+def test_a_captured_step_with_a_slow_host():
+    """303 kernels in 5 launches: the replays take 1.355 of 6.4 ms, so what is slow lies around them."""
+    facts = replace(
+        LAUNCHES, wall_ms=6.4, busy_ms=1.319, kernels=303, launches=5, median_us=3.5, gap_us=0.084, replay_us=10.5
+    )
+    assert facts.replay_ms == pytest.approx(1.355, abs=1e-3)
+    verdict = judged(facts)
+    assert verdict.bound == "host"
+    assert "The replays take 1.35 of 6.4 ms" in verdict.advice
+    assert verdict.prediction is None, "it is captured already"
+    assert judged(replace(facts, wall_ms=1.9)).bound == "underfilled GPU", "the replays explain 71% of it"
+
+
+def test_short_kernels_underfill_a_gpu_and_long_ones_are_slow():
+    short = replace(LAUNCHES, busy_ms=9.0, median_us=3.0, short_ms=8.0)
+    assert judged(short).bound == "underfilled GPU"
+    assert "short kernels" in judged(short).advice
+    assert judged(short).evidence[0] == "1000 kernels, median 3 µs; kernels of at most 5 µs take 80% of wall time"
+    assert judged(replace(short, short_ms=4.4)).bound == "slow kernels", (
+        "short ones take less than half of the busy time"
+    )
+    assert "short kernels" not in judged(replace(short, short_ms=0.3)).advice, "the time is in long ones"
+    assert "short kernels" not in judged(replace(short, kernels=10)).advice, "ten are not many"
+    nowhere = judged(replace(LONG, memory_ms=0.1, compute_ms=0.2))
+    assert (nowhere.bound, nowhere.next_step) == ("slow kernels", "compile_max_autotune")
+    assert "The roofline time is 2% of wall time" in nowhere.advice
+    replayed = judged(replace(LAUNCHES, launches=1, busy_ms=6.0, traffic_ms=1.0))
+    assert replayed.bound == "underfilled GPU"
+    assert replayed.prediction is None
+    assert "40% of wall time are gaps between kernels of a replay and around it" in replayed.advice
+    assert judged(replace(LAUNCHES, launches=1, gap_us=None)).bound == "underfilled GPU", "gaps that were not measured"
+    assert replayed.next_step == "compile_cuda_graph"
+    fused = judged(replace(LAUNCHES, launches=1, busy_ms=6.0, traffic_ms=None))
+    assert fused.next_step == "batch calls"
+    assert "compile_cuda_graph" not in fused.advice, "that is how it runs"
+    tiny = judged(replace(LONG, wall_ms=0.03, busy_ms=0.012, memory_ms=0.001, compute_ms=0.0))
+    assert (tiny.bound, tiny.next_step) == ("underfilled GPU", "batch calls"), "a replay would take as long"
+
+
+def test_memory():
+    near = judged(replace(LONG, memory_ms=9.0))
+    assert near.bound == "memory bandwidth"
+    assert "90% of wall time" in near.advice
+    between = judged(replace(LONG, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
+    assert between.bound == "memory bandwidth"
+    assert "compile" in between.advice
+    # An image decoder on an H200, eager: 731 kernels, most of them short, and next to all the time is in the long ones.
+    decoder = replace(LAUNCHES, wall_ms=16.2, busy_ms=14.1, kernels=731, launches=731, median_us=4.1, short_ms=0.8)
+    unfused = judged(replace(decoder, memory_ms=0.1, compute_ms=0.82, traffic_ms=13.3))
+    assert (unfused.bound, unfused.next_step, unfused.prediction) == ("memory bandwidth", "compile", None)
+    assert unfused.evidence[0] == "reads and writes of single operators take 82% of wall time"
+    assert near.evidence[0] == "the ceilings explain 90% of wall time by bytes, 30% by FLOPs"
+    # An audio decoder, captured: as much by traffic as by short kernels, and fusing mends both.
+    less = judged(replace(decoder, wall_ms=16.5, memory_ms=0.01, compute_ms=0.81, traffic_ms=3.68))
+    assert less.bound == "slow kernels", "a fifth of the time is what all of that traffic takes at best"
+    assert "single operators' traffic takes 22% more: fuse them (compile), or try" in less.advice
+    both = replace(
+        decoder, wall_ms=7.47, busy_ms=7.35, kernels=1248, launches=1, short_ms=2.24, compute_ms=0.4, memory_ms=0.0
+    )
+    assert judged(replace(both, traffic_ms=2.25)).bound == "memory bandwidth"
+    assert judged(replace(both, traffic_ms=2.2)).bound == "slow kernels"
+    step = judged(replace(both, memory_ms=2.8, traffic_ms=3.0))
+    assert "The roofline time is 37% of wall time: try other kernels" in step.advice, (
+        "nothing to fuse: that much must be read"
+    )
+    nothing = judged(replace(both, traffic_ms=1.0, short_ms=1.0))
+    assert "The roofline time is 5% of wall time" in nothing.advice
+    captured = judged(replace(LONG, kernels=100, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))
+    assert "compile_cuda_graph" in captured.advice, "fused, and captured as it is"
+    assert judged(replace(HOST, memory_ms=5.0)).bound == "memory bandwidth"
+
+
+def test_compute():
+    verdict = judged(replace(LONG, compute_ms=9.0))
+    assert verdict.bound == "compute"
+    host = judged(replace(HOST, compute_ms=5.0))
+    assert host.bound == "compute"
+    assert "TF32" not in host.advice, "no CPU has it"
+    slow = judged(replace(LONG, compute_ms=4.0))
+    assert slow.bound == "compute"
+    assert "The roofline time is 40% of wall time" in slow.advice
+
+
+@pytest.mark.parametrize(
+    ("facts", "compute", "memory"),
+    [
+        ({}, "compute in bfloat16 or TF32 (tf32=true)", "compute in bfloat16"),
+        ({"tf32": True}, "compute in bfloat16", "compute in bfloat16"),
+        ({"dtype": "bfloat16"}, "compute in 8 bits", "compute in 8 bits"),
+    ],
+)
+def test_a_dtype_that_is_advised_is_narrower(facts, compute, memory):
+    for term, advised in (("compute_ms", compute), ("memory_ms", memory)):
+        near, far = (judged(replace(LONG, **facts, **{term: part})).advice for part in (9.0, 4.0))
+        assert near.startswith(f"The roofline time is 90% of wall time: {advised}, or ")
+        assert far.endswith(f", or {advised}.")
+
+
+def test_transfers_and_waits():
+    assert judged(replace(LONG, transfer_ms=4.0)).bound == "transfers"
+    waiting = judged(replace(LAUNCHES, waits=100.0))
+    assert waiting.bound == "host"
+    assert "100 times" in waiting.advice
+    assert waiting.evidence[:2] == ("the host waits for the GPU 100 times", "GPU idle 85%")
+    assert judged(replace(LAUNCHES, waits=1.0)).bound == "launch overhead", "one wait in a thousand kernels is none"
+
+
+def test_a_call_faster_than_its_roofline_time_doubts_the_ceilings():
+    beaten = judged(replace(LONG, compute_ms=22.4))
+    assert "the ceilings are too low" in beaten.advice
+    assert beaten.next_step == "measure ceilings again"
+    assert judged(replace(LONG, compute_ms=10.5)).next_step == "bfloat16", "a few per cent are noise"
+
+
+def test_host():
+    eager = judged(HOST)
+    assert eager.bound == "host"
+    assert "fuse them (compile)" in eager.advice
+    assert "dispatching 1000 operators takes 5% of wall time" in eager.evidence
+    compiled = judged(replace(HOST, operators=None, traffic_ms=None))
+    assert compiled.bound == "host"
+    assert "(compile)" not in compiled.advice
+    assert "Fused operators" in compiled.advice
+    assert not any("operators" in line or "dispatch" in line for line in compiled.evidence), "the eager call's"
+    slow_host = replace(LAUNCHES, kernels=50, launches=50)
+    assert judged(slow_host).bound == "host", "200 µs a launch where one takes 5"
+    assert judged(slow_host).evidence[:2] == ("50 launches at 5 µs take 2% of wall time", "GPU idle 85%")
+    measurable = judged(replace(slow_host, gap_us=1.0, replay_us=10.0))
+    assert measurable.next_step == measurable.prediction.variant == "cuda_graph"
+
+
+def test_ceilings_that_were_disturbed_are_named_as_such():
+    busy = replace(HOST, compute_ms=9.0, disturbed=True)
+    assert judged(busy).evidence[0].startswith("the ceilings measured beside other processes explain 1% of wall time")
+    assert judged(replace(busy, disturbed=False)).evidence[0].startswith("the ceilings explain 1% of wall time")
+    on_a_gpu = judged(replace(LONG, disturbed=True))
+    assert not any("other processes" in line for line in on_a_gpu.evidence), (
+        "its own ceilings do not depend on the host"
+    )
+
+
+def test_a_gpu_that_was_not_profiled_is_not_judged():
+    unseen = Facts(device="cuda", wall_ms=10.0, memory_ms=1.0, compute_ms=1.0, operators=9, launch_us=5.0)
+    assert judge(unseen) is None
+    assert judged(replace(unseen, compute_ms=8.0)).bound == "compute"

@@ -1,0 +1,185 @@
+"""The trace analysis: it adds up, and kernels, classes and submodules have the times of hand-made and stored traces."""
+
+from pathlib import Path
+
+import numpy
+import pytest
+from hand_made_events import launch, piece
+from stored_traces import NAMES, calls_of, stored
+
+from profiling.trace.analysis import (
+    Traces,
+    analyze_host_trace,
+    analyze_trace,
+    gpu_time,
+    kernel_classes,
+    kernels_by_name,
+)
+from profiling.trace.attribution import KernelAttribution
+from profiling.trace.events import Span, Timeline, launches_by_correlation
+from profiling.trace.modules import module_times, self_times
+
+EMPTY = Timeline((), (), (), (), (), ())
+TICK_US = 0.01
+
+
+def analysis(name, parts=1, **beside):
+    found = analyze_trace(Traces(stored(name), "here", "there", **beside), Path("/nowhere"), parts=parts)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_analysis_adds_up(name):
+    found = analysis(name)
+    assert found.busy_ms + found.idle_ms == pytest.approx(found.span_ms, rel=0.01)
+    assert found.idle.host_ms + found.idle.between_ms == pytest.approx(found.idle_ms)
+    for rows in (found.kernels, found.classes):
+        assert sum(row.ms for row in rows) == pytest.approx(found.kernel_ms)
+        assert sum(row.count for row in rows) == pytest.approx(found.count)
+        assert sum(row.share for row in rows) == pytest.approx(1)
+        assert [row.ms for row in rows] == sorted((row.ms for row in rows), reverse=True)
+    assert found.unattributed_ms == pytest.approx(found.kernel_ms if "hooks" not in name else 0)
+    assert bool(found.modules) == ("hooks" in name)
+
+
+def test_frames_of_one_traced_call_share_it():
+    """Overlapping frames of a loop are traced as one call: every number is the mean of a frame."""
+    whole, part = analysis("faulty.eager_hooks"), analysis("faulty.eager_hooks", parts=4)
+    assert part.calls == 4 * whole.calls
+    for key in ("span_ms", "busy_ms", "idle_ms", "kernel_ms", "count"):
+        assert getattr(part, key) == pytest.approx(getattr(whole, key) / 4), key
+    for rows in ("kernels", "classes", "modules", "waits", "copies"):
+        for mine, all_of_it in zip(getattr(part, rows), getattr(whole, rows), strict=True):
+            for key in ("ms", "count", "self_ms", "host_ms", "bytes"):
+                if (value := getattr(all_of_it, key, None)) is not None:
+                    assert getattr(mine, key) == pytest.approx(value / 4), (rows, key)
+            for key in ("share", "mean_us", "gbps", "tflops"):
+                assert getattr(mine, key, None) == pytest.approx(getattr(all_of_it, key, None)), (rows, key)
+
+
+def test_a_replay_with_its_reference():
+    plain, found = analysis("net.graph"), analysis("net.graph", reference=stored("net.eager_hooks"))
+    assert found.kernel_ms == plain.kernel_ms
+    assert found.unattributed_ms == 0
+    modules = {module.path: module for module in found.modules}
+    assert modules[""].ms == pytest.approx(found.kernel_ms)
+    assert sum(module.self_ms for module in found.modules) == pytest.approx(found.kernel_ms)
+    assert modules["blocks"].ms == pytest.approx(sum(modules[f"blocks.{n}"].ms for n in range(3)))
+    assert modules["blocks"].self_ms == 0
+    assert [module.path for module in found.modules][:4] == ["", "blocks", "blocks.0", "blocks.0.norm"]
+    assert next(kernel for kernel in found.kernels if kernel.kind == "gemm").tflops > 0
+    assert next(kernel for kernel in plain.kernels if kernel.kind == "gemm").tflops is None
+
+
+def test_a_compiled_replay_with_both():
+    found = analysis("net.compile_graph", reference=stored("net.compile"), eager=stored("net.eager_hooks"))
+    attributed = next(module for module in found.modules if module.path == "").ms
+    assert attributed + found.unattributed_ms == pytest.approx(found.kernel_ms)
+    assert 0.7 < attributed / found.kernel_ms < 0.9
+    assert "blocks.0.norm" not in {module.path for module in found.modules}, "fused: not known, and not 0"
+
+
+def test_without_gpu_work_there_is_no_analysis():
+    assert analyze_trace(Traces(EMPTY, "", ""), Path()) is None
+    assert analyze_host_trace(EMPTY) is None
+
+
+def test_rates_are_over_what_is_known():
+    known = KernelAttribution(piece(0, 10, 1), "gemm", bytes=30_000, flops=2_000_000)
+    unknown = KernelAttribution(piece(20, 26, 2), "gemm")
+    (row,) = kernels_by_name([[known, unknown]])
+    assert (row.mean_us, row.gbps, row.tflops) == (8, pytest.approx(3), pytest.approx(0.2))
+    longer = KernelAttribution(piece(20, 40, 2), "gemm")
+    (row,) = kernels_by_name([[known, longer]])
+    assert (row.gbps, row.tflops) == (None, None), "most of its time is not known"
+
+
+def test_a_name_has_one_class():
+    calls = [[KernelAttribution(piece(0, 10, 1), "conv"), KernelAttribution(piece(10, 12, 2), "copy")]]
+    kernels = kernels_by_name(calls)
+    assert [(kernel.kind, kernel.count) for kernel in kernels] == [("conv", 2)]
+    assert [each.kind for each in kernel_classes(kernels)] == ["conv"]
+
+
+def test_parents_hold_the_times_of_their_children():
+    order = ["", "b", "b.1", "b.0", "a.x", "c"]
+    times = [("b", 1e3), ("b.1", 2e3), ("b.1", 2e3), ("a.x", 4e3), ("", 8e3), (None, 16e3), ("unseen", 32e3)]
+    modules, unattributed_ms = module_times(times, 2, order)
+    assert unattributed_ms == 24
+    assert [(module.path, module.ms, module.self_ms, module.count) for module in modules] == [
+        ("", 8.5, 4, 2.5),
+        ("b", 2.5, 0.5, 1.5),
+        ("b.1", 2, 2, 1),
+        ("a", 2, 0, 0.5),
+        ("a.x", 2, 2, 0.5),
+    ]
+
+
+def test_self_time_is_without_inner_spans():
+    row = (1, 1)
+    spans = [
+        Span("module: ", 0, 100, row),
+        Span("module: a", 10, 40, row),
+        Span("module: a.b", 20, 30, row),
+        Span("module: c", 50, 55, row),
+    ]
+    assert self_times(spans) == [("", 65), ("a", 20), ("a.b", 10), ("c", 5)]
+
+
+def launches(*calls):
+    return {call.correlation: call for call in calls}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gpu_time_is_that_of_a_timeline_in_ticks(name):
+    trace = stored(name)
+    for call in calls_of(name):
+        time = gpu_time(call.work, launches_by_correlation(trace))
+        start = call.work[0].begin
+        ticks = numpy.zeros(round(time.span / TICK_US) + 1, dtype=bool)
+        for work in call.work:
+            ticks[round((work.begin - start) / TICK_US) : round((work.end - start) / TICK_US)] = True
+        assert ticks.sum() * TICK_US == pytest.approx(time.busy, rel=0.01)
+        assert time.busy + time.host + time.between == pytest.approx(time.span, rel=0.01)
+        # One stream, so nothing overlaps but the ends of dependent launches.
+        kernels = sum(work.length for work in call.work)
+        assert kernels + time.host + time.between == pytest.approx(time.span, rel=0.01)
+
+
+def test_a_replay_does_not_wait_for_the_host_between_its_nodes():
+    for name in ("net.graph", "net.compile_graph"):
+        time = gpu_time(calls_of(name)[0].work, launches_by_correlation(stored(name)))
+        assert time.host == 0
+        assert time.between > 0
+
+
+def test_eager_small_kernels_wait_for_the_host():
+    time = gpu_time(calls_of("net.eager")[0].work, launches_by_correlation(stored("net.eager")))
+    assert time.host > 0.9 * (time.host + time.between)
+
+
+@pytest.mark.parametrize(
+    ("work", "calls", "expected"),
+    [
+        # The launch of 2 ends at 13, after the GPU ran dry at 10.
+        ([(0, 10, 1), (15, 20, 2)], [(-5, -1, 1), (8, 13, 2)], (20, 15, 5, 0)),
+        # It ends before: the gap lies between queued work.
+        ([(0, 10, 1), (15, 20, 2)], [(-5, -1, 1), (2, 9, 2)], (20, 15, 0, 5)),
+        # A copy, then a graph: only its first node waited for the launch, which is still returning.
+        ([(0, 2, 1), (10, 12, 2), (13, 15, 2), (18, 20, 2)], [(-3, -1, 1), (4, 40, 2)], (20, 8, 8, 4)),
+        # A replay that is queued behind another.
+        ([(0, 5, 1), (6, 10, 1), (12, 15, 2)], [(-3, -1, 1), (0, 4, 2)], (15, 12, 0, 3)),
+        # Overlapping streams are busy once.
+        (
+            [(0, 10, 1), (2, 4, 2), (8, 14, 3), (20, 21, 4)],
+            [*((-5, -4, number) for number in (1, 2, 3)), (16, 18, 4)],
+            (21, 15, 6, 0),
+        ),
+        # A launch that is missing in the trace blames nobody.
+        ([(0, 10, 1), (15, 20, 2)], [], (20, 15, 0, 5)),
+    ],
+)
+def test_gaps_by_cause(work, calls, expected):
+    time = gpu_time([piece(*each) for each in work], launches(*(launch(*each) for each in calls)))
+    assert (time.span, time.busy, time.host, time.between) == expected

@@ -1,0 +1,69 @@
+"""Reading traces: events of a file, damaged ones included, and the traced calls that they belong to."""
+
+import gzip
+import json
+
+import pytest
+from hand_made_events import host, span, work
+from stored_traces import calls_of, stored
+
+from profiling.trace.events import read_events, timeline, traced_calls
+
+EVENTS = [{"name": "a, [b]", "args": {"x": [1, {"y": None}]}}, {"name": 'quoted "]" name', "ts": 1.5}, {"name": "c"}]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("pack", [gzip.compress, bytes])
+def test_the_events_are_those_of_the_document(tmp_path, indent, pack):
+    document = {"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": EVENTS, "traceName": "later"}
+    file = tmp_path / "trace"
+    file.write_bytes(pack(json.dumps(document, indent=indent).encode()))
+    assert list(read_events(file)) == EVENTS
+
+
+def test_a_trace_without_events(tmp_path):
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+    assert list(read_events(tmp_path / "trace.json")) == []
+
+
+def test_bytes_that_are_no_text_cost_no_trace(tmp_path):
+    (tmp_path / "trace.json").write_bytes(b'{"traceEvents": [{"name": "\xff"}]}')
+    assert [event["name"] for event in read_events(tmp_path / "trace.json")] == ["\ufffd"]
+
+
+def test_a_trace_that_was_cut_off_says_so(tmp_path):
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": EVENTS})[:-20])
+    with pytest.raises(ValueError, match=r"ends within an event. Trace the cell again"):
+        list(read_events(tmp_path / "trace.json"))
+
+
+def test_another_file_says_so(tmp_path):
+    (tmp_path / "trace.json").write_text("{}")
+    with pytest.raises(ValueError, match="no Chrome trace"):
+        list(read_events(tmp_path / "trace.json"))
+
+
+@pytest.mark.parametrize("name", ["net.eager", "net.graph", "world_model_step.cuda_graph"])
+def test_calls_of_a_trace_have_the_same_work(name):
+    first, *rest = calls_of(name)
+    assert rest
+    for call in rest:
+        assert [work.name for work in call.work] == [work.name for work in first.work]
+    assert sum(len(call.work) for call in (first, *rest)) == len(stored(name).work)
+
+
+def test_spans_of_a_users_own_are_no_traced_calls():
+    launch, kernel = host(12, 13, correlation=1), work(20, 30, correlation=1)
+    for begin, end in ((1, 90), (200, 300)):
+        trace = timeline([span(0, 100, "c/v/trace/0"), span(begin, end, "mine/trace/7"), launch, kernel])
+        assert [call.name for call in trace.calls] == ["c/v/trace/0"]
+    nested = timeline([span(0, 100, "c/v/trace/0"), span(1, 90, "my/own/trace/7"), launch, kernel])
+    assert [len(call.work) for call in traced_calls(nested)] == [1]
+
+
+@pytest.mark.parametrize("fault", [{"args": None}, {"dur": float("nan")}, {"dur": -3.0}, {"dur": "long"}])
+def test_damaged_events_cost_only_themselves(fault):
+    sound = [span(0, 100, "c/v/trace/0"), host(12, 13, correlation=1), work(20, 30, correlation=1)]
+    (call,) = traced_calls(timeline([*sound, {**work(40, 50, correlation=1), **fault}, {**host(14, 15), **fault}]))
+    assert call.work[0].length == 10
+    assert all(item.length >= 0 for item in call.work)

@@ -1,0 +1,269 @@
+"""Profiler passes beside the main trace: what a failing pass costs, spans by submodule and by line of code."""
+
+import sys
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from planted_modules import Borrowing, Stack, Waiting, component, line_of
+from stored_traces import FOLDER, stored
+
+from profiling.results.record import TraceAnalysis, decode_section
+from profiling.run import trace_passes
+from profiling.run.cell import Cell
+from profiling.run.trace_passes import TracePasses, short_trace
+from profiling.trace.counters import snapshot
+from profiling.trace.events import innermost
+from profiling.trace.host_waits import line_spans
+from profiling.trace.modules import module_spans
+from profiling.variants.baseline import Baseline
+from profiling.variants.variant import EagerStep, Step
+
+CPU, CELL = torch.device("cpu"), ("planted", "baseline")
+LINES, MODULES = "the trace by line of code", "the trace by submodule"
+
+
+@torch.inference_mode()
+def test_submodules_on_a_cpu(tmp_path):
+    planted = component(Stack())
+    step = Baseline()(planted, tmp_path)
+    found = TracePasses(planted, "baseline", step, tmp_path, nullcontext).analyze(tmp_path / "no trace is read")
+    assert found is not None
+    modules = {module.path: module for module in found.modules}
+    assert found == TraceAnalysis(calls=5, modules=found.modules, modules_from=found.modules_from), "no GPU, no kernels"
+    assert modules[""].share == pytest.approx(1)
+    assert sum(module.self_ms for module in found.modules) == pytest.approx(modules[""].ms)
+    assert modules["blocks.0"].ms > modules["blocks.0.up"].ms > 0
+
+
+def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
+    """The analysis on a GPU, with stored `traces` for its passes by call; a pass without one fails, and is listed."""
+    planted = replace(component(Stack()), device=torch.device("cuda"))
+    step = step(planted)
+    failed = []
+
+    def stored_trace(call, device, around, *, cell, calls):
+        assert (device.type, cell) == ("cuda", ("planted", "v"))
+        if around is line_spans:
+            assert call is step.run
+            return stored(traces["lines"])
+        eager_step = None if step.eager_step is None else step.eager_step.call
+        return stored(traces["uncaptured" if call is eager_step else "eager"])
+
+    @contextmanager
+    def best_effort(action):
+        try:
+            yield
+        except KeyError:
+            failed.append(action)
+
+    monkeypatch.setattr(trace_passes, "short_trace", stored_trace)
+    return TracePasses(planted, "v", step, tmp_path, best_effort).analyze(FOLDER / f"{main}.json.gz"), failed
+
+
+def captured(planted):
+    return Step(run=lambda: None, eager_step=EagerStep(lambda: None, planted.module))
+
+
+def compiled(planted):
+    return Step(run=lambda: None, eager_step=EagerStep(lambda: None))
+
+
+def test_a_replay_is_attributed_by_the_step_before_its_capture(tmp_path, monkeypatch):
+    traces = {"lines": "net.graph", "uncaptured": "net.eager_hooks"}
+    found, failed = on_a_gpu(tmp_path, monkeypatch, captured, traces, "net.graph")
+    assert (found.unattributed_ms, failed) == (0, [])
+    assert found.modules_from == "the step before its capture"
+    assert found.lines_from == "this step, line by line"
+
+
+def test_eager_is_attributed_by_itself(tmp_path, monkeypatch):
+    def eager(planted):
+        run = planted.call
+        return Step(run=run, eager_step=EagerStep(run, planted.module))
+
+    traces = {"lines": "faulty.eager_hooks", "uncaptured": "faulty.eager_hooks"}
+    found, failed = on_a_gpu(tmp_path, monkeypatch, eager, traces, "faulty.eager")
+    assert (found.modules_from, found.unattributed_ms, failed) == ("this step", 0, [])
+    assert {wait.line for wait in found.waits} == {"planted/net.py:23", "planted/net.py:24"}
+
+
+def test_a_compiled_replay_is_attributed_by_the_eager_module(tmp_path, monkeypatch):
+    traces = {"lines": "net.compile_graph", "uncaptured": "net.compile", "eager": "net.eager_hooks"}
+    found, failed = on_a_gpu(tmp_path, monkeypatch, compiled, traces, "net.compile_graph")
+    assert failed == []
+    assert found.modules_from.startswith("the eager module")
+    assert 0 < found.unattributed_ms < 0.3 * found.kernel_ms
+
+
+@pytest.mark.parametrize(
+    ("step", "traces", "expected"),
+    [
+        (captured, {}, [LINES, MODULES]),
+        (compiled, {"lines": "net.compile_graph", "uncaptured": "net.compile"}, [MODULES]),
+        (compiled, {"lines": "net.graph", "eager": "net.eager_hooks"}, ["the trace of the step without capture"]),
+        (lambda planted: Step(run=planted.call), {"lines": "net.graph"}, []),
+    ],
+)
+def test_what_a_failed_pass_would_attribute_is_not_attributable(tmp_path, monkeypatch, step, traces, expected):
+    found, failed = on_a_gpu(tmp_path, monkeypatch, step, traces, "net.compile_graph")
+    assert failed == expected
+    assert found.modules_from.startswith("not attributable")
+    assert found.lines_from.startswith("this step" if "lines" in traces else "nothing")
+    assert found.unattributed_ms == pytest.approx(found.kernel_ms)
+    assert not found.modules
+    assert found.busy_ms + found.idle_ms == pytest.approx(found.span_ms, rel=0.01)
+
+
+class OnlyTraces(Cell):
+    def measure(self):
+        """Not called: of this cell only the tracing is tested."""
+
+
+def traced(run, step, planted):
+    """The sections that a cell sends when it traces `step`."""
+    sent = []
+    job = SimpleNamespace(run=str(run), variant="baseline", settings=SimpleNamespace(stacks=False))
+    with torch.inference_mode():
+        OnlyTraces(job, sent.append).trace(planted, step)
+    content = {name: section for event in sent for name, section in event.get("sections", {}).items()}
+    return {name: decode_section(name, section) for name, section in content.items()}
+
+
+def test_a_traced_cell_sends_trace_and_analysis(tmp_path):
+    planted = component(Stack())
+    sections = traced(tmp_path, Baseline()(planted, tmp_path), planted)
+    assert set(sections) == {"trace", "trace_analysis"}
+    assert sections["trace_analysis"].modules[0].path == ""
+    assert sections["trace"].seconds > 0
+
+
+def test_a_pass_that_fails_in_a_cell_costs_a_note(tmp_path):
+    planted = component(Stack())
+
+    def once():
+        if (tmp_path / "traces" / "planted.baseline.json.gz").exists():
+            raise RuntimeError("planted")
+        return planted.call()
+
+    sections = traced(tmp_path, Step(run=once, eager_step=EagerStep(once, planted.module)), planted)
+    assert sections["trace"].trace == "traces/planted.baseline.json.gz"
+    assert "trace_analysis" not in sections
+    assert sections["notes"] == (f"{MODULES} failed: RuntimeError: planted",)
+
+
+@torch.inference_mode()
+def test_a_variant_without_an_eager_step_is_not_attributed(tmp_path):
+    planted = component(Stack())
+    assert TracePasses(planted, "own", Step(run=planted.call), tmp_path, nullcontext).analyze(tmp_path / "t") is None
+
+
+@torch.inference_mode()
+def test_on_a_cpu_a_failed_pass_leaves_no_analysis(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(trace_passes, "short_trace", fail)
+    planted = component(Stack())
+    step = Baseline()(planted, tmp_path)
+    passes = TracePasses(planted, "baseline", step, tmp_path, lambda action: suppress(RuntimeError))
+    assert passes.analyze(tmp_path / "trace") is None
+
+
+@torch.inference_mode()
+def lines_of(trace, name):
+    found = [operator for operator in trace.operators if operator.name == name]
+    spans = innermost(trace.lines, [(operator.begin, operator.row) for operator in found])
+    return [None if span is None else span.name.rpartition("/")[2] for span in spans]
+
+
+def test_submodules_have_spans_while_the_pass_lasts():
+    planted = component(Stack())
+    with torch.inference_mode():
+        trace = short_trace(planted.call, CPU, lambda: module_spans(planted.module), cell=CELL)
+    block = ["", ".norm", ".up", ".down"]
+    expected = ["", *(f"blocks.{n}{part}" for n in range(2) for part in block), "head"]
+    assert [span.name.removeprefix("module: ") for span in trace.modules] == expected
+    assert [call.name for call in trace.calls] == ["planted/baseline/trace/0"]
+    products = [operator for operator in trace.operators if operator.name == "aten::addmm"]
+    spans = innermost(trace.modules, [(operator.begin, operator.row) for operator in products])
+    inside = [span.name.removeprefix("module: ") for span in spans if span is not None]
+    assert inside == ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down", "head"]
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in planted.module.modules())
+
+
+def test_operators_that_borrow_weights_belong_to_the_module_that_has_them():
+    """A network in fused kernels calls few submodules and takes their weights."""
+    planted = component(Borrowing())
+    with torch.inference_mode():
+        trace = short_trace(planted.call, CPU, lambda: module_spans(planted.module), cell=CELL)
+    names = ("aten::addmm", "aten::mul", "aten::add", "aten::sigmoid")
+    working = [operator for operator in trace.operators if operator.name in names]
+    spans = innermost(trace.modules, [(operator.begin, operator.row) for operator in working])
+    owners = [(op.name, span and span.name.removeprefix("module: ")) for op, span in zip(working, spans, strict=True)]
+    assert {
+        ("aten::addmm", "pair.one"),  # a weight of one that is never called
+        ("aten::mul", "pair"),  # of two: what they have in common
+        ("aten::add", "ring"),  # a buffer
+        ("aten::addmm", "tied"),  # its own forward, although the weight is another's too
+    } <= set(owners)
+    assert {path for name, path in owners if name == "aten::sigmoid"} == {""}, "of no submodule"
+    assert not any(path == "pair.two" for _, path in owners)
+
+
+def test_hooks_go_and_spans_close_when_a_submodule_raises():
+    planted = component(Stack())
+
+    def fail(*_):
+        raise ValueError("planted")
+
+    planted.module.blocks[1].up.register_forward_pre_hook(fail)
+    with pytest.raises(ValueError, match="planted"), module_spans(planted.module):
+        planted.call()
+    assert sum(len(part._forward_hooks) for part in planted.module.modules()) == 0
+
+
+def test_lines_of_implicit_waits_too():
+    planted = component(Waiting())
+    with torch.inference_mode():
+        trace = short_trace(planted.call, CPU, line_spans, cell=CELL)
+    file = "planted_modules.py"
+    assert lines_of(trace, "aten::item") == [f"{file}:{line_of('comparison')}", f"{file}:{line_of('method')}"]
+    assert all(f"/{file}:" in span.name for span in trace.lines)  # neither torch's lines nor the harness's
+
+
+def test_a_function_of_its_own_is_the_innermost():
+    planted = component(Waiting())
+    with torch.inference_mode():
+        trace = short_trace(planted.call, CPU, line_spans, cell=CELL)
+    inner, outer = line_of("copy"), line_of("copy back")
+    spans = {int(span.name.rpartition(":")[2]): span for span in trace.lines}
+    assert spans[outer].begin < spans[inner].begin < spans[inner].end < spans[outer].end
+
+
+def test_a_debugger_is_put_back():
+    def tracer(frame, event, argument):
+        return None
+
+    sys.settrace(tracer)
+    try:
+        with line_spans():
+            assert sys.gettrace() is not tracer
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(None)
+
+
+def test_spans_by_line_compile_nothing():
+    torch.compiler.reset()
+    planted = component(Stack(depth=1))
+    compiled = torch.compile(planted.module, backend="eager")
+    with torch.inference_mode():
+        compiled(**planted.inputs)
+        before = snapshot()
+        trace = short_trace(lambda: compiled(**planted.inputs), CPU, line_spans, cell=CELL)
+        assert snapshot().since(before).compiles == 0
+    assert "Torch-Compiled Region: 0/0" in {operator.name for operator in trace.operators}
+    torch.compiler.reset()
