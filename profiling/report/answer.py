@@ -5,15 +5,14 @@ A variant is called fastest only where measurement supports it: a tie, or a mach
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from profiling.report.charts import FRAME_RATES
-from profiling.report.format import Estimate, estimate, listed, one_line, significant
+from profiling.report.format import Estimate, estimate, listed, one_line, percent, significant
 from profiling.report.page import Section
 from profiling.report.roofline import bound_line, deciding, next_step
-from profiling.report.run_data import RunData, wrong_because
-from profiling.report.status import disturbance
+from profiling.report.run_data import RunData, name_of, wrong_because
 from profiling.report.table import Column, Table
 from profiling.results.judgement import (
     baseline_name,
@@ -27,6 +26,8 @@ from profiling.results.record import Record, Summary
 
 #: Characters of a next step that stands in the table; a longer one stands below it.
 _SHORT = 24
+#: Part of the timed window for which threads may wait for a CPU before the times say as much about other processes.
+_LEAST_WAIT = 0.01
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,52 @@ def answer_section(data: RunData) -> Section:
     return Section("answer", "Answer", () if data.records else ("No cell has ended yet.",), tables=(table,))
 
 
+def status_section(data: RunData) -> Section:
+    """Return why cells are not ok, with the log where the run kept one; skipped cells share a line a reason."""
+    lines = []
+    skipped: dict[str, list[Record]] = {}
+    for record in data.records:
+        if record.status == "skipped":
+            skipped.setdefault(record.reason or "", []).append(record)
+        elif not record.is_correct:
+            log = f"cells/{name_of(record)}.log"
+            where = f" (log: {log})" if (data.folder / log).is_file() else ""
+            state = "failed" if record.status == "ok" else record.status
+            lines.append(f"{name_of(record)} {state}: {record.reason or 'parity check failed'}{where}")
+    lines += [f"{_cells(records, data)}: skipped, {reason}" for reason, records in skipped.items()]
+    return Section("status", "Not measured, or wrong", tuple(map(one_line, lines)))
+
+
+def notes_section(data: RunData) -> Section:
+    """Return what cells noted, the conditions that explain their times, and what of the results could not be read."""
+    lines = [f"{name_of(record)}: {note}" for record in data.records for note in record.notes]
+    lines += [f"{name_of(record)}: {words}" for record in data.records if (words := disturbance(record))]
+    unsettled = [r for r in data.records if r.metrics.latency is not None and not r.metrics.latency.settled]
+    if unsettled:
+        lines.append(f"{_cells(unsettled, data)}: times had not settled when the warm-up ended")
+    if warm := [r for r in data.records if r.prepare is not None and r.prepare.cache_hits]:
+        lines.append(f"{_cells(warm, data)}: warm start (compiled from a cache); a cold start takes longer to prepare")
+    lines += [f"{name_of(record)}: not read: {field}" for record in data.records for field in record.unreadable]
+    lines += [f"environment.json: not read: {field}" for field in data.environment.unreadable]
+    ceilings = data.environment.ceilings
+    if ceilings is not None and ceilings.disturbed:
+        lost = percent(ceilings.lost_share)
+        lines.append(f"The ceilings are too low: other processes took {lost} of the CPU time while they were measured")
+    if data.environment.ceilings_reason:
+        lines.append(f"No ceilings: {data.environment.ceilings_reason}")
+    if data.skipped_lines:
+        lines.append(f"results.jsonl: {data.skipped_lines} damaged or cut-off lines were passed over")
+    return Section("notes", "Notes", tuple(map(one_line, lines)))
+
+
 def answer_of(component: str, group: Sequence[Record]) -> Answer:
     """Judge the records of one component by their median wall or frame time."""
     fastest = fastest_correct(group)
     if fastest is None:
         return Answer(component, tuple(group), None, False, (_nothing(group),))
-    others = [
-        record for record in group if record.is_correct and record.median_ms is not None and record is not fastest
-    ]
+    others = [each for each in group if each.is_correct and each.median_ms is not None and each is not fastest]
     others.sort(key=lambda record: record.median_ms or 0.0)
-    unsure = [record for record in others if not _is_apart(fastest, record)]
+    unsure = [record for record in others if not can_be_ranked(fastest, record)]
     disturbed = [record for record in (fastest, *unsure) if is_disturbed(record)] if unsure else []
     remarks = []
     if disturbed:
@@ -77,6 +114,18 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
     if fastest.parity is None:
         remarks.append("its output was not compared with a reference")
     return Answer(component, tuple(group), fastest, not disturbed, tuple(filter(None, remarks)))
+
+
+def can_be_ranked(one: Record, other: Record) -> bool:
+    """Say whether two medians tell which record is faster although other processes may have disturbed one of them.
+
+    Where nearly all calls of the one were faster than every call of the other, disturbance does not explain it.
+    """
+    if not is_disturbed(one) and not is_disturbed(other):
+        return True
+    walls = [record.metrics.wall_ms for record in (one, other) if record.metrics.wall_ms is not None]
+    faster, slower = min(walls, key=lambda wall: wall.p50), max(walls, key=lambda wall: wall.p50)
+    return faster.p99 < slower.min
 
 
 def held_rate(record: Record) -> str | None:
@@ -144,12 +193,6 @@ def _notes(row: Answer) -> list[str]:
     return [one_line(f"{row.component}: {sentence}") for sentence in said if sentence]
 
 
-def _is_apart(fastest: Record, other: Record) -> bool:
-    """Say whether nearly all calls of the one were faster than every call of the other, which no disturbance blurs."""
-    one, two = fastest.metrics.wall_ms, other.metrics.wall_ms
-    return one is not None and two is not None and one.p99 < two.min
-
-
 def _nothing(group: Sequence[Record]) -> str:
     if any(record.is_correct for record in group):
         return "no latency was measured"
@@ -170,11 +213,8 @@ def _by_mean(fastest: Record, others: Sequence[Record]) -> str:
     """Say when the mean, which FPS comes from, ranks otherwise: a long tail is worth knowing."""
     means = [(r.metrics.wall_ms.mean, r.variant) for r in (fastest, *others) if r.metrics.wall_ms is not None]
     mean, variant = min(means, default=(0.0, fastest.variant))
-    return (
-        ""
-        if variant == fastest.variant
-        else f"by the mean {variant} is faster ({significant(mean)} ms): mind the tails"
-    )
+    words = f"by the mean {variant} is faster ({significant(mean)} ms): compare the tails"
+    return "" if variant == fastest.variant else words
 
 
 def _unsupported(fastest: Record, group: Sequence[Record], *, alone: bool) -> str:
@@ -193,3 +233,27 @@ def _unsupported(fastest: Record, group: Sequence[Record], *, alone: bool) -> st
 
 def _with_status(record: Record) -> str:
     return f"{record.variant} ({wrong_because(record)})"
+
+
+def disturbance(record: Record) -> str:
+    """Say how much other processes disturbed the timing; empty where they did not."""
+    if not is_disturbed(record):
+        return ""
+    wall, latency = record.metrics.wall_ms, record.metrics.latency
+    assert wall is not None
+    assert latency is not None
+    waited, window = latency.run_queue_wait_ms, wall.mean * wall.n
+    if waited is not None and waited >= _LEAST_WAIT * window:
+        times = f"waited {significant(waited / 1e3, 2)} of {significant(window / 1e3, 2)} s for a CPU"
+    else:
+        times = f"interrupted {latency.descheduled} times in {wall.n} calls"
+    return f"disturbed by other processes: {times}"
+
+
+def _cells(records: Iterable[Record], data: RunData) -> str:
+    """Return the names of cells: the variants alone, where all components of the run are meant."""
+    chosen = list(records)
+    variants = dict.fromkeys(record.variant for record in chosen)
+    if len(chosen) == len(variants) * len(data.groups):
+        return ", ".join(variants)
+    return listed([name_of(record) for record in chosen])

@@ -1,14 +1,32 @@
-"""What variants that capture CUDA graphs saved and cost, and what each torch.fx pass changed."""
+"""What CUDA graphs, torch.fx passes and torch.compile did, and the files to open: reports, kernel files, traces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from profiling.report.format import Value
+from profiling.report.format import Value, count_of, one_line
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, first, itself
+from profiling.report.run_data import RunData, cell_table, first, itself, name_of
 from profiling.report.table import Column
-from profiling.results.record import FxPass, Graphs, Record
+from profiling.results.record import FxPass, Graphs, KernelFile, Record
+
+#: Lines a cell that the console has for reasons; `report.md` holds all.
+_MOST = 8
+_COUNTS = (
+    ("graphs", "graphs"),
+    ("graph_breaks", "graph breaks"),
+    ("recompiles", "recompiles"),
+    ("cudagraph_captures", "CUDA graphs captured"),
+    ("cudagraph_skips", "CUDA graphs skipped"),
+    ("cache_hits", "cache hits"),
+)
+_PERFETTO = (
+    "To open a trace, drop its file onto ui.perfetto.dev in a browser (Open trace file); it takes .json.gz as it is "
+    "and keeps it in the browser. Operator tables are text."
+)
+
+_Reason = tuple[Record, str, str | None, str, str | None]
+_Kernel = tuple[Record, KernelFile]
 
 
 def graphs_section(data: RunData) -> Section:
@@ -18,6 +36,116 @@ def graphs_section(data: RunData) -> Section:
     graphs = cell_table("CUDA graphs: a call without and with replay", _GRAPHS, captured, itself)
     table = cell_table("torch.fx passes, each against the module before it", _PASSES, passes, first, keys=3)
     return Section("graphs", "CUDA graphs", tables=(graphs, table))
+
+
+def compile_section(data: RunData) -> Section:
+    """Return what compiling cost in each cell that compiled, and each reason that the compiler gave."""
+    compiled = [r for r in data.records if r.compile is not None or (r.prepare is not None and r.prepare.compiles)]
+    reasons = [reason for record in compiled for reason in _reasons(record)]
+    phases = dict.fromkeys(name for record in compiled if record.compile for name in record.compile.phases)
+    kernels = [(record, kernel) for record in data.records for kernel in record.kernels or ()]
+    tables = (
+        cell_table("What was compiled", _compiled(data), compiled, itself, depth="report"),
+        cell_table(
+            "Seconds of compiling by phase",
+            [Column[Record](one_line(name), _phase(name), "s", unit="") for name in phases],
+            [record for record in compiled if record.compile is not None and record.compile.phases],
+            itself,
+            depth="report",
+        ),
+        cell_table("What the compiler reported", _REASONS, reasons, first, depth="report"),
+        cell_table("Kernel files", _kernel_columns(data), kernels, first, depth="page"),
+    )
+    return Section("compile", "torch.compile", _lines(reasons), tables=tables)
+
+
+def files_section(data: RunData) -> Section:
+    """Return the traces and operator tables as links, and how they are opened."""
+    rows = [record for record in data.records if record.trace is not None]
+    columns = (
+        Column[Record]("trace", lambda record: data.link(record.trace.trace if record.trace else None)),
+        Column[Record]("operator table", lambda record: data.link(record.trace.operators if record.trace else None)),
+    )
+    return Section(
+        "traces",
+        "Traces",
+        legend=(_PERFETTO,) if rows else (),
+        tables=(cell_table("Traces of the profiler", columns, rows, itself, depth="report"),),
+    )
+
+
+def file_lines(data: RunData) -> tuple[str, ...]:
+    """Return where the folders of compile reports and traces are, a line each, for the end of the console."""
+    indexes = [r.compile.index for r in data.records if r.compile is not None]
+    traces = [r.trace.trace for r in data.records if r.trace is not None]
+    lines = [f"compile report: {data.folder / indexes[0]}"] if len(indexes) == 1 else []
+    if len(indexes) > 1:
+        lines.append(f"compile reports: {len(indexes)}, linked in report.html")
+    if traces:
+        lines.append(f"profiler traces (open in ui.perfetto.dev): {(data.folder / traces[0]).parent}/")
+    return tuple(map(one_line, lines))
+
+
+def _lines(reasons: Sequence[_Reason]) -> tuple[str, ...]:
+    """Return the compiler's reasons, at most `_MOST` lines a cell."""
+    by_cell: dict[str, list[str]] = {}
+    for record, what, _, reason, where in reasons:
+        by_cell.setdefault(name_of(record), []).append(f"{what}: {reason}{f' ({where})' if where else ''}")
+    lines = []
+    for cell, said in by_cell.items():
+        lines += [f"{cell}: {line}" for line in said[:_MOST]]
+        if len(said) > _MOST:
+            lines.append(f"{cell}: {count_of(len(said) - _MOST, 'line')} more in report.md")
+    return tuple(map(one_line, lines))
+
+
+def _reasons(record: Record) -> Iterator[_Reason]:
+    log = record.compile
+    if log is None:
+        return
+    for each in log.graph_breaks:
+        yield record, "graph break", None, each.reason, _where(each.file, each.line)
+    for each in log.recompiles:
+        yield record, "recompile", each.compile_id, each.reason, _where(each.file, each.line)
+    for each in log.failures:
+        yield record, f"not compiled, {each.kind}", each.compile_id, each.reason, _where(each.file, each.line)
+    for reason in log.cudagraph_skips:
+        yield record, "CUDA graph skipped", None, reason, None
+
+
+def _where(file: str | None, line: int | None) -> str | None:
+    return file if not file or line is None else f"{file}:{line}"
+
+
+def _compiled(data: RunData) -> tuple[Column[Record], ...]:
+    def count(key: str) -> Callable[[Record], float | None]:
+        return lambda record: getattr(record.prepare, key, None)
+
+    return (
+        Column("compiled in", lambda record: record.compile.compile_seconds if record.compile else None, "s"),
+        *(Column[Record](title, count(key), "count") for key, title in _COUNTS),
+        Column("report", lambda record: data.link(record.compile.index if record.compile else None)),
+    )
+
+
+def _phase(name: str) -> Callable[[Record], float | None]:
+    return lambda record: record.compile.phases.get(name) if record.compile is not None else None
+
+
+_REASONS = (
+    Column[_Reason]("what", lambda row: row[1]),
+    Column[_Reason]("id", lambda row: row[2]),
+    Column[_Reason]("reason", lambda row: row[3]),
+    Column[_Reason]("where", lambda row: row[4]),
+)
+
+
+def _kernel_columns(data: RunData) -> tuple[Column[_Kernel], ...]:
+    return (
+        Column("kernel", lambda row: row[1].name),
+        Column("kind", lambda row: row[1].kind),
+        Column("file", lambda row: data.link(row[1].file)),
+    )
 
 
 def _of(read: Callable[[Graphs], Value | None]) -> Callable[[Record], Value | None]:

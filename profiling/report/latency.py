@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.report.answer import median_of
+from profiling.report.answer import can_be_ranked, median_of
 from profiling.report.charts import (
     RED,
     Chart,
@@ -93,8 +93,11 @@ def _variants(data: RunData, baselines: set[str]) -> tuple[Column[Record], ...]:
 
 
 def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
-    if record is correct_baseline(group):
-        return 1.0
+    baseline = correct_baseline(group)
+    if baseline is None or record is baseline:
+        return None if baseline is None else 1.0
+    if record.metrics.wall_ms is None or not can_be_ranked(record, baseline):
+        return None
     return estimate(claimed_speedup(record, group), record.speedup.ci95 if record.speedup else None)
 
 

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.errors import install_hint, python_command
-from profiling.report.answer import answer_section
+from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.classic import render_classic
-from profiling.report.compile_log import compile_section, file_lines, files_section
 from profiling.report.format import escaped, listed, one_line
-from profiling.report.graphs import graphs_section
+from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section
 from profiling.report.heading import heading_lines, network_section, origin_sections
 from profiling.report.latency import distribution_section, latency_section
 from profiling.report.launches import launches_section
@@ -22,7 +21,6 @@ from profiling.report.page import Section, render_page
 from profiling.report.realtime import realtime_section
 from profiling.report.roofline import roofline_section
 from profiling.report.run_data import RunData, load_run
-from profiling.report.status import notes_section, status_section
 from profiling.report.sweep import sweep_section
 from profiling.report.table import WIDTH, console, fits, markdown, wrapped_line
 from profiling.report.trace import trace_section

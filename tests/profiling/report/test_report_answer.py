@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from report_records import build, build_loop, clocks, faster, frame_loop, rows, run_data
+from report_records import build, build_loop, clocks, faster, frame_loop, rows, run_data, titled
 
-from profiling.report.answer import answer_of, answer_section, held_rate
-from profiling.report.status import notes_section, status_section
+from profiling.report.answer import answer_of, answer_section, held_rate, notes_section, status_section
+from profiling.report.latency import latency_section
 from profiling.results.record import Record
 
 
@@ -60,6 +60,7 @@ def test_a_disturbed_machine_ranks_nothing_that_it_could_have_turned_round() -> 
     said = remarks(baseline, compiled)
     assert "compile was disturbed by other processes: interrupted 20 times in 200 calls" in said
     assert "No ranking is claimed" in said
+    assert titled(latency_section(run_data(baseline, compiled)))["Variants"][1]["speedup vs baseline"] == "–"
     # Where nearly every call of the one was faster than any call of the other, no disturbance explains it.
     assert answer(build("baseline", 28.7), compiled)["speedup vs baseline"] == "11.5× [11.4, 11.6]"
     assert answer(baseline, disturbed(build("compile", 2.5), 19))["fastest correct"] == "compile"

@@ -6,10 +6,9 @@ from typing import Any
 
 from report_records import build, build_loop, frame_loop, rows, run_data, titled
 
-from profiling.report.answer import answer_section
+from profiling.report.answer import answer_section, notes_section
 from profiling.report.heading import ceilings_line
 from profiling.report.roofline import bound_line, next_step, roofline_section
-from profiling.report.status import notes_section
 from profiling.results.record import Record
 
 PREDICTED = "Predicted and measured medians"

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from report_records import build, faster, rows, run_data, titled, traces
 
-from profiling.report.compile_log import compile_section, file_lines, files_section
-from profiling.report.graphs import graphs_section
+from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section
 from profiling.report.launches import launches_section
 from profiling.report.sweep import sweep_section
 from profiling.report.training import training_section
