@@ -77,7 +77,7 @@ def next_step(record: Record, group: Sequence[Record]) -> tuple[str, str]:
     # An advice reads "reason: what to do"; the evidence gives the reason already.
     advice = one_line(call.roofline.advice).rstrip(".")
     sentence = advice.partition(": ")[2] or advice
-    short, predicted = getattr(call.roofline, "next_step", None), call.roofline.predicted
+    short, predicted = call.roofline.next_step, call.roofline.predicted
     tried = {other.variant: other.median_ms for other in group if other.is_correct and other.median_ms is not None}
     for name, ms in tried.items():
         named = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", f"{short}, {sentence}")

@@ -65,6 +65,15 @@ def test_the_next_step_carries_its_prediction_where_nobody_tried_it() -> None:
     assert rows(table)[0]["next"] == "fuse them"
 
 
+def test_the_next_step_is_named_in_a_few_words() -> None:
+    section = roofline(predicted=None, next_step="8-bit weights", advice="The roofline is 60%: compute in 8 bits.")
+    record = build("compile", 2.0, roofline=section)
+    assert next_step(record, [record]) == ("8-bit weights", "compute in 8 bits")
+    long = build("compile", 2.0, roofline=section | {"next_step": "a step that no cell of the table has room for"})
+    (table,) = answer_section(run_data(long)).tables
+    assert rows(table)[0]["next"] == "see below"
+
+
 def test_a_variant_that_was_measured_slower_is_never_advised() -> None:
     slower = build("cuda_graph", 30.0, roofline=REPLAYED)
     short, long = next_step(EAGER, [EAGER, slower])
