@@ -90,7 +90,7 @@ class ChainSamples:
     times: Mapping[Series, SeriesTimes]
 
     def dispatch(self) -> dict[str, Any]:
-        """Return the CPU's cost of the smallest operator, and the size at which the work takes as long as that."""
+        """Return the dispatch time of the smallest operator, and the size at which the work itself takes as long."""
         slopes = [self._of(size, "eager").host_lines().slope for size in self.chain.sizes]  # [rounds] each
         ratios = np.stack([slope / (2 * slopes[0]) for slope in slopes], axis=1)
         return {
@@ -171,8 +171,8 @@ class ChainSamples:
             return None
         name, sizes = self.chain.size_name, self.chain.sizes
         if np.nanmedian(crossings) > 0:
-            return f"up to {name} {sizes[-1]} every operator takes less time than its call costs the host"
-        return f"from {name} {sizes[0]} on every operator takes more time than its call costs the host"
+            return f"up to {name} {sizes[-1]} every operator runs for less time than its call costs the host"
+        return f"from {name} {sizes[0]} on every operator runs for more time than its call costs the host"
 
     def _series(self, size: int, mode: Mode) -> Series:
         return Series(self.chain.name, self.chain.size_name, size, mode)

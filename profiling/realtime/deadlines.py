@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from profiling.results.frames import TICK_MS, Array, Series
 from profiling.results.record import Deadline
 
-#: Frame rates that every loop is compared with, beside its target.
+#: Frame rates that every loop is compared with, in addition to its target.
 COMMON_FPS = (24.0, 30.0, 60.0, 120.0)
 
 

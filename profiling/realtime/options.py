@@ -7,10 +7,10 @@ from typing import Any
 
 from profiling.errors import InputError, did_you_mean
 
-#: Roles of components: the world model makes the latents of a frame, the others decode its picture and its sound.
+#: Roles of components, each also a stage: the world model makes the latents of a frame, the others decode them.
 WORLD, PICTURE, SOUND = "world", "picture", "sound"
 ROLES = (WORLD, PICTURE, SOUND)
-#: Stages beside one for each role: all three networks as one, and the copy to the playout buffer.
+#: Further stages: all three networks as one, and the copy to the playout buffer.
 WHOLE, DELIVER = "whole", "deliver"
 
 SCHEDULES = ("sequential", "overlap", "one_graph")

@@ -15,7 +15,7 @@ from profiling.errors import InputError
 from profiling.realtime.options import LoopOptions
 from profiling.results.record import SoundWindow
 
-#: Shares of the window that are measured beside the requested length, and the frames that each is measured on.
+#: Shares of the window that are measured in addition to the requested length, and frames that each is measured on.
 SHARES, TRIALS = (0.125, 0.25, 0.5, 0.75), 8
 
 

@@ -33,7 +33,7 @@ def summarize_frames(
     """Return `loop`, which describes a loop before its first frame, with what was measured in its frames.
 
     `series` may end anywhere, also before the first frame: then nothing is added. `events` are recompiles: {"frame",
-    "kind": "recompile", "id"}. What too few frames can show is absent.
+    "kind": "recompile", "id"}. Fields that need more frames are absent.
 
     Raises:
         ValueError: a series is missing or of another length, a frame has no time, or `loop` has no possible rate, pace

@@ -51,7 +51,7 @@ class TrainingStep(nn.Module):
         return [*self.model.parameters(), *self.state_tensors()]
 
     def state_tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that a step reads or changes beside the weights: buffers, moments, learning rates."""
+        """Return the tensors that a step reads or changes, without the weights: buffers, moments, learning rates."""
         moments = [value for by_name in self.optimizer.state.values() for value in by_name.values()]
         tensors = [*self.model.buffers(), *moments, *self.learning_rates()]
         return tuple(tensor for tensor in tensors if isinstance(tensor, Tensor))

@@ -45,9 +45,9 @@ def test_every_yaml_composes_and_its_targets_exist(group, name):
 
 @pytest.mark.parametrize("target", sorted(path.stem for path in CONF.glob("*.yaml")))
 def test_every_target_composes_and_its_targets_exist(target):
-    for found in targets(OmegaConf.to_container(composed(target=target), resolve=True)):
-        module, _, attribute = found.rpartition(".")
-        assert hasattr(importlib.import_module(module), attribute), found
+    for target_name in targets(OmegaConf.to_container(composed(target=target), resolve=True)):
+        module, _, attribute = target_name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), target_name
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml")))
@@ -100,5 +100,5 @@ def test_tiny_changes_only_keys_that_are_there(name):
 
 def test_frames_per_call_follow_the_inputs():
     overrides = ("component.audio_decoder.inputs.frames=60", "component.image_decoder.inputs.batch=4")
-    found = {component.name: component.frames_per_call for component in read_config(composed(*overrides)).components}
-    assert found == {**dict.fromkeys(MAIN, 1), "image_decoder": 4, "audio_decoder": 60}
+    frames = {component.name: component.frames_per_call for component in read_config(composed(*overrides)).components}
+    assert frames == {**dict.fromkeys(MAIN, 1), "image_decoder": 4, "audio_decoder": 60}

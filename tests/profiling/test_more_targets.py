@@ -75,15 +75,15 @@ def test_an_axis_can_be_a_dimension_of_a_shape():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (("axis=bach",), "Did you mean 'batch'"),
         (("values=[0]",), "whole numbers"),
         (("component=[mimi_decoder]", "axis=codes.9"), "codes.2"),
     ],
 )
-def test_a_wrong_sweep(overrides, says):
-    with pytest.raises(InputError, match=says):
+def test_a_wrong_sweep(overrides, message):
+    with pytest.raises(InputError, match=message):
         sweep(*overrides)
 
 
@@ -143,11 +143,11 @@ def test_a_training_step_runs_and_reports(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [("training.steps=0", "training.steps"), ("optimizer=sdg", "Did you mean 'sgd'"), ("training.stesp=3", "steps")],
 )
-def test_wrong_training_options_are_one_line(tmp_path, override, says):
-    assert says in started("training_step", tmp_path / "run", override, code=2)
+def test_wrong_training_options_are_one_line(tmp_path, override, message):
+    assert message in started("training_step", tmp_path / "run", override, code=2)
 
 
 def test_launch_costs_are_in_the_environment_too(tmp_path):

@@ -64,9 +64,9 @@ def test_the_crossing_of_an_analytic_model():
     # A device that needs 2 µs and 10 elements more a nanosecond, a host that needs 6: equal at 40 000 elements.
     sizes = [2**power for power in range(0, 25, 2)]
     durations = [2 + size / 10_000 for size in sizes]
-    found = crossing(sizes, [duration / 6 for duration in durations])
-    assert found == pytest.approx(40_000, rel=0.1)
-    assert at_size(found, sizes, durations) == pytest.approx(6)
+    size = crossing(sizes, [duration / 6 for duration in durations])
+    assert size == pytest.approx(40_000, rel=0.1)
+    assert at_size(size, sizes, durations) == pytest.approx(6)
 
 
 def test_a_power_law_is_interpolated_without_error():
@@ -80,11 +80,11 @@ def test_the_last_crossing_counts():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "found"),
+    ("ratios", "size"),
     [((0.1, 0.2, 0.9), math.inf), ((1.1, 2, 3), -math.inf), ((0.1, 2, 3), 10 ** (1 / (1 + math.log10(2))))],
 )
-def test_a_crossing_outside_the_sweep(ratios, found):
-    assert crossing((1, 10, 100), ratios) == pytest.approx(found)
+def test_a_crossing_outside_the_sweep(ratios, size):
+    assert crossing((1, 10, 100), ratios) == pytest.approx(size)
 
 
 @pytest.mark.parametrize("wrong", [NAN, 0.0, -0.2])

@@ -32,7 +32,7 @@ class FakeClock:
 class FakeLoop(Pipeline):
     """A frame takes `host_ms` of the host, then `device_ms(frame)` of a device that works on one frame at a time."""
 
-    stages = ("made",)
+    stages = ("only",)
 
     def __init__(self, clock, device_ms, host_ms=0.0):
         self.clock, self.frame_ms, self.host_ms = clock, device_ms, host_ms
@@ -42,7 +42,7 @@ class FakeLoop(Pipeline):
         self.clock.pass_ms(self.host_ms)
         self.free_us = max(self.free_us, self.clock.us) + round(1000 * self.frame_ms(frame))
         self.done_us[frame] = self.free_us
-        return InFlightFrame(frame, {"made": self.host_ms})
+        return InFlightFrame(frame, {"only": self.host_ms})
 
     def finished(self, in_flight):
         return self.clock.us >= self.done_us[in_flight.frame]
@@ -51,13 +51,13 @@ class FakeLoop(Pipeline):
         self.clock.us = max(self.clock.us, self.done_us[in_flight.frame])
 
     def device_ms(self, in_flight):
-        return {"made": self.frame_ms(in_flight.frame)}
+        return {"only": self.frame_ms(in_flight.frame)}
 
 
 class RealLoop(Pipeline):
     """A frame keeps the host busy for `base_ms` of wall time and then does what is planted for it."""
 
-    stages = ("made",)
+    stages = ("only",)
 
     def __init__(self, planted, base_ms=2.0):
         self.planted, self.base_s = planted, base_ms / 1e3
@@ -67,7 +67,7 @@ class RealLoop(Pipeline):
         while time.perf_counter() < started + self.base_s:
             pass
         self.planted(frame)
-        return InFlightFrame(frame, {"made": 1e3 * (time.perf_counter() - started)})
+        return InFlightFrame(frame, {"only": 1e3 * (time.perf_counter() - started)})
 
     def finished(self, in_flight):
         return True
@@ -88,7 +88,7 @@ def played(folder, pipeline, clock, frames, *, observe=lambda frame, frame_ms: {
         journal.close()
     series = recover_series(folder, CELL)
     assert series is not None
-    assert set(series) == {*NAMES, "host_made_ms", "device_made_ms"}
+    assert set(series) == {*NAMES, "host_only_ms", "device_only_ms"}
     return series
 
 

@@ -31,10 +31,10 @@ BEFORE_ANY_CELL = {
 
 @pytest.mark.parametrize("case", BEFORE_ANY_CELL)
 def test_wrong_before_any_cell(tmp_path, case):
-    overrides, says = BEFORE_ANY_CELL[case]
+    overrides, message = BEFORE_ANY_CELL[case]
     with pytest.raises(InputError) as caught:
         run(composed(*overrides), tmp_path)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -56,8 +56,8 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_wrong_option(name):
-    value, says = OPTIONS[name]
-    with pytest.raises(InputError, match=rf"^loop\.{name}=.*{says}"):
+    value, message = OPTIONS[name]
+    with pytest.raises(InputError, match=rf"^loop\.{name}=.*{message}"):
         LoopOptions(**{name: value})
 
 
@@ -89,9 +89,9 @@ def test_input_that_only_a_cell_can_refuse(realtime, tmp_path):
         ([f"loop.actions={tmp_path / 'narrow.npz'}"], "mouse has the shape [5, 3]. It must be finite numbers [n, 2]"),
         (["metric=[latency]", "isolation=none"], latency),
     )
-    for overrides, says in cases:
+    for overrides, message in cases:
         outcome = realtime(*FEW, *overrides)
         assert outcome.code == 2, outcome.out + outcome.err
-        assert says in " ".join((outcome.err + outcome.out).split()), "also where the console wraps the line"
+        assert message in " ".join((outcome.err + outcome.out).split()), "also where the console wraps the line"
         # With isolation=none the log of the cell is on the terminal too.
         assert "Traceback" not in outcome.err or "isolation=none" in overrides

@@ -44,9 +44,9 @@ def test_recorded_actions_are_repeated(tmp_path):
     np.savez(tmp_path / "a.npz", mouse=mouse, btn=btn)
     actions = read_actions(tmp_path / "a.npz", 2, 3)
     for frame in range(-3, 20):  # warm-up frames count from below 0
-        for found, given in zip(actions.at(frame), (mouse, btn), strict=True):
-            assert found.dtype == np.float32
-            assert found.tolist() == given[frame % 7].tolist()
+        for read, given in zip(actions.at(frame), (mouse, btn), strict=True):
+            assert read.dtype == np.float32
+            assert read.tolist() == given[frame % 7].tolist()
 
 
 WRONG = {

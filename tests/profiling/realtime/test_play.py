@@ -47,7 +47,7 @@ def test_frames_of_five_milliseconds(tmp_path, clock):
     series = played(tmp_path, FakeLoop(clock, lambda frame: 3.5, 1.5), clock, 100, observe=slowly(clock))
     assert series["action_ms"] == near(*(5.5 * np.arange(100)))
     assert series["delivered_ms"] == near(*(5.5 * np.arange(100) + 5))
-    taken = {"frame": 5.0, "latency": 5.0, "host_made": 1.5, "device_made": 3.5, "wait": 3.5, "rest": 0.0}
+    taken = {"frame": 5.0, "latency": 5.0, "host_only": 1.5, "device_only": 3.5, "wait": 3.5, "rest": 0.0}
     for name, ms in taken.items():
         assert series[f"{name}_ms"] == near(*[ms] * 100), name
     assert series["gap_ms"] == near(*[OBSERVE_MS] * 99, np.nan), "no frame comes after the last"
@@ -133,7 +133,7 @@ def test_a_crash_at_frame_100(tmp_path, clock, depth):
     assert {len(values) for values in series.values()} == {kept}
     for name, values in series.items():
         np.testing.assert_array_equal(values, recovered[name])
-    np.testing.assert_allclose(series["device_made_ms"], 5.0 + 0.01 * np.arange(kept))
+    np.testing.assert_allclose(series["device_only_ms"], 5.0 + 0.01 * np.arange(kept))
     assert (series["switches"] == np.arange(kept)).all()
     assert summarized(series).frames == kept
     if depth == 1:

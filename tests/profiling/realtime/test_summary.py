@@ -153,14 +153,14 @@ def test_a_drift_that_compounds_has_no_slow_frames():
 
 def test_a_ramp_is_found_and_left_out_of_the_slope():
     ramp = 1 + 0.15 * np.clip(1 - np.arange(FRAMES) / 80, 0, None)
-    found = faults(summary(series_of(noise(FRAMES) * ramp)))
-    assert 60 <= found.pop("ramp") <= 75, "the ramp is within 3% of the level from frame 64 on"
-    assert found == {}
+    named = faults(summary(series_of(noise(FRAMES) * ramp)))
+    assert 60 <= named.pop("ramp") <= 75, "the ramp is within 3% of the level from frame 64 on"
+    assert named == {}
     step = np.where(np.arange(FRAMES) < 100, 1.1, 1.0)
     assert faults(summary(series_of(noise(FRAMES) * step))) == {"ramp": 100}
     stalls = at(*range(5, 100, 10), value=40.0)
-    found = faults(summary(series_of(noise(FRAMES) * step + stalls)))
-    assert found == {"ramp": 100, "causes": {"not attributed": 10}, "late": 10}, "no period in the ramp"
+    named = faults(summary(series_of(noise(FRAMES) * step + stalls)))
+    assert named == {"ramp": 100, "causes": {"not attributed": 10}, "late": 10}, "no period in the ramp"
 
 
 def test_a_growth_too_small_to_matter():
@@ -233,7 +233,7 @@ def test_a_series_cut_off_by_a_crash(frames):
 
 
 @pytest.mark.parametrize(
-    ("slow", "found"),
+    ("slow", "period"),
     [
         ([49, 99, 149], (50, 3, 49)),
         ([49, 100, 149, 200, 249], (50, 5, 49)),  # within a frame
@@ -246,8 +246,8 @@ def test_a_series_cut_off_by_a_crash(frames):
         ([], None),
     ],
 )
-def test_periods(slow, found):
-    assert find_period(slow) == (found and Spikes(period=found[0], count=found[1], first=found[2]))
+def test_periods(slow, period):
+    assert find_period(slow) == (period and Spikes(period=period[0], count=period[1], first=period[2]))
 
 
 @pytest.mark.parametrize("slow", [3, 5, 8, 20, 60])

@@ -45,20 +45,20 @@ def work(device, make):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_step_reads_and_writes_weights_and_moments(device):
-    found = work(device, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    counts = work(device, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
     # Forward two products; backward two for the weights, and one for what the second layer was given.
-    assert found.flops == {"matmul": 5 * PRODUCT}
-    assert found.bytes["weights"] == 2 * WEIGHT
-    assert found.bytes["inputs"] == 4 * ROWS * INPUTS
-    assert found.bytes["outputs"] == 4
-    assert 0 <= found.bytes["state_read"] - 2 * WEIGHT <= 4, "momentum, and the learning rate"
-    assert found.bytes["state_written"] == 2 * 2 * WEIGHT, "weights and momentum"
-    assert found.traffic > found.total_bytes, "gradients besides"
+    assert counts.flops == {"matmul": 5 * PRODUCT}
+    assert counts.bytes["weights"] == 2 * WEIGHT
+    assert counts.bytes["inputs"] == 4 * ROWS * INPUTS
+    assert counts.bytes["outputs"] == 4
+    assert 0 <= counts.bytes["state_read"] - 2 * WEIGHT <= 4, "momentum, and the learning rate"
+    assert counts.bytes["state_written"] == 2 * 2 * WEIGHT, "weights and momentum"
+    assert counts.traffic > counts.total_bytes, "also gradients"
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_two_moments_are_twice_the_state(device):
-    found = work(device, partial(torch.optim.AdamW, lr=0.1, fused=device == "cuda"))
-    assert found.bytes["weights"] == 2 * WEIGHT
-    assert 0 <= found.bytes["state_read"] - 4 * WEIGHT <= 32, "and step numbers"
-    assert 0 <= found.bytes["state_written"] - 6 * WEIGHT <= 16
+    counts = work(device, partial(torch.optim.AdamW, lr=0.1, fused=device == "cuda"))
+    assert counts.bytes["weights"] == 2 * WEIGHT
+    assert 0 <= counts.bytes["state_read"] - 4 * WEIGHT <= 32, "and step numbers"
+    assert 0 <= counts.bytes["state_written"] - 6 * WEIGHT <= 16
