@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.compare.cells import loop_work
-from profiling.compare.command import (
-    check_page_path,
-    describe_error,
-    paragraph,
-    parse_options,
-    titled_table,
-    write_page,
-)
+from profiling.compare.command import check_page_path, describe_error, parse_options, section_text, write_page
 from profiling.compare.loaded_run import LoadedRun, median_ms, read_run
 from profiling.errors import InputError
 from profiling.report.charts import GREY, Chart, Figure, View, axis, error_bars, figure, line, palette, plain, points
@@ -165,18 +158,20 @@ def _revision(environment: Environment) -> str | None:
 
 def history_text(history: History, *, as_markdown: bool) -> str:
     """Return a table for each title, and how to read them."""
-    tables = [titled_table(table, as_markdown=as_markdown) for table in _tables(history)]
-    return "\n\n".join((*tables, paragraph(_legend(history), as_markdown=as_markdown)))
+    return section_text(_section(history), as_markdown=as_markdown)
 
 
 def history_page(history: History, folder: Path) -> str:
-    """Return the page."""
+    """Return the page: the text with a chart."""
     runs = {point.run for series in history.values() for point in series}
     dates = sorted(point.date for series in history.values() for point in series if point.date)
     heading = f"{folder}: {count_of(len(runs), 'run')}{f', {dates[0]} to {dates[-1]}' if dates else ''}"
+    return render_page(f"history: {one_line(folder.resolve().name)}", [one_line(heading)], [_section(history)])
+
+
+def _section(history: History) -> Section:
     title = "The fastest correct variant of each run"
-    section = Section("history", title, legend=_legend(history), tables=_tables(history), charts=(_chart(history),))
-    return render_page(f"history: {one_line(folder.resolve().name)}", [one_line(heading)], [section])
+    return Section("history", title, tables=_tables(history), charts=(_chart(history),), legend=_legend(history))
 
 
 def _tables(history: History) -> list[Table[HistoryPoint]]:

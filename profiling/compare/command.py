@@ -10,7 +10,8 @@ from pathlib import Path
 
 from profiling.errors import InputError, install_hint
 from profiling.report.format import escaped, one_line, replace_unprintable
-from profiling.report.table import AnyTable, console, markdown, wrapped_line
+from profiling.report.page import Section
+from profiling.report.table import console, markdown, wrapped_line
 from profiling.results.run_folder import write_text
 
 _SUFFIX = ".html"
@@ -63,13 +64,13 @@ def write_page(path: Path, render: Callable[[], str]) -> bool:
     return False
 
 
-def titled_table(table: AnyTable, *, as_markdown: bool) -> str:
-    """Return the table under its title; empty if it has no rows."""
-    if not table:
-        return ""
-    if as_markdown:
-        return f"### {escaped(table.title)}\n\n{markdown(table)}"
-    return f"{paragraph([table.title])}\n\n{console(table)}"
+def section_text(section: Section, *, as_markdown: bool) -> str:
+    """Return the section of a page as text: its lines, each table under its title, and the legend."""
+    show = markdown if as_markdown else console
+    titles = [f"### {escaped(table.title)}" if as_markdown else wrapped_line(table.title) for table in section.tables]
+    parts = [f"{title}\n\n{show(table)}" for title, table in zip(titles, section.tables, strict=True) if table]
+    legend = paragraph(section.legend, as_markdown=as_markdown)
+    return "\n\n".join(filter(None, (paragraph(section.lines, as_markdown=as_markdown), *parts, legend)))
 
 
 def paragraph(lines: Iterable[str], *, as_markdown: bool = False) -> str:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
 from profiling.compare.cells import PASSED, SLOWER, CellComparison, Verdict, compare_cells, confidence_level, exit_code
-from profiling.compare.command import paragraph, titled_table
-from profiling.compare.differences import (
-    CellChanges,
-    Difference,
-    cell_changes,
-    run_differences,
-    unknown_differences,
-)
+from profiling.compare.command import paragraph, section_text
+from profiling.compare.differences import CellChanges, Difference, cell_changes, run_differences, unknown_differences
 from profiling.compare.loaded_run import LoadedRun
 from profiling.report import charts
 from profiling.report.format import count_of, estimate, one_line, shortened, show
@@ -72,32 +66,37 @@ class Comparison:
 
 def comparison_text(comparison: Comparison, *, as_markdown: bool) -> str:
     """Return the text: the runs, what differs between them, the cells, what changed in them, the conclusion."""
-    parts = [
-        paragraph(_run_lines(comparison), as_markdown=as_markdown),
-        titled_table(_differences_table(comparison), as_markdown=as_markdown),
-        paragraph(_difference_lines(comparison), as_markdown=as_markdown),
-        titled_table(_cells_table(comparison), as_markdown=as_markdown),
-        paragraph(_legend(comparison), as_markdown=as_markdown),
-        *(titled_table(table, as_markdown=as_markdown) for table in _change_tables(comparison)),
-        paragraph(_unmeasured(comparison), as_markdown=as_markdown),
-        paragraph(conclusion(comparison)),
-    ]
-    return "\n\n".join(filter(None, parts))
+    sections = [section for section in _sections(comparison) if section.depth == "console"]
+    parts = [section_text(section, as_markdown=as_markdown) for section in sections]
+    heading = paragraph(_run_lines(comparison), as_markdown=as_markdown)
+    return "\n\n".join(filter(None, (heading, *parts, paragraph(conclusion(comparison)))))
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Return the page."""
-    commands = "\n\n".join(f"# {letter}\n{_command(run)}" for letter, run in comparison.runs)
-    differences, cells = _differences_table(comparison), _cells_table(comparison)
-    sections = [
-        Section("verdict", "Verdict", (*conclusion(comparison), f"{EXIT_CODES.capitalize()}.")),
-        Section("differences", "Differences", _difference_lines(comparison), tables=(differences,)),
-        Section("cells", "Cells", legend=_legend(comparison), tables=(cells,), charts=(_ratio_chart(comparison),)),
-        Section("changes", "What else changed", _unmeasured(comparison), tables=tuple(_change_tables(comparison))),
-        Section("commands", "Commands of the runs", text=commands),
-    ]
+    """Return the page: the text with the conclusion first, a chart, and the commands of the runs."""
     title = one_line(f"{comparison.b.name} compared with {comparison.a.name}")
-    return render_page(title, _run_lines(comparison), sections)
+    return render_page(title, _run_lines(comparison), _sections(comparison))
+
+
+def _sections(comparison: Comparison) -> list[Section]:
+    differences = run_differences(comparison.a, comparison.b)
+    unknown = unknown_differences(comparison.a, comparison.b)
+    if not differences:
+        unknown = (*unknown, "The recorded environments and options of the runs do not differ.")
+    difference_table = _table_of_differences("Differences in environment and options", differences)
+    changes = [
+        _table_of_differences(f"Changed in {' · '.join(cell.cell)}", cell.differences) for cell in comparison.changes
+    ]
+    ratios, legend, cells = _ratio_chart(comparison), _legend(comparison), _cells_table(comparison)
+    exit_codes = f"{EXIT_CODES.capitalize()}."
+    commands = "\n\n".join(f"# {letter}\n{_command(run)}" for letter, run in comparison.runs)
+    return [
+        Section("verdict", "Verdict", (*conclusion(comparison), exit_codes), depth="page"),
+        Section("differences", "Differences", unknown, tables=(difference_table,)),
+        Section("cells", "Cells", tables=(cells,), charts=(ratios,), legend=legend),
+        Section("changes", "What else changed", tables=changes, legend=_unmeasured(comparison)),
+        Section("commands", "Commands of the runs", text=commands, depth="page"),
+    ]
 
 
 def conclusion(comparison: Comparison) -> tuple[str, str]:
@@ -124,17 +123,6 @@ def _run_lines(comparison: Comparison) -> list[str]:
 
 def _command(run: LoadedRun) -> str:
     return one_line(run.environment.command or "# not known: environment.json does not hold it")
-
-
-def _differences_table(comparison: Comparison) -> Table[Difference]:
-    return _table_of_differences("Differences in environment and options", run_differences(comparison.a, comparison.b))
-
-
-def _difference_lines(comparison: Comparison) -> tuple[str, ...]:
-    lines = unknown_differences(comparison.a, comparison.b)
-    if run_differences(comparison.a, comparison.b):
-        return lines
-    return (*lines, "The recorded environments and options of the runs do not differ.")
 
 
 def _table_of_differences(title: str, differences: Sequence[Difference]) -> Table[Difference]:
@@ -185,11 +173,6 @@ def _legend(comparison: Comparison) -> list[str]:
     if min(cell.rounds for cell in compared) == 1:
         lines.append("One round per run: the intervals do not contain drift of the machine. Run both with rounds=5.")
     return lines
-
-
-def _change_tables(comparison: Comparison) -> Iterator[Table[Difference]]:
-    for changes in comparison.changes:
-        yield _table_of_differences(f"Changed in {' · '.join(changes.cell)}", changes.differences)
 
 
 def _unmeasured(comparison: Comparison) -> list[str]:
