@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from profiling.compare.loaded_run import LoadedRun, revision_text
+from profiling.compare.loaded_run import LoadedRun
 from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, one_line, shortened, show, significant
-from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, encode_environment
+from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, Git, encode_environment
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
 
@@ -109,8 +109,8 @@ def _environment(run: LoadedRun) -> dict[str, Any]:
     environment = run.environment
     content = {key: value for key, value in encode_environment(environment).items() if key not in _NOT_COMPARED}
     known = {name: value for name, value in _flat(content) if not name.endswith("_reason")}
-    known["git, your code"] = revision_text(environment.user_git)
-    known["git, this tool"] = revision_text(environment.tool_git) or environment.tool_version
+    known["git, your code"] = _revision(environment.user_git)
+    known["git, this tool"] = _revision(environment.tool_git) or environment.tool_version
     conditions = [record.metrics.latency for record in run.records.values() if record.metrics.latency is not None]
     clocks = [
         clock for each in conditions for clock in (each.sm_clock_min_mhz, each.sm_clock_max_mhz) if clock is not None
@@ -118,6 +118,13 @@ def _environment(run: LoadedRun) -> dict[str, Any]:
     if clocks:
         known["SM clock during timing"] = f"{min(clocks)} to {max(clocks)} MHz"
     return known
+
+
+def _revision(git: Git | None) -> str | None:
+    """Return the first 12 digits of the revision, marked where the checkout had uncommitted changes."""
+    if git is None or not git.revision:
+        return None
+    return f"{git.revision[:12]}{' (dirty)' if git.dirty else ''}"
 
 
 def _rank(name: str) -> int:

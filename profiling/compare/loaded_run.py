@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from profiling.errors import InputError
 from profiling.report.format import count_of
-from profiling.results.environment import ENVIRONMENT_FILE, Environment, Git, read_environment
+from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
 from profiling.results.frames import read_series, series_file
 from profiling.results.jsonl import RESULTS_FILE, read_records, read_results
 from profiling.results.judgement import samples_by_round
@@ -111,13 +111,6 @@ def read_samples(run: LoadedRun, record: Record) -> Rounds:
     frame_ms = [read_series(file)["frame_ms"] for file in files]
     rounds = (times[np.isfinite(times)] for times in frame_ms)
     return tuple(times for times in rounds if times.size)
-
-
-def revision_text(git: Git | None) -> str | None:
-    """Return the first 12 digits of the revision, marked where the checkout had uncommitted changes."""
-    if git is None or not git.revision:
-        return None
-    return f"{git.revision[:12]}{' (dirty)' if git.dirty else ''}"
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:

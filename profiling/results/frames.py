@@ -118,7 +118,7 @@ def read_series(path: Path) -> dict[str, Array]:
     except _UNREADABLE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} cannot be read as series of frames: {reason}. Repeat the run.") from None
-    if {values.shape for values in series.values()} != {(frame_count(series),)}:
+    if "frame_ms" not in series or {values.shape for values in series.values()} != {(frame_count(series),)}:
         raise InputError(f"{path} holds no series of frames of one length. Repeat the run.")
     return series
 

@@ -74,6 +74,7 @@ def replaced(save):
         replaced(lambda file: np.savez(file, other=np.zeros(3))),
         replaced(lambda file: np.savez(file, frame_ms=np.array(["a", "b"]))),
         replaced(lambda file: np.savez(file, frame_ms=np.array([{}], dtype=object))),
+        replaced(lambda file: np.savez(file, action_ms=np.zeros(0))),
     ],
 )
 def test_what_is_no_such_file(tmp_path, spoil):
