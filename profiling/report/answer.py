@@ -106,8 +106,8 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
     disturbed = [record for record in (fastest, *unsure) if is_disturbed(record)] if unsure else []
     remarks = []
     if disturbed:
-        remarks += [f"{record.variant} was {disturbance(record)}" for record in disturbed]
-        remarks.append("No ranking is claimed; repeat on a quiet machine")
+        names = listed([record.variant for record in disturbed])
+        remarks.append(f"disturbed by other processes ({names}): no ranking is claimed; repeat on a quiet machine")
     else:
         remarks += [_tie(fastest, others), _by_mean(fastest, others)]
     remarks += [_unsupported(fastest, group, alone=not others)]
@@ -189,7 +189,7 @@ def _next(row: Answer) -> str | None:
 def _notes(row: Answer) -> list[str]:
     bound = bound_line(row.fastest, row.group) if row.fastest is not None else ""
     remarks = "; ".join(row.remarks)
-    said = (bound, f"{remarks[0].upper()}{remarks[1:]}." if remarks else "")
+    said = (bound, f"{remarks}." if remarks else "")
     return [one_line(f"{row.component}: {sentence}") for sentence in said if sentence]
 
 
@@ -244,7 +244,9 @@ def disturbance(record: Record) -> str:
     assert latency is not None
     waited, window = latency.run_queue_wait_ms, wall.mean * wall.n
     if waited is not None and waited >= _LEAST_WAIT * window:
-        times = f"waited {significant(waited / 1e3, 2)} of {significant(window / 1e3, 2)} s for a CPU"
+        times = (
+            f"waited {significant(waited / 1e3, 2)} s for a CPU while timing {significant(window / 1e3, 2)} s of calls"
+        )
     else:
         times = f"interrupted {latency.descheduled} times in {wall.n} calls"
     return f"disturbed by other processes: {times}"
