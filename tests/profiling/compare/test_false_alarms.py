@@ -86,6 +86,6 @@ def test_a_slowdown_of_three_percent_is_found_38_times_in_forty(compared, rounds
 
 
 def test_without_rounds_drift_between_runs_is_taken_for_a_difference(compared):
-    """What rounds are there for: the same drift, one round a side, is a false alarm more often than 2 in 40."""
+    """The purpose of rounds: with one round per run, the same drift is a false alarm more often than 2 in 40."""
     found = compared(rounds=1, drift=0.015)
     assert sum(cells[0].verdict in ("slower", "faster") for cells in found) > 2

@@ -1,4 +1,4 @@
-"""Run folders: one a run, whole files, and the difference between two configs."""
+"""Run folders: one for each run, files written atomically, and the differences between two configs."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,12 +16,16 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path):
     assert tmp_path / "runs" / "2026-01-02_03-04-05" in folders
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+def test_a_file_is_written_atomically(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "old")
     with pytest.raises(UnicodeEncodeError):
         write_text(path, "new \ud800")
     assert path.read_text() == "old"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_text(tmp_path / "folder", "new")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["a.txt", "folder"], "no partial file is left"
 
 
 def test_differences_are_named_by_their_key():
@@ -30,13 +34,13 @@ def test_differences_are_named_by_their_key():
     assert config_differences(old, {"a": {"b": 2, "c": [1, 2]}, "d": 1}) == ["a.b", "d"]
 
 
-def test_a_broken_config_is_told(tmp_path):
+def test_a_broken_config_is_an_error(tmp_path):
     (tmp_path / "config.yaml").write_text("a: [1, 2\n")
     with pytest.raises(InputError, match=r"config\.yaml"):
         prepare_folder(tmp_path, {"a": 1}, str(tmp_path))
 
 
-def test_a_refused_run_leaves_nothing_and_takes_nothing(tmp_path):
+def test_a_refused_run_leaves_none_of_its_own_files_and_all_others(tmp_path):
     run = tmp_path / "run"
     prepare_folder(run, {"a": 1}, None)
     (run / "cells" / "probe.log").touch()
