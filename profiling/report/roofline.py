@@ -11,6 +11,7 @@ from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
 from profiling.report.table import Column, Table
+from profiling.report.trace import class_shares
 from profiling.results.judgement import correct_baseline, fastest_correct
 from profiling.results.record import Record, RooflinePart
 
@@ -100,7 +101,9 @@ def bound_line(record: Record, group: Sequence[Record]) -> str:
     bound = ""
     if call.roofline.bound is not None:
         reasons = "; ".join(call.roofline.evidence[:_REASONS])
-        bound = f"bound by {call.roofline.bound}{f': {reasons}' if reasons else ''}"
+        traced = record.trace_analysis if call.stage is None and call.roofline.bound == "slow kernels" else None
+        kernels = ", ".join(class_shares(traced, 2)) if traced is not None else ""
+        bound = f"bound by {call.roofline.bound}{f' ({kernels})' if kernels else ''}{f': {reasons}' if reasons else ''}"
     if call.stage is None:
         sentences.append(f"B{bound[1:]}" if bound else "")
     else:

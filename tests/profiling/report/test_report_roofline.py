@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hand_traced import trace
 from report_records import build, build_loop, frame_loop, rows, run_data, titled
 
 from profiling.report.answer import answer_section, notes_section
@@ -81,6 +82,11 @@ def test_a_variant_that_was_measured_slower_is_never_advised() -> None:
     assert long == "nothing faster is known, for cuda_graph was measured (30.0 ms)"
     other = build("cuda_graph_2", 30.0)
     assert next_step(EAGER, [EAGER, other])[0] == "cuda_graph: ~2.40 ms", "another name that begins alike"
+
+
+def test_slow_kernels_are_named_with_their_share() -> None:
+    record = build("compile", 2.0, roofline=roofline(bound="slow kernels"), trace_analysis=trace())
+    assert "Bound by slow kernels (gemm 53%, attention 27%): GPU idle 94%" in bound_line(record, [record])
 
 
 def test_a_prediction_says_whose_it_is_and_wrong_cells_fulfil_none() -> None:
