@@ -13,13 +13,16 @@ import sys
 import sysconfig
 import traceback
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-import torch
-
 _TOOL = f"{Path(__file__).resolve().parents[1]}{os.sep}"
-_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, sysconfig.get_paths()["stdlib"]))
+_TORCH = find_spec("torch")  # not imported: reading a compile log needs no torch
+_LIBRARIES = tuple(
+    f"{folder}{os.sep}"
+    for folder in (sysconfig.get_paths()["stdlib"], *((_TORCH and _TORCH.submodule_search_locations) or ()))
+)
 _SITE_PACKAGES = re.compile(r"^.*[/\\](?:site|dist)-packages[/\\]")
 _FRAMEWORKS = ("torch", "triton")
 _CODE_LENGTH = 120

@@ -70,6 +70,9 @@ def _bound(part: Mapping[str, Any]) -> str:
         return BOUNDS.get(bound, bound)
     work = part.get("device_work")
     short, busy = (work.get(name) if isinstance(work, dict) else None for name in ("short_ms", "busy_ms"))
+    idle = part.get("idle_share")
+    if isinstance(idle, int | float) and idle >= 0.25:
+        return "underfilled GPU"
     if isinstance(short, int | float) and isinstance(busy, int | float) and short > busy / 2:
         return "underfilled GPU"
     return "slow kernels"

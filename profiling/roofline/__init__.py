@@ -1,1 +1,1 @@
-"""What a call must do at least on this device, and what bounds it."""
+"""The roofline of a call on this device: its least time, measured ceilings, and what bounds it."""

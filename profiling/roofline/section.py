@@ -87,7 +87,7 @@ def frame_roofline(
 
     `frame_ms` is the median frame time, `stage_ms` that of each timed stage; `fused` names the stages whose operators a
     compiler replaced. Roofline times of stages that run in turn add up. Where stages overlap, one may move bytes while
-    another computes, so the larger of the two summed terms counts, and no stage is judged by itself. Copies between
+    another computes, so the larger of the two summed terms counts, and no stage has a verdict. Copies between
     stages are not counted. Calls each component once, eagerly, and on CUDA profiles its step; leaves it reset.
     """
     parts = {}

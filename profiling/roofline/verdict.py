@@ -1,4 +1,4 @@
-"""What bounds a call, why, and the next step: measured facts in, a verdict out."""
+"""The verdict on a call: what bounds it, the evidence, and the next step, from measured facts alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Facts:
     `waits` are numbers a call. `busy_ms` is the time in which the GPU worked, `short_ms` the part of it in which only
     short kernels ran, `transfer_ms` the time of copies between host and device. `launch_us`, `gap_us` and `replay_us`
     are ceilings. `dtype` is that of the products, float32 in TF32 where `tf32` is set. `disturbed` says that the
-    ceilings were measured beside other processes.
+    ceilings were measured while other processes ran.
     """
 
     device: Literal["cuda", "cpu"]
@@ -79,7 +79,7 @@ class Facts:
 
     @property
     def roofline_term(self) -> tuple[Bound, float]:
-        """The larger term of the roofline time, as what it bounds by and as a share of the wall time."""
+        """The larger term of the roofline time: (its bound, its share of the wall time)."""
         memory, compute = self.share(self.memory_ms), self.share(self.compute_ms)
         return ("compute", compute) if compute > memory else ("memory bandwidth", memory)
 
@@ -109,10 +109,10 @@ REPLAY_EXPLAINS = 0.5
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds a call, and what to do about it.
+    """The bound of a call, the evidence for it, and the next step.
 
-    `next_step` fits into a table cell (about 24 characters), `advice` is the sentence behind it, `evidence` lists
-    observations with the decisive ones first, `prediction` is the wall time that the next step should reach.
+    `next_step` fits into a table cell (about 24 characters). `advice` is a sentence, "reason: what to do". `evidence`
+    lists observations, the decisive ones first. `prediction` is the wall time that the next step should reach.
     """
 
     bound: Bound
@@ -123,7 +123,7 @@ class Verdict:
 
 
 def judge(facts: Facts) -> Verdict | None:
-    """Return what bounds the call; None on a GPU whose work was not profiled, unless a ceiling explains the time."""
+    """Return the verdict on a call; None on a GPU whose work was not profiled, unless a ceiling explains the time."""
     idle = facts.idle_share
     if facts.share(facts.transfer_ms) >= TRANSFER_SHARE:
         advice = "Keep the data on the GPU, or copy it from pinned memory with non_blocking=True."
@@ -183,8 +183,8 @@ def _judge_busy(facts: Facts) -> Verdict:
     ceilings = ("ceilings",)
     if near > BEYOND:
         advice = (
-            "The call is faster than its roofline time, so the ceilings are too low: other programs ran while they "
-            "were measured, or its operators are faster than the measured products."
+            "The call is faster than its roofline time, so the ceilings are too low (other programs ran while they "
+            "were measured, or its operators beat the measured products): measure them again on an idle machine."
         )
         return _verdict(facts, term, "measure ceilings again", advice, ceilings)
     if near >= NEAR[facts.device]:
@@ -258,7 +258,7 @@ def _narrower(facts: Facts, term: Bound) -> tuple[str, str]:
 def evidence(facts: Facts) -> dict[str, str]:
     """Return the observations by name, one line each."""
     memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
-    disturbed = " measured beside other processes" if facts.disturbed and facts.device == "cpu" else ""
+    disturbed = " measured while other processes ran" if facts.disturbed and facts.device == "cpu" else ""
     lines = {"ceilings": f"the ceilings{disturbed} explain {memory:.0%} of wall time by bytes, {compute:.0%} by FLOPs"}
     if facts.traffic_ms is not None:
         lines["traffic"] = f"reads and writes of single operators take {facts.share(facts.traffic_ms):.0%} of wall time"

@@ -1,4 +1,4 @@
-"""What a call must do at least, and its roofline time: the slower of moving its bytes and computing its FLOPs.
+"""The work of a call, and its roofline time: the larger of moving its bytes and computing its FLOPs.
 
 Source of the model: Williams, Waterman, Patterson, Roofline: an insightful visual performance model (2009).
 """
@@ -128,7 +128,7 @@ class AccessRecorder(TorchDispatchMode):
     """Records, while it is entered, what operators read and write of the given tensors, each byte once.
 
     Of embeddings and `index_select` the distinct rows count. `operators` is the number of operators that did more than
-    make a view, `traffic` the bytes that each of them read and wrote by itself, `custom` the set of custom operators.
+    make a view, `traffic` the sum of bytes that each of them read and wrote, `custom` the set of custom operators.
     """
 
     def __init__(self, kinds: Mapping[str, Iterable[Tensor]]) -> None:
@@ -194,5 +194,5 @@ def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
 
 
 def traffic_ms(work: Work, ceilings: Ceilings) -> float:
-    """Return the milliseconds that reads and writes of all eager operators take, each operator by itself."""
+    """Return the milliseconds that the reads and writes of all operators of an eager call take."""
     return 1e3 * work.traffic / ceilings.bytes_per_s(work.traffic)

@@ -1,4 +1,4 @@
-"""The profiler passes beside the main trace of a prepared step, and the trace analysis that they make."""
+"""Profiler passes over a prepared step, in addition to its main trace, and the trace analysis from all of them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Profiler traces and compile logs: recording them, and what they say about one call."""
+"""Profiler traces and compile logs: recording them, and analysing one call in them."""

@@ -144,7 +144,7 @@ def _busy(work: Sequence[GpuWork]) -> float:
 
 
 def _attributions(traces: Traces) -> list[tuple[KernelAttribution, ...]]:
-    """Return the attribution of each traced call's work, from its own trace and from those beside it."""
+    """Return the attribution of each traced call's work, from its own trace and the further ones."""
     costs = OperatorCosts()
     own = Attributor(traces.main, costs)
     reference = _last_call(traces.reference, costs)

@@ -3,7 +3,7 @@
 A trace of eager code links each kernel to the operator and the submodule that launched it (`Attributor`). A replay of a
 CUDA graph does not, so its kernels are aligned by name with a reference trace of the same step before its capture
 (`attributed_by_reference`). Compiled code has no submodules, so products, convolutions, attention and custom operators,
-which a compiler keeps, take theirs from a trace of the eager module (`with_eager_modules`).
+which a compiler keeps, have theirs from a trace of the eager module (`with_eager_modules`).
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class KernelAttribution:
 
 
 class Attributor:
-    """Attributes GPU work by the trace that it is in.
+    """Attributes GPU work by its own trace.
 
-    Of an operator that launched several kernels, the main one has its FLOPs and bytes, where names tell which that is;
-    the others, which combine partial products for example, have none.
+    Where an operator launched several kernels, its FLOPs and bytes belong to the main kernel, if names identify it; the
+    others (which combine partial products, for example) have none.
     """
 
     def __init__(self, trace: Timeline, costs: OperatorCosts) -> None:
@@ -141,7 +141,7 @@ class BackwardModules:
         self._parents = parents
         forward = [each for each in trace.operators if _sequence(each) is not None and not _is_backward(each)]
         spans = innermost(trace.modules, [(operator.begin, operator.row) for operator in forward])
-        # Operators without a node carry the number of the next node, so the last operator of a number made that node.
+        # Operators without a node carry the number of the next node: the last operator of a number created that node.
         self._spans = {_sequence(operator): span for operator, span in zip(forward, spans, strict=True)}
 
     def of(self, operator: Operator | None) -> str | None:
@@ -222,7 +222,7 @@ def attributed_by_reference(
 
     Both are aligned by kernel names in order. Work without a counterpart has None: copies around a replay, and kernels
     that only one of them uses. Where work overlaps, on branches of a graph, its order means nothing: there a name is
-    attributed if it stands for a single operator among all that runs between the nearest kernels that ran alone.
+    attributed if it belongs to a single operator among all work between the nearest kernels that ran alone.
     """
     indices = aligned(tuple(item.name for item in work), tuple(item.work.name for item in reference))
     alone, reference_alone = _runs_alone(work), _runs_alone([item.work for item in reference])
@@ -259,7 +259,7 @@ def _runs_alone(work: Sequence[GpuWork]) -> list[bool]:
 
 
 def _only_one_named(name: str, reference: Sequence[KernelAttribution], count: int) -> KernelAttribution | None:
-    """Return what is called `name`, if all of it belongs to one submodule and to operators of one size.
+    """Return the attribution of all kernels named `name`, if they belong to one submodule and operators of one size.
 
     Where the replay has `count` of them and the reference another number, the work was split in another way: bytes and
     FLOPs of one piece are not known.
@@ -275,7 +275,7 @@ def merged(
 ) -> tuple[KernelAttribution, ...]:
     """Return for each piece of work the attribution by reference where there is one, else that of its own trace.
 
-    Work that was launched by an operator in its own trace keeps that operator, and takes the submodule of the other.
+    Work that was launched by an operator in its own trace keeps that operator, with the submodule of the other.
     """
     result = []
     for counterpart, mine in zip(by_reference, own, strict=True):

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from profiling.components.user_code import short_path
 from profiling.errors import install_hint
 from profiling.results.record import CompileFailure, CompileLog, GraphBreak, Recompile
 
@@ -200,7 +201,6 @@ def phases_of(frames: Iterable[tuple[Mapping[str, Any], float]]) -> dict[str, fl
     return seconds
 
 
-_SITE = re.compile(r"^.*/(?:site|dist)-packages/")
 _AT = re.compile(r"Graph break in user code at (.+):(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
@@ -274,14 +274,6 @@ def cudagraph_skip(text: str, root: Path) -> str:
     reason = message.strip().splitlines()[0].rstrip(" .")
     frames = _FRAME.findall(stack)
     return f"{reason}, at {short_path(frames[-1][0], root)}:{frames[-1][1]}" if frames else reason
-
-
-def short_path(file: str, root: Path) -> str:
-    """Return `file` relative to `root`, from the package on where it is an installed one, else unchanged."""
-    try:
-        return Path(file).relative_to(root).as_posix()
-    except ValueError:
-        return _SITE.sub("", file)
 
 
 def _id(metrics: dict[str, Any]) -> str:

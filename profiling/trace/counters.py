@@ -33,7 +33,7 @@ class CompileCounters:
     def since(self, before: CompileCounters) -> CompileCounters:
         """Return the difference to `before`, an earlier snapshot of the same thread.
 
-        `torch._dynamo.reset()` sets totals to zero: a total below the earlier one is a difference by itself.
+        `torch._dynamo.reset()` sets totals to zero: a total below the earlier one is taken as the difference.
         """
         names = [field.name for field in fields(self)]
         pairs = {name: (getattr(before, name), getattr(self, name)) for name in names}

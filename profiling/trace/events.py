@@ -21,9 +21,9 @@ CUDA_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 TRANSFERS = re.compile(r"Memcpy (HtoD|DtoH)")
 #: Calls in which the host waits for the GPU.
 WAITS = re.compile(r"(cuda|cu)(Stream|Event|Device|Ctx)Synchronize|cudaFree(Host)?$|(cuda|cu)Memcpy$")
-#: Prefixes of the spans that the passes beside the main trace open around a submodule and around a line of code.
+#: Prefixes of the spans around a submodule and around a line of code, which only the further passes open.
 MODULE, LINE = "module: ", "line: "
-#: Span of inductor around a compiled graph: what runs in it belongs to no line of the user's code.
+#: Span of inductor around a compiled graph: no line of the user's code runs in it.
 _GRAPH = "## Call CompiledFxGraph"
 _TRACED_CALL = re.compile(r"[^/]+/[^/]+/trace/\d+")
 
@@ -108,7 +108,7 @@ class GpuWork:
 class Timeline:
     """The events of a trace, each kind sorted by begin; `calls` are the spans of the traced calls.
 
-    `lines` holds the calls of compiled graphs too: what runs in one belongs to no line.
+    `lines` also holds the calls of compiled graphs, in which no line of code runs.
     """
 
     calls: tuple[Span, ...]
@@ -202,7 +202,7 @@ def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
         if index >= 0 and call.begin <= trace.calls[index].end:
             host[index].append(call)
     calls = zip(trace.calls, work, host, strict=True)
-    return tuple(TracedCall(span, tuple(items), tuple(made)) for span, items, made in calls if items)
+    return tuple(TracedCall(span, tuple(items), tuple(cuda)) for span, items, cuda in calls if items)
 
 
 def innermost(spans: Sequence[Span], moments: Sequence[tuple[float, Any]]) -> list[Span | None]:

@@ -1,4 +1,4 @@
-"""Waits of the host for the GPU and copies between them, with the line of user code that made each."""
+"""Waits of the host for the GPU and copies between them, with the line of user code that caused each."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def waits_and_copies(
     """Return waits and copies by line, the longest first; times are those of `main`, a call or one of its `parts`.
 
     Lines come from `lined`, a trace of the same step with a span for each line of code, by order. Files under `root`
-    are named relative to it. What no user code made has no line.
+    are named relative to it. A wait or copy that no user code caused has no line.
     """
     calls = traced_calls(main)
     lined_calls = () if lined is None else traced_calls(lined)[-1:]
@@ -149,7 +149,7 @@ def _direction(name: str) -> str:
 
 
 def _lines(waits: Sequence[Wait], lined: Timeline) -> list[str | None]:
-    """Return the FILE:NUMBER of each wait or copy; None where no line of user code made it."""
+    """Return the FILE:NUMBER of each wait or copy; None where no line of user code caused it."""
     order = sorted(range(len(waits)), key=lambda index: waits[index].begin)
     spans = innermost(lined.lines, [(waits[index].begin, waits[index].row) for index in order])
     lines: list[str | None] = [None] * len(waits)

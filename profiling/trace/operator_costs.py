@@ -93,7 +93,7 @@ class Access:
 
 
 def is_custom(func: Any) -> bool:
-    """Return whether `func` was registered by another library than torch: nothing describes what it does."""
+    """Return whether another library than torch registered `func`, so that its reads and writes are not known."""
     return func.namespace not in ("aten", "prims")
 
 
@@ -103,7 +103,7 @@ def accesses_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     Arguments are read whole, results and in-place arguments are written whole, with these exceptions. An operator that
     selects rows or elements reads as much as it returns. An in-place operator that overwrites reads nothing of its
     target, and may write a part of it (a slot of a ring). Custom operators count by their arguments, read whole; their
-    in-place arguments are taken to be overwritten, with at most as many bytes as the others bring.
+    in-place arguments count as overwritten, with at most as many bytes as the other arguments have.
     """
     given = [tensor for _, tensor in named_tensors((tuple(args), dict(kwargs)))]
     written = list(written_tensors(func, args, kwargs))
@@ -139,9 +139,8 @@ def _read(func: Any, args: Sequence[Any], tensor: Tensor, selected_bytes: int | 
 def _most_written(func: Any, written: Sequence[Tensor], given: Sequence[Tensor], fresh: Sequence[Tensor]) -> list[int]:
     """Return for each of `written` an upper bound of the bytes that `func` changes.
 
-    A custom operator is taken to produce no more than it is given: of its other arguments, those of the written
-    tensor's dtype become what it writes and what it returns, each byte once. An operator that fills a tensor with
-    values that it was not given exceeds this bound.
+    Assumes of a custom operator that the bytes of its other arguments, those of the written tensor's dtype, become
+    what it writes and what it returns. An operator that fills a tensor with other values exceeds this bound.
     """
     targets = {id(tensor) for tensor in written}
     others = [tensor for tensor in given if id(tensor) not in targets]

@@ -1,8 +1,8 @@
-"""Thins a profiler trace for the tests: `python thin.py TRACE OUT [--calls N] [--line "METHOD=FILE:LINE"]`.
+"""Reduces a profiler trace to what tests read: `python thin.py TRACE OUT [--calls N] [--line "METHOD=FILE:LINE"]`.
 
-Keeps what `profiling.trace` reads of the first N traced calls: work on the device, calls into CUDA, spans, and the
-operators around those calls, with the arguments that it looks at. `--line` turns the stack frames of a built-in method,
-which name no line, into the span that a pass by lines writes around the line that calls it.
+Keeps the events of the first N traced calls that `profiling.trace` reads: GPU work, calls into CUDA, spans, and the
+operators around those calls, with the arguments that it uses. `--line` replaces the stack frames of a built-in method,
+which have no line, by the span that the pass by line of code opens around the line that calls it.
 """
 
 import argparse
@@ -11,6 +11,8 @@ import json
 import re
 from bisect import bisect_left
 from pathlib import Path
+
+from profiling.trace.events import CUDA_CALLS, GPU_WORK
 
 KEPT = (
     "correlation",
@@ -23,17 +25,15 @@ KEPT = (
     "Sequence number",
     "Fwd thread id",
 )
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-RUNTIME = ("cuda_runtime", "cuda_driver")
 
 
-def thinned(events: list[dict], calls: int, lines: dict[str, str]) -> list[dict]:
+def reduced(events: list[dict], calls: int, lines: dict[str, str]) -> list[dict]:
     events = [event for event in events if event.get("dur") is not None]
     spans = [e for e in events if e.get("cat") == "user_annotation" and re.search(r"/trace/\d+$", e["name"])]
     spans = sorted(spans, key=lambda event: event["ts"])[:calls]
     begin, end = spans[0]["ts"], spans[-1]["ts"] + spans[-1]["dur"]
-    asked = sorted(e["ts"] for e in events if e.get("cat") in RUNTIME and begin <= e["ts"] <= end)
-    numbers = {e["args"].get("correlation") for e in events if e.get("cat") in RUNTIME and begin <= e["ts"] <= end}
+    calls_at = sorted(e["ts"] for e in events if e.get("cat") in CUDA_CALLS and begin <= e["ts"] <= end)
+    launched = {e["args"].get("correlation") for e in events if e.get("cat") in CUDA_CALLS and begin <= e["ts"] <= end}
     kept = []
     for event in events:
         kind = event.get("cat")
@@ -42,17 +42,19 @@ def thinned(events: list[dict], calls: int, lines: dict[str, str]) -> list[dict]
             method = next((line for name, line in lines.items() if f"method {name} of" in event["name"]), None)
             if method is not None:
                 kept.append({**event, "cat": "user_annotation", "name": f"line: {method}", "args": {}})
-        elif kind in DEVICE:
-            if event["args"].get("correlation") in numbers:
+        elif kind in GPU_WORK:
+            if event["args"].get("correlation") in launched:
                 kept.append(event)
-        elif inside and (kind in RUNTIME or kind == "user_annotation" or (kind == "cpu_op" and _holds(event, asked))):
+        elif inside and (
+            kind in CUDA_CALLS or kind == "user_annotation" or (kind == "cpu_op" and _contains(event, calls_at))
+        ):
             kept.append(event)
     return [_small(event, begin) for event in kept]
 
 
-def _holds(event: dict, moments: list[float]) -> bool:
-    place = bisect_left(moments, event["ts"])
-    return place < len(moments) and moments[place] <= event["ts"] + event["dur"]
+def _contains(event: dict, moments: list[float]) -> bool:
+    index = bisect_left(moments, event["ts"])
+    return index < len(moments) and moments[index] <= event["ts"] + event["dur"]
 
 
 def _small(event: dict, begin: float) -> dict:
@@ -72,10 +74,10 @@ def main() -> None:
     parser.add_argument("--line", action="append", default=[])
     given = parser.parse_args()
     events = json.loads(gzip.decompress(given.trace.read_bytes()))["traceEvents"]
-    found = thinned(events, given.calls, dict(line.split("=", 1) for line in given.line))
-    text = json.dumps({"traceEvents": found}, separators=(",", ":"))
+    kept = reduced(events, given.calls, dict(line.split("=", 1) for line in given.line))
+    text = json.dumps({"traceEvents": kept}, separators=(",", ":"))
     given.out.write_bytes(gzip.compress(text.encode(), mtime=0))
-    print(f"{given.out}: {len(found)} of {len(events)} events, {given.out.stat().st_size / 1e3:.0f} kB")
+    print(f"{given.out}: {len(kept)} of {len(events)} events, {given.out.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

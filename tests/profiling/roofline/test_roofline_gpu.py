@@ -47,7 +47,7 @@ def test_ceilings_are_of_a_gpu(ceilings):
 
 
 def test_ceilings_of_a_process_that_compiles_nothing_import_no_compiler():
-    """torch's profiler imports it at its first start, which costs more than all that is measured here."""
+    """torch.profiler imports the compiler at its first start, which takes longer than measuring the ceilings."""
     code = (
         "import sys, torch\n"
         "from profiling.roofline.measure_ceilings import measure_ceilings\n"
@@ -99,7 +99,7 @@ class _Waits(torch.nn.Module):
         return x
 
 
-def test_waits_are_seen(ceilings):
+def test_waits_for_the_gpu_bound_the_host(ceilings):
     section = judged(ceilings, _Waits(), calls=10, x=torch.ones(64))
     assert section.device_work.waits >= 50
     assert section.bound == "host"
@@ -115,7 +115,7 @@ class _Crosses(torch.nn.Module):
         return self.host.to(x.device, non_blocking=True)
 
 
-def test_transfers_are_seen(ceilings):
+def test_transfers_between_host_and_device(ceilings):
     assert judged(ceilings, _Crosses(), calls=10, x=torch.ones(2**24)).bound == "transfers"
 
 

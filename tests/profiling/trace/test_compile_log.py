@@ -1,3 +1,5 @@
+"""The compile log: planted graph breaks, recompiles and failures have their reasons and lines."""
+
 from __future__ import annotations
 
 import json

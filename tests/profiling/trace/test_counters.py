@@ -1,3 +1,5 @@
+"""Counters of compiles and captures, against planted ones."""
+
 from __future__ import annotations
 
 import subprocess

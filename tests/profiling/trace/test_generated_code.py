@@ -1,3 +1,5 @@
+"""Generated code is kept in a folder, listed and runnable, and inductor's state is restored."""
+
 from __future__ import annotations
 
 import os

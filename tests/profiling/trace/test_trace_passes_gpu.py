@@ -1,4 +1,4 @@
-"""Inside real steps on a GPU: what adds up must, submodules have their time, waits their lines."""
+"""Trace analysis of real steps on a GPU: it adds up, submodules have their times and waits their lines."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 import torch
 from planted_modules import Stack, Trained, Waiting, component, line_of
 
+from profiling.results.jsonl import read_records
 from profiling.run.trace_passes import TracePasses
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import trace_step
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parent
 
 
 def analyzed(module, name, run, variant=None):
-    with torch.inference_mode():  # inputs too, as in a cell: the compiler tells tensors of either kind apart
+    with torch.inference_mode():  # inputs too, as in a cell: the compiler distinguishes inference tensors
         planted = component(module, "cuda")
         return analyze_step(planted, name, run, variant or VARIANTS[name])
 
@@ -144,10 +145,10 @@ def test_a_graph_of_the_compilers_own_is_not_attributable(tmp_path):
     assert found.unattributed_ms == pytest.approx(found.kernel_ms)
 
 
-def test_the_record_of_a_run_has_it(profile):
+def test_the_records_of_a_run_have_an_analysis(profile):
     outcome = profile("component=[net]", "variant=[baseline,cuda_graph]", "device=cuda", "trace=true")
     assert outcome.code == 0, outcome.err
-    for record in outcome.records.values():
-        assert record.inside is not None
-        assert record.inside["kernels"]
+    for record in read_records(outcome.folder).records:
+        assert record.trace_analysis is not None
+        assert record.trace_analysis.kernels
         assert not any("failed" in note for note in record.notes)
