@@ -169,7 +169,7 @@ _Pass = tuple[Record, FxPass]
 _PASSES = (
     Column[_Pass]("pass", lambda row: row[1].name),
     Column[_Pass]("replaced", lambda row: row[1].replaced, "count"),
-    Column[_Pass]("error", lambda row: row[1].rel_l2, "error"),
+    Column[_Pass]("rel. L2 error", lambda row: row[1].rel_l2, "error"),
     Column[_Pass]("replay before", lambda row: row[1].replay_ms.before if row[1].replay_ms else None, "ms"),
     Column[_Pass]("replay after", lambda row: row[1].replay_ms.after if row[1].replay_ms else None, "ms"),
     Column[_Pass]("speedup", lambda row: row[1].speedup, "ratio"),

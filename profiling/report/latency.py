@@ -132,7 +132,7 @@ def _tolerance(record: Record) -> float | None:
 
 #: What a variant costs beside its time: memory, preparation, accuracy.
 COST_COLUMNS = (
-    Column[Record]("error", _error, "error"),
+    Column[Record]("rel. L2 error", _error, "error"),
     *(Column[Record](kind, _peak(kind), "MiB") for kind in ("peak held", "peak allocated", "peak host RSS")),
     Column[Record]("prepare", lambda record: record.prepare.seconds if record.prepare else None, "s"),
     Column[Record](

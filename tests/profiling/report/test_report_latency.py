@@ -27,14 +27,19 @@ def sampled(samples: np.ndarray) -> Record:
 def test_a_row_shows_the_known_numbers(three: tuple[Record, ...]) -> None:
     assert variants(*three)[1] == {
         **{"component": "world_model", "variant": "compile", "status": "–", "p50 ms": "2.500", "p99 ms": "2.600"},
-        **{"FPS": "400", "speedup vs baseline": "11.5× [11.4, 11.6]", "error": "4.1e-03", "allowed error": "8.2e-03"},
+        **{
+            "FPS": "400",
+            "speedup vs baseline": "11.5× [11.4, 11.6]",
+            "rel. L2 error": "4.1e-03",
+            "allowed error": "8.2e-03",
+        },
         **{"peak allocated MiB": "2506", "prepare s": "28.0"},
     }
 
 
 def test_a_wrong_answer_is_struck_out_and_claims_nothing(three: tuple[Record, ...]) -> None:
     row = variants(*three)[2]
-    assert (row["p50 ms"], row["status"], row["error"]) == ("~~1.230~~", "failed", "1.2e+00")
+    assert (row["p50 ms"], row["status"], row["rel. L2 error"]) == ("~~1.230~~", "failed", "1.2e+00")
     assert row["speedup vs baseline"] == "–"
     lie = build("compile", 2.5, parity={"reference": "x", "rel_l2": 1.0, "passed": False}, speedup=faster(11.5))
     row = variants(build("baseline", 28.7), lie)[1]
@@ -44,8 +49,8 @@ def test_a_wrong_answer_is_struck_out_and_claims_nothing(three: tuple[Record, ..
 def test_of_a_chaotic_training_the_losses_are_judged() -> None:
     parity = {"reference": "eager", "rel_l2": 1.2, "weights_judged": False, "loss_error": 0.0275, "passed": True}
     row = variants(build("compile", 2.5, parity=parity))[0]
-    assert (row["error"], row["judged by"]) == ("2.8e-02", "losses")
-    assert variants(build("compile", 2.5, parity=parity | {"weights_judged": True}))[0]["error"] == "1.2e+00"
+    assert (row["rel. L2 error"], row["judged by"]) == ("2.8e-02", "losses")
+    assert variants(build("compile", 2.5, parity=parity | {"weights_judged": True}))[0]["rel. L2 error"] == "1.2e+00"
 
 
 def test_a_cpu_names_its_memory_and_has_no_clock_of_a_gpu() -> None:
