@@ -16,11 +16,13 @@ from profiling.report.run_data import load_run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a run's report and rewrite its files; return 0, or 2 where the folder is no run."""
-    parser = argparse.ArgumentParser(prog="python -m profiling.report", description="Render a run's report again.")
-    parser.add_argument("run", type=Path, help="the run's folder (a run prints it at its end)")
-    parser.add_argument(
-        "--format", choices=("table", "markdown", "classic"), help="print this one only, and write no file"
+    parser = argparse.ArgumentParser(
+        prog="python -m profiling.report",
+        description="Print a run again and rewrite its report.md, report.html and classic.txt.",
+        epilog="exit code: 0 done, 2 the folder is no run",
     )
+    parser.add_argument("run", type=Path, help="the run's folder, printed at the end of the run")
+    parser.add_argument("--format", choices=("table", "markdown", "classic"), help="print only this and write no file")
     chosen = parser.parse_args(arguments)
     replace_unprintable()
     try:
