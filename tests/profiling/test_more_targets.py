@@ -11,6 +11,8 @@ from as_user import OUTSIDE, environment, finished
 from test_conf import composed
 
 from profiling.cli.config import read_config
+from profiling.components.spec import Settings
+from profiling.components.weights import find_weights
 from profiling.errors import InputError
 from profiling.results.jsonl import read_records
 from profiling.results.record import LaunchCalibration
@@ -60,6 +62,15 @@ def test_an_axis_is_an_argument_of_the_inputs(case):
     last = sweep(*overrides, "together=false")[-1].at("full")
     assert {key: value for key, value in last.inputs.items() if key != "_target_"} == inputs
     assert last.frames_per_call == frames
+
+
+def test_points_use_the_weights_of_their_component():
+    (spec,) = read_config(composed("component=[image_decoder]", target="shape_sweep")).components
+    settings = Settings(device="cpu", scale="full")
+    path, hint = find_weights(spec, settings)
+    assert path is not None or "no checkpoint is published" not in hint
+    for point in sweep("component=[image_decoder]", "values=[1,4]"):
+        assert find_weights(point, settings) == (path, hint)
 
 
 def test_an_axis_can_be_a_dimension_of_a_shape():
