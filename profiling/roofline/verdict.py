@@ -198,15 +198,16 @@ def _judge_busy(facts: Facts) -> Verdict:
         )
     compiler = "compile_cuda_graph" if facts.captured else "compile"
     if fusable > max(near, MOST if facts.device == "cuda" else NEAR["cuda"]):
-        advice = f"Each operator reads and writes its own tensors: fuse them ({compiler})."
+        advice = f"Each operator reads and writes its own tensors: fuse operators ({compiler})."
         return _verdict(facts, "memory bandwidth", compiler, advice, ("traffic",))
     if facts.device == "cpu":
         if facts.fused:
             advice = (
-                "Fused operators run far below the ceilings: process several inputs a call (trace=true names them)."
+                "Fused operators run far below the ceilings: process several inputs a call "
+                "(trace=true names the slow operators)."
             )
             return _verdict(facts, "host", "batch calls", advice, ceilings)
-        advice = "Operators run far below the ceilings: fuse them (compile), or process several inputs a call."
+        advice = "Operators run far below the ceilings: fuse operators (compile), or process several inputs a call."
         return _verdict(facts, "host", "compile", advice, ceilings)
     others = "try other kernels (compile_max_autotune, another memory layout; trace=true names the slow ones)"
     next_step, advice = "compile_max_autotune", f"The roofline time is {near:.0%} of wall time: {others}."
@@ -214,7 +215,7 @@ def _judge_busy(facts: Facts) -> Verdict:
         next_step = compiler
         advice = (
             f"The roofline time is {near:.0%} of wall time, single operators' traffic takes {fusable:.0%} more: fuse "
-            f"them ({compiler}), or {others}."
+            f"operators ({compiler}), or {others}."
         )
     if near < MOST:
         return _verdict(facts, _far_below(facts), next_step, advice, ceilings)
@@ -244,7 +245,7 @@ def _fewer_kernels(facts: Facts) -> tuple[str, str]:
             "batch calls",
             "process several inputs a call, or write larger kernels (trace=true names the short ones).",
         )
-    return "compile_cuda_graph", "fuse and capture them (compile_cuda_graph), or process several inputs a call."
+    return "compile_cuda_graph", "fuse kernels and capture the step (compile_cuda_graph), or process several inputs a call."
 
 
 def _narrower(facts: Facts, term: Bound) -> tuple[str, str]:
