@@ -245,7 +245,10 @@ def _fewer_kernels(facts: Facts) -> tuple[str, str]:
             "batch calls",
             "process several inputs a call, or write larger kernels (trace=true names the short ones).",
         )
-    return "compile_cuda_graph", "fuse kernels and capture the step (compile_cuda_graph), or process several inputs a call."
+    return (
+        "compile_cuda_graph",
+        "fuse kernels and capture the step (compile_cuda_graph), or process several inputs a call.",
+    )
 
 
 def _narrower(facts: Facts, term: Bound) -> tuple[str, str]:
