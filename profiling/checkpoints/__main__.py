@@ -27,7 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "An interrupted download is resumed by the same command.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="a file or component of the manifest (default: all)")
-    parser.add_argument("--manifest", type=Path, default=MANIFEST, metavar="PATH", help="default: the repository's own")
+    parser.add_argument(
+        "--manifest",
+        type=Path,
+        default=MANIFEST,
+        metavar="PATH",
+        help="list of published files (default: checkpoints/manifest.yaml)",
+    )
     options = parser.parse_args(arguments)
     try:
         entries = load_manifest(options.manifest).select(options.names)
