@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from profiling.errors import InputError, did_you_mean
+from profiling.errors import InputError, did_you_mean, python_command
 from profiling.report.format import replace_unprintable
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import new_folder, remove_refused_run, resume_command
@@ -95,7 +95,10 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
     finally:
         progress.close()
     if (folder / RESULTS_FILE).exists():
-        print(write_report(folder))
+        try:
+            print(write_report(folder), flush=True)
+        except BrokenPipeError:
+            _drop_output()
     return code
 
 
@@ -107,14 +110,16 @@ def command_line(target: str) -> str:
     """
     arguments = sys.argv[1:]
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        sweep_only = ("--multirun", "-m")
-        flags = [item for item in arguments if re.match(r"-|hydra\.(?!sweep)", item) and item not in sweep_only]
-        arguments = [*flags, *HydraConfig.get().overrides.task]
+        overrides = list(HydraConfig.get().overrides.task)
+        swept = {override.partition("=")[0] for override in overrides}
+        of_the_sweep = re.compile(r"--multirun$|-m$|hydra\.(sweep|sweeper|run|launcher)\b")
+        others = [item for item in arguments if not of_the_sweep.match(item) and item.partition("=")[0] not in swept]
+        arguments = [*others, *overrides]
     return shlex.join(["python", "-m", f"profiling.{target}", *arguments])
 
 
 def register_resolvers() -> None:
-    """Register what our YAML interpolates: `run_folder` makes a run's folder, `product` multiplies."""
+    """Register the functions in our YAML: `run_folder` makes a run's folder, `python` is its command, `product`."""
 
     @cache
     def run_folder(target: str, resume: str | None) -> str:
@@ -123,6 +128,7 @@ def register_resolvers() -> None:
         return str(new_folder(Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")))
 
     OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
+    OmegaConf.register_new_resolver("python", python_command, replace=True)
     OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
 
 
@@ -165,8 +171,16 @@ def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
         return _print_error(explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target))
     except YAMLError as error:
         return _print_error(f"a YAML file is not valid: {' '.join(str(error).split())}")
+    except BrokenPipeError:
+        _drop_output()
+        return 0
     except OSError as error:
         return _print_error(explain_os_error(error))
+
+
+def _drop_output() -> None:
+    """Discard what is still to be printed: the reader (`head`, for example) has closed the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(message: str) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from warm_process import run_warm
 
-from profiling.results.records import Record, read_records
+from profiling.results.jsonl import read_records
+from profiling.results.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ROOT / "tests" / "data" / "outside"
@@ -36,7 +37,7 @@ class Outcome:
 
     @property
     def records(self) -> dict[tuple[str, str], Record]:
-        return {record.cell: record for record in read_records(self.folder)}
+        return {record.cell: record for record in read_records(self.folder).records}
 
     @property
     def lines(self) -> list[dict]:

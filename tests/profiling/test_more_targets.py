@@ -1,13 +1,12 @@
 """shape_sweep, training_step and launch_overhead as a user runs them, tiny on a CPU."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from as_user import OUTSIDE, environment, finished
+from as_user import OUTSIDE, finished
 from test_conf import composed
 
 from profiling.cli.config import read_config
@@ -174,12 +173,3 @@ def test_launch_costs_are_in_the_environment_too(tmp_path):
     assert "fastest" not in text
     assert "rounds" in started("launch_overhead", tmp_path / "wrong", "calibration.rounds=many", code=2)
     assert "no step to trace" in started("launch_overhead", tmp_path / "traced", "trace=true", code=2)
-
-
-@pytest.mark.parametrize("target", ["shape_sweep", "training_step", "launch_overhead"])
-def test_help_fits_a_screen(target):
-    start = [sys.executable, "-m", f"profiling.{target}", "--help"]
-    done = subprocess.run(start, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0
-    assert len(done.stdout.splitlines()) <= 40
-    assert f"python -m profiling.{target}" in done.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 from as_user import command, environment
 
+from profiling.results.environment import read_environment
 from profiling.results.jsonl import read_records
 from profiling.trace.compile_log import find_tlparse
 
@@ -24,13 +25,13 @@ def test_crashes_cost_one_row_each(profile):
     records = by_variant(outcome)
     assert outcome.code == 1
     assert records["baseline"].status == "ok"
-    assert records["baseline"].metrics["wall_ms"]["n"] >= 5
+    assert records["baseline"].metrics.wall_ms.n >= 5
     assert "SIGSEGV" in records["faulty_segfault"].reason
     assert "exited with code 7" in records["faulty_exit"].reason
     assert "planted failure" in records["faulty_raise"].reason
     for crashed in ("faulty_segfault", "faulty_exit"):
         assert records[crashed].status == "failed"
-        assert records[crashed].parity["passed"], "what was measured before the crash is kept"
+        assert records[crashed].parity.passed, "what was measured before the crash is kept"
 
 
 def test_wrong_answers_cost_one_row_each(profile):
@@ -44,7 +45,7 @@ def test_wrong_answers_cost_one_row_each(profile):
         assert records[wrong].status == "failed"
         assert records[wrong].reason.startswith("parity")
         assert records[wrong].speedup is None
-        assert records[wrong].metrics["wall_ms"]["n"] >= 5, "its time is there, to be shown struck out"
+        assert records[wrong].metrics.wall_ms.n >= 5, "its time is there, to be shown struck out"
     assert "wrong after it" in records["faulty_later_wrong"].reason
     assert records["faulty_later_wrong"].speedup is None
     assert "~~" in outcome.out
@@ -73,7 +74,7 @@ def test_a_module_from_outside_the_repository(profile):
     for record in outcome.records.values():
         assert record.status == "ok"
         assert record.weights == "random"
-        assert record.parity["rel_l2"] == 0
+        assert record.parity.rel_l2 == 0
     assert "net" in outcome.out
 
 
@@ -81,7 +82,7 @@ def test_a_module_that_keeps_tensors_of_its_first_call(profile):
     outcome = profile("component=[caches]", "variant=[baseline]", HERE, "dtype=bfloat16")
     (record,) = outcome.records.values()
     assert record.status == "ok", record.reason
-    assert 0 < record.parity["rel_l2"] < 0.02
+    assert 0 < record.parity.rel_l2 < 0.02
 
 
 def test_resume_does_only_what_is_left(profile):
@@ -201,9 +202,9 @@ def test_the_users_own_torch_trace(profile, tmp_path):
     subprocess.run([find_tlparse(), "--overwrite", "--no-browser", "-o", str(tmp_path / "tl"), str(log)], check=True)
     assert (tmp_path / "tl" / "index.html").exists()
     (record,) = outcome.records.values()
-    assert record.compile["recompiles"], "the run has its own copy"
-    assert (outcome.folder / record.compile["index"]).exists()
-    assert (outcome.folder / record.trace["trace"]).exists()
+    assert record.compile.recompiles, "the run has its own copy"
+    assert (outcome.folder / record.compile.index).exists()
+    assert (outcome.folder / record.trace.trace).exists()
 
 
 def test_multirun_makes_a_folder_a_run(profile, tmp_path):
@@ -219,3 +220,7 @@ def test_multirun_makes_a_folder_a_run(profile, tmp_path):
     assert {path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir()} == {"0", "1"}
     for number in ("0", "1"):
         assert (tmp_path / "sweep" / number / "results.jsonl").exists()
+        own = read_environment(tmp_path / "sweep" / number).command
+        assert own.endswith(f" seed={number}"), "a command that runs this one again"
+        assert "multirun" not in own
+        assert "hydra" not in own

@@ -16,17 +16,17 @@ def test_every_variant_of_a_nested_module_is_right(profile):
     for record in outcome.records.values():
         assert record.status == "ok", record
         clocks = record.metrics
-        assert 0 < clocks["device_ms"]["p50"] <= clocks["wall_ms"]["p50"] * 1.05
-        assert 0 < clocks["host_ms"]["p50"] <= clocks["wall_ms"]["p50"]
-        assert record.memory["peak_held"] >= record.memory["peak_allocated"] > 0
-        assert (record.memory["graph_pool"] > 0) == (record.variant not in ("baseline", "compile"))
+        assert 0 < clocks.device_ms.p50 <= clocks.wall_ms.p50 * 1.05
+        assert 0 < clocks.host_ms.p50 <= clocks.wall_ms.p50
+        assert record.memory.peak_held >= record.memory.peak_allocated > 0
+        assert (record.memory.graph_pool > 0) == (record.variant not in ("baseline", "compile"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_networks_at_tiny_size(profile, dtype):
     outcome = profile("variant=[baseline,cuda_graph]", "device=cuda", f"dtype={dtype}")
     assert outcome.code == 0, outcome.out
-    assert all(record.parity["passed"] for record in outcome.records.values())
+    assert all(record.parity.passed for record in outcome.records.values())
     assert all(record.speedup for record in outcome.records.values() if record.variant == "cuda_graph")
 
 
@@ -50,42 +50,42 @@ def test_breaks_are_captured_as_one_graph(profile):
     )
     assert outcome.code == 0, outcome.out
     graphs = outcome.records["broken_up", "compile_cuda_graph"].graphs
-    assert graphs["graph_breaks"] == outcome.records["broken_up", "compile"].prepare["graph_breaks"] >= 2
-    assert graphs["compiled_pieces"] >= 3
-    assert graphs["recorded"] == 1
-    assert graphs["host_launches"]["before"] >= graphs["compiled_pieces"]
-    assert graphs["host_launches"]["after"] <= 3, "the input's copy, the graph, the output's clone"
-    assert graphs["gain"] > 1
+    assert graphs.graph_breaks == outcome.records["broken_up", "compile"].prepare.graph_breaks >= 2
+    assert graphs.compiled_pieces >= 3
+    assert graphs.recorded == 1
+    assert graphs.host_launches.before >= graphs.compiled_pieces
+    assert graphs.host_launches.after <= 3, "the input's copy, the graph, the output's clone"
+    assert graphs.speedup > 1
 
 
 def test_the_record_tells_what_was_captured(profile):
     outcome = profile("component=[net]", "variant=[cuda_graph]", "device=cuda")
     (record,) = outcome.records.values()
-    assert record.graphs["recorded"] == record.graphs["held"] == 1
-    assert record.graphs["replayed"] > record.metrics["wall_ms"]["n"]
-    assert 0 < record.graphs["capture_seconds"] <= record.prepare["seconds"]
-    assert record.graphs["pool_bytes"] == record.memory["graph_pool"]
-    assert list(record.graphs["memory"]) == ["before static input", "static input", "capture"]
+    assert record.graphs.recorded == record.graphs.held == 1
+    assert record.graphs.replayed > record.metrics.wall_ms.n
+    assert 0 < record.graphs.capture_seconds <= record.prepare.seconds
+    assert record.graphs.pool_bytes == record.memory.graph_pool
+    assert list(record.graphs.memory) == ["before static input", "static input", "capture"]
 
 
 def test_a_trace_of_a_replay_shows_its_kernels(profile):
     outcome = profile("component=[net]", "variant=[cuda_graph,compile]", "device=cuda", "trace=true")
     assert outcome.code == 0, outcome.err
     for record in outcome.records.values():
-        assert record.trace["device_launches"] >= 3
-        assert (outcome.folder / record.trace["trace"]).exists()
-    assert outcome.records["net", "compile"].compile["compile_seconds"] > 0
+        assert record.trace.device_launches >= 3
+        assert (outcome.folder / record.trace.trace).exists()
+    assert outcome.records["net", "compile"].compile.compile_seconds > 0
     assert "CUDA" in (outcome.folder / "traces" / "net.cuda_graph.txt").read_text()
 
 
 def test_kept_kernels_can_be_run(profile):
     outcome = profile("component=[net]", "variant=[compile]", "device=cuda", "variant.compile.keep_kernels=true")
     (record,) = outcome.records.values()
-    kinds = {kernel["kind"] for kernel in record.kernels}
+    kinds = {kernel.kind for kernel in record.kernels}
     assert kinds == {"graph", "triton"}
     for kernel in record.kernels:
-        assert (outcome.folder / kernel["file"]).exists()
-    kernel = next(kernel for kernel in record.kernels if kernel["kind"] == "triton" and kernel["runnable"])
-    done = subprocess.run([sys.executable, str(outcome.folder / kernel["file"])], capture_output=True, text=True)
+        assert (outcome.folder / kernel.file).exists()
+    kernel = next(kernel for kernel in record.kernels if kernel.kind == "triton" and kernel.runnable)
+    done = subprocess.run([sys.executable, str(outcome.folder / kernel.file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "GB/s" in done.stdout

@@ -16,10 +16,10 @@ def test_rounds_take_turns_and_a_run_goes_on_in_the_middle_of_one(profile, capsy
     assert first.code == 0, first.err
     assert played(first.lines) == [("net", 1), ("net_made", 1), ("net", 2), ("net_made", 2)]
     for cell, record in first.records.items():
-        wall = record.metrics["wall_ms"]
+        wall = record.metrics.wall_ms
         assert len(record.rounds) == 2, cell
-        assert sum(part["wall_ms"]["n"] for part in record.rounds) == wall["n"] == len(wall["samples"])
-    before = first.records["net_made", "baseline"].metrics["wall_ms"]["samples"]
+        assert sum(part.wall_ms.n for part in record.rounds) == wall.n == len(wall.samples)
+    before = first.records["net_made", "baseline"].metrics.wall_ms.samples
 
     results = first.folder / "results.jsonl"
     results.write_text("\n".join(results.read_text().splitlines()[:3]) + "\n")  # as if stopped in the last of four
@@ -28,8 +28,8 @@ def test_rounds_take_turns_and_a_run_goes_on_in_the_middle_of_one(profile, capsy
     assert "3 of 4 rounds of cells done, 1 left" in second.err
     assert played(second.lines) == [("net", 1), ("net_made", 1), ("net", 2), ("net_made", 2)]
     record = second.records["net_made", "baseline"]
-    kept = record.rounds[0]["wall_ms"]["n"]
-    samples = record.metrics["wall_ms"]["samples"]
+    kept = record.rounds[0].wall_ms.n
+    samples = record.metrics.wall_ms.samples
     assert samples[:kept] == before[:kept], "the first round is not played again"
     assert samples[kept:] != before[kept:], "the second is"
 
@@ -69,7 +69,7 @@ def test_a_loop_keeps_the_frames_of_every_round(realtime):
     outcome = realtime("variant=[baseline]", "loop.frames=8", "loop.warmup_frames=2", "isolation=none", "rounds=2")
     assert outcome.code == 0, outcome.err
     (record,) = outcome.records.values()
-    assert [part["frame_ms"]["n"] for part in record.rounds] == [8, 8]
+    assert [part.frame_ms.n for part in record.rounds] == [8, 8]
     cells = outcome.folder / "cells"
     assert {path.name for path in cells.glob("*.npz")} == {
         f"realtime.baseline.{stem}frames.npz" for stem in ("", "round1.", "round2.")
