@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from profiling.errors import InputError
@@ -26,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     replace_unprintable()
     try:
-        print(_text(chosen.run, chosen.format))
+        text = _text(chosen.run, chosen.format)
+        with suppress(BrokenPipeError):  # `head`, for example, has read enough
+            print(text, flush=True)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

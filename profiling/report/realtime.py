@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profiling.report.charts import (
@@ -45,7 +45,7 @@ from profiling.results.record import BudgetPart, Deadline, MemoryTrend, Realtime
 #: Slow frames of a variant that are listed; the record holds more.
 _SLOWEST = 5
 _KINDS = {"allocated": "allocated", "reserved": "reserved", "device_used": "device used", "host_rss": "host RSS"}
-_BUFFERS = ("0", "1", "2", "3")
+_BUFFERS, _CLOCKS = ("0", "1", "2", "3"), ("device", "host")
 _FRAMES, _REST = "#7b8a9c", "outside the stages"
 _SYMBOLS = ("circle-open", "triangle-up-open", "square-open", "diamond-open", "triangle-down-open", "star-open")
 
@@ -67,17 +67,22 @@ def realtime_section(data: RunData) -> Section:
     rows = [record for record in data.loops if record.status != "skipped"]
     lines = [*(f"{name_of(r)}: {verdict(r)}" for r in rows), *_settings(rows)]
     steadiness = [f"{name_of(r)}: {words}." for r in rows if r.is_correct and (words := _steadiness(r))]
+    loops = [(record, record.realtime) for record in rows if record.realtime is not None]
+    slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
+    parts = [(r, *item) for r, loop in loops if loop.budget is not None for item in loop.budget.parts.items()]
     deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
-    leaks = any(_leaks(record) for record in rows)
+    causes = [(r, frames, *item) for r, frames in slow for item in _by_number(frames.causes)]
+    slowest = [(record, frame) for record, frames in slow for frame in frames.frames[:_SLOWEST]]
     trends = [
-        (r, kind, r.realtime.memory[kind]) for r in rows if r.realtime for kind in _KINDS if kind in r.realtime.memory
+        (r, words, loop.memory[kind]) for r, loop in loops for kind, words in _KINDS.items() if kind in loop.memory
     ]
+    leaks = any(trend.leak for _, _, trend in trends)
     tables = (
         cell_table("Frames", _FRAME_COLUMNS, rows, itself),
-        cell_table("Stage budget, medians", _BUDGET, list(_parts(rows)), first, keys=3),
+        cell_table("Stage budget, medians", _BUDGET, parts, first, keys=3),
         cell_table("Deadlines", _DEADLINES, deadlines, first, depth="report"),
-        cell_table("Slow frames by cause", _CAUSES, list(_causes(rows)), first, keys=3),
-        cell_table("Slowest frames", _SLOW, list(_slowest(rows)), first, depth="report"),
+        cell_table("Slow frames by cause", _CAUSES, causes, first, keys=3),
+        cell_table("Slowest frames", _SLOW, slowest, first, depth="report"),
         cell_table("Memory over the frames", _MEMORY, trends, first, keys=3, depth="console" if leaks else "report"),
     )
     series, unread = data.frame_times
@@ -88,7 +93,7 @@ def realtime_section(data: RunData) -> Section:
         note += f" Of more than {points_each(len(series))} frames the lowest and highest of each stretch are drawn."
     charts = (
         Chart("frames", "Frame time over frames", views, note),
-        Chart("budget", "Stage budget", _budget_views(rows), "Medians of each stage; correct loops only."),
+        Chart("budget", "Stage budget", _budget_views(loops), "Medians of each stage; correct loops only."),
     )
     legend = (*steadiness, *unread, *LEGEND) if rows else ()
     return Section("realtime", "Frames against the deadline", tuple(map(one_line, lines)), legend, tables, charts)
@@ -159,9 +164,14 @@ def _slow_words(loop: Realtime) -> str:
     if not loop.late or loop.slow is None or not loop.slow.causes:
         return ""
     kinds: dict[str, int] = {}
-    for cause, number in sorted(loop.slow.causes.items(), key=lambda item: -item[1]):
+    for cause, number in _by_number(loop.slow.causes):
         kinds[_kind(cause)] = kinds.get(_kind(cause), 0) + number
     return f"Causes of the {count_of(loop.slow.count, 'slow frame')}: {', '.join(f'{k} {n}' for k, n in kinds.items())}"
+
+
+def _by_number(causes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the causes with their numbers of frames, the commonest first."""
+    return sorted(causes.items(), key=lambda item: -item[1])
 
 
 def _kind(cause: str) -> str:
@@ -292,13 +302,6 @@ _BUDGET = (
 )
 
 
-def _parts(rows: Sequence[Record]) -> Iterator[_Part]:
-    for record in rows:
-        if record.realtime is not None and record.realtime.budget is not None:
-            for stage, part in record.realtime.budget.parts.items():
-                yield record, stage, part
-
-
 _Rate = tuple[Record, Deadline]
 
 
@@ -329,13 +332,6 @@ _CAUSES = (
 )
 
 
-def _causes(rows: Sequence[Record]) -> Iterator[_Cause]:
-    for record in rows:
-        if record.realtime is not None and record.realtime.slow is not None:
-            for cause, frames in sorted(record.realtime.slow.causes.items(), key=lambda item: -item[1]):
-                yield record, record.realtime.slow, cause, frames
-
-
 _Slow = tuple[Record, SlowFrame]
 _SLOW = (
     Column[_Slow]("frame", lambda row: row[1].frame, "count"),
@@ -344,16 +340,9 @@ _SLOW = (
 )
 
 
-def _slowest(rows: Sequence[Record]) -> Iterator[_Slow]:
-    for record in rows:
-        if record.realtime is not None and record.realtime.slow is not None:
-            for frame in record.realtime.slow.frames[:_SLOWEST]:
-                yield record, frame
-
-
 _Trend = tuple[Record, str, MemoryTrend]
 _MEMORY = (
-    Column[_Trend]("kind", lambda row: _KINDS[row[1]]),
+    Column[_Trend]("kind", lambda row: row[1]),
     *(Column[_Trend](key, lambda row, key=key: getattr(row[2], key), "MiB") for key in ("first", "last", "min", "max")),
     Column[_Trend]("growth", lambda row: estimate(row[2].bytes_per_frame, row[2].ci95), "number", unit="bytes/frame"),
     Column[_Trend]("leak", lambda row: row[2].leak, "flag"),
@@ -398,29 +387,29 @@ def _slow_marks(loop: Realtime) -> list[Trace]:
 
 @dataclass(frozen=True)
 class _Stages:
-    """The median of each stage of a loop in milliseconds, all by one clock."""
+    """The median of each stage of a loop in milliseconds, by the device's clock, or the host's where no device ran."""
 
-    record: Record
+    name: str
+    loop: Realtime
     clock: str
     ms: dict[str, float]
 
 
-def _stages_of(record: Record) -> _Stages:
-    """Return the stages by the device's clock; by the host's where no device ran."""
-    loop = record.realtime
-    parts = loop.budget.parts if loop is not None and loop.budget is not None else {}
-    for clock in ("device", "host"):
-        times = {
-            stage: getattr(parts[stage], f"{clock}_ms") for stage in (loop.stages if loop else ()) if stage in parts
-        }
-        if known := {stage: ms for stage, ms in times.items() if ms is not None}:
-            return _Stages(record, clock, known)
-    return _Stages(record, "host", {})
+def _stages_of(record: Record, loop: Realtime) -> _Stages:
+    parts = {} if loop.budget is None else {stage: loop.budget.parts.get(stage) for stage in loop.stages}
+    for clock in _CLOCKS:
+        times = {stage: getattr(part, f"{clock}_ms", None) for stage, part in parts.items()}
+        known = {stage: ms for stage, ms in times.items() if ms is not None}
+        if known:
+            break
+    else:
+        clock, known = _CLOCKS[-1], {}
+    return _Stages(cell_words(record, component=True), loop, clock, known)
 
 
-def _budget_views(rows: Sequence[Record]) -> list[View]:
+def _budget_views(loops: Sequence[tuple[Record, Realtime]]) -> list[View]:
     """Return a view of stages that run in turn, stacked, and one of stages that overlap, side by side."""
-    loops = [stages for record in rows if record.is_correct and (stages := _stages_of(record)).ms]
+    correct = [stages for record, loop in loops if record.is_correct and (stages := _stages_of(record, loop)).ms]
     kinds = (
         (False, "stages in turn", "stages stacked, the rest of the frame on top", "stack"),
         (True, "stages that overlap", "stages side by side: they overlap and do not add up", "group"),
@@ -428,28 +417,20 @@ def _budget_views(rows: Sequence[Record]) -> list[View]:
     return [
         View(label, _budget_figure(chosen, words, mode))
         for overlap, label, words, mode in kinds
-        if (chosen := [each for each in loops if (_schedule(each.record) == "overlap") is overlap])
+        if (chosen := [each for each in correct if (each.loop.schedule == "overlap") is overlap])
     ]
 
 
-def _schedule(record: Record) -> str | None:
-    return record.realtime.schedule if record.realtime is not None else None
-
-
 def _budget_figure(loops: Sequence[_Stages], words: str, mode: str) -> Figure:
-    names = [cell_words(each.record, component=True) for each in loops]
+    names = [each.name for each in loops]
     colours = palette(stage for each in loops for stage in each.ms)
     traces = [bars(stage, names, [each.ms.get(stage) for each in loops], colour) for stage, colour in colours.items()]
-    sections = [each.record.realtime for each in loops]
     if mode == "stack":
-        overheads = [
-            loop.budget.overhead_ms if loop is not None and loop.budget is not None else None for loop in sections
-        ]
-        rest = [max(0.0, ms) if ms is not None else None for ms in overheads]
-        traces.append(bars(_REST, names, rest, GREY))
-    medians = [(name, loop.frame_ms.p50) for name, loop in zip(names, sections, strict=True) if loop and loop.frame_ms]
-    frame = points("frame, p50", [name for name, _ in medians], [ms for _, ms in medians], "line-ew-open", size=40)
-    targets = sorted({loop.target_fps for loop in sections if loop is not None and loop.target_fps})
+        overheads = [each.loop.budget.overhead_ms if each.loop.budget is not None else None for each in loops]
+        traces.append(bars(_REST, names, [ms if ms is None else max(0.0, ms) for ms in overheads], GREY))
+    medians = {each.name: each.loop.frame_ms.p50 for each in loops if each.loop.frame_ms is not None}
+    frame = points("frame, p50", list(medians), list(medians.values()), "line-ew-open", size=40)
+    targets = sorted({each.loop.target_fps for each in loops if each.loop.target_fps})
     budgets = [(1000 / target, f"budget, {target:g} FPS") for target in targets]
     clocks = " or ".join(dict.fromkeys(each.clock for each in loops))
     y = axis(f"{clocks} time, median, ms", rangemode="tozero")
