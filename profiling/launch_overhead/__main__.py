@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_config
 from profiling.errors import InputError
+from profiling.results.record import Record
+from profiling.run.job import CellFiles
 
 TARGET = "launch_overhead"
 CELL = "profiling.launch_overhead.cell.CalibrationCell"
+
+
+class LaunchCosts(CellFiles):
+    """Copies the measured launch costs into the environment of the run, where reports look for them."""
+
+    def environment(self, records: Iterable[Record]) -> Mapping[str, Any]:
+        """Return the costs of the newest record that has them."""
+        costs = [record.launches.launch_calibration for record in records if record.launches]
+        return {"launch_calibration": costs[-1]} if costs else {}
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
@@ -21,7 +34,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
     if config.settings.trace:
         raise InputError("trace=true: launch_overhead has no step to trace. Leave it out.")
     procedure = {"_target_": CELL, "options": config.source["calibration"]}
-    return execute(TARGET, replace(config, procedure=procedure), folder)
+    return execute(TARGET, replace(config, procedure=procedure, files=LaunchCosts()), folder)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,13 @@ from profiling.run.job import RunConfig
 
 TARGET = "realtime"
 CELL = "profiling.realtime.cell.RealtimeCell"
-RECOVER = "profiling.realtime.recovery.recover_frames"
 MIXED = "profiling.realtime.prepare.Mixed"
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
     """Play the loop under every variant, or under one that is mixed."""
+    from profiling.realtime.recovery import FrameFiles  # imports numpy, without which --help answers faster
+
     config = read_config(cfg)
     check_options(config.source)
     stages = chosen_stages(config)
@@ -36,7 +37,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
     }
     pipeline = replace(stages[WORLD], name=TARGET, checkpoint=None)
     variants = mixed(config) or config.variants
-    config = replace(config, components=(pipeline,), variants=variants, procedure=procedure, recover=RECOVER)
+    config = replace(config, components=(pipeline,), variants=variants, procedure=procedure, files=FrameFiles())
     return execute(TARGET, config, folder)
 
 

@@ -1,39 +1,55 @@
-"""The frames of a loop whose process died, summarised as if the loop had ended there. Runs without torch."""
+"""The files of a loop's frames: cleared, kept by round, and read after the process died. Runs without torch."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from profiling.realtime.options import WORLD, LoopOptions
-from profiling.results.frames import recover_series
+from profiling.results.frames import recover_series, series_file
 from profiling.results.record import Realtime
-from profiling.run.job import Job
+from profiling.run.job import CellFiles, Job
 
 #: Options of the world model that a reader needs to compare two loops; fields of `Realtime`.
 WORLD_OPTIONS = ("steps", "commit", "guidance")
 
 
-def recover_frames(folder: Path, job: Job) -> dict[str, Any]:
-    """Turn the journal that a cell left in the run folder into its npz; return {"realtime": section}.
+class FrameFiles(CellFiles):
+    """The journal of a cell's frames and the npz that it becomes, one for each round."""
 
-    Empty where there is no journal: the cell played no frame, or has written its npz itself.
+    def clear(self, folder: Path, cell: str, *, first_round: bool) -> None:
+        """Remove the journal and the npz."""
+        patterns = [f"{cell}.frames.*", *([f"{cell}.round*.frames.npz"] if first_round else [])]
+        for path in [path for pattern in patterns for path in (folder / "cells").glob(pattern)]:
+            path.unlink()
 
-    Raises:
-        OSError: the npz cannot be written; the journal stays.
-        ValueError: the journal holds no series of frames.
+    def recover(self, folder: Path, job: Job) -> dict[str, Any]:
+        """Turn the journal that a cell left into its npz; return {"realtime": section}, as if the loop had ended there.
 
-    """
-    series = recover_series(folder, job.name)
-    if series is None:
-        return {}
-    from profiling.realtime.summary import summarize_frames  # imports scipy, 1 s that no other run should wait
+        Empty where there is no journal: the cell played no frame, or has written its npz itself.
 
-    options = LoopOptions(**{key: value for key, value in job.procedure["options"].items() if key != "_target_"})
-    loop = describe_loop(options, job.procedure["stages"], job.settings.device)
-    return {"realtime": summarize_frames(series, loop)}
+        Raises:
+            OSError: the npz cannot be written; the journal stays.
+            ValueError: the journal holds no series of frames.
+
+        """
+        series = recover_series(folder, job.name)
+        if series is None:
+            return {}
+        from profiling.realtime.summary import summarize_frames  # imports scipy, which takes 1 s
+
+        options = LoopOptions(**{key: value for key, value in job.procedure["options"].items() if key != "_target_"})
+        loop = describe_loop(options, job.procedure["stages"], job.settings.device)
+        return {"realtime": summarize_frames(series, loop)}
+
+    def keep_round(self, folder: Path, cell: str, round_: int) -> None:
+        """Copy the npz."""
+        frames = folder / series_file(cell)
+        if frames.is_file():
+            shutil.copyfile(frames, folder / series_file(f"{cell}.round{round_}"))
 
 
 def describe_loop(options: LoopOptions, stages: str, device: str) -> Realtime:

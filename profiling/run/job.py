@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
+from profiling.results.record import Record
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,6 @@ class Job:
     """One cell: a component, a variant, the metrics, and where the cell's own files go (a folder of the run).
 
     `procedure` is the procedure of this target's cells: the `_target_` of a `profiling.run.cell.Cell` and its options.
-    `recover` is the dotted name of a `Recover`, which reads the files of a cell whose process died; None: a cell of
-    this target writes none.
     """
 
     target: str
@@ -30,7 +28,6 @@ class Job:
     settings: Settings
     run: str
     procedure: Mapping[str, Any]
-    recover: str | None = None
 
     @property
     def name(self) -> str:
@@ -50,23 +47,32 @@ class Job:
         return Job(**content)
 
 
-#: (run folder, job) -> sections of the record by name. Runs in the parent process: its module must not import torch.
-Recover = Callable[[Path, Job], Mapping[str, Any]]
+class CellFiles:
+    """What a target does with files of its own in the run folder; here nothing.
 
-
-def recovered_sections(folder: Path, job: Job) -> Mapping[str, Any]:
-    """Return sections of the record from files that the cell's process wrote into the run folder; empty for none.
-
-    Raises:
-        OSError: a file cannot be read or written.
-        ValueError: a file is damaged.
-
+    A target whose cells write further files has a subclass. It is used in the parent process: its module must not
+    import torch.
     """
-    if job.recover is None:
+
+    def clear(self, folder: Path, cell: str, *, first_round: bool) -> None:
+        """Remove the files of an earlier attempt at a cell; before the first round, those kept of its rounds too."""
+
+    def recover(self, folder: Path, job: Job) -> Mapping[str, Any]:
+        """Complete the files of a cell, also of one whose process died; return the sections of its record in them.
+
+        Raises:
+            OSError: a file cannot be read or written.
+            ValueError: a file is damaged.
+
+        """
         return {}
-    module, _, function = job.recover.rpartition(".")
-    recover: Recover = getattr(import_module(module), function)
-    return recover(folder, job)
+
+    def keep_round(self, folder: Path, cell: str, round_: int) -> None:
+        """Copy the files of a round, which the next round overwrites."""
+
+    def environment(self, records: Iterable[Record]) -> Mapping[str, Any]:
+        """Return the fields of the run's environment that its records determine."""
+        return {}
 
 
 #: The procedure of a cell unless its target names another one: a forward pass.
@@ -86,7 +92,7 @@ class RunConfig:
     resume: str | None
     source: Mapping[str, Any]  # the composed config, for config.yaml
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
-    recover: str | None = None  # see Job
+    files: CellFiles = field(default_factory=CellFiles)
     rounds: int = 1  # how often all cells run, in turns (ABAB)
 
     def __post_init__(self) -> None:
@@ -113,7 +119,6 @@ class RunConfig:
                 settings=settings,
                 run=run,
                 procedure=self.procedure,
-                recover=self.recover,
             )
             for component in self.components
             for name, options in self.variants.items()

@@ -16,12 +16,11 @@ from msgspec.structs import replace
 from profiling.components.spec import Settings
 from profiling.errors import InputError
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
-from profiling.results.frames import series_file
 from profiling.results.jsonl import append_record
 from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import prepare_folder, write_json
 from profiling.results.schema_1 import upgraded_sections
-from profiling.run.job import Job, RunConfig, recovered_sections
+from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
 from profiling.run.revisions import TOOL, git_state, tool_version
@@ -190,7 +189,7 @@ class Run:
         try:
             events.death = executor.perform({"cell": job.to_json()}, job.name, events.receive)
         except KeyboardInterrupt:
-            recovered_sections(self.folder, job)  # completes the files of a cell that gets no record
+            self.config.files.recover(self.folder, job)  # completes the files of a cell that gets no record
             if events.end is not None:
                 self._keep(self._with_speedup(self._in_round(events.record(), round_)))
             raise
@@ -228,9 +227,7 @@ class Run:
         """Remove the files of an earlier attempt at this cell."""
         for folder in ("kernels", "torch_trace"):
             shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
-        patterns = [f"{job.name}.frames.*", *([f"{job.name}.round*.frames.npz"] if first_round else [])]
-        for path in [path for pattern in patterns for path in (self.folder / "cells").glob(pattern)]:
-            path.unlink()
+        self.config.files.clear(self.folder, job.name, first_round=first_round)
 
     def _in_round(self, record: Record, round_: int) -> Record:
         """Merge the record of a round with those of the rounds before it."""
@@ -253,11 +250,12 @@ class Run:
                 record = reader(record, job)
             except (CompileLogError, OSError, ValueError) as error:
                 record = _with_note(record, " ".join(str(error).split()))
-        self._copy_round_frames(record, job)
+        if record.rounds:
+            self.config.files.keep_round(self.folder, job.name, len(record.rounds))
         return record
 
     def _with_recovered(self, record: Record, job: Job) -> Record:
-        sections = encode_sections(**upgraded_sections(recovered_sections(self.folder, job)))
+        sections = encode_sections(**upgraded_sections(self.config.files.recover(self.folder, job)))
         return record_with(record, {name: each for name, each in sections.items() if getattr(record, name) is None})
 
     def _with_kernel_files(self, record: Record, job: Job) -> Record:
@@ -270,19 +268,16 @@ class Run:
         summary = parse_compile_log(self.folder / "torch_trace" / job.name, self.folder / "tl_out" / job.name)
         return record if summary is None else record_with(record, encode_sections(compile=summary))
 
-    def _copy_round_frames(self, record: Record, job: Job) -> None:
-        """Copy the frame series of a round, which the next round overwrites."""
-        frames = self.folder / series_file(job.name)
-        if record.rounds and frames.is_file():
-            shutil.copyfile(frames, self.folder / series_file(f"{job.name}.round{len(record.rounds)}"))
-
     def _keep(self, record: Record) -> None:
         append_record(self.folder, record)
         self.records[record.cell] = record
 
     def _complete(self) -> None:
-        """Add what is known only at the end: speedups over a baseline that ran later, and a run's only compile log."""
-        self._write_launch_calibration()
+        """Add what is known only at the end: facts of the environment, speedups, and a run's only compile log."""
+        facts = self.config.files.environment(self.records.values())
+        if facts:
+            path = self.folder / ENVIRONMENT_FILE
+            write_json(path, encode_environment(replace(decode_environment(path.read_bytes()), **facts)))
         for record in tuple(self.records.values()):
             compared = self._with_speedup(record)
             if record.speedup is None and compared != record:
@@ -293,14 +288,6 @@ class Run:
                 self.progress.say("nothing was compiled" if summary is None else f"compile report: {summary.index}")
             except CompileLogError as error:
                 self.progress.say(str(error))
-
-    def _write_launch_calibration(self) -> None:
-        """Copy measured launch costs into the environment, where reports look for them."""
-        path = self.folder / ENVIRONMENT_FILE
-        for launches in (record.launches for record in self.records.values() if record.launches):
-            environment = decode_environment(path.read_bytes())
-            calibrated = replace(environment, launch_calibration=launches.launch_calibration)
-            write_json(path, encode_environment(calibrated))
 
 
 def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:

@@ -16,7 +16,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine.gc_policy import gc_policy
 from profiling.realtime.monitor import FrameMonitor
 from profiling.realtime.play import FrameLoop, WallClock
-from profiling.realtime.recovery import recover_frames
+from profiling.realtime.recovery import FrameFiles
 from profiling.results.frames import read_series, recover_series, series_file
 from profiling.run.job import Job
 from profiling.trace.counters import compile_ids
@@ -323,11 +323,11 @@ def job(folder):
 
 
 def test_the_section_of_a_dead_process(tmp_path):
-    assert recover_frames(tmp_path, job(tmp_path)) == {}, "there is no journal"
+    assert FrameFiles().recover(tmp_path, job(tmp_path)) == {}, "there is no journal"
     clock = FakeClock()
     with pytest.raises(IndexError):
         played(tmp_path, FakeLoop(clock, ([5.0] * 99).__getitem__), clock, 600)
-    section = recover_frames(tmp_path, job(tmp_path))["realtime"]
+    section = FrameFiles().recover(tmp_path, job(tmp_path))["realtime"]
     assert (section.frames, section.target_fps, section.warmup_frames) == (99, 50.0, 7)
     assert (section.schedule, section.deliver, section.steps, section.guidance) == ("overlap", "host", 2, None)
     assert section.frame_ms.max == pytest.approx(5.0)
