@@ -225,8 +225,8 @@ def _settings(rows: Sequence[Record]) -> list[str]:
         loop = record.realtime
         if loop is None:
             continue
-        settings = [f"{loop.frames} frames"]
-        settings += [f"{loop.warmup_frames} warm-up frames"] if loop.warmup_frames is not None else []
+        settings = [f"{loop.frames:,} frames"]
+        settings += [f"{loop.warmup_frames:,} warm-up frames"] if loop.warmup_frames is not None else []
         settings += [f"{count_of(loop.steps, 'step')} a frame"] if loop.steps is not None else []
         options = (("schedule", loop.schedule), ("pace", loop.pace), ("deliver", loop.deliver), ("commit", loop.commit))
         settings += [f"{name} {value}" for name, value in options if value]
