@@ -214,7 +214,7 @@ def test_host():
 
 def test_ceilings_that_were_disturbed_are_named_as_such():
     busy = replace(HOST, compute_ms=9.0, disturbed=True)
-    assert judged(busy).evidence[0].startswith("the ceilings measured while other processes ran explain 1%")
+    assert judged(busy).evidence[0].startswith("the ceilings, measured while other processes ran, explain 1%")
     assert judged(replace(busy, disturbed=False)).evidence[0].startswith("the ceilings explain 1% of wall time")
     on_a_gpu = judged(replace(LONG, disturbed=True))
     assert not any("other processes" in line for line in on_a_gpu.evidence), (
