@@ -97,7 +97,7 @@ def _renames() -> str:
     rows += [f"| `{old}` | `{new}` |" for old, new in BOUNDS.items()]
     head = "A path applies after the renames above it; the words without a path are values of `roofline.bound`."
     latency = (
-        "| `latency-bound` | `underfilled GPU` where the GPU is idle for a quarter of the wall time or kernels of at most "
+        "| `latency-bound` | `underfilled GPU` where the GPU is idle for a quarter of wall time or kernels of at most "
         "5 us take most of its busy time, else"
     )
     lines = ["## Renamed since schema 1", "", head, "", "| schema 1 | schema 2 |", "|---|---|", *rows]
