@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,10 +75,3 @@ def _bound(part: Mapping[str, Any]) -> str:
     if isinstance(short, int | float) and isinstance(busy, int | float) and short > busy / 2:
         return "underfilled GPU"
     return "slow kernels"
-
-
-def upgraded_sections(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections of a record, structs or mappings with keys of schema 1 or 2, with the keys of schema 2."""
-    content = upgraded(copy.deepcopy(dict(sections)))
-    del content["schema"]
-    return content

@@ -1,7 +1,7 @@
-"""The procedure that every cell shares: phases, preparing a variant, metrics, explanations, and how the cell ends.
+"""What the cells of all targets share: phases, preparing a variant, running metrics, explaining, and the end.
 
-It runs in the cell's own process (with isolation=none in the caller's). Each section of the record is sent as soon as
-it is measured, so that a later crash does not lose it.
+A cell runs in its own process (with isolation=none in the caller's). Each section of the record is sent as soon as it
+is measured, so that a later crash does not lose it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError, MissingExtraError
 from profiling.metrics.metric import Metric, Subject
-from profiling.results.record import Metrics, Status, encode_sections, merge_metric
-from profiling.results.schema_1 import upgraded_sections
+from profiling.results.record import Metrics, Prepare, Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
 from profiling.run.environment import ceilings_in
 from profiling.run.job import Job
@@ -42,17 +41,17 @@ class Cell(ABC):
     job: Job
     emit: Emit  # sends an event to the process that runs the cells
     metrics: Metrics = field(default_factory=Metrics)  # measured so far
-    problems: list[tuple[Status, str]] = field(default_factory=list)  # (status, reason) of what metrics objected to
+    problems: list[tuple[Status, str]] = field(default_factory=list)  # (status, reason) that metrics reported
     notes: list[str] = field(default_factory=list)
-    compiled: bool = False  # whether a compiler replaced the module's own operators
+    compiled: bool = False  # whether a compiler replaced operators of the module
 
     @classmethod
     def computes_in(cls, dtype: str, **_procedure: Any) -> str:
-        """Return the dtype in which a run with this `dtype` computes its products: the ceilings are measured in it."""
+        """Return the dtype of matrix products in a run with this `dtype`; the ceilings are measured in it."""
         return dtype
 
     def run(self) -> None:
-        """Run the cell and send its status, whatever happens short of the process dying."""
+        """Run the cell and send its status; an exception becomes a status too."""
         try:
             with span(self.job.component.name), span(self.job.variant):
                 self.measure()
@@ -72,7 +71,7 @@ class Cell(ABC):
 
     @abstractmethod
     def measure(self) -> None:
-        """Do the work of the target and send sections as they are measured; raising ends the cell as failed."""
+        """Do the target's work and send sections as they are measured; an exception ends the cell as failed."""
 
     def add(self, **sections: Any) -> None:
         """Send sections of the record: structs of `profiling.results.record`, or mappings of the same shape.
@@ -81,8 +80,7 @@ class Cell(ABC):
             ValueError: a section does not fit its type, or holds a number that is not finite.
 
         """
-        content = upgraded_sections(sections)  # mappings may still have the keys of schema 1
-        self.emit({"event": "sections", "sections": encode_sections(**content)})
+        self.emit({"event": "sections", "sections": encode_sections(**sections)})
 
     def note(self, line: str) -> None:
         """Add a remark of one line to the record."""
@@ -91,14 +89,14 @@ class Cell(ABC):
 
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """Report the phase to the progress display, and name it in NVTX and profiler ranges."""
+        """Show the phase in the progress display, and name the NVTX and profiler range of the block after it."""
         self.emit({"event": "phase", "phase": phase})
         with span(phase):
             yield
 
     @contextmanager
     def best_effort(self, action: str) -> Iterator[None]:
-        """Run a block that explains the numbers: where it raises, "`action` failed" becomes a note of the record."""
+        """Run a block that explains the numbers; if it raises, the record gets the note "`action` failed"."""
         try:
             yield
         except Exception as error:  # the measured times stay valid without their explanation
@@ -106,7 +104,7 @@ class Cell(ABC):
             self.note(f"{action} failed: {reason_of(error)}")
 
     def prepare(self, variant: Variant, component: Component) -> Step:
-        """Prepare the step (compile, capture, ...) and record what that took, from an idle device to an idle device."""
+        """Prepare the step (compile, capture, ...) and record its duration, from an idle device to an idle device."""
         with self.phase("prepare"):
             before, started = snapshot(), time.perf_counter()
             step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
@@ -116,15 +114,15 @@ class Cell(ABC):
             synchronize(component.device)
             first_call_s = time.perf_counter() - started
             counters = snapshot().since(before)
-            self.add(prepare={"seconds": seconds, "first_call_s": first_call_s, **asdict(counters)})
+            self.add(prepare=Prepare(seconds=seconds, first_call_s=first_call_s, **asdict(counters)))
             self.compiled = counters.graphs > 0
             return step
 
     def run_metric(self, name: str, metric: Metric, subject: Subject) -> None:
-        """Run a metric; send what it measured and keep the problem it reports, if any.
+        """Run a metric, send what it measured and keep the problem that it reports, if any.
 
         Raises:
-            ValueError: it returned something that a record cannot hold.
+            ValueError: a record cannot hold what it returned.
 
         """
         with self.phase(name):
@@ -143,7 +141,7 @@ class Cell(ABC):
             self.add(**step.explain())
 
     def explain_roofline(self, component: Component, step: Step) -> None:
-        """Send the roofline section: the least time of a call and what bounds it. Nothing in a run without ceilings."""
+        """Send the roofline section: the least time of a call and what bounds it; none in a run without ceilings."""
         if self.job.settings.ceilings != "auto":
             return
         with self.phase("roofline"), self.best_effort("the roofline"):
@@ -154,7 +152,7 @@ class Cell(ABC):
                 self.add(roofline=call_roofline(component, step.run, ceilings, wall_ms, fused=self.compiled))
 
     def trace(self, component: Component, step: Step) -> None:
-        """Profile the step into the run folder and send what the trace shows of one call."""
+        """Write a profiler trace of the step into the run folder, and send its analysis."""
         self.emit({"event": "phase", "phase": "trace"})  # trace_step opens the range itself
         with self.best_effort("the profiler trace"):
             started = time.perf_counter()
@@ -176,7 +174,7 @@ class Cell(ABC):
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:
-    """Return the job's metrics by name; those that need the reference (parity) come before those that time."""
+    """Return the job's metrics by name; those that need the reference (parity) run before those that time."""
     metrics: dict[str, Metric] = {name: instantiate(node, f"metric.{name}") for name, node in job.metrics.items()}
     return dict(sorted(metrics.items(), key=lambda item: not item[1].needs_reference))
 

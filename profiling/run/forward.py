@@ -1,4 +1,4 @@
-"""The cell of a forward pass, from its first byte to its record: load, reference, prepare, measure, explain, trace."""
+"""The cell of a forward pass: load, compute the reference, prepare, measure, explain, trace."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from profiling.components.reference import (
     to_host,
 )
 from profiling.metrics.metric import Metric, Subject
-from profiling.results.record import OtherShapes, merge_metric
+from profiling.results.record import Load, OtherShapes, merge_metric
 from profiling.run.cell import Cell, metrics_of
 from profiling.trace.profiler import synchronize
 from profiling.variants.variant import Step, Variant
 
-#: Further shapes may be this many times as far from eager as the timed shape is, and always as far as the floor.
+#: Limit of the relative L2 to eager at further shapes: this factor on that of the timed shape, at least the floor.
 OTHER_SHAPES_FACTOR, OTHER_SHAPES_FLOOR = 3.0, 1e-3
 
 
@@ -37,7 +37,7 @@ class ForwardCell(Cell):
     """A forward pass of a component under a variant."""
 
     def measure(self) -> None:
-        """Load, compute the reference, prepare, measure, trace."""
+        """Run the phases in order, with the eager reference computed before the variant is prepared."""
         job, settings = self.job, self.job.settings
         variant: Variant = instantiate(job.variant_options, f"variant.{job.variant}")
         metrics = metrics_of(job)
@@ -52,7 +52,7 @@ class ForwardCell(Cell):
         blueprint = self._load(torch.float32 if with_reference else run_dtype)
         expected = self._expected(blueprint) if with_reference else None
         if expected is not None:
-            # A fresh one: a module may keep tensors of its first call, and would carry float32 into the run.
+            # Built again: a module may keep tensors of its first call, which were float32 ones here.
             del blueprint
             blueprint = build(job.component, settings, torch.float32)
         blueprint.cast(run_dtype)
@@ -83,12 +83,12 @@ class ForwardCell(Cell):
             started = time.perf_counter()
             blueprint = build(self.job.component, self.job.settings, dtype)
             synchronize(blueprint.device)
-            load = {"seconds": time.perf_counter() - started}
+            load = Load(seconds=time.perf_counter() - started)
             self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
             return blueprint
 
     def _expected(self, blueprint: Blueprint) -> Outputs:
-        """Compute the reference of every variant: the outputs of the float32 module."""
+        """Return the outputs of the float32 module, the reference of every variant."""
         seed = self.job.settings.seed
         with self.phase("reference"), torch.inference_mode(), strict_float32():
             return first_call(blueprint.component(torch.float32, seed), seed + CHECK_SEED)
@@ -98,7 +98,7 @@ class ForwardCell(Cell):
         return outputs_of(blueprint.component(blueprint.run_dtype, seed), seed + CHECK_SEED)
 
     def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
-        """Check parity once more after the timing: a stale buffer or an overwritten graph pool shows only then."""
+        """Check parity once more after the timing, which shows a stale buffer or an overwritten graph pool."""
         for metric in metrics.values():
             again = metric.measure(subject) if metric.needs_reference and not self.problems else None
             if again is not None and again.problem is not None:

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from profiling.components.spec import Settings
@@ -19,7 +18,6 @@ from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_
 from profiling.results.jsonl import append_record
 from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import prepare_folder, write_json
-from profiling.results.schema_1 import upgraded_sections
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
@@ -158,6 +156,7 @@ class Run:
 
         """
         path = self.folder / ENVIRONMENT_FILE
+        revisions = {"user_git": git_state(Path.cwd()), "tool_git": git_state(TOOL)}
         if resumed:
             before = json.loads(path.read_text(encoding="utf-8"))
             differing = [key for key in facts if key not in MAY_DIFFER and before.get(key) != facts[key]]
@@ -166,13 +165,15 @@ class Run:
                     f"resume={self.folder} began on another machine or setup ({', '.join(differing)} differ). "
                     "Resume it there, or start a new run."
                 )
+            began = decode_environment(path.read_bytes())
+            if (began.user_git, began.tool_git) != (revisions["user_git"], revisions["tool_git"]):
+                self.progress.say("note: the code has changed since this run began; finished cells ran the old code")
             return
         of_this_process = {
             "captured_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": self.command,
-            "user_git": git_state(Path.cwd()),
-            "tool_git": git_state(TOOL),
             "tool_version": tool_version(),
+            **revisions,
         }
         write_json(path, {**encode_environment(Environment(**of_this_process)), **facts})
 
@@ -255,18 +256,18 @@ class Run:
         return record
 
     def _with_recovered(self, record: Record, job: Job) -> Record:
-        sections = encode_sections(**upgraded_sections(self.config.files.recover(self.folder, job)))
+        sections = encode_sections(**self.config.files.recover(self.folder, job))
         return record_with(record, {name: each for name, each in sections.items() if getattr(record, name) is None})
 
     def _with_kernel_files(self, record: Record, job: Job) -> Record:
         files = list_kernels(self.folder / "kernels" / job.name)
-        kernels = [{**to_builtins(each), "file": f"kernels/{job.name}/{each.file}"} for each in files]
-        return record_with(record, {"kernels": kernels}) if kernels else record
+        kernels = tuple(replace(each, file=f"kernels/{job.name}/{each.file}") for each in files)
+        return replace(record, kernels=kernels) if kernels else record
 
     def _with_compile_log(self, record: Record, job: Job) -> Record:
         self.progress.phase("parse")
         summary = parse_compile_log(self.folder / "torch_trace" / job.name, self.folder / "tl_out" / job.name)
-        return record if summary is None else record_with(record, encode_sections(compile=summary))
+        return record if summary is None else replace(record, compile=summary)
 
     def _keep(self, record: Record) -> None:
         append_record(self.folder, record)

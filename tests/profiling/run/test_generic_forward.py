@@ -13,7 +13,7 @@ from profiling.results.environment import read_environment
 from profiling.results.jsonl import read_records
 from profiling.trace.compile_log import find_tlparse
 
-HERE = "isolation=none"  # where no process must die, and a process a cell is not what is asked
+HERE = "isolation=none"  # faster, for tests that kill no process
 
 
 def by_variant(outcome):
@@ -45,7 +45,7 @@ def test_wrong_answers_cost_one_row_each(profile):
         assert records[wrong].status == "failed"
         assert records[wrong].reason.startswith("parity")
         assert records[wrong].speedup is None
-        assert records[wrong].metrics.wall_ms.n >= 5, "its time is there, to be shown struck out"
+        assert records[wrong].metrics.wall_ms.n >= 5, "its time is measured, and shown struck out"
     assert "wrong after it" in records["faulty_later_wrong"].reason
     assert records["faulty_later_wrong"].speedup is None
     assert "~~" in outcome.out
@@ -114,7 +114,7 @@ def test_a_resume_on_another_setup_is_refused(profile, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_compile_that_compiles_nothing_is_told(profile):
+def test_a_compile_that_compiles_nothing_fails(profile):
     variants = "variant=[baseline,compile,compile_reduce_overhead]"
     outcome = profile("component=[net]", variants, HERE, TORCH_COMPILE_DISABLE="1")
     records = by_variant(outcome)
@@ -124,27 +124,27 @@ def test_a_compile_that_compiles_nothing_is_told(profile):
     assert records["compile_reduce_overhead"].status == "skipped", "it needs CUDA graphs"
 
 
-def test_without_isolation_the_compile_report_is_the_runs(profile):
+def test_without_isolation_the_run_has_one_compile_report(profile):
     outcome = profile("component=[net]", "variant=[faulty_recompile]", HERE, "trace=true")
     assert "tl_out/run/index.html" in outcome.err
     assert (outcome.folder / "tl_out" / "run" / "index.html").exists()
 
 
 def worker_of(process, log):
-    """The process of the cell that writes `log`, once it is there: the file is a moment before it."""
+    """Return the process of the cell that writes `log`, once it runs: the file exists a moment earlier."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        assert process.poll() is None, "it ended before its cell"
+        assert process.poll() is None, "the run ended before this cell began"
         for child in psutil.Process(process.pid).children() if log.exists() else ():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if "profiling.run.worker" in child.cmdline():
                     return child
         time.sleep(0.1)
-    raise AssertionError(f"{log} has no process")
+    raise AssertionError(f"no process writes {log}")
 
 
 def ended(process):
-    """Whether it is gone within 20 s; one that nobody waits for is."""
+    """Return whether the process ends within 20 s; a zombie counts as ended."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -187,7 +187,7 @@ def test_the_worker_dies_with_its_parent(tmp_path):
     worker = worker_of(process, folder / "cells" / "net.faulty_hang.log")
     process.kill()
     process.wait()
-    assert ended(worker), "it outlived its parent"
+    assert ended(worker), "the worker outlived its parent"
 
 
 def test_the_users_own_torch_trace(profile, tmp_path):

@@ -35,7 +35,8 @@ def test_the_users_revisions_are_recorded_apart_from_the_tools(tmp_path, in_repo
         folder.mkdir()
     overrides = ("component=[net]", "component.net.module._target_=other_net.Net", "variant=[baseline]")
     path = f"{ROOT}:{OUTSIDE}:{tmp_path / 'networks'}"
-    done = finished(command(folder / "run", *overrides, "isolation=none"), folder, PYTHONPATH=path)
+    start = command(folder / "run", *overrides, "isolation=none")
+    done = finished(start, folder, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     recorded = read_environment(folder / "run")
     assert (recorded.user_git and (recorded.user_git.revision, recorded.user_git.dirty)) == (user and (user, True))
@@ -43,6 +44,11 @@ def test_the_users_revisions_are_recorded_apart_from_the_tools(tmp_path, in_repo
     assert recorded.module_git["other_net.Net"].dirty is False
     tool = git_state(ROOT)
     assert (recorded.tool_git and recorded.tool_git.revision) == (tool and tool.revision)
+    if in_repository:
+        git(folder, "commit", "-q", "-a", "-m", "two")
+    resumed = finished([*start, f"resume={folder / 'run'}"], folder, PYTHONPATH=path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert ("the code has changed" in resumed.stderr) == in_repository
 
 
 def test_installed_and_unknown_modules_have_no_revision():
