@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.initialisation import InputOptions, draw_normal, draw_uniform
 from models.params import Params, require, require_positive
 from models.precision import at_least_fp32
 
@@ -251,28 +252,16 @@ def build_audio_encoder(**config: Any) -> AudioEncoder:
 
 
 def audio_decoder_inputs(
-    module: AudioDecoder | AudioVAE,
-    *,
-    batch: int,
-    frames: int,
-    generator: torch.Generator,
-    device: torch.device | str,
-    dtype: torch.dtype,
+    module: AudioDecoder | AudioVAE, *, batch: int, frames: int, **options: Unpack[InputOptions]
 ) -> dict[str, Tensor]:
     """Return random latents [batch, latent_channels, frames] for `AudioDecoder.forward`."""
     shape = (batch, module.params.latent_channels, frames)
-    return {"z": torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)}
+    return {"z": draw_normal(*shape, **options)}
 
 
 def audio_encoder_inputs(
-    module: AudioEncoder | AudioVAE,
-    *,
-    batch: int,
-    frames: int,
-    generator: torch.Generator,
-    device: torch.device | str,
-    dtype: torch.dtype,
+    module: AudioEncoder | AudioVAE, *, batch: int, frames: int, **options: Unpack[InputOptions]
 ) -> dict[str, Tensor]:
     """Return random sound in -1 … 1 for `AudioEncoder.forward`, [batch, channels, frames·samples_per_latent]."""
     shape = (batch, module.params.channels, frames * module.params.samples_per_latent)
-    return {"x": (2 * torch.rand(shape, generator=generator, device=generator.device) - 1).to(device, dtype)}
+    return {"x": draw_uniform(*shape, **options)}

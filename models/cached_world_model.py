@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from models.attention import Attend, attend
 from models.modulation import MergedLinears, MergedModulation, materialized
-from models.params import require, require_positive
+from models.params import Params, require, require_positive
 from models.precision import ConstantBuffers, at_least_fp32
 from models.ring_attention import KERNELS, Kernel, RingCache, Visibility, ring_attention, visibility
 from models.transformer import Block
@@ -28,7 +28,7 @@ COMMITS = ("fused", "separate")
 
 
 @dataclass(frozen=True)
-class FrameOptions:
+class FrameOptions(Params):
     """How a frame is generated.
 
     Attributes:

@@ -5,13 +5,13 @@ Weights are random or come from a local folder; nothing is downloaded. Default s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from models.hub import make_model
-from models.initialisation import randomise
+from models.hub import LibraryModel, make_model
+from models.initialisation import InputOptions, draw_normal, randomise
 from models.params import require
 
 VIT_L14_TEXT = {
@@ -38,15 +38,13 @@ VIT_L14_VISION = {
 LEGACY_EOS = 2
 
 
-class ClipText(nn.Module):
+class ClipText(LibraryModel):
     """CLIP's text tower: pooled at the first end-of-text token, then projected."""
 
     causal_mask: Tensor | None
 
     def __init__(self, model: nn.Module, weights_source: str | None) -> None:
-        super().__init__()
-        self.model = model
-        self.weights_source = weights_source
+        super().__init__(model, weights_source)
         config: Any = model.config
         mask = None
         if config._attn_implementation == "eager":
@@ -63,13 +61,8 @@ class ClipText(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=mask).text_embeds
 
 
-class ClipVision(nn.Module):
+class ClipVision(LibraryModel):
     """CLIP's vision tower: pooled at the class token, then projected."""
-
-    def __init__(self, model: nn.Module, weights_source: str | None) -> None:
-        super().__init__()
-        self.model = model
-        self.weights_source = weights_source
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Map images [b, 3, image_size, image_size] to unnormalised embeddings [b, projection_dim]."""
@@ -126,15 +119,9 @@ def randomise_clip(module: ClipText | ClipVision, seed: int) -> None:
 
 
 def clip_text_inputs(
-    module: ClipText,
-    *,
-    batch: int,
-    tokens: int,
-    generator: torch.Generator,
-    device: torch.device | str,
-    dtype: torch.dtype,
+    module: ClipText, *, batch: int, tokens: int, **options: Unpack[InputOptions]
 ) -> dict[str, Tensor]:
-    """Return random ids, int64 [batch, tokens] whatever `dtype` is.
+    """Return random ids, int64 [batch, tokens] whatever `options["dtype"]` is.
 
     A row begins with the start of text, has the end of text at a random position and is padded with it, as CLIP's
     tokenizer does.
@@ -144,6 +131,7 @@ def clip_text_inputs(
 
     """
     config: Any = module.model.config
+    generator = options["generator"]
     longest = config.max_position_embeddings
     require(2 <= tokens <= longest, f"tokens={tokens}: must be 2 (start and end of text) to {longest}")
     end_id = config.vocab_size - 1 if config.eos_token_id == LEGACY_EOS else config.eos_token_id
@@ -151,18 +139,11 @@ def clip_text_inputs(
     ids[:, 0] = end_id - 1  # in CLIP's vocabulary the start of text is the id before the end
     end = torch.randint(1, tokens, (batch, 1), generator=generator, device=generator.device)
     ids = ids.masked_fill(torch.arange(tokens, device=generator.device) >= end, end_id)
-    return {"input_ids": ids.to(device)}
+    return {"input_ids": ids.to(options["device"])}
 
 
-def clip_vision_inputs(
-    module: ClipVision,
-    *,
-    batch: int,
-    generator: torch.Generator,
-    device: torch.device | str,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
+def clip_vision_inputs(module: ClipVision, *, batch: int, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
     """Return random images [batch, 3, image_size, image_size] with mean 0 and variance 1, as CLIP normalises them."""
     config: Any = module.model.config
     shape = (batch, config.num_channels, config.image_size, config.image_size)
-    return {"pixel_values": torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)}
+    return {"pixel_values": draw_normal(*shape, **options)}

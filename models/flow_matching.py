@@ -5,12 +5,13 @@ Noise and noise levels are inputs and are not drawn inside, so that every varian
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.initialisation import InputOptions, draw_normal
 from models.world_model import WorldModel, WorldModelParams, build_world_model, world_model_inputs
 
 
@@ -74,11 +75,10 @@ def build_flow_matching(**config: Any) -> FlowMatching:
     return FlowMatching(build_world_model(**config))
 
 
-def flow_matching_inputs(module: FlowMatching, *, generator: torch.Generator, **options: Any) -> dict[str, Tensor]:
-    """Return random inputs of `FlowMatching.forward` by argument name; options are those of `example_inputs`."""
-    inputs = world_model_inputs(module.model, generator=generator, **options)
-
-    def normal(like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=generator, device=generator.device).to(like)
-
-    return {**inputs, "noise": normal(inputs["x"]), "audio_noise": normal(inputs["audio"])}
+def flow_matching_inputs(
+    module: FlowMatching, *, batch: int, frames: int, **options: Unpack[InputOptions]
+) -> dict[str, Tensor]:
+    """Return random inputs of `FlowMatching.forward` by argument name; `t` is fp32, all others are in `dtype`."""
+    inputs = world_model_inputs(module.model, batch=batch, frames=frames, **options)
+    noise, audio_noise = (draw_normal(*inputs[name].shape, **options) for name in ("x", "audio"))
+    return {**inputs, "noise": noise, "audio_noise": audio_noise}

@@ -78,13 +78,17 @@ class Decoder(nn.Module):
         return self.part(z)
 
 
-class MimiDecoder(nn.Module):
-    """The decoder of a MimiModel: audio codes to a waveform."""
+class LibraryModel(nn.Module):
+    """Base of the components around a library's `model`; `weights_source` is the folder of its weights, if any."""
 
     def __init__(self, model: nn.Module, weights_source: str | None) -> None:
         super().__init__()
         self.model = model
         self.weights_source = weights_source
+
+
+class MimiDecoder(LibraryModel):
+    """The decoder of a MimiModel: audio codes to a waveform."""
 
     def forward(self, codes: Tensor) -> Tensor:
         """Decode int64 codes [b, quantizers, frames] to a waveform [b, channels, samples]."""
@@ -145,13 +149,8 @@ def _build_autoencoder(kind: Any, folder: str | None, config: dict[str, Any]) ->
     return kind.from_pretrained(require_folder(folder), local_files_only=True)
 
 
-class ClassificationLoss(nn.Module):
+class ClassificationLoss(LibraryModel):
     """An image classifier under its cross-entropy loss."""
-
-    def __init__(self, model: nn.Module, weights_source: str | None) -> None:
-        super().__init__()
-        self.model = model
-        self.weights_source = weights_source
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy (fp32 scalar) for images [b, 3, h, w] and int64 `labels` [b]."""

@@ -7,12 +7,13 @@ bf16 on an H200 (the bicubic kernel reads across channels), and is not faster wh
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.initialisation import InputOptions, draw_normal, draw_uniform
 from models.params import Params, require, require_positive
 from models.precision import at_least_fp32
 
@@ -81,8 +82,7 @@ class ResBlock(nn.Module):
         return x + self.conv3(h)
 
 
-def res_blocks(channels: int, count: int) -> nn.Sequential:
-    """Return `count` residual blocks in a row."""
+def _res_blocks(channels: int, count: int) -> nn.Sequential:
     return nn.Sequential(*(ResBlock(channels) for _ in range(count)))
 
 
@@ -91,7 +91,7 @@ class SameStage(nn.Module):
 
     def __init__(self, channels: int, count: int) -> None:
         super().__init__()
-        self.blocks = res_blocks(channels, count)
+        self.blocks = _res_blocks(channels, count)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [b, c, h, w] to the same shape."""
@@ -116,7 +116,7 @@ class UpStage(nn.Module):
     def __init__(self, channels_in: int, channels_out: int, count: int) -> None:
         super().__init__()
         self.up = Projection(channels_in, channels_out) if channels_in != channels_out else nn.Identity()
-        self.blocks = res_blocks(channels_out, count)
+        self.blocks = _res_blocks(channels_out, count)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [b, channels_in, h, w] to [b, channels_out, 2h, 2w]."""
@@ -130,23 +130,13 @@ class DownStage(nn.Module):
     def __init__(self, channels_in: int, channels_out: int, count: int) -> None:
         super().__init__()
         self.channels_out = channels_out
-        self.blocks = res_blocks(channels_in, count)
+        self.blocks = _res_blocks(channels_in, count)
         self.down = Projection(channels_in, channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [b, channels_in, h, w] to [b, channels_out, h/2, w/2]."""
         y = self.down(resize(self.blocks(x), x.shape[2] // 2, x.shape[3] // 2))
         return y + block_mean(F.pixel_unshuffle(x, 2), self.channels_out)
-
-
-def stage_widths(ch_0: int, ch_max: int, stages: int) -> list[int]:
-    """Return the width of each resolution, narrowest first: doubled a stage, at most `ch_max`."""
-    return [min(ch_0 * 2**stage, ch_max) for stage in range(stages)]
-
-
-def width_pairs(widths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return neighbouring widths, (narrow, wide), narrowest first."""
-    return list(pairwise(widths))
 
 
 @dataclass(frozen=True)
@@ -185,7 +175,7 @@ class ImageVAEParams(Params):
         )
         for widths in (self.encoder_widths, self.decoder_widths):
             require(
-                all(wide in (narrow, 2 * narrow) for narrow, wide in width_pairs(widths)),
+                all(wide in (narrow, 2 * narrow) for narrow, wide in pairwise(widths)),
                 f"widths must stay or double from stage to stage; ch_0={self.ch_0} and ch_max={self.ch_max} give "
                 f"{widths}: choose ch_max = ch_0 times a power of two",
             )
@@ -202,12 +192,15 @@ class ImageVAEParams(Params):
     @property
     def encoder_widths(self) -> list[int]:
         """Widths of the encoder's stages, narrowest first."""
-        return stage_widths(self.ch_0, self.ch_max, len(self.encoder_blocks_per_stage))
+        return self._widths(len(self.encoder_blocks_per_stage))
 
     @property
     def decoder_widths(self) -> list[int]:
         """Widths of the decoder's stages, narrowest first; the decoder runs them backwards."""
-        return stage_widths(self.ch_0, self.ch_max, len(self.decoder_blocks_per_stage))
+        return self._widths(len(self.decoder_blocks_per_stage))
+
+    def _widths(self, stages: int) -> list[int]:
+        return [min(self.ch_0 * 2**stage, self.ch_max) for stage in range(stages)]
 
     @classmethod
     def full(cls) -> Self:
@@ -233,10 +226,8 @@ class ImageDecoder(nn.Module):
         widths, counts = params.decoder_widths, params.decoder_blocks_per_stage
         self.conv_in = nn.Conv2d(params.latent_channels, widths[-1], 1, bias=False)
         self.starter = SameStage(widths[-1], counts[-1])
-        pairs = reversed(width_pairs(widths))
-        self.blocks = nn.Sequential(
-            *(UpStage(wide, narrow, count) for (narrow, wide), count in zip(pairs, counts[:-1], strict=True))
-        )
+        stages = zip(reversed(list(pairwise(widths))), counts[:-1], strict=True)
+        self.blocks = nn.Sequential(*(UpStage(wide, narrow, count) for (narrow, wide), count in stages))
         self.s_to_l = Projection(widths[0], widths[0], kernel=3) if params.landscape else None
         self.norm_out = GroupScale(widths[0], OUTPUT_GROUPS)
         self.conv_out = nn.Conv2d(widths[0], params.channels, 3, padding=1, bias=False)
@@ -260,10 +251,8 @@ class ImageEncoder(nn.Module):
         widths, counts = params.encoder_widths, params.encoder_blocks_per_stage
         self.conv_in = nn.Conv2d(params.channels, widths[0], 3, padding=1, bias=False)
         self.l_to_s = Projection(widths[0], widths[0], kernel=3) if params.landscape else None
-        pairs = width_pairs(widths)
-        self.blocks = nn.Sequential(
-            *(DownStage(narrow, wide, count) for (narrow, wide), count in zip(pairs, counts[:-1], strict=True))
-        )
+        stages = zip(pairwise(widths), counts[:-1], strict=True)
+        self.blocks = nn.Sequential(*(DownStage(narrow, wide, count) for (narrow, wide), count in stages))
         self.final = SameStage(widths[-1], counts[-1])
         self.conv_out = nn.Conv2d(widths[-1], params.latent_channels, 1, bias=False)
 
@@ -322,29 +311,17 @@ def picture_size(params: ImageVAEParams) -> tuple[int, int]:
 
 
 def image_decoder_inputs(
-    module: ImageDecoder | ImageVAE,
-    *,
-    batch: int,
-    frames: int,
-    generator: torch.Generator,
-    device: torch.device | str,
-    dtype: torch.dtype,
+    module: ImageDecoder | ImageVAE, *, batch: int, frames: int, **options: Unpack[InputOptions]
 ) -> dict[str, Tensor]:
     """Return random latents [batch·frames, latent_channels, s, s] for `ImageDecoder.forward`."""
     params = module.params
     shape = (batch * frames, params.latent_channels, params.latent_size, params.latent_size)
-    return {"z": torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)}
+    return {"z": draw_normal(*shape, **options)}
 
 
 def image_encoder_inputs(
-    module: ImageEncoder | ImageVAE,
-    *,
-    batch: int,
-    frames: int,
-    generator: torch.Generator,
-    device: torch.device | str,
-    dtype: torch.dtype,
+    module: ImageEncoder | ImageVAE, *, batch: int, frames: int, **options: Unpack[InputOptions]
 ) -> dict[str, Tensor]:
     """Return random pictures [batch·frames, channels, H, W] in -1 … 1 for `ImageEncoder.forward`."""
     shape = (batch * frames, module.params.channels, *picture_size(module.params))
-    return {"x": (2 * torch.rand(shape, generator=generator, device=generator.device) - 1).to(device, dtype)}
+    return {"x": draw_uniform(*shape, **options)}

@@ -1,12 +1,13 @@
-"""Seeded weights for networks without a checkpoint.
+"""Seeded weights for networks without a checkpoint, and seeded inputs.
 
 A new network's gains, alphas and betas are zero, so norms and activations are trivial and a parity check would miss a
-mistake in them. Both functions here draw every parameter from a normal distribution with a standard deviation of
+mistake in them. Both functions for weights draw every parameter from a normal distribution with a standard deviation of
 fan_in ** -0.5 for a matrix and 0.1 for a vector. Buffers keep their values.
 """
 
 import math
 import zlib
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -53,3 +54,24 @@ def randomise_parameter(parameter: Tensor, name: str, seed: int) -> None:
     """Fill one parameter in place, as `randomise` does."""
     generator = torch.Generator(parameter.device).manual_seed(_seed_of(name, seed))
     parameter.normal_(std=_scale_of(parameter), generator=generator)
+
+
+class InputOptions(TypedDict):
+    """How inputs are drawn: on the generator's device, then moved to `device` and cast to `dtype`."""
+
+    generator: torch.Generator
+    device: torch.device | str
+    dtype: torch.dtype
+
+
+def draw_normal(*shape: int, **options: Unpack[InputOptions]) -> Tensor:
+    """Return numbers with mean 0 and standard deviation 1."""
+    generator = options["generator"]
+    return torch.randn(shape, generator=generator, device=generator.device).to(options["device"], options["dtype"])
+
+
+def draw_uniform(*shape: int, **options: Unpack[InputOptions]) -> Tensor:
+    """Return numbers from -1 to 1."""
+    generator = options["generator"]
+    numbers = 2 * torch.rand(shape, generator=generator, device=generator.device) - 1
+    return numbers.to(options["device"], options["dtype"])

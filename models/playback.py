@@ -4,7 +4,7 @@ World model: one denoising pass, or a whole frame, with a full cache. Decoders: 
 to its samples of sound. Each `reset()` restores the state before the first call, in place.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.cached_world_model import CachedWorldModel, FrameOptions
 from models.image_vae import ImageDecoder, ImageVAEParams
+from models.initialisation import InputOptions, draw_normal
 from models.params import require
 from models.world_model import WorldModelParams, example_inputs
 
@@ -79,12 +80,9 @@ def build_sound_stage(*, window: int, decoded: int | None = None, **config: Any)
     return SoundStage(AudioVAEParams.from_config(config), window=window, decoded=decoded)
 
 
-def sound_stage_inputs(
-    module: SoundStage, *, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def sound_stage_inputs(module: SoundStage, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
     """Return a random latent [1, latent_channels] for `SoundStage.forward`."""
-    shape = (1, module.params.latent_channels)
-    return {"latent": torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)}
+    return {"latent": draw_normal(1, module.params.latent_channels, **options)}
 
 
 class WholeFrame(nn.Module):
@@ -96,12 +94,12 @@ class WholeFrame(nn.Module):
 
     def state_tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that a call changes in place, of all parts."""
-        parts: tuple[Any, ...] = (self.world, self.picture, self.sound)
+        parts: list[Any] = list(self.children())
         return tuple(tensor for part in parts if hasattr(part, "state_tensors") for tensor in part.state_tensors())
 
     def reset(self) -> None:
         """Reset the parts that have state, in place."""
-        parts: tuple[Any, ...] = (self.world, self.picture, self.sound)
+        parts: list[Any] = list(self.children())
         for part in parts:
             if hasattr(part, "reset"):
                 part.reset()
@@ -144,38 +142,30 @@ def _second_stream(device: torch.device) -> torch.cuda.Stream:
     return _streams[device]
 
 
-class Context(nn.Module):
-    """A window of random frames whose numbers are exact in bfloat16, so that every dtype starts from the same state."""
-
-    x: Tensor
-    audio: Tensor
-    mouse: Tensor
-    btn: Tensor
-
-    def __init__(self, params: WorldModelParams, batch: int, frames: int) -> None:
-        super().__init__()
-        generator = torch.Generator("cpu").manual_seed(WORLD_CONTEXT_SEED)
-        inputs = example_inputs(
-            params, batch=batch, frames=frames, generator=generator, device="cpu", dtype=torch.bfloat16
-        )
-        for name in ("x", "audio", "mouse", "btn"):
-            self.register_buffer(name, inputs[name].float().to(torch.get_default_device()), persistent=False)
-
-
 class PrefilledWorldModel(CachedWorldModel):
-    """A cached world model whose `reset()` fills the cache with `context_frames` random frames."""
+    """A cached world model whose `reset()` fills the cache with `context_frames` random frames.
+
+    Their numbers are exact in bfloat16, so that every dtype starts from the same state.
+    """
 
     def __init__(self, params: WorldModelParams, options: FrameOptions, context_frames: int) -> None:
         super().__init__(params, options)
         require(context_frames >= 0, f"context_frames={context_frames}: must be 0 or more")
-        self.context = Context(params, options.batch, context_frames) if context_frames else None
+        self.context_frames = context_frames
+        generator = torch.Generator("cpu").manual_seed(WORLD_CONTEXT_SEED)
+        inputs = example_inputs(
+            params, batch=options.batch, frames=context_frames, generator=generator, device="cpu", dtype=torch.bfloat16
+        )
+        for name in ("x", "audio", "mouse", "btn"):
+            tensor = inputs[name].float().to(torch.get_default_device())
+            self.register_buffer(f"context_{name}", tensor, persistent=False)
 
     @torch.no_grad()
     def reset(self) -> None:
         """Restore the state right after the context frames, in place."""
         super().reset()
-        if self.context is not None:
-            self.prefill(self.context.x, self.context.audio, self.context.mouse, self.context.btn)
+        if self.context_frames:
+            self.prefill(*(self.get_buffer(f"context_{name}") for name in ("x", "audio", "mouse", "btn")))
 
 
 class WorldModelStep(PrefilledWorldModel):
@@ -196,49 +186,24 @@ class WorldModelFrame(PrefilledWorldModel):
         return self.frame(x, audio, mouse, btn)
 
 
-def build_world_model_step(
-    *,
-    context_frames: int,
-    t_commit: float = 0.0,
-    guidance: float | None = None,
-    batch: int = 1,
-    kernel: str = "auto",
-    **config: Any,
-) -> WorldModelStep:
+def build_world_model_step(*, context_frames: int, **config: Any) -> WorldModelStep:
     """Build a `WorldModelStep` from the keys of a published config and those of `FrameOptions`."""
-    options = FrameOptions(t_commit=t_commit, guidance=guidance, batch=batch, kernel=kernel)
-    return WorldModelStep(WorldModelParams.from_config(config), options, context_frames)
+    return WorldModelStep(WorldModelParams.from_config(config), FrameOptions.from_config(config), context_frames)
 
 
-def build_world_model_frame(
-    *,
-    context_frames: int,
-    steps: int = 1,
-    t_commit: float = 0.0,
-    commit: str = "fused",
-    guidance: float | None = None,
-    batch: int = 1,
-    kernel: str = "auto",
-    **config: Any,
-) -> WorldModelFrame:
+def build_world_model_frame(*, context_frames: int, **config: Any) -> WorldModelFrame:
     """Build a `WorldModelFrame` from the keys of a published config and those of `FrameOptions`."""
-    options = FrameOptions(steps, t_commit, commit, guidance, batch, kernel)
-    return WorldModelFrame(WorldModelParams.from_config(config), options, context_frames)
+    return WorldModelFrame(WorldModelParams.from_config(config), FrameOptions.from_config(config), context_frames)
 
 
-def world_model_step_inputs(
-    module: PrefilledWorldModel, *, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def world_model_step_inputs(module: PrefilledWorldModel, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
     """Return random inputs of `WorldModelStep.forward` by argument name; `t` is fp32."""
-    batch = module.options.batch
-    inputs = example_inputs(module.params, batch=batch, frames=1, generator=generator, device=device, dtype=dtype)
+    inputs = example_inputs(module.params, batch=module.options.batch, frames=1, **options)
     return {name: tensor.squeeze(1) for name, tensor in inputs.items()}
 
 
-def world_model_frame_inputs(
-    module: PrefilledWorldModel, *, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def world_model_frame_inputs(module: PrefilledWorldModel, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
     """Return random inputs of `WorldModelFrame.forward` by argument name: noise and controls."""
-    inputs = world_model_step_inputs(module, generator=generator, device=device, dtype=dtype)
+    inputs = world_model_step_inputs(module, **options)
     del inputs["t"]
     return inputs

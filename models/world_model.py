@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.embeddings import ControlEmbedding, LearnedPositions, TimestepEmbedding
+from models.initialisation import InputOptions, draw_normal
 from models.params import Params, require, require_positive
 from models.transformer import OutputHead, Transformer
 
@@ -148,29 +149,20 @@ class WorldModel(nn.Module):
 
 
 def example_inputs(
-    params: WorldModelParams,
-    *,
-    batch: int,
-    frames: int,
-    generator: torch.Generator,
-    device: torch.device | str,
-    dtype: torch.dtype,
+    params: WorldModelParams, *, batch: int, frames: int, **options: Unpack[InputOptions]
 ) -> dict[str, Tensor]:
     """Return random inputs of `WorldModel.forward` by argument name; `t` is fp32, all others are in `dtype`."""
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(batch, frames, *shape, generator=generator, device=generator.device).to(device, dtype)
+    size, generator = params.sample_size, options["generator"]
 
     def uniform(*shape: int) -> Tensor:
-        return torch.rand(batch, frames, *shape, generator=generator, device=generator.device).to(device)
+        return torch.rand(batch, frames, *shape, generator=generator, device=generator.device).to(options["device"])
 
-    size = params.sample_size
     return {
-        "x": normal(params.channels, size, size),
-        "audio": normal(params.audio_channels),
+        "x": draw_normal(batch, frames, params.channels, size, size, **options),
+        "audio": draw_normal(batch, frames, params.audio_channels, **options),
         "t": uniform(),
-        "mouse": 3 * normal(params.n_mouse_axes),
-        "btn": uniform(params.n_buttons).round().to(dtype),
+        "mouse": 3 * draw_normal(batch, frames, params.n_mouse_axes, **options),
+        "btn": uniform(params.n_buttons).round().to(options["dtype"]),
     }
 
 
@@ -184,6 +176,8 @@ def build_world_model(**config: Any) -> WorldModel:
     return WorldModel(WorldModelParams.from_config(config))
 
 
-def world_model_inputs(module: WorldModel, **options: Any) -> dict[str, Tensor]:
-    """Return `example_inputs` for a built model; the options are those of `example_inputs`."""
-    return example_inputs(module.params, **options)
+def world_model_inputs(
+    module: WorldModel, *, batch: int, frames: int, **options: Unpack[InputOptions]
+) -> dict[str, Tensor]:
+    """Return `example_inputs` for a built model."""
+    return example_inputs(module.params, batch=batch, frames=frames, **options)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from profiling.components.manifest import MANIFEST, Entry, load_manifest
+from profiling.components.manifest import MANIFEST, Entry, load_manifest, select
 from profiling.errors import InputError
 
 _LINE_EVERY_S = 10.0
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        entries = load_manifest(options.manifest).select(options.names)
+        entries = select(load_manifest(options.manifest), options.names)
         return max(_download(entry) for entry in entries)
     except InputError as error:
         return _fail(str(error), error.exit_code)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +21,17 @@ from profiling.errors import InputError, did_you_mean
 
 PYTORCH_ZIP, PYTORCH_LEGACY, SAFETENSORS = "pytorch zip", "pytorch legacy", "safetensors"
 Shape = tuple[int, ...]
-#: State-dict names with their shapes, or a function that computes them when they are needed.
-Shapes = Mapping[str, Shape] | Callable[[], Mapping[str, Shape]]
+#: Computes the names and shapes of a state dict, when they are needed.
+Shapes = Callable[[], Mapping[str, Shape]]
 _CONTAINERS = ("ema", "model")  # the averaged weights are the published ones when a file holds both
 _WRAPPERS = ("module.", "core.")
 _EMA = "ema_model."
 _NAMES_SHOWN = 3
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """What was loaded: the format of the file, and number, bytes and stored dtypes of its tensors.
-
-    `kept` names the constants that the file does not hold and the module keeps as its config made them.
-    """
-
-    format: str
-    tensors: int
-    bytes: int
-    dtypes: tuple[str, ...]
-    kept: tuple[str, ...] = ()
-
-
 def load_into(
-    module: nn.Module,
-    path: Path,
-    *,
-    part: str | None = None,
-    others: Mapping[str, Shapes] | None = None,
-) -> LoadReport:
+    module: nn.Module, path: Path, *, part: str | None = None, others: Mapping[str, Shapes] | None = None
+) -> None:
     """Copy a file's weights into `module`, on its device and in its dtype, and run its load hooks.
 
     `part` ("decoder" or "encoder") selects one half of an autoencoder's file. `others` are the shapes of components
@@ -64,7 +45,7 @@ def load_into(
     targets = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     if any(target.is_meta for target in targets.values()):
         raise ValueError("the module is on the meta device: allocate it first (module.to_empty(device=...))")
-    tensors, file_format = read(path, targets)
+    tensors = read(path, targets)
     try:
         sources = select_half(tensors, part, targets) if part else tensors
         optional = {name for name, _ in module.named_buffers() if _is_constant(name)}
@@ -80,17 +61,10 @@ def load_into(
         if problem := _copy(targets[name], source):
             raise InputError(f"checkpoint '{path}': '{name}' {problem}")
     module.load_state_dict(module.state_dict(), strict=True)
-    return LoadReport(
-        format=file_format,
-        tensors=len(sources),
-        bytes=sum(source.nbytes for source in sources.values()),
-        dtypes=tuple(sorted({str(source.dtype).removeprefix("torch.") for source in sources.values()})),
-        kept=tuple(name for name in targets if name not in sources),
-    )
 
 
-def read(path: Path, wanted: Collection[str] = ()) -> tuple[dict[str, Tensor], str]:
-    """Return a file's tensors under plain names, and its format. `wanted` are the names of the module they are for.
+def read(path: Path, wanted: Collection[str] = ()) -> dict[str, Tensor]:
+    """Return a file's tensors under plain names. `wanted` are the names of the module they are for.
 
     The tensors are on the CPU and memory-mapped, except those of PyTorch's legacy format.
     Raises InputError, in one line, for anything that is not a state dict.
@@ -103,7 +77,7 @@ def read(path: Path, wanted: Collection[str] = ()) -> tuple[dict[str, Tensor], s
             _check_tensor(name, value)
     except InputError as error:
         raise InputError(f"checkpoint '{path}' {error}") from None
-    return tensors, file_format
+    return tensors
 
 
 def _format_of(path: Path) -> str:
@@ -254,7 +228,7 @@ def components_in(present: Mapping[str, Shape], others: Mapping[str, Shapes]) ->
     ]
     fitting = []
     for component, shapes in others.items():
-        wanted = shapes() if callable(shapes) else shapes
+        wanted = shapes()
         constants = [name for name in wanted if _is_constant(name)]
         if wanted and any(half and not describe_mismatch(wanted, half, constants) for half in halves):
             fitting.append(component)

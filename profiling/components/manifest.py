@@ -76,32 +76,24 @@ class Entry:
         return f"{python_command()} -m profiling.checkpoints {self.name}"
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """All entries of a manifest file, in file order."""
+def select(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...]:
+    """Return the entries with these names or with these components; all entries if `names` is empty.
 
-    entries: tuple[Entry, ...]
-
-    def select(self, names: Sequence[str]) -> tuple[Entry, ...]:
-        """Return the entries with these names or with these components; all entries if `names` is empty.
-
-        Raises InputError for an unknown name, with similar known names.
-        """
-        known = {name for entry in self.entries for name in (entry.name, *entry.components)}
-        for name in names:
-            if name not in known:
-                listed = ", ".join(entry.name for entry in self.entries)
-                raise InputError(f"no checkpoint '{name}'.{did_you_mean(name, known)} There are: {listed}")
-        wanted = set(names)
-        return tuple(entry for entry in self.entries if not wanted or wanted & {entry.name, *entry.components})
-
-    def of_file(self, path: Path) -> Entry | None:
-        """Return the entry whose file `path` is, or None for a file that is not in the manifest."""
-        return next((entry for entry in self.entries if entry.file.resolve() == path.resolve()), None)
+    Raises InputError for an unknown name, with similar known names.
+    """
+    known = {name for entry in entries for name in (entry.name, *entry.components)}
+    for name in names:
+        if name not in known:
+            listed = ", ".join(entry.name for entry in entries)
+            raise InputError(f"no checkpoint '{name}'.{did_you_mean(name, known)} There are: {listed}")
+    wanted = set(names)
+    return tuple(entry for entry in entries if not wanted or wanted & {entry.name, *entry.components})
 
 
-def load_manifest(source: Path = MANIFEST) -> Manifest:
-    """Read a manifest and the `lock.yaml` beside it. Paths in it start at the parent of the manifest's folder.
+def load_manifest(source: Path = MANIFEST) -> tuple[Entry, ...]:
+    """Return the entries of a manifest, in file order, with what the `lock.yaml` beside it records of them.
+
+    Paths in a manifest start at the parent of its folder.
 
     Raises InputError when either file is unreadable or invalid, or when they disagree about a digest.
     """
@@ -116,7 +108,7 @@ def load_manifest(source: Path = MANIFEST) -> Manifest:
                     raise ValueError(f"two entries have the {field} '{value}'")
         lock = source.resolve().with_name("lock.yaml")
         recorded = read_lock(lock)
-        return Manifest(tuple(_entry(item, lock, recorded.get(item.name)) for item in listed))
+        return tuple(_entry(item, lock, recorded.get(item.name)) for item in listed)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"manifest '{source}' is invalid: {' '.join(str(error).split())}") from None
 

@@ -22,6 +22,11 @@ def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from named_tensors(value, f"{path}.{key}" if path else str(key))
 
 
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Return the tensors in `tree` in the order of `named_tensors`."""
+    return [tensor for _, tensor in named_tensors(tree)]
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Return `tree` with `function` applied to each tensor; structure and other leaves are kept.
 
@@ -57,9 +62,7 @@ def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         return
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            for _, tensor in named_tensors(value):
-                yield tensor
+            yield from tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
 
 
 def _children(tree: Any) -> Iterator[tuple[Any, Any]]:

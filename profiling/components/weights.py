@@ -32,8 +32,9 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
     if path is None:
         randomise(module, spec, settings.seed)
         return "random", hint
-    if entry := load_manifest().of_file(path):
-        verify(entry)
+    for entry in load_manifest():
+        if entry.file.resolve() == path.resolve():
+            verify(entry)
     published_shapes = getattr(module, "published_shapes", dict)()
     others = {name: shapes for name, shapes in published_shapes.items() if name != spec.key}
     load_into(module, path, part=spec.part, others=others)
@@ -60,7 +61,7 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
     if spec.checkpoint is not None:
         return Path(spec.checkpoint), None
     hint = f"no checkpoint is published; to load yours: {name}=PATH"
-    entry = next((entry for entry in load_manifest().entries if spec.key in entry.components), None)
+    entry = next((entry for entry in load_manifest() if spec.key in entry.components), None)
     if entry is not None and settings.scale != "full":
         hint = f"the published checkpoint fits scale=full; to load yours: {name}=PATH"
     elif entry is not None:
@@ -73,16 +74,13 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
 
 
 @torch.no_grad()
-def fill_degenerate(module: nn.Module, seed: int) -> tuple[str, ...]:
-    """Randomise, in place, every floating parameter that is (almost) all zero; return their names.
+def fill_degenerate(module: nn.Module, seed: int) -> None:
+    """Randomise, in place, every floating parameter that is (almost) all zero.
 
     With zero-initialised last layers, biases or gates a wrong variant would agree with the reference, and zeros run
     faster than real weights on some devices. Matrices get a standard deviation of fan_in ** -0.5, vectors 0.1.
     """
-    filled = []
     for name, parameter in module.named_parameters():
         if not parameter.is_floating_point() or parameter.numel() == 0 or parameter.abs().max() > DEGENERATE:
             continue
         randomise_parameter(parameter, name, seed)
-        filled.append(name)
-    return tuple(filled)

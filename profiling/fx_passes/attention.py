@@ -16,7 +16,6 @@ from profiling.fx_passes.nodes import (
     constant,
     is_call,
     node_info,
-    positional,
     unscaled,
     written_in,
 )
@@ -174,7 +173,8 @@ def _library_call(graph: fx.Graph, attention: _Attention) -> fx.Node:
 def _untransposed(node: fx.Node) -> fx.Node | None:
     """Return the node whose last two dims `node` swaps, or None where it does something else."""
     info = node_info(node)
-    args, dims = positional(node), len(info.shape) if info is not None else 0
+    args: tuple[Any, ...] = node.args
+    dims = len(info.shape) if info is not None else 0
     if is_call(node, torch.transpose) and len(args) == 3:
         return args[0] if {dim % dims for dim in args[1:]} == {dims - 2, dims - 1} else None
     if is_call(node, torch.permute):

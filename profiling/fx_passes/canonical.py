@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,13 +80,8 @@ def _attribute_call(name: str, args: tuple[Any, ...]) -> Call:
     return "call_function", getattr, (args[0], name), {}
 
 
-def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
-    named = dict(zip(("input", "dim", "dtype"), args, strict=False)) | kwargs
-    return F.softmax, (named["input"],), {"dim": named["dim"], "dtype": named.get("dtype")}
-
-
-def _functional_softmax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
-    named = dict(zip(("input", "dim", "_stacklevel", "dtype"), args, strict=False)) | kwargs
+def _softmax(names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
+    named = dict(zip(names, args, strict=False)) | kwargs
     if named.get("dim") is None:
         return None
     return F.softmax, (named["input"],), {"dim": named["dim"], "dtype": named.get("dtype")}
@@ -111,9 +107,9 @@ def _permute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
 
 
 _REWRITES: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], _Rewritten]] = {
-    F.softmax: _functional_softmax,
-    torch.softmax: _softmax,
-    Tensor.softmax: _softmax,
+    F.softmax: partial(_softmax, ("input", "dim", "_stacklevel", "dtype")),
+    torch.softmax: partial(_softmax, ("input", "dim", "dtype")),
+    Tensor.softmax: partial(_softmax, ("input", "dim", "dtype")),
     F.relu: _functional_relu,
     Tensor.view: _reshape,
     Tensor.reshape: _reshape,

@@ -17,7 +17,6 @@ from profiling.fx_passes.nodes import (
     families,
     is_call,
     node_info,
-    positional,
     written_in,
 )
 from profiling.fx_passes.passes import RewritePass
@@ -116,12 +115,13 @@ class _Convolution:
 
 
 def _fuse_epilogue(module: fx.GraphModule, relu: fx.Node) -> bool:
-    source, added = positional(relu)[0], None
+    source: Any = relu.args[0]
+    added: Any = None
     conv = _convolution(module, source)
-    if conv is None and is_call(source, torch.add) and len(positional(source)) == 2 and not source.kwargs:
+    if conv is None and is_call(source, torch.add) and len(source.args) == 2 and not source.kwargs:
         if len(source.users) != 1:
             return False
-        for first, second in (positional(source), positional(source)[::-1]):
+        for first, second in (source.args, source.args[::-1]):
             conv, added = _convolution(module, first), second
             if conv is not None:
                 break

@@ -25,7 +25,6 @@ from profiling.fx_passes.nodes import (
     families,
     is_call,
     node_info,
-    positional,
     unscaled,
     written_in,
 )
@@ -126,7 +125,7 @@ def _fuse_activation(module: fx.GraphModule, activation: fx.Node) -> bool:
     tanh = is_call(activation, F.gelu) and arguments(activation, "input", "approximate")["approximate"] == "tanh"
     if not tanh and not is_call(activation, torch.relu):
         return False
-    layer = _linear(module, positional(activation)[0])
+    layer = _linear(module, activation.args[0])
     if layer is None or layer.bias is None or len(layer.node.users) != 1 or layer.output.device.type not in DEVICES:
         return False
     if layer.output.family in written_in(module.graph):
@@ -171,13 +170,13 @@ def _replace_gate(module: fx.GraphModule, product: fx.Node) -> bool:
     return True
 
 
-def _gate(product: fx.Node) -> tuple[fx.Node, fx.Node, float] | None:
+def _gate(product: Any) -> tuple[fx.Node, fx.Node, float] | None:
     """Return x, the sigmoid's node and c for `x · sigmoid(c·x)`."""
     if len(product.args) != 2 or product.kwargs:
         return None
-    for x, gate in (positional(product), positional(product)[::-1]):
+    for x, gate in (product.args, product.args[::-1]):
         if is_call(gate, torch.sigmoid) and isinstance(x, fx.Node):
-            inner, factor = unscaled(positional(gate)[0])
+            inner, factor = unscaled(gate.args[0])
             if inner is x:
                 return x, gate, factor
     return None

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from profiling.components.trees import named_tensors, written_tensors
+from profiling.components.trees import tensors_in, written_tensors
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,6 @@ class NodeInfo:
     stride: tuple[int, ...]
     offset: int
     family: int
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the elements are in row-major order without gaps."""
-        expected = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if size != 1 and stride != expected:
-                return False
-            expected *= size
-        return True
 
 
 def node_info(node: Any) -> NodeInfo | None:
@@ -64,11 +54,6 @@ def written_in(graph: fx.Graph) -> frozenset[int]:
 def is_call(node: Any, *targets: Any) -> bool:
     """Return whether `node` calls one of `targets`: functions, or methods by their name."""
     return isinstance(node, fx.Node) and node.op in ("call_function", "call_method") and node.target in targets
-
-
-def positional(node: fx.Node) -> tuple[Any, ...]:
-    """Return the node's positional arguments."""
-    return node.args
 
 
 def arguments(node: fx.Node, *names: str) -> dict[str, Any]:
@@ -113,11 +98,6 @@ def add_constant(module: fx.GraphModule, before: fx.Node, name: str, value: Tens
     module.register_buffer(f"_{name}_{number}", value.detach(), persistent=False)
     with module.graph.inserting_before(before):
         return module.graph.get_attr(f"_{name}_{number}")
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in `value`, which may be nested, in a fixed order."""
-    return [tensor for _, tensor in named_tensors(value)]
 
 
 class DependencyTracker(TorchDispatchMode):

@@ -21,10 +21,11 @@ from torch.fx.node import base_types
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from profiling.components.trees import tensors_in
 from profiling.components.user_code import running_line
 from profiling.errors import InputError
 from profiling.fx_passes.canonical import canonical_call, make_out_of_place
-from profiling.fx_passes.nodes import DependencyTracker, propagate, tensors_in
+from profiling.fx_passes.nodes import DependencyTracker, propagate
 from profiling.fx_passes.passes import pruned
 
 #: Questions about a tensor's form and not its values: allowed also for tensors that depend on the inputs.

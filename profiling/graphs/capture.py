@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiling.components.trees import named_tensors, written_tensors
+from profiling.components.trees import tensors_in, written_tensors
 from profiling.components.user_code import SourceLine, raising_line, running_line
 from profiling.machine.gc_policy import no_garbage_collection
 
@@ -87,8 +87,8 @@ class Audit(TorchDispatchMode):
         return result
 
     def _fault(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Fault | None:
-        tensors = [tensor for _, tensor in named_tensors((list(args), kwargs))]
-        if not any(t.is_cuda for t in tensors) and not any(t.is_cuda for _, t in named_tensors(result)):
+        tensors = tensors_in((list(args), kwargs))
+        if not any(tensor.is_cuda for tensor in (*tensors, *tensors_in(result))):
             return None
         if torch.Tag.data_dependent_output in func.tags:
             return "sync"
@@ -183,13 +183,13 @@ def capture(
             other_stream = any(finding.fault == "other stream" for finding in audit.findings)
             with _RequireCapture() if other_stream else nullcontext():
                 output = call()
-        except _NotCapturedError as error:
-            _end_failed_capture(graph, pool, stream)
-            raise _finding_error(error.finding) from None
         except Exception as error:
-            _end_failed_capture(graph, pool, stream)
-            if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
-                raise  # not caused by the capture
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                _finish_capture_end(pool, stream)
+            if isinstance(error, CaptureError | torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
+                raise  # explained already, or not caused by the capture
             raise _cuda_error(error, audit.findings) from error
         try:
             graph.capture_end()
@@ -200,19 +200,13 @@ def capture(
 
 
 class _RequireCapture(TorchDispatchMode):
-    """Raises _NotCapturedError at an operator outside the capture, which would run once now and in no replay."""
+    """Raises CaptureError at an operator outside the capture, which would run once now and in no replay."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(t.is_cuda for _, t in named_tensors(result)) and not torch.cuda.is_current_stream_capturing():
-            raise _NotCapturedError(Finding(_operator_name(func), "other stream", running_line()))
+        if any(t.is_cuda for t in tensors_in(result)) and not torch.cuda.is_current_stream_capturing():
+            raise _finding_error(Finding(_operator_name(func), "other stream", running_line()))
         return result
-
-
-class _NotCapturedError(RuntimeError):
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(f"{finding.operator} ran on a stream that is not captured")
-        self.finding = finding
 
 
 def _finding_error(finding: Finding) -> CaptureError:
@@ -250,14 +244,6 @@ def _error(operator: str, line: SourceLine | None, reason: str, advice: str) -> 
         f"{subject} cannot be captured in a CUDA graph: {reason}. To do: {advice}. "
         "variant=[baseline] runs without a graph."
     )
-
-
-def _end_failed_capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:
-    """End a capture in which the call raised."""
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        _finish_capture_end(pool, stream)
 
 
 def _finish_capture_end(pool: Any, stream: torch.cuda.Stream) -> None:

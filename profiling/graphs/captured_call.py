@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from profiling.components.trees import map_tensors, named_tensors
+from profiling.components.trees import map_tensors, tensors_in
 from profiling.graphs.capture import CaptureError
 from profiling.graphs.signature import ALIGNMENT
 
@@ -40,7 +40,7 @@ class CapturedCall:
             CaptureError: an output requires grad, or the call accumulates into the `.grad` of an input.
 
         """
-        outputs = [tensor for _, tensor in named_tensors(self.output)]
+        outputs = tensors_in(self.output)
         sources = tuple(self._source(tensor) for tensor in outputs)
         object.__setattr__(self, "_sources", sources)
         if any(tensor.requires_grad for tensor, source in zip(outputs, sources, strict=True) if source is None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -44,20 +45,15 @@ def graphs_section(
     those of the eager call, `before`, and of the replay, `after`; launches are absent where CUPTI counted none.
     `compiled` are the counters of compiling the call.
     """
-    counters = [engine.counters for engine in engines]
+    counters = [asdict(engine.counters) for engine in engines]
+    totals: dict[str, Any] = {name: sum(each[name] for each in counters) for name in counters[0]}
     captured = engines[-1].newest
     eager, replay = partial(call, **inputs), partial(engines[-1], **inputs)
     with no_autocast_cache():  # as in the capture: a compiled call would otherwise recompile
         eager_ms, replay_ms = _wall_ms(eager, replay)
         host_launches = BeforeAfter(before=launches_of(eager), after=launches_of(replay))
     return Graphs(
-        recorded=sum(each.recorded for each in counters),
-        replayed=sum(each.replayed for each in counters),
-        evicted=sum(each.evicted for each in counters),
-        held=sum(each.held for each in counters),
-        warmup_seconds=sum(each.warmup_seconds for each in counters),
-        capture_seconds=sum(each.capture_seconds for each in counters),
-        pool_bytes=sum(each.pool_bytes for each in counters),
+        **totals,
         memory={} if captured is None else {point: MemoryKinds(**kinds) for point, kinds in captured.memory.items()},
         host_launches=host_launches,
         wall_ms=BeforeAfter(before=eager_ms, after=replay_ms),

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from http_server import Remote, Server
 
-from profiling.components.manifest import Entry, load_manifest
+from profiling.components.manifest import Entry, load_manifest, select
 
 
 class Published:
@@ -39,7 +39,7 @@ class Published:
 
     def entry(self, name: str) -> Entry:
         """Read the entry anew, as a new process does."""
-        (entry,) = load_manifest(self.manifest).select([name])
+        (entry,) = select(load_manifest(self.manifest), [name])
         return entry
 
     def file(self, name: str) -> Path:

@@ -26,7 +26,11 @@ STATE = seeded(World())
 DECODER, ENCODER = seeded(decoder(), 1), seeded(encoder(), 2)
 BOTH = prefixed("decoder.", DECODER) | prefixed("encoder.", ENCODER)
 EXTRA = {"initted": torch.tensor(True), "step": torch.tensor(30000)}
-OTHERS = {"small": shapes(World()), "large": lambda: shapes(World(16)), "decoder": shapes(decoder())}
+OTHERS = {
+    "small": lambda: shapes(World()),
+    "large": lambda: shapes(World(16)),
+    "decoder": lambda: shapes(decoder()),
+}
 
 FORMS = {
     "plain": STATE,
@@ -63,12 +67,9 @@ def save(path: Path, content: object, format: str) -> Path:
 def test_every_form_in_every_format(tmp_path, form, format):
     path = save(tmp_path / "weights", FORMS[form], format)
     module = World()
-    report = load_into(module, path)
+    load_into(module, path)
     assert_holds(module, STATE)
-    assert (report.format, report.tensors) == (format, len(STATE))
-    assert report.bytes == sum(value.nbytes for value in STATE.values())
-    assert report.dtypes == ("float32",)
-    assert set(read(path)[0]) == set(STATE)
+    assert set(read(path)) == set(STATE)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +85,8 @@ def test_every_form_in_every_format(tmp_path, form, format):
     ],
 )
 def test_halves_of_an_autoencoder(tmp_path, content, part, module, state):
-    report = load_into(module, save(tmp_path / "vae.pt", content, "pytorch zip"), part=part)
+    load_into(module, save(tmp_path / "vae.pt", content, "pytorch zip"), part=part)
     assert_holds(module, state)
-    assert report.tensors == len(state)
 
 
 def test_a_network_whose_own_names_begin_with_core_keeps_them(tmp_path):
@@ -104,8 +104,7 @@ def test_load_hooks_see_the_loaded_weights(tmp_path):
 def test_constants_may_be_absent_and_then_stay(tmp_path):
     module = World()
     state = {name: value for name, value in STATE.items() if name != "rope.freqs"}
-    report = load_into(module, save(tmp_path / "w.pt", state, "pytorch zip"))
-    assert report.kept == ("rope.freqs",)
+    load_into(module, save(tmp_path / "w.pt", state, "pytorch zip"))
     assert_holds(module, state | {"rope.freqs": torch.linspace(1, 4, 4)})
 
 
@@ -113,9 +112,8 @@ def test_parameters_stay_where_they_are_and_as_they_are(tmp_path):
     module = World().to(torch.bfloat16)
     before = {name: value.data_ptr() for name, value in module.state_dict().items()}
     state = {name: value.half() for name, value in STATE.items()} | {"rope.freqs": STATE["rope.freqs"]}
-    report = load_into(module, save(tmp_path / "w.pt", state, "pytorch zip"))
+    load_into(module, save(tmp_path / "w.pt", state, "pytorch zip"))
     assert {name: value.data_ptr() for name, value in module.state_dict().items()} == before
-    assert report.dtypes == ("float16", "float32")
     assert_holds(module, {name: value.to(torch.bfloat16) for name, value in state.items()})
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in module.parameters())
 
@@ -198,10 +196,10 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-report = load_into(module, Path(sys.argv[1]))
+load_into(module, Path(sys.argv[1]))
 done.set()
 watcher.join()
-assert report.bytes == 256 * 2**20, report.bytes
+assert module[-1].weight[-1, -1] == 0.5
 print(max(peak, anonymous()) - before)
 """
 

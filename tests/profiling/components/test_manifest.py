@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from profiling.components import weights
-from profiling.components.manifest import MANIFEST, Locked, load_manifest, read_lock, record, verify
+from profiling.components.manifest import MANIFEST, Locked, load_manifest, read_lock, record, select, verify
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 
@@ -33,7 +33,7 @@ def lacking(key: str) -> dict:
 
 
 def test_the_repositorys_manifest_names_the_published_files():
-    entries = {entry.name: entry for entry in load_manifest().entries}
+    entries = {entry.name: entry for entry in load_manifest()}
     assert {name: Path(entry.path).name for name, entry in entries.items()} == {
         "audio_vae": "cod_audio_20k_ema.pt",
         "image_vae": "cod_128x_30k_ema.pt",
@@ -86,20 +86,16 @@ def test_a_missing_manifest_says_how_to_name_one(tmp_path):
         load_manifest(tmp_path / "none.yaml")
 
 
-def test_entries_are_picked_by_name_component_or_file(tmp_path):
+def test_entries_are_picked_by_name_or_component(tmp_path):
     other = GOOD | {"name": "world", "components": ["small", "large"], "path": "checkpoints/w.pt"}
-    manifest = load_manifest(write(tmp_path, {"files": [GOOD, other]}))
-    assert [entry.name for entry in manifest.select([])] == ["vae", "world"]
-    assert [entry.name for entry in manifest.select(["world", "large"])] == ["world"]
-    assert [entry.name for entry in manifest.select(["decoder"])] == ["vae"]
-    found = manifest.of_file(tmp_path / "checkpoints" / ".." / "checkpoints" / "w.pt")
-    assert found is not None
-    assert found.name == "world"
-    assert manifest.of_file(tmp_path / "other.pt") is None
+    entries = load_manifest(write(tmp_path, {"files": [GOOD, other]}))
+    assert [entry.name for entry in select(entries, [])] == ["vae", "world"]
+    assert [entry.name for entry in select(entries, ["world", "large"])] == ["world"]
+    assert [entry.name for entry in select(entries, ["decoder"])] == ["vae"]
 
 
 def test_a_missing_file_is_reported_with_the_command_that_downloads_it(tmp_path):
-    (entry,) = load_manifest(write(tmp_path, {"files": [GOOD]})).entries
+    (entry,) = load_manifest(write(tmp_path, {"files": [GOOD]}))
     with pytest.raises(InputError, match=r"is missing\. To download it: .* -m profiling\.checkpoints vae"):
         verify(entry)
 
@@ -118,7 +114,7 @@ def test_a_broken_lock_file_is_one_line(tmp_path, text):
 def test_manifest_and_lock_file_must_agree(tmp_path):
     manifest = write(tmp_path, {"files": [GOOD | {"sha256": "A" * 64}]})
     record(manifest.with_name("lock.yaml"), "vae", Locked("a" * 64, 10))
-    assert load_manifest(manifest).entries[0].sha256 == "a" * 64
+    assert load_manifest(manifest)[0].sha256 == "a" * 64
     write(tmp_path, {"files": [GOOD | {"sha256": "b" * 64}]})
     with pytest.raises(InputError, match=r"disagrees with a{64}"):
         load_manifest(manifest)
@@ -147,7 +143,7 @@ def hashed(monkeypatch) -> list[str]:
 
 
 def test_a_file_is_hashed_once_a_process_until_it_changes(tmp_path, hashed):
-    (entry,) = load_manifest(write(tmp_path, {"files": [GOOD]})).entries
+    (entry,) = load_manifest(write(tmp_path, {"files": [GOOD]}))
     entry.file.write_bytes(b"one")
     assert verify(entry) == verify(entry) == hashlib.sha256(b"one").hexdigest()
     assert len(hashed) == 1
@@ -166,3 +162,13 @@ def test_a_component_that_is_built_twice_hashes_its_checkpoint_once(tmp_path, ha
         assert weights.give_weights(module, spec, Settings(scale="full")) == (str(tmp_path / GOOD["path"]), None)
         assert torch.equal(module.weight, torch.ones(2, 2))
     assert len(hashed) == 1
+
+
+def test_a_file_of_the_manifest_that_the_user_names_is_verified(tmp_path, monkeypatch):
+    manifest = write(tmp_path, {"files": [GOOD | {"sha256": "0" * 64}]})
+    monkeypatch.setattr(weights, "load_manifest", lambda: load_manifest(manifest))
+    named = manifest.parent / ".." / GOOD["path"]
+    torch.save({"weight": torch.ones(2, 2)}, named)
+    spec = ComponentSpec("mine", {"_target_": "torch.nn.Linear"}, {"input": {"shape": [2]}}, checkpoint=str(named))
+    with pytest.raises(InputError, match="is not the published file"):
+        weights.give_weights(torch.nn.Linear(2, 2, bias=False), spec, Settings())
