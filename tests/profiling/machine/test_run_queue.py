@@ -71,7 +71,7 @@ def test_more_threads_than_cores_wait_for_each_other(machine):
     assert crowded.lost_share() == pytest.approx(0.1)
 
 
-def test_a_thread_that_ended_gives_nothing_back(machine):
+def test_a_thread_that_ended_does_not_reduce_the_wait(machine):
     machine.waits(1.0, 2.0)
     monitor = RunQueueMonitor(1)
     machine.now += 10
@@ -106,7 +106,7 @@ def test_a_system_without_threads_in_proc(machine, monkeypatch, tmp_path):
     assert monitor.lost_share() is None
 
 
-def test_a_rival_on_the_same_core_is_seen():
+def test_a_rival_on_the_same_core_is_measured():
     done = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True)
     lost = json.loads(done.stdout)
     if lost is None:

@@ -17,7 +17,7 @@ def clock(first, each):
     return row, asked
 
 
-def test_what_fits_is_measured_and_the_rest_is_computed_and_marked():
+def test_rows_beyond_the_time_limit_are_extrapolated_and_marked():
     row, asked = clock(0.001, 0.01)
     calls = time_rows(row, (1, 10, 100, 1000, 10000), time_limit=2.0)
     points, per_call = calls.points, calls.seconds_per_call

@@ -66,7 +66,7 @@ def test_a_tolerance_is_kept_or_the_cell_fails():
     assert "in call 49" in reason
 
 
-def test_what_is_not_finite_fails():
+def test_an_error_that_is_not_finite_fails():
     assert Drift(calls=5).measure(subject_of(float("nan"))).problem[0] == "failed"
 
 

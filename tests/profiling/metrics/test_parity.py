@@ -65,7 +65,7 @@ def test_an_output_for_the_old_inputs_is_wrong():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_never_passes(value):
+def test_an_output_that_is_not_finite_never_passes(value):
     measured = Parity(floor=1e9).measure(subject(lambda c: lambda: c.call() * value, component()))
     assert measured.problem == (
         "failed",
@@ -125,6 +125,6 @@ def test_decibels_against_their_definition():
 
 
 @pytest.mark.parametrize("wrong", [{"factor": 0.5}, {"floor": -1.0}])
-def test_what_nothing_could_pass(wrong):
+def test_options_that_eager_would_fail_are_refused(wrong):
     with pytest.raises(InputError):
         Parity(**wrong)

@@ -43,7 +43,7 @@ def test_a_noisy_step_goes_on_until_the_iterations_end():
     assert len(looks) < 25, "looking gets rarer"
 
 
-def test_a_slow_step_ends_at_the_time_limit_with_what_it_has():
+def test_a_slow_step_ends_at_the_time_limit():
     samples, stopped_by, _ = run(itertools.cycle([900.0, 2000.0]), SamplingLimits(max_seconds=10.0))
     assert stopped_by == "time"
     assert 5 <= len(samples) <= 10
@@ -81,7 +81,7 @@ def test_it_goes_on_while_something_compiles():
     assert warmup.iterations > 50
 
 
-def test_times_that_never_settle_are_told():
+def test_times_that_never_settle_are_marked():
     growing = (1.2**i for i in itertools.count())
     warmup = warm(growing, warmup_max_iterations=40, warmup_max_seconds=1e9)
     assert not warmup.settled

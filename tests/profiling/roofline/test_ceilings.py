@@ -106,14 +106,14 @@ def test_they_are_numpys_within_a_factor_of_two():
     assert replace(found, conv_flops_per_s=None).flops_per_s == found.matmul_flops_per_s
 
 
-def test_the_second_time_nothing_is_measured(measure, tmp_path):
+def test_cached_ceilings_are_not_measured_again(measure, tmp_path):
     first = kept_ceilings(KEY, measure, tmp_path)
     assert kept_ceilings(KEY, measure, tmp_path) == first == replace(KNOWN, measured_at=first.measured_at)
     assert measure.times == 1
     assert abs(datetime.fromisoformat(first.measured_at).timestamp() - time.time()) < 60
 
 
-def test_what_others_disturbed_is_used_and_not_kept(tmp_path):
+def test_disturbed_ceilings_are_used_and_not_cached(tmp_path):
     measured = [replace(KNOWN, lost_share=share, disturbed=share > 0.1) for share in (0.4, 0.4, 0.02)]
     found = [kept_ceilings(KEY, iter([ceilings]).__next__, tmp_path) for ceilings in measured]
     assert [replace(ceilings, measured_at=None) for ceilings in found] == measured
@@ -202,7 +202,7 @@ def test_where_they_are_kept(monkeypatch, tmp_path):
         assert cache_folder().is_relative_to(tmp_path / "home" / ".cache")
 
 
-def test_of_a_run(monkeypatch, tmp_path):
+def test_ceilings_of_a_run_depend_on_dtype_tf32_and_device(monkeypatch, tmp_path):
     asked = []
 
     def measured(device, dtype, *, threads, tf32):

@@ -82,7 +82,7 @@ def test_a_compiled_step_predicts_its_own_capture():
 
 
 def test_a_captured_step_with_a_slow_host():
-    """303 kernels in 5 launches: the replays take 1.355 of 6.4 ms, so what is slow lies around them."""
+    """303 kernels in 5 launches: the replays take 1.355 of 6.4 ms, so the slow part is outside of them."""
     facts = replace(
         LAUNCHES, wall_ms=6.4, busy_ms=1.319, kernels=303, launches=5, median_us=3.5, gap_us=0.084, replay_us=10.5
     )

@@ -69,7 +69,7 @@ def test_attention():
     assert work.bytes["inputs"] == 4 * (2 * 3 * 5 * 8 + 2 * (2 * 3 * 7 * 8))
 
 
-def test_an_embedding_counts_the_rows_it_takes_and_what_is_unused_counts_nothing():
+def test_an_embedding_counts_the_rows_that_it_reads_and_unused_weights_count_nothing():
     ids = torch.tensor([3, 7, 7, 900])
     work = work_of(component(Words(), ids=ids))
     assert work.bytes["weights"] == 4 * (3 * 16 + 16 * 8), "three distinct rows, and the head"
@@ -99,7 +99,7 @@ def test_an_operator_from_outside_writes_no_more_than_it_is_given_and_keeps():
     assert work.bytes["state_read"] == 0
 
 
-def test_what_is_filled_is_written_in_whole():
+def test_a_tensor_that_is_filled_is_written_whole():
     class Fill(nn.Module):
         def __init__(self):
             super().__init__()
@@ -123,7 +123,18 @@ def test_an_output_that_is_the_input_moves_nothing():
 def test_traffic_counts_every_operator():
     work = work_of(component(nn.Sequential(nn.ReLU(), nn.Sigmoid()), input=torch.randn(100)))
     assert (work.operators, work.traffic) == (2, 4 * 4 * 100)
-    assert work.total_bytes == 2 * 4 * 100, "what lies between the two need not reach memory"
+    assert work.total_bytes == 2 * 4 * 100, "the tensor between the two need not reach memory"
+
+
+def test_traffic_counts_rows_and_slots_by_the_same_rules():
+    ids = torch.tensor([3, 7, 7, 900])
+    rows = 4 * 4 * 16  # bytes that a lookup returns
+    lookups = 2 * (8 * 4 + 2 * rows) + 2 * 8 * 4  # two of them; flipping the ids between
+    head = rows + 4 * 16 * 8 + 4 * 4 * 8
+    assert work_of(component(Words(), ids=ids)).traffic == lookups + 3 * rows + head
+    work = work_of(component(Ring(), x=torch.randn(1, 64)))
+    ring, slot, position = 4 * 10 * 64, 4 * 64, 8
+    assert work.traffic == 2 * position + (position + 2 * slot) + 2 * position + (ring + slot)
 
 
 def test_an_operator_from_outside_is_named():

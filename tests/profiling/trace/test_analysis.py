@@ -164,7 +164,7 @@ def test_eager_small_kernels_wait_for_the_host():
     [
         # The launch of 2 ends at 13, after the GPU ran dry at 10.
         ([(0, 10, 1), (15, 20, 2)], [(-5, -1, 1), (8, 13, 2)], (20, 15, 5, 0)),
-        # It ends before: the gap lies between queued work.
+        # It ends before: the next work was queued.
         ([(0, 10, 1), (15, 20, 2)], [(-5, -1, 1), (2, 9, 2)], (20, 15, 0, 5)),
         # A copy, then a graph: only its first node waited for the launch, which is still returning.
         ([(0, 2, 1), (10, 12, 2), (13, 15, 2), (18, 20, 2)], [(-3, -1, 1), (4, 40, 2)], (20, 8, 8, 4)),
@@ -176,7 +176,7 @@ def test_eager_small_kernels_wait_for_the_host():
             [*((-5, -4, number) for number in (1, 2, 3)), (16, 18, 4)],
             (21, 15, 6, 0),
         ),
-        # A launch that is missing in the trace blames nobody.
+        # Without a launch in the trace the host is not blamed.
         ([(0, 10, 1), (15, 20, 2)], [], (20, 15, 0, 5)),
     ],
 )

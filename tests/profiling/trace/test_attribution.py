@@ -78,7 +78,7 @@ def test_copies_around_a_replay_have_no_counterpart():
     assert [place for place, item in enumerate(result) if item is None] == [0, 1, 349, 350]
 
 
-def test_a_kernel_that_the_replay_chose_otherwise_is_nobodys():
+def test_a_kernel_that_only_the_replay_uses_is_not_attributed():
     reference = attributions("net.eager_hooks")
     other = [
         replace(item, name="another") if place == 7 else item
@@ -108,7 +108,7 @@ def test_branches_of_a_replay_that_run_side_by_side_are_not_mixed_up():
     assert [item and item.module for item in attributed_by_reference(in_turn, reference)] == ["a", "b", "b", ""]
 
 
-def test_branches_between_what_runs_alone_belong_to_what_lies_there():
+def test_branches_are_attributed_between_kernels_that_run_alone():
     """Two grouped convolutions, each on streams of its own between kernels of the trunk, as cuDNN captures them."""
 
     def layer(module):
@@ -158,7 +158,7 @@ def test_work_that_a_replay_splits_otherwise_keeps_its_submodule_and_no_sizes():
     assert [item and (item.module, item.bytes, item.flops) for item in result] == 3 * [("a", None, None)]
 
 
-def test_what_a_compiler_leaves_whole_keeps_its_submodule():
+def test_operators_that_a_compiler_keeps_keep_their_submodule():
     eager, fused = attributions("net.eager_hooks"), attributions("net.compile")
     found = with_eager_modules(fused, eager)
     products = {item.module for item in eager if item.flops is not None}
@@ -220,7 +220,7 @@ def test_equal_sequences():
     assert aligned(LAYER, LAYER) == tuple(range(6))
 
 
-def test_what_stands_around_has_no_counterpart():
+def test_names_before_and_after_have_no_counterpart():
     assert aligned(("copy", *LAYER, "clone"), LAYER) == (None, *range(6), None)
 
 
@@ -256,7 +256,7 @@ def test_too_much_to_align_is_left_alone():
     assert set(aligned(names, (*names[:-1], "x"))) == {None}
 
 
-def test_every_node_belongs_to_the_submodule_that_made_it():
+def test_every_backward_node_belongs_to_its_forward_submodule():
     planted = component(Stack())
     planted.module.train()
     trace = short_trace(

@@ -107,7 +107,7 @@ def test_a_recompile_that_the_cache_on_disk_answers_is_still_one(
     assert counters["inductor"]["fxgraph_cache_hit"] == hits + 2
 
 
-def test_after_a_reset_totals_are_what_happened_since() -> None:
+def test_after_a_reset_the_totals_are_the_difference() -> None:
     before = CompileCounters(compiles=7, recompiles=3)
     assert CompileCounters(compiles=2, recompiles=1).since(before) == CompileCounters(compiles=2, recompiles=1)
 

@@ -56,7 +56,7 @@ def test_a_short_kernel_beside_a_long_one_costs_nothing():
     assert work.short_ms == pytest.approx(3e-3)
 
 
-def test_nothing_seen_is_nothing_told():
+def test_without_gpu_work_there_is_no_result():
     assert summarize([MARK, event("cuda_runtime", "cudaLaunchKernel", 2, 1)], 1) is None
 
 

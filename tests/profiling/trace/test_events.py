@@ -31,13 +31,13 @@ def test_bytes_that_are_no_text_cost_no_trace(tmp_path):
     assert [event["name"] for event in read_events(tmp_path / "trace.json")] == ["\ufffd"]
 
 
-def test_a_trace_that_was_cut_off_says_so(tmp_path):
+def test_a_trace_that_is_cut_off_is_refused(tmp_path):
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": EVENTS})[:-20])
     with pytest.raises(ValueError, match=r"ends within an event. Trace the cell again"):
         list(read_events(tmp_path / "trace.json"))
 
 
-def test_another_file_says_so(tmp_path):
+def test_a_file_that_is_no_trace_is_refused(tmp_path):
     (tmp_path / "trace.json").write_text("{}")
     with pytest.raises(ValueError, match="no Chrome trace"):
         list(read_events(tmp_path / "trace.json"))

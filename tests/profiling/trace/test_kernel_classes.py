@@ -6,8 +6,8 @@ from stored_traces import NAMES, stored
 
 from profiling.trace.kernel_classes import CLASSES, class_of, class_of_name, class_of_operator
 
-#: Kernels of the world model that no name tells: what they do stands in its own code only.
-UNTOLD = {"_write_ring", "_combine_chunks"}
+#: Kernels of the world model whose names do not show their class.
+WITHOUT_CLASS = {"_write_ring", "_combine_chunks"}
 #: cuDNN lays tensors out for a convolution in kernels that are copies by name.
 LAYOUT = ("nchwToNhwc", "nhwcToNchw")
 
@@ -16,7 +16,7 @@ LAYOUT = ("nchwToNhwc", "nhwcToNchw")
 def test_every_kernel_of_a_real_trace_has_a_class(name):
     operators = {operator.id: operator.name for operator in stored(name).operators}
     kinds = {work.name: class_of(work, operators.get(work.operator)) for work in stored(name).work}
-    assert {name for name, kind in kinds.items() if kind == "other"} <= UNTOLD
+    assert {name for name, kind in kinds.items() if kind == "other"} <= WITHOUT_CLASS
     assert set(kinds.values()) <= set(CLASSES)
 
 
@@ -76,7 +76,7 @@ def test_by_operator(operator, kind):
     assert class_of_operator(operator) == kind
 
 
-def test_the_operator_is_the_better_witness():
+def test_the_operator_decides_before_the_kernel_name():
     work = piece(0, 1, 1)
     assert class_of(work, "aten::addmm") == "gemm"
     assert class_of(work, None) == "other"

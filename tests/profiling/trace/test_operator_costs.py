@@ -40,7 +40,7 @@ def test_a_product(trace):
 
 
 @pytest.mark.parametrize("trace", ["net.eager", "net.compile"])
-def test_attention_that_only_the_operator_around_it_can_tell(trace):
+def test_attention_has_the_cost_of_the_operator_that_selected_it(trace):
     heads, length, width = 8, 256, 64
     moved = {bytes_ for bytes_, _ in of_class(trace, "attention", [1, heads, length, width])}
     assert {flops for _, flops in of_class(trace, "attention", [1, heads, length, width])} == {
@@ -87,7 +87,7 @@ def test_an_embedding_reads_the_rows_that_it_takes():
         ("aten::no_such_operator", [("float", [4], [1], "")]),
     ],
 )
-def test_what_cannot_be_worked_out_is_absent(name, arguments):
+def test_a_cost_that_cannot_be_computed_is_absent(name, arguments):
     assert cost(name, *arguments) == Cost()
 
 
@@ -128,7 +128,7 @@ def test_a_generated_kernel_reads_an_element_an_iteration():
     assert normed == Cost(bytes=2 * 3 * 1024 * BF16)
 
 
-def test_what_a_kernel_from_elsewhere_does_with_its_arguments_is_not_known():
+def test_kernels_of_other_libraries_have_no_known_cost():
     ring = ("c10::BFloat16", [61, 1024])
     assert generated("_write_ring", ring, ring, lengths=[3]) == Cost()
     assert generated("triton_tem_fused_mm_1", ring, ring, lengths=[]) == Cost(), "a template has no lengths"
