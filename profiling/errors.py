@@ -1,4 +1,4 @@
-"""What the user got wrong, told apart from what we got wrong: the first is one line, the second a traceback."""
+"""Errors of the user's input, printed in one line (any other exception gets a traceback), and help for their text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 
 class InputError(Exception):
-    """The user gave something wrong: one line that says what was wrong, with what, and what to type next."""
+    """The input is wrong. The message is one line: what was wrong, with what, and what to type next."""
 
     exit_code = 2
 
 
 class MissingExtraError(Exception):
-    """An optional dependency is not installed: what needs it is skipped, which is no failure."""
+    """An optional package is not installed: the cell that needs it is skipped, not failed."""
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Running the main job as a user does: in a process, from a folder of their own."""
+"""Runs a target as a user does: as a process, from a folder outside the repository."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from profiling.results.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ROOT / "tests" / "data" / "outside"
-#: Few samples: these tests ask what happens, not how long it takes.
+#: Few samples: these tests do not depend on the measured times.
 QUICK = (
     "device=cpu",
     "scale=tiny",
@@ -59,10 +59,10 @@ def command(
 
 
 def finished(start: list[str], cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run `start` to its end in `cwd`, with the variables `extra`.
+    """Run the command `start` to its end in `cwd`, with the environment variables `extra`.
 
-    Where all of it happens in one process, and torch reads no variable as it is imported (trace=true sets one), that
-    process is forked from a warm one.
+    With isolation=none it is forked from a warm process, unless torch has to read a variable when it is imported
+    (trace=true sets one).
     """
     env = environment(**extra)
     read_by_torch = "trace=true" in start or any(name.startswith("TORCH") for name in extra)

@@ -1,4 +1,4 @@
-"""The fixture that runs the main job as a user does."""
+"""Fixtures that run the main job and the loop as a user does."""
 
 import signal
 from pathlib import Path
@@ -7,8 +7,7 @@ import pytest
 from as_user import Outcome, command, finished
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it puts into the background so, every process under it inherits that, and tests that
-    # interrupt one would wait for ever.
+    # Inherited from a shell that started the tests in the background; tests that interrupt a process would hang.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -26,7 +25,7 @@ def profile(tmp_path):
 
 @pytest.fixture
 def realtime(tmp_path):
-    """Play the loop with `overrides` in a folder outside the repository."""
+    """Run the loop with `overrides` in a folder outside the repository."""
     count = 0
 
     def run(*overrides: str, folder: Path | None = None) -> Outcome:

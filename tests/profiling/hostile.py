@@ -1,4 +1,4 @@
-"""A run in which every name, reason and text tries to become something else than text."""
+"""A run in which every name, reason and text contains HTML, script or format strings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKUP = '<a href="javascript:window.evil=3">link</a><b>bold</b>&lt;i&gt;'
 FORMULA = "$x$ %{y} {{7*7}} {% raw %}"
 ATTRIBUTE = '" onmouseover="window.evil=4" \' x=\''
 ALL = (SCRIPT, CLOSING, MARKUP, FORMULA, ATTRIBUTE)
-#: Text that stands inside a `pre`, a `title` and a style of the page.
+#: Text that appears inside a `pre`, a `title` and a style of the page.
 BREAKOUT = f"</pre></title></style>{SCRIPT}{CLOSING}\n"
 
 

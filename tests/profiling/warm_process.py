@@ -1,8 +1,7 @@
-"""A command in a process that is forked from one that holds torch and Hydra already, which saves seconds a run.
+"""Runs a command in a process forked from one that has imported torch and Hydra, which saves seconds a run.
 
-It has arguments, a folder, an environment, output and an exit code of its own, as a process from scratch has. What it
-cannot show is what hangs on the imports: their order, and what torch reads from the environment as it is imported
-(TORCH_TRACE for example).
+Like a process from scratch it has its own arguments, folder, environment, output and exit code. It cannot test what
+depends on imports: their order, and variables that torch reads when it is imported (TORCH_TRACE for example).
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-#: What the targets import sooner or later; Python passes over what is not installed.
-_HELD = (
+#: Imported before the fork; packages that are not installed are ignored.
+_PRELOADED = (
     *("profiling.cli.app", "profiling.run.worker", "profiling.run.forward", "profiling.realtime.cell"),
     *("profiling.report.render", "jinja2", "plotly.offline"),
 )
-_CONTEXT.set_forkserver_preload(list(_HELD))
+_CONTEXT.set_forkserver_preload(list(_PRELOADED))
 
 
 def run_warm(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
@@ -35,17 +34,17 @@ def run_warm(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Co
         try:
             process.join()
         finally:
-            process.kill()  # where the test ran out of time
+            process.kill()  # if the test timed out
         assert process.exitcode is not None
         return CompletedProcess(list(command), process.exitcode, out.read_text(), err.read_text())
 
 
 def _become(arguments: list[str], cwd: Path, env: dict[str, str], out: Path, err: Path) -> None:
-    """Be `python -m MODULE …` in the forked process."""
+    """Run `python -m MODULE …` in the forked process."""
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    multiprocessing.set_start_method(None, force=True)  # what a process from scratch has
-    gc.freeze()  # a collection need not look through what was imported before the fork
+    multiprocessing.set_start_method(None, force=True)  # as in a process from scratch
+    gc.freeze()  # the garbage collector ignores what was imported before the fork
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

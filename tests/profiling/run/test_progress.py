@@ -10,12 +10,12 @@ from profiling.run.progress import LiveProgress, PlainProgress
 OK = record(p50=1.25)
 
 
-def told(kind, *, terminal):
+def printed(kind, *, terminal):
     text = io.StringIO()
     progress = kind(Console(file=text, force_terminal=terminal, width=200))
     progress.begin("run", 0, 0)
     progress.phase("probe")
-    progress.begin("c · v", 1, 2)  # the probe's line has no end of its own
+    progress.begin("c · v", 1, 2)  # the probe has no line of its own at its end
     progress.phase("latency")
     progress.end(OK)
     progress.begin("c · w [x]", 2, 2)
@@ -26,7 +26,7 @@ def told(kind, *, terminal):
 
 
 def test_plain_lines_elsewhere():
-    lines = told(PlainProgress, terminal=False).splitlines()
+    lines = printed(PlainProgress, terminal=False).splitlines()
     assert lines[0].startswith("run: probing the device")
     assert any("[1/2] c · v: timing" in line for line in lines)
     assert any("[1/2] c · v: ok, wall p50 1.25 ms" in line for line in lines)
@@ -35,7 +35,7 @@ def test_plain_lines_elsewhere():
 
 
 def test_a_live_line_on_a_terminal_leaves_its_ending():
-    text = told(LiveProgress, terminal=True)
+    text = printed(LiveProgress, terminal=True)
     assert "\x1b[2K" in text, "the line is rewritten"
     assert "[1/2] c · v: ok, wall p50 1.25 ms" in text
     assert "because of [this]" in text

@@ -1,4 +1,4 @@
-"""Rounds through the real main job: the order of the cells, what is on the disk, and going on in the middle."""
+"""Rounds of the real main job: the order of the cells, the records on disk, and resuming in the middle."""
 
 import pytest
 
@@ -7,14 +7,14 @@ from profiling.compare.__main__ import main as compare
 CELLS = ("component=[net,net_made]", "variant=[baseline]", "isolation=none", "rounds=2")
 
 
-def played(lines):
+def cells_and_rounds(lines):
     return [(line["component"], len(line.get("rounds", ()))) for line in lines]
 
 
-def test_rounds_take_turns_and_a_run_goes_on_in_the_middle_of_one(profile, capsys):
+def test_rounds_take_turns_and_a_run_resumes_in_the_middle(profile, capsys):
     first = profile(*CELLS)
     assert first.code == 0, first.err
-    assert played(first.lines) == [("net", 1), ("net_made", 1), ("net", 2), ("net_made", 2)]
+    assert cells_and_rounds(first.lines) == [("net", 1), ("net_made", 1), ("net", 2), ("net_made", 2)]
     for cell, record in first.records.items():
         wall = record.metrics.wall_ms
         assert len(record.rounds) == 2, cell
@@ -26,11 +26,11 @@ def test_rounds_take_turns_and_a_run_goes_on_in_the_middle_of_one(profile, capsy
     second = profile(*CELLS, f"resume={first.folder}", folder=first.folder)
     assert second.code == 0, second.err
     assert "3 of 4 rounds of cells done, 1 left" in second.err
-    assert played(second.lines) == [("net", 1), ("net_made", 1), ("net", 2), ("net_made", 2)]
+    assert cells_and_rounds(second.lines) == [("net", 1), ("net_made", 1), ("net", 2), ("net_made", 2)]
     record = second.records["net_made", "baseline"]
     kept = record.rounds[0].wall_ms.n
     samples = record.metrics.wall_ms.samples
-    assert samples[:kept] == before[:kept], "the first round is not played again"
+    assert samples[:kept] == before[:kept], "the first round does not run again"
     assert samples[kept:] != before[kept:], "the second is"
 
     assert compare([str(first.folder), str(first.folder)]) == 0
@@ -39,7 +39,7 @@ def test_rounds_take_turns_and_a_run_goes_on_in_the_middle_of_one(profile, capsy
     assert "One round" not in printed
 
 
-def test_a_cell_that_fails_in_a_round_plays_no_more(profile):
+def test_a_cell_that_fails_in_a_round_runs_in_no_other(profile):
     outcome = profile("component=[net]", "variant=[baseline,faulty_raise]", "isolation=none", "rounds=2")
     assert outcome.code == 1
     assert [(line["variant"], line["status"]) for line in outcome.lines] == [
@@ -58,7 +58,7 @@ def test_one_round_leaves_the_record_as_it_is(profile):
 
 
 @pytest.mark.parametrize("rounds", ["0", "1.5", "true", "many"])
-def test_a_number_that_is_none_is_refused(profile, rounds):
+def test_a_bad_number_of_rounds_is_refused(profile, rounds):
     outcome = profile("component=[net]", "variant=[baseline]", "isolation=none", f"rounds={rounds}")
     assert outcome.code == 2
     assert "rounds=" in outcome.err

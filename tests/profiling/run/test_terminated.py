@@ -1,4 +1,4 @@
-"""A run that is told to end (SIGTERM: a scheduler, `timeout`) ends in order and keeps what it has."""
+"""A run that is terminated (SIGTERM by a scheduler or `timeout`) keeps its frames and names the resume command."""
 
 import signal
 import subprocess
