@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from profiling.results.explained import (
+from profiling.results.explained import (  # noqa: F401 - readers and producers import every struct from here
     BeforeAfter,
     Bound,
     CompileFailure,
@@ -50,7 +50,7 @@ from profiling.results.explained import (
     TraceFiles,
 )
 from profiling.results.field import Section, about
-from profiling.results.loop import (
+from profiling.results.loop import (  # noqa: F401 - readers and producers import every struct from here
     Budget,
     BudgetPart,
     Deadline,
@@ -65,7 +65,7 @@ from profiling.results.loop import (
     StageGrowth,
     Steady,
 )
-from profiling.results.measured import (
+from profiling.results.measured import (  # noqa: F401 - readers and producers import every struct from here
     Calls,
     CallsPoint,
     Drift,
@@ -325,82 +325,3 @@ def lost_keys(content: Any, typed: Any, path: str = "") -> Iterator[str]:
     elif isinstance(content, list | tuple) and isinstance(typed, list | tuple):
         for index, (one, other) in enumerate(zip(content, typed, strict=True)):
             yield from lost_keys(one, other, f"{path}[{index}]")
-
-
-__all__ = [
-    "BASELINE",
-    "METRIC_SECTIONS",
-    "REALTIME",
-    "SCHEMA",
-    "SECTIONS",
-    "BeforeAfter",
-    "Bound",
-    "Budget",
-    "BudgetPart",
-    "Calls",
-    "CallsPoint",
-    "CompileFailure",
-    "CompileLog",
-    "Deadline",
-    "DeviceWork",
-    "Drift",
-    "Estimate",
-    "FrameRate",
-    "FxPass",
-    "Gap",
-    "GraphBreak",
-    "Graphs",
-    "HostWait",
-    "Idle",
-    "Interval",
-    "Kernel",
-    "KernelClass",
-    "KernelFile",
-    "LatencyConditions",
-    "LaunchCalibration",
-    "LaunchCosts",
-    "LaunchOverhead",
-    "LaunchPoint",
-    "Load",
-    "Memory",
-    "MemoryKinds",
-    "MemoryTrend",
-    "Metrics",
-    "ModuleTime",
-    "OperatorCost",
-    "OtherShapes",
-    "Parity",
-    "ParityCheck",
-    "Prediction",
-    "Prepare",
-    "Realtime",
-    "Recompile",
-    "Record",
-    "Roofline",
-    "RooflinePart",
-    "Round",
-    "RoundPrepare",
-    "RoundSummary",
-    "Section",
-    "Slope",
-    "SlowFrame",
-    "SlowFrames",
-    "SoundWindow",
-    "Speedup",
-    "Spikes",
-    "StageGrowth",
-    "Status",
-    "Steady",
-    "Summary",
-    "SweepPoint",
-    "TraceAnalysis",
-    "TraceFiles",
-    "Training",
-    "TrainingStepRow",
-    "decode_section",
-    "encode_sections",
-    "leaves",
-    "lost_keys",
-    "merge_metric",
-    "record_with",
-]
