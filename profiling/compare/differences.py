@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from profiling.compare.loaded_run import LoadedRun
-from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, one_line, shortened, show, significant
+from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, shortened, show, significant
 from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, Git, encode_environment
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
@@ -37,8 +35,6 @@ _KERNEL_CHANGE, _KERNEL_SHARE = 0.1, 0.01
 _MOST_KERNELS, _LONGEST_NAME = 8, 48
 #: Characters of the names of generated files, which are hashes of their content.
 _LONGEST_FILE = 16
-# What gzip, json and events without a name or a duration raise.
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -82,18 +78,15 @@ def unknown_differences(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def cell_changes(a: LoadedRun, b: LoadedRun, cell: tuple[str, str]) -> CellChanges:
-    """Return what changed in a cell that is correct in both runs."""
-    one, two = a.records.get(cell), b.records.get(cell)
-    if one is None or two is None or not one.is_correct or not two.is_correct:
-        return CellChanges(cell, (), {})
+def cell_changes(one: Record, two: Record) -> CellChanges:
+    """Return what changed in a cell that is correct in both runs, from its record in either."""
     before, after = _quantities(one), _quantities(two)
     changed = [
         Difference(name, show(number.value, number.kind), show(after[name].value, number.kind))
         for name, number in before.items()
         if name in after and number.differs_from(after[name])
     ]
-    kernels = _kernel_differences(a, b, one, two)
+    kernels = [*_changed_kernels(_kernels(one), _kernels(two)), *_changed_code(one, two)]
     if len(kernels) > _MOST_KERNELS:
         rest = Difference(f"and {count_of(len(kernels) - _MOST_KERNELS, 'kernel')} more", ABSENT, ABSENT)
         kernels = [*kernels[:_MOST_KERNELS], rest]
@@ -101,7 +94,7 @@ def cell_changes(a: LoadedRun, b: LoadedRun, cell: tuple[str, str]) -> CellChang
         "A": tuple(name for name in before if name not in after),
         "B": tuple(name for name in after if name not in before),
     }
-    return CellChanges(cell, (*_changed(_properties(one), _properties(two)), *changed, *kernels), only_in)
+    return CellChanges(one.cell, (*_changed(_properties(one), _properties(two)), *changed, *kernels), only_in)
 
 
 def _environment(run: LoadedRun) -> dict[str, Any]:
@@ -251,23 +244,7 @@ class _Launches:
         return f"{count(self.number)} {TIMES} {significant(self.microseconds / self.number)} µs"
 
 
-def _kernel_differences(a: LoadedRun, b: LoadedRun, one: Record, two: Record) -> list[Difference]:
-    """Return the kernels that differ, those with the largest change of time first, then generated code that differs.
-
-    Both sides come from the records, or both from the trace files: records shorten long names.
-    """
-    before, after = _recorded_kernels(one), _recorded_kernels(two)
-    found: list[Difference] = []
-    if not before or not after:
-        (before, error), (after, other_error) = _traced_kernels(a, one), _traced_kernels(b, two)
-        if error or other_error:  # the times were compared without it
-            found = [Difference("kernels", error or ABSENT, other_error or ABSENT)]
-    if before and after:
-        found += _changed_kernels(before, after)
-    return [*found, *_changed_code(one, two)]
-
-
-def _recorded_kernels(record: Record) -> dict[str, _Launches]:
+def _kernels(record: Record) -> dict[str, _Launches]:
     kernels: dict[str, _Launches] = {}
     for kernel in record.trace_analysis.kernels if record.trace_analysis is not None else ():
         if kernel.count:
@@ -276,28 +253,10 @@ def _recorded_kernels(record: Record) -> dict[str, _Launches]:
     return kernels
 
 
-def _traced_kernels(run: LoadedRun, record: Record) -> tuple[dict[str, _Launches], str]:
-    """Return the kernels of the cell's trace file, and why it cannot be read; neither where there is no file."""
-    trace = record.trace
-    if trace is None or not trace.iterations:
-        return {}, ""
-    try:
-        path = run.folder / trace.trace
-        if not path.is_file():
-            return {}, ""
-        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
-            events = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "kernel"]
-        times: dict[str, list[float]] = {}
-        for event in events:
-            times.setdefault(str(event["name"]), []).append(float(event["dur"]))
-    except _UNREADABLE as error:
-        reason = one_line(error) or type(error).__name__
-        return {}, f"{trace.trace} cannot be read: {reason}. Run again with trace=true."
-    calls = trace.iterations
-    return {name: _Launches(len(us) / calls, sum(us) / calls) for name, us in times.items()}, ""
-
-
 def _changed_kernels(before: Mapping[str, _Launches], after: Mapping[str, _Launches]) -> list[Difference]:
+    """Return the kernels that differ, those with the largest change of time first; none if a run recorded none."""
+    if not before or not after:
+        return []
     total = max(sum(kernel.microseconds for kernel in kernels.values()) for kernels in (before, after))
     changes: list[tuple[float, Difference]] = []
     for name in dict.fromkeys((*before, *after)):

@@ -51,7 +51,7 @@ class Comparison:
     def changes(self) -> tuple[CellChanges, ...]:
         """What changed inside each cell that was compared."""
         compared = [cell.cell for cell in self.cells if cell.verdict != "not compared"]
-        return tuple(cell_changes(self.a, self.b, cell) for cell in compared)
+        return tuple(cell_changes(self.a.records[cell], self.b.records[cell]) for cell in compared)
 
     @property
     def exit_code(self) -> int:

@@ -1,8 +1,9 @@
 """Writes and reads `results.jsonl`: one record a line, on disk when a cell ends. All damaged input is handled here.
 
-A line that is cut off or no record is counted and passed over. In a record, the smallest named field that holds damage
-(another type, a number that is not finite or beyond 64 bits, nesting deeper than 64 levels) is dropped and named in
-`record.unreadable`; the rest stands. A readable record of another schema is an InputError.
+A line that is cut off, nested beyond what Python parses, or no record is counted and passed over. In a record, the
+smallest named field that holds damage (another type, a number that is not finite or beyond 64 bits, nesting deeper
+than 64 levels) is dropped and named in `record.unreadable`; the rest stands. A readable record of another schema is an
+InputError.
 """
 
 from __future__ import annotations
@@ -25,10 +26,7 @@ RESULTS_FILE = "results.jsonl"
 DEEPEST = 64
 LARGEST = 2**63
 
-_decode = msgspec.json.Decoder(Record).decode
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$", re.DOTALL)
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
-_HUGE = re.compile(rb"[:\[,\s]-?\d{19}")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -113,9 +111,6 @@ def decode_record(line: bytes) -> Record | None:
         ValueError: it is a record of a schema that this version does not know.
 
     """
-    record = _undamaged(line)
-    if record is not None:
-        return record
     content, lost = read_content(line)
     if not isinstance(content, dict) or "schema" not in content:
         return None
@@ -124,24 +119,6 @@ def decode_record(line: bytes) -> Record | None:
     if content["schema"] != SCHEMA:
         raise ValueError(f"record of schema {content['schema']}; this version reads schemas 1 and {SCHEMA}")
     return repaired(content, Record, lost)
-
-
-def _undamaged(line: bytes) -> Record | None:
-    """Return the record of a line in which nothing needs repair, fast; None for any other line."""
-    if b'"schema"' not in line or _HUGE.search(line):
-        return None
-    try:
-        record = _decode(line)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        try:
-            content = msgspec.json.decode(line)
-            if not isinstance(content, dict) or content.get("schema") != 1:
-                return None
-            record = msgspec.convert(schema_1.upgraded(content), Record)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            return None
-    # What a user's metric returned has no type that would bound its depth.
-    return None if record.unreadable or record.metrics.extra else record
 
 
 def repaired(content: dict[str, Any], kind: Any, lost: tuple[str, ...] = ()) -> Any:
@@ -180,31 +157,10 @@ def _drop(content: Any, path: list[str]) -> bool:
 
 def read_content(line: bytes) -> tuple[Any, tuple[str, ...]]:
     """Return JSON content (None: it is none) without numbers that no record can hold, and what was dropped of it."""
-    text = line.removeprefix(_BOM).decode("utf-8", errors="replace")
+    lost: list[str] = []
     try:
-        content = json.loads(text, parse_int=_integer)
-    except ValueError:
-        return None, ()
-    except RecursionError:
-        return _shallow_content(text)
-    return _finite(content)
-
-
-def _shallow_content(text: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the content with null for what is nested too deeply."""
-    pieces, depth, kept = [], 0, 0
-    for token in _TOKENS.finditer(text):
-        if token[0] in ("[", "{"):
-            depth += 1
-            if depth == DEEPEST:
-                pieces.append(text[kept : token.start()] + "1e999")  # dropped as a number that is not finite
-        elif token[0] in ("]", "}"):
-            if depth == DEEPEST:
-                kept = token.end()
-            depth -= 1
-    pieces.append(text[kept:] if depth < DEEPEST else "")
-    try:
-        return _finite(json.loads("".join(pieces), parse_int=_integer))
+        content = json.loads(line.removeprefix(_BOM).decode("utf-8", errors="replace"), parse_int=_integer)
+        return _kept(content, "", 0, lost), tuple(lost)
     except (ValueError, RecursionError):
         return None, ()
 
@@ -213,40 +169,29 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= 20 and abs(int(digits)) < LARGEST else math.inf
 
 
-def _finite(content: Any) -> tuple[Any, tuple[str, ...]]:
-    lost: list[str] = []
-    return _kept(content, "", 0, lost), tuple(lost)
-
-
 def _kept(content: Any, path: str, depth: int, lost: list[str]) -> Any:
-    """Return content without fields that hold a number no record can, or are too deep; `lost` gets their paths."""
+    """Return content without the smallest fields that hold damage; `lost` gets their paths.
+
+    Raises:
+        ValueError: the content itself is damaged; without it its field is dropped.
+
+    """
+    if depth > DEEPEST:
+        raise ValueError("nested too deeply")
     if isinstance(content, dict):
         kept = {}
         for key, value in content.items():
             name = f"{path}.{key}" if path else key
-            if depth >= DEEPEST or _is_damaged(value, depth + 1):
-                lost.append(f"{name}: {_is_damaged(value, depth + 1) or 'nested too deeply'}")
-            else:
+            try:
                 kept[_text(key)] = _kept(value, name, depth + 1, lost)
+            except ValueError as error:
+                lost.append(f"{name}: {error}")
         return kept
     if isinstance(content, list):
         return [_kept(value, f"{path}[{index}]", depth + 1, lost) for index, value in enumerate(content)]
+    if isinstance(content, float) and not math.isfinite(content):
+        raise ValueError("a number that is not finite or too large")
     return _text(content)
-
-
-def _is_damaged(value: Any, depth: int) -> str:
-    """Say why a field's own number, or the numbers of its own array, cannot stand in a record; empty if they can."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "a number that is not finite or too large"
-    if isinstance(value, list):
-        if depth >= DEEPEST:
-            return "nested too deeply"
-        return next((reason for item in value if (reason := _is_damaged_item(item, depth + 1))), "")
-    return ""
-
-
-def _is_damaged_item(value: Any, depth: int) -> str:
-    return _is_damaged(value, depth) if isinstance(value, float | list) else ""
 
 
 def _text(value: Any) -> Any:

@@ -47,18 +47,9 @@ def summarize(samples: Samples, *, seed: int = 0) -> Summary:
     )
 
 
-def median_interval(
-    samples: Samples, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Return the percentile-bootstrap interval of the median, in the samples' unit."""
-    return rounds_interval((samples,), level=level, resamples=resamples, seed=seed)
-
-
-def rounds_interval(
-    rounds: Sequence[Samples], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Return the bootstrap interval of the median of all `rounds`; it contains the drift from round to round."""
-    low, high = np.quantile(_round_medians(rounds, resamples, seed), [(1 - level) / 2, (1 + level) / 2])
+def median_interval(*rounds: Samples, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """Return the 95% bootstrap interval of the median, in the samples' unit; of several rounds with their drift."""
+    low, high = np.quantile(_round_medians(rounds, resamples, seed), [0.025, 0.975])
     return float(low), float(high)
 
 

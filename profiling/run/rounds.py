@@ -20,7 +20,7 @@ from profiling.results.record import (
     Speedup,
     Summary,
 )
-from profiling.results.stats import ratio_interval, rounds_interval, summarize
+from profiling.results.stats import median_interval, ratio_interval, summarize
 
 CLOCKS = ("wall_ms", "device_ms", "host_ms")
 
@@ -47,7 +47,7 @@ def with_round(before: Record | None, new: Record, number: int, total: int, *, s
         notes=tuple(dict.fromkeys((*before.notes, *new.notes))),
     )
     intervals = {
-        clock: replace(summary, ci95=rounds_interval(samples_by_round(merged, clock), seed=seed))
+        clock: replace(summary, ci95=median_interval(*samples_by_round(merged, clock), seed=seed))
         for clock in CLOCKS
         if (summary := getattr(merged.metrics, clock)) is not None
     }

@@ -21,7 +21,6 @@ from profiling.results.record import (
     RoundSummary,
     SoundWindow,
     TraceAnalysis,
-    TraceFiles,
 )
 from profiling.results.stats import summarize
 
@@ -40,7 +39,6 @@ ENVIRONMENT = {
 WARM = LatencyConditions(cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True)
 PARITY = Parity(reference="fp32 eager", passed=True, rel_l2=0.001)
 WRONG = replace(PARITY, passed=False, rel_l2=3.0)
-TRACE = TraceFiles(trace="trace.json.gz", iterations=2)
 
 
 def noisy(centre: float, *, spread: float = 0.01, n: int = 100, seed: int = 0) -> list[float]:

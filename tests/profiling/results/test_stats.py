@@ -11,7 +11,6 @@ from profiling.results.stats import (
     median_interval,
     ratio_interval,
     relative_half_width,
-    rounds_interval,
     summarize,
 )
 
@@ -128,7 +127,7 @@ def test_the_interval_of_rounds_holds_the_true_ratio_about_as_often_as_it_says(r
 
 def test_equal_rounds_make_no_wider_an_interval_than_their_samples_give():
     samples = 10 + np.random.default_rng(0).standard_normal(300)
-    together, apart = rounds_interval([samples]), rounds_interval(np.split(samples, 5))
+    together, apart = median_interval(samples), median_interval(*np.split(samples, 5))
     assert apart[1] - apart[0] < 1.8 * (together[1] - together[0])
 
 
