@@ -6,7 +6,7 @@ import difflib
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 
@@ -24,6 +24,19 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     """Return `" Did you mean 'compile'?"` with the nearest of `options` (at most three), or `""` when none is near."""
     near = difflib.get_close_matches(word, sorted(set(options)), n=3)
     return f" Did you mean {' or '.join(repr(option) for option in near)}?" if near else ""
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise an InputError unless the value of option `name` is one of `choices`."""
+    if value not in choices:
+        raise InputError(f"{name}={value} is none of {', '.join(choices)}.{did_you_mean(str(value), choices)}")
+
+
+def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Raise an InputError unless the value of option `name` is a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        limits = f"at least {least}" if most is None else f"{least} to {most}"
+        raise InputError(f"{name}={value!r}: a whole number, {limits}.")
 
 
 def install_hint(package: str | None) -> str:

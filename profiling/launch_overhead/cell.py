@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
-from profiling.errors import InputError
 from profiling.launch_overhead.chains import Chain, make_chains
 from profiling.launch_overhead.fits import Array, at_size, crossing, estimate
 from profiling.launch_overhead.options import CalibrationOptions
@@ -38,41 +38,44 @@ class CalibrationCell(Cell):
     def measure(self) -> None:
         """Add the record's section `launches`."""
         settings = self.job.settings
-        options = replace(self.options, dtype=settings.dtype, seed=settings.seed)
+        device = torch.device(settings.device)
         with self.phase("calibrate"):
-            launches = calibrate(torch.device(settings.device), options, lambda line: print(line, flush=True))
+            launches = calibrate(device, self.options, settings.dtype, settings.seed, partial(print, flush=True))
         self.add(launches=launches)
 
 
-def calibrate(device: torch.device, options: CalibrationOptions, on_progress: Callable[[str], None]) -> LaunchOverhead:
-    """Measure launch costs; `on_progress` is called with a line before each round.
+def calibrate(
+    device: torch.device,
+    options: CalibrationOptions,
+    dtype: str = "float32",
+    seed: int = 0,
+    on_progress: Callable[[str], None] = print,
+) -> LaunchOverhead:
+    """Measure launch costs on `device`, cpu or cuda; `on_progress` is called with a line before each round.
 
     On CUDA the host and the device time of a launch, a graph node and a replay, and the operator size below which the
     device is starved; on a CPU the dispatch time and the size below which it dominates.
 
     Raises:
-        InputError: a device that is neither a CPU nor CUDA.
         torch.OutOfMemoryError: the largest sizes do not fit.
 
     """
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device={device}: launches are measured on cpu and cuda. Use one of them.")
     on_cuda = device.type == "cuda"
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         if on_cuda:
             stack.enter_context(torch.cuda.device(device))
         stack.enter_context(no_garbage_collection())
-        chains = make_chains(device, options)
+        chains = make_chains(device, options, getattr(torch, dtype), seed)
         samplers = cuda_samplers(chains, options.counts, device) if on_cuda else cpu_samplers(chains)
-        times = sample_rounds(samplers, options.counts, options.rounds, options.seed, on_progress)
+        times = sample_rounds(samplers, options.counts, options.rounds, seed, on_progress)
     elementwise, linear = (ChainSamples(chain, times) for chain in chains)
     costs = elementwise.launch() | elementwise.graph() if on_cuda else elementwise.dispatch()
     linear_costs = linear.launch() if on_cuda else linear.dispatch()
     return LaunchOverhead(
         launch_calibration=LaunchCalibration(
             device=str(device),
-            dtype=options.dtype,
+            dtype=dtype,
             rounds=options.rounds,
             linear=LaunchCosts(rows=options.rows, **linear_costs),
             **costs,

@@ -44,9 +44,10 @@ class Chain:
     work: Callable[[float], Mapping[str, float]]
 
 
-def make_chains(device: torch.device, options: CalibrationOptions) -> tuple[Chain, Chain]:
+def make_chains(
+    device: torch.device, options: CalibrationOptions, dtype: torch.dtype, seed: int
+) -> tuple[Chain, Chain]:
     """Return the elementwise chain and the chain of linears, on `device`."""
-    dtype: torch.dtype = getattr(torch, options.dtype)
     itemsize, rows = dtype.itemsize, options.rows
 
     def elementwise(elements: int) -> Operator:
@@ -55,7 +56,7 @@ def make_chains(device: torch.device, options: CalibrationOptions) -> tuple[Chai
         return torch.ones(elements, dtype=dtype, device=device).neg_
 
     def linear(width: int) -> Operator:
-        generator = torch.Generator(device).manual_seed(options.seed)
+        generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn(rows, width, dtype=dtype, device=device, generator=generator)
         weight = torch.randn(width, width, dtype=dtype, device=device, generator=generator)
         # The call that F.linear makes without a bias. The input is not the last output: repeated products of random

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from profiling.errors import InputError, did_you_mean
-
-DTYPES = ("float32", "bfloat16", "float16")
+from profiling.errors import InputError, check_whole
 
 #: Most calls in one sample. A stream queues about 1000 kernels before a launch waits for the device (measured in
 #: https://forums.developer.nvidia.com/t/68937), and a linear may launch two: a split product and its reduction.
@@ -26,7 +24,7 @@ class CalibrationOptions:
     - `rounds`: how often everything is measured.
 
     Raises:
-        InputError: a list that is too short or does not ascend, a number out of range, an unknown dtype.
+        InputError: a list that is too short or does not ascend, or a number out of range.
 
     """
 
@@ -35,8 +33,6 @@ class CalibrationOptions:
     rows: int = 1
     counts: Sequence[int] = (1, 50, 100, 200, 400)
     rounds: int = 15
-    dtype: str = "float32"
-    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check every value; lists become tuples."""
@@ -45,24 +41,15 @@ class CalibrationOptions:
             value = getattr(self, name)
             if value is not None or name == "counts":
                 object.__setattr__(self, name, _ascending(name, value, shortest, most))
-        _check_whole("rows", self.rows, 1, 2**16)
-        _check_whole("rounds", self.rounds, 3, 1000)  # fewer have no interval
-        _check_whole("seed", self.seed, 0, 2**32 - 1)
-        if self.dtype not in DTYPES:
-            hint = did_you_mean(str(self.dtype), DTYPES)
-            raise InputError(f"dtype={self.dtype} is none of {', '.join(DTYPES)}.{hint}")
+        check_whole("rows", self.rows, 1, 2**16)
+        check_whole("rounds", self.rounds, 3, 1000)  # fewer have no interval
 
 
 def _ascending(name: str, value: object, shortest: int, most: int) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or len(value) < shortest:
         raise InputError(f"{name}={value!r}: a list of at least {shortest} whole numbers.")
     for item in value:
-        _check_whole(name, item, 1, most)
+        check_whole(name, item, 1, most)
     if any(low >= high for low, high in pairwise(value)):
         raise InputError(f"{name}={list(value)}: each number larger than the one before it.")
     return tuple(value)
-
-
-def _check_whole(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(f"{name}={value!r}: whole numbers from {least} to {most}.")

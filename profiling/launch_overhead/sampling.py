@@ -41,10 +41,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one sample; None was not measured."""
+    """Microseconds of one sample; NaN was not measured."""
 
-    host_us: float | None = None
-    device_us: float | None = None
+    host_us: float = math.nan
+    device_us: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,9 @@ def sample_rounds(
             for index in rng.sample(range(len(counts)), len(counts)):
                 timing = samplers[series](counts[index])
                 if number:
-                    times[series].host[number - 1, index] = _or_nan(timing.host_us)
-                    times[series].device[number - 1, index] = _or_nan(timing.device_us)
+                    times[series].host[number - 1, index] = timing.host_us
+                    times[series].device[number - 1, index] = timing.device_us
     return times
-
-
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value
 
 
 def launch_points(times: Mapping[Series, SeriesTimes]) -> tuple[LaunchPoint, ...]:
@@ -165,7 +161,7 @@ class StreamBlocker:
 
         `milliseconds` is the expected time of queueing. The sample counts only if the event behind the blocker is still
         pending after the last call is queued. A full queue, in which the host waits for the device, fails this too.
-        Without a sample that counts, the time is None.
+        Without a sample that counts, the time is NaN.
         """
         for attempt in range(self.TRIES):
             start, end = _events()

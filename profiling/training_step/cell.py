@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from profiling.components.build import Blueprint, build, input_maker
+from profiling.components.build import build, input_maker
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric, Subject
@@ -24,10 +24,9 @@ from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingComponent, TrainingStep, initialise_optimizer, make_optimizer
 from profiling.training_step.trajectory import (
     Batch,
-    Batches,
-    EagerTrajectory,
     Trajectory,
     compare_trajectories,
+    draw_batches,
     make_loader,
     parity_faults,
     train,
@@ -61,12 +60,12 @@ class Trainer:
         self.start.restore(noise, seed)
         return train(self.step, run, self.inputs, self.loader, self.options)
 
-    def train_eagerly(self) -> EagerTrajectory:
+    def train_eagerly(self) -> Trajectory:
         """Train eagerly from the start, and from weights that are a rounding error away."""
         run = partial(self.step, **self.inputs)
         eager = self.train(run)
         nearby = [self.train(run, noise=self.rounding, seed=seed) for seed in range(NEARBY)]
-        return EagerTrajectory(eager.losses, eager.weights, eager.statistics, eager.log, tuple(nearby))
+        return replace(eager, nearby=tuple(nearby))
 
     def reset(self) -> None:
         """Restore the start and free what eager training left: gradients, and the allocator's cache."""
@@ -115,7 +114,8 @@ class TrainingCell(Cell):
         loader = make_loader(batches, self.options.steps, self.options.workers, pinned=device.type == "cuda")
         reached("dataloader")
         component, module = self._component(batches)
-        trainer = Trainer(module, component.inputs, loader, self.options, self._rounding())
+        rounding = torch.finfo(getattr(torch, self.options.autocast or settings.dtype)).eps / 2
+        trainer = Trainer(module, component.inputs, loader, self.options, rounding)
         reached("model")
         with self.phase("reference"):
             eager = trainer.train_eagerly()
@@ -135,39 +135,30 @@ class TrainingCell(Cell):
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
         self._judge(timed, deterministic)
 
-    def _batches(self) -> Batches:
+    def _batches(self) -> list[Batch]:
         """Draw the data in host memory; the module, which is asked for its sizes, is built without memory."""
         spec, settings = self.job.component, self.job.settings
         with torch.device("meta"):
             module = instantiate(spec.module, f"component.{spec.key}.module")
-        dtype = getattr(torch, settings.dtype)
-        return Batches(
-            input_maker(spec.inputs, spec.key, module, torch.device("cpu"), dtype), self.options.batches, settings.seed
-        )
+        draw = input_maker(spec.inputs, spec.key, module, torch.device("cpu"), getattr(torch, settings.dtype))
+        return draw_batches(draw, self.options.batches, settings.seed)
 
-    def _component(self, batches: Batches) -> tuple[TrainingComponent, TrainingStep]:
+    def _component(self, batches: Sequence[Batch]) -> tuple[TrainingComponent, TrainingStep]:
         settings = self.job.settings
+        dtype = getattr(torch, settings.dtype)
         with self.phase("load"):
-            blueprint = build(self.job.component, settings, getattr(torch, settings.dtype))
-            module = self._training_step(blueprint)
+            blueprint = build(self.job.component, settings, dtype)
+            model = blueprint.module.train()
+            module = TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
             # A copy even where the batch is on the device already: steps write the next batch into it.
             inputs = {name: tensor.to(blueprint.device, copy=True) for name, tensor in batches[0].items()}
             initialise_optimizer(module)
             synchronize(blueprint.device)
         self.add(weights=blueprint.weights, weights_hint=blueprint.hint)
-        forward = blueprint.component(getattr(torch, settings.dtype), settings.seed)
+        forward = blueprint.component(dtype, settings.seed)
         component = TrainingComponent(**{**vars(forward), "module": module, "inputs": inputs, "kind": None})
         self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
         return component, module
-
-    def _training_step(self, blueprint: Blueprint) -> TrainingStep:
-        model = blueprint.module.train()
-        return TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
-
-    def _rounding(self) -> float:
-        """Return the relative rounding error of the dtype that the step computes in."""
-        dtype = getattr(torch, self.options.autocast or self.job.settings.dtype)
-        return torch.finfo(dtype).eps / 2
 
     def _measure_step(self, metrics: Mapping[str, Metric], subject: Subject, trainer: Trainer) -> None:
         """Run the metrics and explain their numbers, each from the start of the training."""

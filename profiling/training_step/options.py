@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from profiling.errors import InputError, did_you_mean
-
-AUTOCAST = ("bfloat16", "float16")
+from profiling.errors import InputError, check_choice, check_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +38,13 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         """Check every value."""
         for name, least in (("steps", 2), ("log_every", 1), ("batches", 1), ("workers", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"training.{name}={value!r}: a whole number, at least {least}.")
+            check_whole(f"training.{name}", getattr(self, name), least)
         for name in ("clip_norm", "tolerance", "loss_tolerance"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
                 raise InputError(f"training.{name}={value!r}: a number above 0{', or null' * (name == 'clip_norm')}.")
-        if self.autocast is not None and self.autocast not in AUTOCAST:
-            hint = did_you_mean(str(self.autocast), AUTOCAST)
-            raise InputError(f"training.autocast={self.autocast} is none of null, {', '.join(AUTOCAST)}.{hint}")
+        if self.autocast is not None:
+            check_choice("training.autocast", self.autocast, ("bfloat16", "float16"))
         if self.lr_changes is None:
             object.__setattr__(self, "lr_changes", ((self.steps // 2, 0.1),))
         for change in self.lr_changes or ():

@@ -119,6 +119,7 @@ class Snapshot:
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
         self._tensors = [tensor.detach().to("cpu", copy=True) for tensor in step.state()]
+        self._weights, self._buffers = len(list(step.model.parameters())), len(list(step.model.buffers()))
 
     @torch.no_grad()
     def restore(self, noise: float = 0.0, seed: int = 0) -> None:
@@ -132,16 +133,10 @@ class Snapshot:
 
     def weights(self) -> Tensor:
         """Return all trained weights as one fp64 vector."""
-        return _vector(self._tensors[: self._counts()[0]])
+        return torch.cat([tensor.double().flatten() for tensor in self._tensors[: self._weights]])
 
     def statistics(self) -> Tensor:
         """Return all floating buffers (running means and variances) as one fp64 vector, empty without any."""
-        first, count = self._counts()
-        return _vector([tensor for tensor in self._tensors[first : first + count] if tensor.is_floating_point()])
-
-    def _counts(self) -> tuple[int, int]:
-        return len(list(self._step.model.parameters())), len(list(self._step.model.buffers()))
-
-
-def _vector(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([torch.empty(0, dtype=torch.float64), *(tensor.double().flatten() for tensor in tensors)])
+        buffers = self._tensors[self._weights : self._weights + self._buffers]
+        floating = [tensor.double().flatten() for tensor in buffers if tensor.is_floating_point()]
+        return torch.cat([torch.empty(0, dtype=torch.float64), *floating])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from profiling.components.build import Draw
 from profiling.results.record import ParityCheck, TrainingStepRow
@@ -26,40 +27,20 @@ MOST_LOSS_ERROR = 0.05
 Batch = dict[str, Tensor]
 
 
-class Batches(Dataset[Batch]):
-    """Batches drawn once and kept in host memory, so that making them is not part of a step."""
-
-    def __init__(self, draw: Draw, count: int, seed: int) -> None:
-        self._batches = [dict(draw(torch.Generator().manual_seed(seed + index))) for index in range(count)]
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return len(self._batches)
-
-    def __getitem__(self, index: int) -> Batch:
-        """Return batch `index`: CPU tensors by the name of forward's argument."""
-        return self._batches[index]
+def draw_batches(draw: Draw, count: int, seed: int) -> list[Batch]:
+    """Draw the batches of a training, CPU tensors, in advance: making them is not part of a step."""
+    return [dict(draw(torch.Generator().manual_seed(seed + index))) for index in range(count)]
 
 
-class _CyclicSampler(Sampler[int]):
-    """The indices of the batches in order, repeated until there are `steps` of them."""
+def make_loader(batches: Sequence[Batch], steps: int, workers: int, *, pinned: bool) -> DataLoader[Batch]:
+    """Return a loader of `steps` batches, repeated in order, by `workers` processes (0: in this process).
 
-    def __init__(self, batches: int, steps: int) -> None:
-        self._batches, self._steps = batches, steps
-
-    def __iter__(self) -> Iterator[int]:
-        return (step % self._batches for step in range(self._steps))
-
-    def __len__(self) -> int:
-        return self._steps
-
-
-def make_loader(batches: Batches, steps: int, workers: int, *, pinned: bool) -> DataLoader[Batch]:
-    """Return a loader of `steps` batches, by `workers` processes (0: in this process), in pinned memory if `pinned`."""
+    With `pinned` it copies them to pinned memory.
+    """
     return DataLoader(
-        batches,
+        cast(Dataset[Batch], batches),
         batch_size=None,
-        sampler=_CyclicSampler(len(batches), steps),
+        sampler=[step % len(batches) for step in range(steps)],
         num_workers=workers,
         pin_memory=pinned,
         persistent_workers=workers > 0,
@@ -68,18 +49,15 @@ def make_loader(batches: Batches, steps: int, workers: int, *, pinned: bool) -> 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The losses of all steps, weights and running statistics after the last (fp64 vectors on the host), and a log."""
+    """The losses of all steps, weights and running statistics after the last (fp64 vectors on the host), and a log.
+
+    `nearby`: for eager training, trajectories of eager training that starts a rounding error away.
+    """
 
     losses: list[float]
     weights: Tensor
     statistics: Tensor
     log: tuple[TrainingStepRow, ...]
-
-
-@dataclass(frozen=True)
-class EagerTrajectory(Trajectory):
-    """Eager training, and the trajectories of eager training that starts a rounding error away."""
-
     nearby: tuple[Trajectory, ...] = ()
 
 
@@ -110,23 +88,16 @@ def train(
             inputs[name].copy_(tensor, non_blocking=True)
         loss = run()
         synchronize(device)
-        seconds = time.perf_counter() - started
+        step_ms, data_ms = (time.perf_counter() - started) * 1e3, (started - waiting) * 1e3
         losses.append(float(loss))
         if number % options.log_every == 0 or number == options.steps - 1:
-            log.append(
-                TrainingStepRow(
-                    step=number,
-                    loss=_finite(losses[-1]),
-                    data_ms=(started - waiting) * 1e3,
-                    step_ms=seconds * 1e3,
-                )
-            )
+            log.append(TrainingStepRow(step=number, loss=_finite(losses[-1]), data_ms=data_ms, step_ms=step_ms))
     end = Snapshot(step)
     return Trajectory(losses, end.weights(), end.statistics(), tuple(log))
 
 
 def compare_trajectories(
-    trajectory: Trajectory, eager: EagerTrajectory, start: Snapshot, options: TrainingOptions
+    trajectory: Trajectory, eager: Trajectory, start: Snapshot, options: TrainingOptions
 ) -> ParityCheck:
     """Compare a trajectory from `start` with that of eager training.
 

@@ -1,5 +1,6 @@
 """Relations that hold on any CUDA device; no test asserts an absolute time."""
 
+import math
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def content():
-    return calibrate(torch.device("cuda"), CalibrationOptions(rounds=7, dtype="bfloat16"), lambda line: None)
+    return calibrate(torch.device("cuda"), CalibrationOptions(rounds=7), "bfloat16")
 
 
 def test_a_node_of_a_graph_is_cheaper_than_an_eager_launch(content):
@@ -74,7 +75,5 @@ def test_both_blockers_give_the_same_time_and_less_than_a_starved_device(operato
 def test_more_launches_than_the_queue_holds_give_no_time(operator, monkeypatch):
     monkeypatch.setattr(StreamBlocker, "TRIES", 1)
     with torch.inference_mode():
-        assert (
-            StreamBlocker(torch.device("cuda")).sample(partial(call_repeatedly, operator, 20_000), 500).device_us
-            is None
-        )
+        timing = StreamBlocker(torch.device("cuda")).sample(partial(call_repeatedly, operator, 20_000), 500)
+    assert math.isnan(timing.device_us)

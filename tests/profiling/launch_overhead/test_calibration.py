@@ -1,6 +1,7 @@
 """The calibration on a device with planted costs, on this CPU, and with wrong options."""
 
 import gc
+import math
 from functools import partial
 
 import numpy as np
@@ -145,7 +146,7 @@ def test_on_an_idle_device_the_slower_of_the_two_sets_the_pace(device):
 def test_behind_the_blocker_only_the_device_is_timed(device):
     timing = StreamBlocker(None).sample(launches(device, 100), milliseconds=2)
     assert timing.device_us == pytest.approx(150)
-    assert timing.host_us is None
+    assert math.isnan(timing.host_us)
 
 
 def test_a_blocker_that_ended_too_early_is_made_longer(device):
@@ -157,7 +158,7 @@ def test_a_blocker_that_ended_too_early_is_made_longer(device):
 
 def test_a_full_queue_gives_no_time(device):
     device.depth = 64
-    assert StreamBlocker(None).sample(launches(device, 100), milliseconds=2).device_us is None
+    assert math.isnan(StreamBlocker(None).sample(launches(device, 100), milliseconds=2).device_us)
     device.depth = 128
     assert StreamBlocker(None).sample(launches(device, 100), milliseconds=2).device_us == pytest.approx(150)
 
@@ -169,7 +170,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def content():
     collecting = []
-    content = calibrate(CPU, OPTIONS, lambda line: collecting.append(gc.isenabled()))
+    content = calibrate(CPU, OPTIONS, on_progress=lambda line: collecting.append(gc.isenabled()))
     assert not any(collecting)
     assert gc.isenabled()
     return content
@@ -197,7 +198,7 @@ def test_the_points_give_the_same_slope_to_another_fit(content):
 
 
 def test_the_operators_compute_what_their_names_say():
-    elementwise, linear = make_chains(CPU, CalibrationOptions(rows=3, seed=5))
+    elementwise, linear = make_chains(CPU, CalibrationOptions(rows=3), torch.float32, 5)
     operator = elementwise.operator(4)
     assert operator().tolist() == [-1.0] * 4
     assert operator().tolist() == [1.0] * 4, "in place"
@@ -207,11 +208,6 @@ def test_the_operators_compute_what_their_names_say():
     torch.testing.assert_close(operator(), torch.nn.functional.linear(x, weight))
     assert operator().data_ptr() == operator().data_ptr(), "into the same buffer"
     assert linear.work(8) == {"bytes": 4 * (8 * 8 + 2 * 3 * 8), "flops": 2 * 3 * 8 * 8}
-
-
-def test_another_device_is_refused():
-    with pytest.raises(InputError, match="device=meta"):
-        calibrate(torch.device("meta"), OPTIONS, lambda line: None)
 
 
 def test_lists_become_tuples_and_defaults_hold():
@@ -238,17 +234,9 @@ def test_lists_become_tuples_and_defaults_hold():
         {"rows": 0},
         {"rounds": 2},
         {"rounds": "many"},
-        {"seed": -1},
-        {"dtype": "int8"},
-        {"dtype": None},
     ],
 )
 def test_nonsense_is_refused_on_one_line_that_names_it(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))) as caught:
         CalibrationOptions(**wrong)
     assert "\n" not in str(caught.value)
-
-
-def test_a_misspelt_dtype_is_recognised():
-    with pytest.raises(InputError, match="Did you mean 'bfloat16'"):
-        CalibrationOptions(dtype="bfloat")

@@ -14,7 +14,7 @@ from profiling.results.jsonl import read_records
 from profiling.training_step.cell import deterministic_algorithms
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
-from profiling.training_step.trajectory import Batches, make_loader, train
+from profiling.training_step.trajectory import draw_batches, make_loader, train
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +52,7 @@ def test_fifty_captured_steps_are_eagers(case):
     step = TrainingStep(model, make_optimizer(make, model, torch.device("cuda")), options)
     initialise_optimizer(step)
     start = Snapshot(step)
-    batches = Batches(draw, options.batches, seed=1)
+    batches = draw_batches(draw, options.batches, seed=1)
     inputs = {name: tensor.cuda() for name, tensor in batches[0].items()}
     loader = make_loader(batches, options.steps, options.workers, pinned=True)
     trajectories = []

@@ -15,9 +15,8 @@ from profiling.training_step.cell import TrainingCell
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
 from profiling.training_step.trajectory import (
-    Batches,
-    EagerTrajectory,
     compare_trajectories,
+    draw_batches,
     make_loader,
     parity_faults,
     train,
@@ -53,7 +52,7 @@ def make_step(kind="sgd", options=OPTIONS):
 
 
 def trained(step, run=None, options=OPTIONS):
-    batches = Batches(draw, options.batches, seed=3)
+    batches = draw_batches(draw, options.batches, seed=3)
     inputs = {name: tensor.clone() for name, tensor in batches[0].items()}
     run = run or (lambda given: step(**given))
     loader = make_loader(batches, options.steps, options.workers, pinned=False)
@@ -61,7 +60,7 @@ def trained(step, run=None, options=OPTIONS):
 
 
 def as_eager(path, *nearby):
-    return EagerTrajectory(path.losses, path.weights, path.statistics, path.log, nearby)
+    return replace(path, nearby=nearby)
 
 
 def by_hand(kind, clip=None):
