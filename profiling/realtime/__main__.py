@@ -14,7 +14,7 @@ from profiling.cli.app import execute, main
 from profiling.cli.config import read_config
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError, did_you_mean
-from profiling.realtime.options import ROLES, WHOLE, WORLD, LoopOptions
+from profiling.realtime.options import ROLES, WHOLE, WORLD, WORLD_OPTIONS, LoopOptions
 from profiling.run.job import RunConfig
 
 TARGET = "realtime"
@@ -27,31 +27,21 @@ def run(cfg: DictConfig, folder: Path) -> int:
     from profiling.realtime.recovery import FrameFiles  # imports numpy, without which --help answers faster
 
     config = read_config(cfg)
-    check_options(config.source)
+    options: Any = config.source["loop"]
+    if not isinstance(options, Mapping):
+        raise InputError(f"loop={options}: it has options, loop.frames=600 for example. See --help.")
+    LoopOptions.of(options)  # checks them before any process is started
     stages = chosen_stages(config)
     stages[WORLD] = with_denoising(stages[WORLD], config.source)
     procedure = {
         "_target_": CELL,
-        "options": config.source["loop"],
+        "options": options,
         "stages": json.dumps({role: asdict(spec) for role, spec in stages.items()}),
     }
     pipeline = replace(stages[WORLD], name=TARGET, checkpoint=None)
     variants = mixed(config) or config.variants
     config = replace(config, components=(pipeline,), variants=variants, procedure=procedure, files=FrameFiles())
     return execute(TARGET, config, folder)
-
-
-def check_options(source: Mapping[str, Any]) -> None:
-    """Check the options of the loop before any process is started.
-
-    Raises:
-        InputError: an unknown option, or a value out of range.
-
-    """
-    given = source["loop"]
-    if not isinstance(given, Mapping):
-        raise InputError(f"loop={given}: it has options, loop.frames=600 for example. See --help.")
-    LoopOptions(**{key: value for key, value in given.items() if key != "_target_"})
 
 
 def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
@@ -84,7 +74,7 @@ def with_denoising(world: ComponentSpec, source: Mapping[str, Any]) -> Component
         InputError: the module has no such argument.
 
     """
-    given = {name: source[name] for name in ("steps", "commit", "guidance") if source.get(name) is not None}
+    given = {name: source[name] for name in WORLD_OPTIONS if source.get(name) is not None}
     for name in given:
         if name not in world.module:
             raise InputError(

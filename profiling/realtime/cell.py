@@ -21,7 +21,7 @@ from profiling.machine.gc_policy import gc_policy
 from profiling.realtime.monitor import FrameMonitor
 from profiling.realtime.options import SOUND, WHOLE, WORLD, LoopOptions
 from profiling.realtime.pipeline import PRIORITIES, Actions, StagedPipeline, assemble, drawn_actions, read_actions
-from profiling.realtime.play import FrameLoop, WallClock, series_names
+from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
     LoadedStages,
     build_stages,
@@ -79,7 +79,7 @@ class RealtimeCell(Cell):
             steps = self._prepare(variant, loaded, stack)
             self._check(variant, loaded, steps)
             actions = self._actions(loaded.components[WHOLE if WHOLE in steps else WORLD])
-            pipeline = assemble(loaded.components, steps, self.options, actions, settings.seed, WallClock())
+            pipeline = assemble(loaded.components, steps, self.options, actions, settings.seed, Clock())
             for component in loaded.components.values():
                 component.reset()
             series = self._play(pipeline, sound)
@@ -135,7 +135,7 @@ class RealtimeCell(Cell):
         frames, warmup = options.counts(device.type)
         period = 1 / options.fps if options.pace == "realtime" else None
         monitor, journal = FrameMonitor(device), Journal(run, self.job.name, series_names(pipeline))
-        loop = FrameLoop(pipeline, WallClock(), monitor, depth=pipeline.depth, period=period)
+        loop = FrameLoop(pipeline, Clock(), monitor, depth=pipeline.depth, period=period)
         try:
             with gc_policy(options.gc), self.phase("frames"):
                 loop.run(range(frames), journal.append, warmup=warmup, on_first=monitor.start)
@@ -166,7 +166,7 @@ class RealtimeCell(Cell):
         """Profile some steady frames as one call, so that overlapping stages are seen to overlap."""
         self.emit({"event": "phase", "phase": "trace"})
         frames = self.options.profile_frames
-        loop = FrameLoop(pipeline, WallClock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
+        loop = FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
 
         with self.best_effort("the profiler trace"):
             result = trace_step(

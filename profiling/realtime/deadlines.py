@@ -21,10 +21,19 @@ def deadlines(series: Series, *, target_fps: float, pace: str) -> dict[str, Dead
     by_rate = {}
     for fps in sorted({*COMMON_FPS, target_fps}):
         due = series["due_ms"] if pace == "realtime" and fps == target_fps else None
-        taken_ms = series["frame_ms"] if due is None else series["delivered_ms"] - due
+        excess_ms = (series["frame_ms"] if due is None else series["delivered_ms"] - due) - 1000 / fps
+        late = excess_ms > TICK_MS
+        misses = int(late.sum())
         # Time lost between the frames of a free loop counts too.
         too_slow = pace == "free" and delivered_fps(series) < fps
-        by_rate[rate_key(fps)] = _deadline(taken_ms - 1000 / fps, fps, too_slow=too_slow)
+        by_rate[rate_key(fps)] = Deadline(
+            fps=fps,
+            budget_ms=1000 / fps,
+            holds=holds(misses, late.size) and not too_slow,
+            misses=misses,
+            longest_run=longest_run(late),
+            longest_stall_ms=max(0.0, float(excess_ms.max())),
+        )
     return by_rate
 
 
@@ -37,20 +46,6 @@ def delivered_fps(series: Series) -> float:
 def rate_key(fps: float) -> str:
     """Return a frame rate as the key of a record: "60", "59.94"."""
     return f"{fps:.10g}"
-
-
-def _deadline(excess_ms: Array, fps: float, *, too_slow: bool) -> Deadline:
-    """Return the deadlines of one rate; `excess_ms` [n] is the time of each frame beyond its budget."""
-    late = excess_ms > TICK_MS
-    misses = int(late.sum())
-    return Deadline(
-        fps=fps,
-        budget_ms=1000 / fps,
-        holds=holds(misses, late.size) and not too_slow,
-        misses=misses,
-        longest_run=longest_run(late),
-        longest_stall_ms=max(0.0, float(excess_ms.max())),
-    )
 
 
 def holds(misses: int, frames: int) -> bool:

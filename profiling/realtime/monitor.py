@@ -36,8 +36,9 @@ class FrameMonitor:
         self._cuda = device if device.type == "cuda" else None
         self.events: list[dict[str, Any]] = []
         self.throttle_reasons: set[str] = set()
-        self._collecting = 0.0
-        self._stat, self._statm = (_open(path) for path in ("/proc/stat", "/proc/self/statm"))
+        self._collecting, self._collections, self._collection_ms = 0.0, 0, 0.0
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._stat = os.open("/proc/stat", os.O_RDONLY) if os.access("/proc/stat", os.R_OK) else None
         self._page, self._tick_ms = os.sysconf("SC_PAGE_SIZE"), 1e3 / os.sysconf("SC_CLK_TCK")
         gc.callbacks.append(self._on_collection)
         self.start()
@@ -45,72 +46,52 @@ class FrameMonitor:
     def close(self) -> None:
         """Close the files and remove the callback of the garbage collector."""
         gc.callbacks.remove(self._on_collection)
-        for file in (self._stat, self._statm):
-            if file is not None:
-                os.close(file)
+        os.close(self._statm)
+        if self._stat is not None:
+            os.close(self._stat)
 
     def start(self) -> None:
-        """Reset all counts."""
+        """Count from here on."""
         self._typical: float | None = None
-        self._collections, self._collected_ms = 0, 0.0
-        self._compiles, self._ids, self._recorded = snapshot(), compile_ids(), total_captures()
-        self._switches, self._stolen_ms = _switches(), self._steal_ms()
-        if self._cuda is not None:
-            self._retries, self._allocations = _allocator_counts(self._allocator_stats())
+        self._compiles, self._ids = snapshot(), compile_ids()
+        self._totals, _ = self._read()
 
     def __call__(self, frame: int, frame_ms: float) -> dict[str, float]:
         """Return the series of a frame: counts and ms since the call before, and bytes held now."""
-        row = self._compilation(frame) | self._host() | self._allocator()
+        totals, held = self._read()
+        row = {name: total - self._totals[name] for name, total in totals.items()} | held | self._compilation(frame)
+        self._totals = totals
         long = self._typical is not None and frame_ms > LONG * self._typical
         if self._cuda is not None and (long or frame % DRIVER_EVERY == 0):
             row |= self._driver(self._cuda, others=long or frame % OTHERS_EVERY == 0)
         self._typical = frame_ms if self._typical is None else self._typical + 0.1 * (frame_ms - self._typical)
         return row
 
+    def _read(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return totals so far, in counts or ms, and bytes held now."""
+        totals: dict[str, float] = {
+            "graphs_recorded": total_captures(),
+            "collections": self._collections,
+            "collection_ms": self._collection_ms,
+            "switches": resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,  # involuntary, of this thread
+        }
+        held: dict[str, float] = {"host_rss": int(os.pread(self._statm, 128, 0).split()[1]) * self._page}
+        if self._stat is not None:  # the CPU time that other guests of the machine took, over all CPUs
+            totals["steal_ms"] = int(os.pread(self._stat, 256, 0).split()[_STEAL]) * self._tick_ms
+        if self._cuda is not None:
+            stats = torch.cuda.memory_stats_as_nested_dict(self._cuda)
+            totals |= {"alloc_retries": stats["num_alloc_retries"], "device_allocs": stats["num_device_alloc"]}
+            held |= {name: stats[f"{name}_bytes"]["all"]["current"] for name in ("allocated", "reserved")}
+        return totals, held
+
     def _compilation(self, frame: int) -> dict[str, float]:
-        compiles, recorded = snapshot(), total_captures()
-        since = compiles.since(self._compiles)
+        compiles = snapshot()
+        since, self._compiles = compiles.since(self._compiles), compiles
         if since.compiles:
             ids = compile_ids()
-            new = [name for name in ids if name not in self._ids]
-            self.events += [{"frame": frame, "kind": "recompile", "id": name} for name in new]
+            self.events += [{"frame": frame, "kind": "recompile", "id": name} for name in ids if name not in self._ids]
             self._ids = ids
-        row: dict[str, float] = {
-            "compiles": since.compiles,
-            "captures": since.cudagraph_captures,
-            "graphs_recorded": recorded - self._recorded,
-        }
-        self._compiles, self._recorded = compiles, recorded
-        return row
-
-    def _host(self) -> dict[str, float]:
-        switches, stolen_ms = _switches(), self._steal_ms()
-        row: dict[str, float] = {
-            "collections": self._collections,
-            "collection_ms": self._collected_ms,
-            "switches": switches - self._switches,
-        }
-        if stolen_ms is not None and self._stolen_ms is not None:
-            row["steal_ms"] = stolen_ms - self._stolen_ms
-        if self._statm is not None:
-            row["host_rss"] = int(os.pread(self._statm, 128, 0).split()[1]) * self._page
-        self._collections, self._collected_ms = 0, 0.0
-        self._switches, self._stolen_ms = switches, stolen_ms
-        return row
-
-    def _allocator(self) -> dict[str, float]:
-        if self._cuda is None:
-            return {}
-        stats = self._allocator_stats()
-        retries, allocations = _allocator_counts(stats)
-        row = {
-            "allocated": stats["allocated_bytes"]["all"]["current"],
-            "reserved": stats["reserved_bytes"]["all"]["current"],
-            "alloc_retries": retries - self._retries,
-            "device_allocs": allocations - self._allocations,
-        }
-        self._retries, self._allocations = retries, allocations
-        return row
+        return {"compiles": since.compiles, "captures": since.cudagraph_captures}
 
     def _driver(self, device: torch.device, *, others: bool) -> dict[str, float]:
         reasons = nvml.throttle_reasons(device)
@@ -122,35 +103,9 @@ class FrameMonitor:
             row["others"] = count
         return row
 
-    def _allocator_stats(self) -> dict[str, Any]:
-        return torch.cuda.memory_stats_as_nested_dict(self._cuda)
-
-    def _steal_ms(self) -> float | None:
-        """Return the CPU time that other guests of the machine took so far, over all CPUs, in ms."""
-        if self._stat is None:
-            return None
-        fields = os.pread(self._stat, 256, 0).partition(b"\n")[0].split()
-        return int(fields[_STEAL]) * self._tick_ms if len(fields) > _STEAL else None
-
     def _on_collection(self, phase: str, _info: dict[str, int]) -> None:
         if phase == "start":
             self._collecting = time.perf_counter()
             return
         self._collections += 1
-        self._collected_ms += 1e3 * (time.perf_counter() - self._collecting)
-
-
-def _allocator_counts(stats: dict[str, Any]) -> tuple[int, int]:
-    return stats["num_alloc_retries"], stats["num_device_alloc"]
-
-
-def _switches() -> int:
-    """Return the number of involuntary context switches of this thread so far."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-
-
-def _open(path: str) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
+        self._collection_ms += 1e3 * (time.perf_counter() - self._collecting)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from profiling.errors import InputError, did_you_mean
+from profiling.errors import InputError, check_choice, check_whole
 
 #: Roles of components, each also a stage: the world model makes the latents of a frame, the others decode them.
 WORLD, PICTURE, SOUND = "world", "picture", "sound"
@@ -13,11 +14,16 @@ ROLES = (WORLD, PICTURE, SOUND)
 #: Further stages: all three networks as one, and the copy to the playout buffer.
 WHOLE, DELIVER = "whole", "deliver"
 
-SCHEDULES = ("sequential", "overlap", "one_graph")
-PACES = ("free", "realtime")
-DELIVERIES = ("host", "device")
-WINDOWS = ("exact", "auto", "windowed")
-GC_POLICIES = ("frozen", "on", "off")
+#: Options of the world model's module that `realtime` sets; also fields of the record's section `realtime`.
+WORLD_OPTIONS = ("steps", "commit", "guidance")
+
+CHOICES = {
+    "schedule": ("sequential", "overlap", "one_graph"),
+    "pace": ("free", "realtime"),
+    "deliver": ("host", "device"),
+    "sound": ("exact", "auto", "windowed"),
+    "gc": ("frozen", "on", "off"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +60,19 @@ class LoopOptions:
     gc: str = "frozen"
     profile_frames: int = 20
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> LoopOptions:
+        """Return the options of a config node, which may have a `_target_`."""
+        return cls(**{key: value for key, value in options.items() if key != "_target_"})
+
     def __post_init__(self) -> None:
         """Check every value."""
-        _check_choice("schedule", self.schedule, SCHEDULES)
-        _check_choice("pace", self.pace, PACES)
-        _check_choice("deliver", self.deliver, DELIVERIES)
-        _check_choice("sound", self.sound, WINDOWS)
-        _check_choice("gc", self.gc, GC_POLICIES)
+        for name, choices in CHOICES.items():
+            check_choice(f"loop.{name}", getattr(self, name), choices)
         for name in ("frames", "warmup_frames", "sound_latents", "profile_frames"):
             value = getattr(self, name)
-            if value is None and name in ("frames", "warmup_frames"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"loop.{name}={value!r}: a whole number, at least 1.")
+            if value is not None or name in ("sound_latents", "profile_frames"):
+                check_whole(f"loop.{name}", value)
         for name in ("fps", "sound_snr_db"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -80,8 +86,3 @@ class LoopOptions:
     def depth(self, device_type: str) -> int:
         """Return how many frames may be in flight: 2 where stages overlap, which a CPU does not do."""
         return 2 if self.schedule == "overlap" and device_type == "cuda" else 1
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(f"loop.{name}={value} is none of {', '.join(choices)}.{did_you_mean(str(value), choices)}")

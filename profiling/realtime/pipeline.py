@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from profiling.components.component import Component
 from profiling.errors import InputError
 from profiling.realtime.options import DELIVER, PICTURE, SOUND, WHOLE, WORLD, LoopOptions
-from profiling.realtime.play import Clock, InFlightFrame, Pipeline
+from profiling.realtime.play import Clock, Pipeline
 from profiling.variants.variant import Step
 
 #: Drawn actions: the share of a mouse movement that is left in the next frame, the probability that a button changes.
@@ -76,83 +75,68 @@ def read_actions(path: Path, axes: int, buttons: int) -> Actions:
     return Actions(arrays["mouse"], arrays["btn"])
 
 
-@dataclass(frozen=True)
 class FrameInputs:
-    """Writes the inputs of a frame: its action, through pinned memory, and fresh noise drawn on the device."""
+    """Writes the inputs of a frame: its action, through pinned memory, and fresh noise drawn on the device.
 
-    inputs: Mapping[str, Tensor]  # mouse, btn, and noise
-    actions: Actions
-    generator: torch.Generator
-    staging: tuple[Mapping[str, Tensor], ...]  # pinned copies of mouse and btn, one for each frame in flight
+    `mouse` and `btn` of `component` are actions, all its other inputs are noise; `depth` frames may be in flight.
+    """
+
+    def __init__(self, component: Component, actions: Actions, depth: int, seed: int) -> None:
+        self._inputs, self._actions = component.inputs, actions
+        device = component.device
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._staging = [
+            {
+                name: torch.empty(component.inputs[name].shape, dtype=component.dtype, pin_memory=device.type == "cuda")
+                for name in ("mouse", "btn")
+            }
+            for _ in range(depth)
+        ]
 
     def write(self, frame: int) -> None:
         """Write the inputs of a frame; on CUDA this only enqueues the copies."""
-        mouse, btn = self.actions.at(frame)
-        staging = self.staging[frame % len(self.staging)]
+        mouse, btn = self._actions.at(frame)
+        staging = self._staging[frame % len(self._staging)]
         for name, values in (("mouse", mouse), ("btn", btn)):
             staging[name].copy_(torch.from_numpy(values))
-            self.inputs[name].copy_(staging[name], non_blocking=True)
-        for name, tensor in self.inputs.items():
+            self._inputs[name].copy_(staging[name], non_blocking=True)
+        for name, tensor in self._inputs.items():
             if name not in staging:
-                tensor.normal_(generator=self.generator)
-
-
-def make_frame_inputs(component: Component, actions: Actions, depth: int, seed: int) -> FrameInputs:
-    """Return the writer of the inputs of `component`: `mouse`, `btn`, and noise for all others."""
-    device = component.device
-    staging = tuple(
-        {
-            name: torch.empty(component.inputs[name].shape, dtype=component.dtype, pin_memory=device.type == "cuda")
-            for name in ("mouse", "btn")
-        }
-        for _ in range(depth)
-    )
-    return FrameInputs(component.inputs, actions, torch.Generator(device).manual_seed(seed), staging)
+                tensor.normal_(generator=self._generator)
 
 
 @dataclass
-class StageOutputs:
-    """Outputs of stages, kept for the stages after them; the memory is used again `depth` frames later."""
+class FrameTensors:
+    """Tensors of the last `depth` frames by name; a copy's memory is used again `depth` frames later.
+
+    `on_host` copies to host memory, pinned where the tensors come from a GPU: a playout buffer.
+    """
 
     depth: int
-    _kept: dict[tuple[str, int], Any] = field(default_factory=dict)
+    on_host: bool = False
+    _tensors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
-    def keep(self, name: str, frame: int, value: Any) -> None:
-        """Keep `value` itself."""
-        self._kept[name, frame % self.depth] = value
+    def keep(self, name: str, frame: int, tensor: Tensor) -> None:
+        """Keep `tensor` itself."""
+        self._tensors[name, frame % self.depth] = tensor
 
-    def copy(self, name: str, frame: int, value: Tensor) -> None:
-        """Keep a copy of `value`, whose memory a CUDA graph may overwrite in its next replay."""
-        place = self._kept.get((name, frame % self.depth))
-        if place is None:
-            self._kept[name, frame % self.depth] = value.clone()
-        else:
-            place.copy_(value)
+    def copy(self, name: str, frame: int, tensor: Tensor) -> None:
+        """Keep a copy: a CUDA graph may overwrite `tensor` in its next replay. From a GPU this only enqueues it."""
+        slot = self._tensors.get((name, frame % self.depth))
+        if slot is None:
+            slot = torch.empty_like(tensor)
+            if self.on_host:
+                slot = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self.keep(name, frame, slot)
+        slot.copy_(tensor, non_blocking=self.on_host)
 
-    def get(self, name: str, frame: int) -> Any:
-        """Return what was kept of a frame."""
-        return self._kept[name, frame % self.depth]
+    def get(self, name: str, frame: int) -> Tensor:
+        """Return the tensor of a frame."""
+        return self._tensors[name, frame % self.depth]
 
-
-@dataclass
-class PlayoutBuffer:
-    """Host memory that frames are delivered to, pinned where they come from a GPU; used again `depth` frames later."""
-
-    depth: int
-    _tensors: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-
-    def tensors(self, frame: int) -> tuple[Tensor, ...]:
-        """Return the memory of a frame."""
-        return tuple(tensor for (slot, _), tensor in self._tensors.items() if slot == frame % self.depth)
-
-    def copy(self, frame: int, outputs: tuple[Tensor, ...]) -> None:
-        """Copy the outputs of a frame; from a GPU this only enqueues the copies."""
-        for index, output in enumerate(outputs):
-            tensor = self._tensors.get((frame % self.depth, index))
-            if tensor is None:
-                tensor = torch.empty(output.shape, dtype=output.dtype, pin_memory=output.is_cuda)
-                self._tensors[frame % self.depth, index] = tensor
-            tensor.copy_(output, non_blocking=True)
+    def outputs(self, frame: int) -> tuple[Tensor, Tensor]:
+        """Return the picture and the sound of a frame."""
+        return self.get(PICTURE, frame), self.get(SOUND, frame)
 
 
 @dataclass(frozen=True)
@@ -168,12 +152,6 @@ class Stage:
     after: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Events:
-    start: Mapping[str, torch.cuda.Event]
-    end: Mapping[str, torch.cuda.Event]
-
-
 @dataclass
 class StagedPipeline(Pipeline):
     """Runs `sequence` in order, with up to `depth` frames in flight; `last` are the stages that complete a frame.
@@ -185,28 +163,31 @@ class StagedPipeline(Pipeline):
     last: tuple[str, ...]
     device: torch.device
     clock: Clock
-    outputs: Callable[[int], tuple[Tensor, ...]]
+    outputs: Callable[[int], tuple[Tensor, Tensor]]
     depth: int = 1
-    _events: list[_Events] = field(default_factory=list, init=False)
+    _events: list[dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Make the CUDA events that time the stages and order them across streams."""
+        """Make the CUDA events before and after each stage, which time the stages and order them across streams."""
         self.stages = tuple(stage.name for stage in self.sequence)
         if self.device.type == "cuda":
-            self._events = [_Events(self._make_events(), self._make_events()) for _ in range(self.depth)]
+            self._events = [
+                {
+                    name: (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+                    for name in self.stages
+                }
+                for _ in range(self.depth)
+            ]
 
-    def _make_events(self) -> dict[str, torch.cuda.Event]:
-        return {name: torch.cuda.Event(enable_timing=True) for name in self.stages}
-
-    def begin(self, frame: int) -> InFlightFrame:
+    def begin(self, frame: int) -> Mapping[str, float]:
         """Enqueue every stage (on a CPU: run it)."""
         host_ms = {}
         for stage in self.sequence:
             started = self.clock.now()
-            with _on(stage.stream):
+            with nullcontext() if stage.stream is None else torch.cuda.stream(stage.stream):
                 self._begin(stage, frame)
             host_ms[stage.name] = 1e3 * (self.clock.now() - started)
-        return InFlightFrame(frame, host_ms)
+        return host_ms
 
     def _begin(self, stage: Stage, frame: int) -> None:
         if not self._events:
@@ -214,32 +195,29 @@ class StagedPipeline(Pipeline):
             return
         events = self._events[frame % self.depth]
         for name in stage.after:
-            events.end[name].wait()
-        events.start[stage.name].record()
+            events[name][1].wait()
+        start, end = events[stage.name]
+        start.record()
         stage.run(frame)
-        events.end[stage.name].record()
+        end.record()
 
-    def finished(self, in_flight: InFlightFrame) -> bool:
+    def _ends(self, frame: int) -> list[torch.cuda.Event]:
+        """Return the events that complete a frame, none on a CPU."""
+        return [self._events[frame % self.depth][name][1] for name in self.last] if self._events else []
+
+    def finished(self, frame: int) -> bool:
         """Query the events of the last stages."""
-        events = self._events
-        return not events or all(events[in_flight.frame % self.depth].end[name].query() for name in self.last)
+        return all(end.query() for end in self._ends(frame))
 
-    def wait(self, in_flight: InFlightFrame) -> None:
+    def wait(self, frame: int) -> None:
         """Synchronize with the last stages."""
-        if self._events:
-            for name in self.last:
-                self._events[in_flight.frame % self.depth].end[name].synchronize()
+        for end in self._ends(frame):
+            end.synchronize()
 
-    def device_ms(self, in_flight: InFlightFrame) -> Mapping[str, float]:
+    def device_ms(self, frame: int) -> Mapping[str, float]:
         """Return the time in ms between the two events of each stage; empty on a CPU."""
-        if not self._events:
-            return {}
-        events = self._events[in_flight.frame % self.depth]
-        return {name: events.start[name].elapsed_time(events.end[name]) for name in self.stages}
-
-
-def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    return nullcontext() if stream is None else torch.cuda.stream(stream)
+        events = self._events[frame % self.depth] if self._events else {}
+        return {name: start.elapsed_time(end) for name, (start, end) in events.items()}
 
 
 def assemble(
@@ -254,41 +232,18 @@ def assemble(
     whole = WHOLE in steps
     first = components[WHOLE if whole else WORLD]
     depth = options.depth(first.device.type)
-    inputs, kept, buffer = make_frame_inputs(first, actions, depth, seed), StageOutputs(depth), PlayoutBuffer(depth)
-    final = (WHOLE,) if whole else (PICTURE, SOUND)
+    inputs, kept, buffer = (
+        FrameInputs(first, actions, depth, seed),
+        FrameTensors(depth),
+        FrameTensors(depth, on_host=True),
+    )
 
-    def on_device(frame: int) -> tuple[Tensor, ...]:
-        return kept.get(WHOLE, frame) if whole else tuple(kept.get(name, frame) for name in final)
-
-    streams: dict[str, torch.cuda.Stream | None] = dict.fromkeys((PICTURE, SOUND, DELIVER))
-    if options.schedule == "overlap" and first.device.type == "cuda":
-        picture, sound = (
-            torch.cuda.Stream(first.device, priority=PRIORITIES.get(name, 0)) for name in (PICTURE, SOUND)
-        )
-        streams = {PICTURE: picture, SOUND: sound, DELIVER: picture}
-    stages = [_whole_stage(inputs, steps, kept)] if whole else _role_stages(inputs, components, steps, kept, streams)
-    if options.deliver == "device":
-        return StagedPipeline(stages, final, first.device, clock, on_device, depth)
-    stages.append(Stage(DELIVER, lambda frame: buffer.copy(frame, on_device(frame)), streams[DELIVER], after=final))
-    return StagedPipeline(stages, (DELIVER,), first.device, clock, buffer.tensors, depth)
-
-
-def _whole_stage(inputs: FrameInputs, steps: Mapping[str, Step], kept: StageOutputs) -> Stage:
-    def run(frame: int) -> None:
+    def run_whole(frame: int) -> None:
         inputs.write(frame)
-        kept.keep(WHOLE, frame, steps[WHOLE].run())
+        for name, output in zip((PICTURE, SOUND), steps[WHOLE].run(), strict=True):
+            kept.keep(name, frame, output)
 
-    return Stage(WHOLE, run)
-
-
-def _role_stages(
-    inputs: FrameInputs,
-    components: Mapping[str, Component],
-    steps: Mapping[str, Step],
-    kept: StageOutputs,
-    streams: Mapping[str, torch.cuda.Stream | None],
-) -> list[Stage]:
-    def world(frame: int) -> None:
+    def run_world(frame: int) -> None:
         inputs.write(frame)
         for name, latent in zip((PICTURE, SOUND), steps[WORLD].run(), strict=True):
             kept.copy(f"latent of {name}", frame, latent)
@@ -302,5 +257,21 @@ def _role_stages(
 
         return run
 
-    decoders = [Stage(name, decoder(name), streams[name], after=(WORLD,)) for name in (PICTURE, SOUND)]
-    return [Stage(WORLD, world), *decoders]
+    def deliver(frame: int) -> None:
+        for name, output in zip((PICTURE, SOUND), kept.outputs(frame), strict=True):
+            buffer.copy(name, frame, output)
+
+    streams: dict[str, torch.cuda.Stream | None] = dict.fromkeys((PICTURE, SOUND, DELIVER))
+    if options.schedule == "overlap" and first.device.type == "cuda":
+        for name in (PICTURE, SOUND):
+            streams[name] = torch.cuda.Stream(first.device, priority=PRIORITIES.get(name, 0))
+        streams[DELIVER] = streams[PICTURE]
+    if whole:
+        stages, last = [Stage(WHOLE, run_whole)], (WHOLE,)
+    else:
+        decoders = [Stage(name, decoder(name), streams[name], after=(WORLD,)) for name in (PICTURE, SOUND)]
+        stages, last = [Stage(WORLD, run_world), *decoders], (PICTURE, SOUND)
+    if options.deliver == "device":
+        return StagedPipeline(stages, last, first.device, clock, kept.outputs, depth)
+    stages.append(Stage(DELIVER, deliver, streams[DELIVER], after=last))
+    return StagedPipeline(stages, (DELIVER,), first.device, clock, buffer.outputs, depth)

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from profiling.results.frames import NAMES
 
@@ -20,20 +19,8 @@ POLL = 1e-4
 Observe = Callable[[int, float], Mapping[str, float]]
 
 
-class Clock(Protocol):
-    """A monotonic clock in seconds."""
-
-    def now(self) -> float:
-        """Return seconds since an arbitrary moment."""
-        ...
-
-    def pause(self, until: float) -> None:
-        """Sleep for a part of the time before `until`; the caller checks the clock and calls again."""
-        ...
-
-
-class WallClock:
-    """The host's monotonic clock."""
+class Clock:
+    """The host's monotonic clock, in seconds."""
 
     def now(self) -> float:
         """Return seconds since an arbitrary moment."""
@@ -46,34 +33,34 @@ class WallClock:
             time.sleep(min(left - LATE_WAKE, LATE_WAKE))
 
 
-@dataclass(frozen=True)
-class InFlightFrame:
-    """A frame whose work was handed to the device: its number, and by stage the host time in ms that this took."""
-
-    frame: int
-    host_ms: Mapping[str, float]
-
-
 class Pipeline(ABC):
-    """Makes frames in stages; `stages` are their names in order."""
+    """Makes frames in stages; `stages` are their names in order. A frame is named by its number."""
 
     stages: tuple[str, ...]
 
     @abstractmethod
-    def begin(self, frame: int) -> InFlightFrame:
-        """Hand the frame's work to the device (on a CPU: do it)."""
+    def begin(self, frame: int) -> Mapping[str, float]:
+        """Hand the frame's work to the device (on a CPU: do it); return the host time in ms of each stage."""
 
     @abstractmethod
-    def finished(self, in_flight: InFlightFrame) -> bool:
-        """Return whether the frame is delivered."""
+    def finished(self, frame: int) -> bool:
+        """Return whether a begun frame is delivered."""
 
     @abstractmethod
-    def wait(self, in_flight: InFlightFrame) -> None:
-        """Wait until the frame is delivered."""
+    def wait(self, frame: int) -> None:
+        """Wait until a begun frame is delivered."""
 
     @abstractmethod
-    def device_ms(self, in_flight: InFlightFrame) -> Mapping[str, float]:
+    def device_ms(self, frame: int) -> Mapping[str, float]:
         """Return the device time in ms of each stage of a delivered frame; empty without a device clock."""
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    frame: int
+    host_ms: Mapping[str, float]  # by stage
+    action: float  # seconds
+    due: float  # seconds; NaN without a period
 
 
 def series_names(pipeline: Pipeline) -> tuple[str, ...]:
@@ -93,7 +80,7 @@ class FrameLoop:
     ) -> None:
         self._pipeline, self._clock, self._observe = pipeline, clock, observe
         self._depth, self._period = depth, period
-        self._in_flight: deque[tuple[InFlightFrame, float, float]] = deque()  # with its action and due time in s
+        self._in_flight: deque[_InFlight] = deque()
 
     def run(
         self,
@@ -121,7 +108,7 @@ class FrameLoop:
                 if warmup and frame == frames.start:
                     self._start = action if self._period is None else due
                 self._record_row(next_action=action)
-                self._in_flight.append((self._pipeline.begin(frame), action, due))
+                self._in_flight.append(_InFlight(frame, self._pipeline.begin(frame), action, due))
                 while len(self._in_flight) >= self._depth:
                     self._complete_oldest()
             while self._in_flight:
@@ -132,36 +119,36 @@ class FrameLoop:
     def _wait_until(self, due: float) -> None:
         """Wait for `due` (NaN: return at once), and complete frames that are delivered meanwhile."""
         while self._clock.now() < due:
-            if self._in_flight and self._pipeline.finished(self._in_flight[0][0]):
+            if self._in_flight and self._pipeline.finished(self._in_flight[0].frame):
                 self._complete_oldest()
             else:  # a longer sleep would notice a delivered frame late
                 self._clock.pause(min(due, self._clock.now() + POLL) if self._in_flight else due)
 
     def _complete_oldest(self) -> None:
         """Wait for the oldest frame in flight and make its row."""
-        in_flight, action, due = self._in_flight.popleft()
+        oldest = self._in_flight.popleft()
         waiting = self._clock.now()
-        self._pipeline.wait(in_flight)
+        self._pipeline.wait(oldest.frame)
         delivered = self._clock.now()
-        frame_ms = 1e3 * (delivered - max(action, self._delivered))
+        frame_ms = 1e3 * (delivered - max(oldest.action, self._delivered))
         wait_ms = 1e3 * (delivered - waiting)
         self._delivered = delivered
-        if in_flight.frame < self._first:
+        if oldest.frame < self._first:
             return
         row = {
-            "action_ms": 1e3 * (action - self._start),
-            "due_ms": 1e3 * (due - self._start),
+            "action_ms": 1e3 * (oldest.action - self._start),
+            "due_ms": 1e3 * (oldest.due - self._start),
             "delivered_ms": 1e3 * (delivered - self._start),
             "frame_ms": frame_ms,
-            "latency_ms": 1e3 * (delivered - action),
+            "latency_ms": 1e3 * (delivered - oldest.action),
             "wait_ms": wait_ms,
-            **{f"host_{stage}_ms": value for stage, value in in_flight.host_ms.items()},
-            **{f"device_{stage}_ms": value for stage, value in self._pipeline.device_ms(in_flight).items()},
-            **self._observe(in_flight.frame, frame_ms),
+            **{f"host_{stage}_ms": value for stage, value in oldest.host_ms.items()},
+            **{f"device_{stage}_ms": value for stage, value in self._pipeline.device_ms(oldest.frame).items()},
+            **self._observe(oldest.frame, frame_ms),
         }
         if self._depth == 1:  # with more frames in flight, this frame's host times lie in the interval of another
-            row["rest_ms"] = frame_ms - wait_ms - sum(in_flight.host_ms.values())
-        self._record_row(next_action=action)
+            row["rest_ms"] = frame_ms - wait_ms - sum(oldest.host_ms.values())
+        self._record_row(next_action=oldest.action)
         self._row = row
 
     def _record_row(self, *, next_action: float | None) -> None:

@@ -8,13 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from profiling.realtime.options import WORLD, LoopOptions
+from profiling.realtime.options import WORLD, WORLD_OPTIONS, LoopOptions
 from profiling.results.frames import recover_series, series_file
 from profiling.results.record import Realtime
 from profiling.run.job import CellFiles, Job
-
-#: Options of the world model that a reader needs to compare two loops; fields of `Realtime`.
-WORLD_OPTIONS = ("steps", "commit", "guidance")
 
 
 class FrameFiles(CellFiles):
@@ -41,7 +38,7 @@ class FrameFiles(CellFiles):
             return {}
         from profiling.realtime.summary import summarize_frames  # imports scipy, which takes 1 s
 
-        options = LoopOptions(**{key: value for key, value in job.procedure["options"].items() if key != "_target_"})
+        options = LoopOptions.of(job.procedure["options"])
         loop = describe_loop(options, job.procedure["stages"], job.settings.device)
         return {"realtime": summarize_frames(series, loop)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ def choose_window(stage: Any, world: Component, options: LoopOptions, seed: int)
         if options.sound != "exact":
             raise InputError(f"loop.sound={options.sound}: {type(stage).__name__} has no window. Use loop.sound=exact.")
         return SoundWindow(window="exact")
-    stage = cast(SoundStage, stage)
     window, requested = stage.latents.shape[-1], options.sound_latents
     if requested > window and options.sound != "exact":
         raise InputError(f"loop.sound_latents={requested}: the window holds {window}. Use fewer, or loop.sound=exact.")

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from profiling.realtime.deadlines import deadlines, delivered_fps, rate_key, sustained_fps, underruns
-from profiling.realtime.options import DELIVER, PACES, SCHEDULES
+from profiling.realtime.options import DELIVER
 from profiling.realtime.slow_frames import find_period, find_slow_frames, slow_section
 from profiling.realtime.trend import find_steady, fit_line, slope_section
 from profiling.results.frames import MEMORY, Array, Series, check_series, frame_count, stage_names
@@ -36,15 +36,9 @@ def summarize_frames(
     "kind": "recompile", "id"}. Fields that need more frames are absent.
 
     Raises:
-        ValueError: a series is missing or of another length, a frame has no time, or `loop` has no possible rate, pace
-            or schedule.
+        ValueError: a series is missing or of another length, or a frame has no time.
 
     """
-    for name, value, known in (("pace", loop.pace, PACES), ("schedule", loop.schedule, SCHEDULES)):
-        if value not in known:
-            raise ValueError(f"no {name} {value!r}: known are {', '.join(known)}")
-    if not loop.target_fps > 0:
-        raise ValueError(f"a target of {loop.target_fps} frames a second")
     if frame_count(series) == 0:
         return loop
     check_series(series, paced=loop.pace == "realtime")

@@ -13,7 +13,7 @@ from profiling.components.spec import Settings
 from profiling.realtime.__main__ import chosen_stages
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import PRIORITIES, assemble, drawn_actions
-from profiling.realtime.play import WallClock
+from profiling.realtime.play import Clock
 from profiling.realtime.prepare import build_stages, load_stages, reference_outputs, stage_variant
 
 TINY = Settings(device="cpu", dtype="float32", scale="tiny", checkpoint="random")
@@ -45,7 +45,7 @@ def tiny_loop(device="cpu", variant="baseline", dtype="float32", **options):
         steps = {name: stage_variant(by, name)(c, Path("unused")) for name, c in loaded.components.items()}
         for component in loaded.components.values():
             component.reset()
-    pipeline = assemble(loaded.components, steps, chosen, drawn_actions(200, 2, 11, 0), 0, WallClock())
+    pipeline = assemble(loaded.components, steps, chosen, drawn_actions(200, 2, 11, 0), 0, Clock())
     return pipeline, loaded, lambda: [step.close() for step in reversed(steps.values())]
 
 
@@ -56,11 +56,12 @@ def delivered(frames, **options):
     pictures, sounds, in_flight = [], [], []
     for frame in range(frames + pipeline.depth - 1):
         if frame < frames:
-            in_flight.append(pipeline.begin(frame))
+            pipeline.begin(frame)
+            in_flight.append(frame)
         if len(in_flight) == pipeline.depth or frame >= frames:
             oldest = in_flight.pop(0)
             pipeline.wait(oldest)
-            picture, sound = pipeline.outputs(oldest.frame)
+            picture, sound = pipeline.outputs(oldest)
             pictures.append(picture.cpu().clone())
             sounds.append(sound.cpu().clone())
     close()

@@ -4,7 +4,7 @@ import time
 
 from planted_series import loop
 
-from profiling.realtime.play import FrameLoop, InFlightFrame, Pipeline, series_names
+from profiling.realtime.play import FrameLoop, Pipeline, series_names
 from profiling.realtime.summary import summarize_frames
 from profiling.results.frames import NAMES, Journal, recover_series
 
@@ -42,16 +42,16 @@ class FakeLoop(Pipeline):
         self.clock.pass_ms(self.host_ms)
         self.free_us = max(self.free_us, self.clock.us) + round(1000 * self.frame_ms(frame))
         self.done_us[frame] = self.free_us
-        return InFlightFrame(frame, {"only": self.host_ms})
+        return {"only": self.host_ms}
 
-    def finished(self, in_flight):
-        return self.clock.us >= self.done_us[in_flight.frame]
+    def finished(self, frame):
+        return self.clock.us >= self.done_us[frame]
 
-    def wait(self, in_flight):
-        self.clock.us = max(self.clock.us, self.done_us[in_flight.frame])
+    def wait(self, frame):
+        self.clock.us = max(self.clock.us, self.done_us[frame])
 
-    def device_ms(self, in_flight):
-        return {"only": self.frame_ms(in_flight.frame)}
+    def device_ms(self, frame):
+        return {"only": self.frame_ms(frame)}
 
 
 class RealLoop(Pipeline):
@@ -67,15 +67,15 @@ class RealLoop(Pipeline):
         while time.perf_counter() < started + self.base_s:
             pass
         self.planted(frame)
-        return InFlightFrame(frame, {"only": 1e3 * (time.perf_counter() - started)})
+        return {"only": 1e3 * (time.perf_counter() - started)}
 
-    def finished(self, in_flight):
+    def finished(self, frame):
         return True
 
-    def wait(self, in_flight):
+    def wait(self, frame):
         pass
 
-    def device_ms(self, in_flight):
+    def device_ms(self, frame):
         return {}
 
 

@@ -10,7 +10,7 @@ from models.initialisation import randomise
 from models.playback import SoundStage
 from profiling.errors import InputError
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import drawn_actions, make_frame_inputs, read_actions
+from profiling.realtime.pipeline import FrameInputs, drawn_actions, read_actions
 from profiling.realtime.prepare import build_stages
 from profiling.realtime.sound import TRIALS, choose_window, latents_of, windows_snr
 from profiling.results.record import SoundWindow
@@ -90,7 +90,7 @@ FRAMES = 25
 def expected():
     """Make the frames by calling the networks, without a pipeline."""
     _, loaded, _ = tiny_loop()
-    inputs = make_frame_inputs(loaded.components["world"], drawn_actions(200, 2, 11, 0), 1, 0)
+    inputs = FrameInputs(loaded.components["world"], drawn_actions(200, 2, 11, 0), 1, 0)
     world, picture, sound = (loaded.components[name] for name in ("world", "picture", "sound"))
     pictures, sounds = [], []
     with torch.inference_mode():

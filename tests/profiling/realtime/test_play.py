@@ -15,7 +15,7 @@ from planted_loop import CELL, FakeClock, FakeLoop, RealLoop, played, summarized
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine.gc_policy import gc_policy
 from profiling.realtime.monitor import FrameMonitor
-from profiling.realtime.play import FrameLoop, WallClock
+from profiling.realtime.play import Clock, FrameLoop
 from profiling.realtime.recovery import FrameFiles
 from profiling.results.frames import read_series, recover_series, series_file
 from profiling.run.job import Job
@@ -185,7 +185,7 @@ def monitored(folder, planted, frames=FRAMES, **how):
     try:
         with gc_policy("off"):
             monitor.start()
-            series = played(folder, RealLoop(planted), WallClock(), frames, observe=monitor, **how)
+            series = played(folder, RealLoop(planted), Clock(), frames, observe=monitor, **how)
     finally:
         monitor.close()
     return series, summarized(series, monitor.events)

@@ -104,9 +104,6 @@ def test_what_was_not_sampled_is_absent():
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({}, {"pace": "fast"}, "no pace 'fast'"),
-        ({}, {"fps": 0.0}, "a target of 0.0"),
-        ({}, {"schedule": "chaos"}, "no schedule 'chaos'"),
         ({}, {"pace": "realtime"}, "a frame has no due_ms"),
         ({"latency_ms": np.full(5, np.nan)}, {}, "a frame has no latency_ms"),
         ({"frame_ms": np.array([9.0, 9.0, 9.0, 9.0, -1.0])}, {}, "frame_ms is below 0"),
