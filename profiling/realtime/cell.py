@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from profiling.components.instantiate import instantiate
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.machine.gc_policy import gc_policy
+from profiling.metrics.metric import Subject
 from profiling.realtime.monitor import FrameMonitor
 from profiling.realtime.options import SOUND, WHOLE, WORLD, LoopOptions
 from profiling.realtime.pipeline import PRIORITIES, Actions, StagedPipeline, assemble, drawn_actions, read_actions
@@ -25,23 +27,23 @@ from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
     LoadedStages,
     build_stages,
-    check_parity,
     load_stages,
-    prepare_stages,
     reference_outputs,
     refuse_shared_pools,
+    stage_variant,
 )
 from profiling.realtime.recovery import describe_loop
 from profiling.realtime.sound import choose_window
 from profiling.realtime.summary import median, stage_ms, summarize_frames
 from profiling.results.frames import Journal, Series, recover_series, stage_names
-from profiling.results.record import SoundWindow
+from profiling.results.record import Parity, Prepare, SoundWindow
 from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, metrics_of
 from profiling.run.environment import ceilings_in
 from profiling.trace.analysis import Traces, analyze_trace
+from profiling.trace.counters import snapshot
 from profiling.trace.events import read_events, timeline
-from profiling.trace.profiler import trace_step
+from profiling.trace.profiler import synchronize, trace_step
 from profiling.variants.variant import Step, Variant
 
 #: Samples of sound a second at full scale; tiny networks make another number.
@@ -59,7 +61,7 @@ class RealtimeCell(Cell):
 
     options: LoopOptions = field(default_factory=LoopOptions)
     stages: str = ""  # the specs of the networks by role, as JSON
-    fused_stages: frozenset[str] = frozenset()  # stages whose operators a compiler fused
+    fused_stages: set[str] = field(default_factory=set)  # stages whose operators a compiler fused
 
     def measure(self) -> None:
         """Load, compute references, prepare, check, play, trace, and compare the frames with their roofline."""
@@ -106,20 +108,45 @@ class RealtimeCell(Cell):
             return load_stages(blueprints, expected, settings, whole=whole, priorities=priorities), sound
 
     def _prepare(self, variant: Variant, loaded: LoadedStages, stack: ExitStack) -> dict[str, Step]:
+        """Prepare every stage; return the steps, which are closed with `stack`."""
         refuse_shared_pools(variant, loaded.components, self.options)
+        folder = Path(self.job.run) / "kernels" / self.job.name
+        steps, seconds = {}, {}
         with self.phase("prepare"):
-            folder = Path(self.job.run) / "kernels" / self.job.name
-            steps, section, self.fused_stages = prepare_stages(variant, loaded, folder, stack)
-        self.add(prepare=section)
+            before, started = snapshot(), time.perf_counter()
+            for name, component in loaded.components.items():
+                stage_before, stage_started = snapshot(), time.perf_counter()
+                steps[name] = variant(component, folder)
+                stack.callback(steps[name].close)
+                synchronize(component.device)
+                seconds[name] = time.perf_counter() - stage_started
+                if snapshot().since(stage_before).graphs > 0:
+                    self.fused_stages.add(name)
+            total = time.perf_counter() - started
+            for name, component in loaded.components.items():
+                steps[name].run()
+                synchronize(component.device)
+            first = time.perf_counter() - started
+            counters = asdict(snapshot().since(before))
+        self.add(prepare=Prepare(seconds=total, first_call_s=first, stages=seconds, **counters))
         return steps
 
     def _check(self, variant: Variant, loaded: LoadedStages, steps: Mapping[str, Step]) -> None:
+        """Compare every stage with its reference; the section `parity` is that of the worst."""
+        checks: dict[str, Parity] = {}
         with self.phase("parity"):
-            metrics = metrics_of(self.job).values()
-            section, problems = check_parity(metrics, variant, loaded, steps, self.job.settings.seed)
-        self.problems += problems
-        if section is not None:
-            self.add(parity=section)
+            for metric in metrics_of(self.job).values():
+                for name, component in loaded.components.items():
+                    tolerance = stage_variant(variant, name).tolerance
+                    reference, seed = loaded.references[name], self.job.settings.seed
+                    measured = metric.measure(Subject(component, steps[name], reference, tolerance, seed))
+                    checks[name] = measured.sections["parity"]
+                    if measured.problem is not None:
+                        status, reason = measured.problem
+                        self.problems.append((status, f"{name}: {reason}"))
+        if checks:
+            worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
+            self.add(parity=msgspec.structs.replace(worst, stages=checks))
 
     def _actions(self, world: Component) -> Actions:
         axes, buttons = (world.inputs[name].shape[-1] for name in ("mouse", "btn"))
@@ -181,13 +208,10 @@ class RealtimeCell(Cell):
             )
             self.add(trace=msgspec.structs.replace(result, frames=frames))
             with self.best_effort("reading the profiler trace"):
-                self._analyse_trace(Path(self.job.run) / result.trace, frames)
-
-    def _analyse_trace(self, trace: Path, frames: int) -> None:
-        events = timeline(read_events(trace))
-        analysis = analyze_trace(Traces(events, _NO_MODULES, _NO_WAITS), Path.cwd(), parts=frames)
-        if analysis is not None:
-            self.add(trace_analysis=analysis)
+                events = timeline(read_events(Path(self.job.run) / result.trace))
+                analysis = analyze_trace(Traces(events, _NO_MODULES, _NO_WAITS), Path.cwd(), parts=frames)
+                if analysis is not None:
+                    self.add(trace_analysis=analysis)
 
     def _explain_roofline(self, loaded: LoadedStages, steps: Mapping[str, Step], series: Series) -> None:
         """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""

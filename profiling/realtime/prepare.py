@@ -1,16 +1,13 @@
-"""The stages of a loop before the first frame: built, prepared by their variants, compared with their references."""
+"""The stages of a loop before the first frame: which variant prepares them, their components and references."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import torch
-from msgspec import structs
 
 from models.playback import WholeFrame
 from profiling.components.build import Blueprint, build
@@ -18,31 +15,16 @@ from profiling.components.component import Component
 from profiling.components.reference import CHECK_SEED, Outputs, Reference, first_call, outputs_of, strict_float32
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
-from profiling.metrics.metric import Metric, Subject
 from profiling.realtime.options import PICTURE, ROLES, SOUND, WHOLE, WORLD, LoopOptions
-from profiling.results.record import Parity, Prepare, Status
-from profiling.trace.counters import snapshot
-from profiling.trace.profiler import synchronize
 from profiling.variants.compile import Compile
 from profiling.variants.variant import Step, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(Variant):
-    """A variant for each stage, by the stage's name.
-
-    Raises:
-        InputError: one of them is no variant.
-
-    """
+    """A variant for each stage, by the stage's name."""
 
     stages: Mapping[str, Variant]
-
-    def __post_init__(self) -> None:
-        """Check the type of each."""
-        for stage, variant in self.stages.items():
-            if not isinstance(variant, Variant):
-                raise InputError(f"stages.{stage} is a {type(variant).__name__}, not a variant. Name a variant's YAML.")
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return why one of the variants cannot run on `device`, or None."""
@@ -50,27 +32,13 @@ class Mixed(Variant):
         return next((reason for reason in reasons if reason), None)
 
     def __call__(self, component: Component, folder: Path) -> Step:
-        """Prepare `component` by its own variant.
-
-        Raises:
-            InputError: there is none for it.
-
-        """
-        return stage_variant(self, component.name)(component, folder)
+        """Prepare `component`, which is named like its stage, by the variant of that stage."""
+        return self.stages[component.name](component, folder)
 
 
 def stage_variant(variant: Variant, stage: str) -> Variant:
-    """Return the variant that prepares a stage: `variant` itself unless it is mixed.
-
-    Raises:
-        InputError: a mixed variant without that stage.
-
-    """
-    if not isinstance(variant, Mixed):
-        return variant
-    if stage not in variant.stages:
-        raise InputError(f"no variant is given for the stage {stage}. There are: {', '.join(variant.stages)}")
-    return variant.stages[stage]
+    """Return the variant that prepares a stage: `variant` itself unless it is mixed."""
+    return variant.stages[stage] if isinstance(variant, Mixed) else variant
 
 
 def refuse_shared_pools(variant: Variant, stages: Iterable[str], options: LoopOptions) -> None:
@@ -198,50 +166,3 @@ def _components(
         return components
     module = WholeFrame(*(cast(torch.nn.Module, components[role].module) for role in ROLES)).eval()
     return {WHOLE: replace(components[WORLD], name=WHOLE, module=module)}
-
-
-def prepare_stages(
-    variant: Variant, stages: LoadedStages, folder: Path, stack: ExitStack
-) -> tuple[dict[str, Step], Prepare, frozenset[str]]:
-    """Prepare every stage.
-
-    Returns the steps, which are closed with `stack`, the record's section `prepare`, and the stages whose operators a
-    compiler fused.
-    """
-    steps, seconds, fused = {}, {}, set()
-    before, started = snapshot(), time.perf_counter()
-    for name, component in stages.components.items():
-        stage_before, stage_started = snapshot(), time.perf_counter()
-        steps[name] = stage_variant(variant, name)(component, folder)
-        stack.callback(steps[name].close)
-        synchronize(component.device)
-        seconds[name] = time.perf_counter() - stage_started
-        if snapshot().since(stage_before).graphs > 0:
-            fused.add(name)
-    total = time.perf_counter() - started
-    for name, component in stages.components.items():
-        steps[name].run()
-        synchronize(component.device)
-    first = time.perf_counter() - started
-    counters = asdict(snapshot().since(before))
-    return steps, Prepare(seconds=total, first_call_s=first, stages=seconds, **counters), frozenset(fused)
-
-
-def check_parity(
-    metrics: Iterable[Metric], variant: Variant, stages: LoadedStages, steps: Mapping[str, Step], seed: int
-) -> tuple[Parity | None, list[tuple[Status, str]]]:
-    """Compare every stage with its reference; return the section `parity`, which is that of the worst, and problems."""
-    checks: dict[str, Parity] = {}
-    problems: list[tuple[Status, str]] = []
-    for metric in metrics:
-        for name, component in stages.components.items():
-            tolerance = stage_variant(variant, name).tolerance
-            measured = metric.measure(Subject(component, steps[name], stages.references[name], tolerance, seed))
-            checks[name] = measured.sections["parity"]
-            if measured.problem is not None:
-                status, reason = measured.problem
-                problems.append((status, f"{name}: {reason}"))
-    if not checks:
-        return None, problems
-    worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
-    return structs.replace(worst, stages=checks), problems

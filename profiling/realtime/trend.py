@@ -94,18 +94,13 @@ def fit_line(frames: Array, values: Array) -> LineFit | None:
     usual: Any = theilslopes(y, x, alpha=0.95)
     strict: Any = theilslopes(y, x, alpha=0.999)
     slope = float(usual.slope)
-    factor = _variance_inflation(_without_growth(np.asarray(y), rising=slope >= 0)) ** 0.5
+    monotone: Any = isotonic_regression(y, increasing=slope >= 0)  # growth of any shape, which is not noise
+    factor = _variance_inflation(y - monotone.x) ** 0.5
     ci95, ci999 = (
         (slope - factor * (slope - float(fit.low_slope)), slope + factor * (float(fit.high_slope) - slope))
         for fit in (usual, strict)
     )
     return LineFit(slope, ci95, ci999)
-
-
-def _without_growth(values: Array, *, rising: bool) -> Array:
-    """Return `values` [n] less the nearest monotone series: growth of any shape is removed."""
-    fitted: Any = isotonic_regression(values, increasing=rising)
-    return values - fitted.x
 
 
 def _variance_inflation(values: Array) -> float:

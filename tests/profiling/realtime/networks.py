@@ -14,7 +14,7 @@ from profiling.realtime.__main__ import chosen_stages
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import PRIORITIES, assemble, drawn_actions
 from profiling.realtime.play import Clock
-from profiling.realtime.prepare import build_stages, load_stages, reference_outputs, stage_variant
+from profiling.realtime.prepare import build_stages, load_stages, reference_outputs
 
 TINY = Settings(device="cpu", dtype="float32", scale="tiny", checkpoint="random")
 
@@ -42,7 +42,7 @@ def tiny_loop(device="cpu", variant="baseline", dtype="float32", **options):
         blueprints = build_stages(specs, settings)
         loaded = load_stages(blueprints, expected, settings, whole=whole, priorities=priorities)
         by = instantiate(config.variants[variant], "variant")
-        steps = {name: stage_variant(by, name)(c, Path("unused")) for name, c in loaded.components.items()}
+        steps = {name: by(c, Path("unused")) for name, c in loaded.components.items()}
         for component in loaded.components.values():
             component.reset()
     pipeline = assemble(loaded.components, steps, chosen, drawn_actions(200, 2, 11, 0), 0, Clock())
