@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from profiling.errors import InputError, did_you_mean
+from profiling.errors import InputError, check_choice, check_whole
 
 DTYPES = ("float32", "bfloat16", "float16")
 SCALES = ("auto", "full", "tiny")
@@ -50,8 +50,7 @@ class ComponentSpec:
         if unknown := set(self.tiny) - {"module", "inputs", "frames_per_call"}:
             raise InputError(f"{where}.tiny.{min(unknown)} is unknown: tiny holds module, inputs, frames_per_call.")
         for owner, frames in ((where, self.frames_per_call), (f"{where}.tiny", self.tiny.get("frames_per_call", 1))):
-            if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
-                raise InputError(f"{owner}.frames_per_call={frames!r}: a whole number, at least 1.")
+            check_whole(f"{owner}.frames_per_call", frames)
         if {"frames", "batch"} & set(self.tiny.get("inputs", {})) and "frames_per_call" not in self.tiny:
             raise InputError(f"{where}.tiny.inputs changes how many frames a call makes: add tiny.frames_per_call too.")
         if self.kind not in (None, "image", "audio"):
@@ -99,20 +98,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the values that can be checked without a device."""
-        _check_option("dtype", self.dtype, ("auto", *DTYPES))
-        _check_option("scale", self.scale, SCALES)
-        _check_option("checkpoint", self.checkpoint, CHECKPOINTS)
-        _check_option("compile_cache", self.compile_cache, COMPILE_CACHES)
-        _check_option("ceilings", self.ceilings, CEILINGS)
+        check_choice("dtype", self.dtype, ("auto", *DTYPES))
+        check_choice("scale", self.scale, SCALES)
+        check_choice("checkpoint", self.checkpoint, CHECKPOINTS)
+        check_choice("compile_cache", self.compile_cache, COMPILE_CACHES)
+        check_choice("ceilings", self.ceilings, CEILINGS)
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads={self.threads}: at least 1, or null for one a core.")
         if self.seed < 0:
             raise InputError(f"seed={self.seed}: 0 or more.")
-
-
-def _check_option(name: str, value: str, options: tuple[str, ...]) -> None:
-    if value not in options:
-        raise InputError(f"{name}={value} is none of {', '.join(options)}.{did_you_mean(value, options)}")
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

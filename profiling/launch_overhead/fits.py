@@ -34,17 +34,13 @@ def fit_lines(counts: Sequence[int], times: Array) -> Lines:
     Theil, A rank-invariant method of linear and polynomial regression analysis (1950); Sen, Estimates of the regression
     coefficient based on Kendall's tau (1968).
     """
-    pairs = [_fit_line(np.asarray(counts, dtype=np.float64), row) for row in times]
-    return Lines(np.array([slope for slope, _ in pairs]), np.array([intercept for _, intercept in pairs]))
-
-
-def _fit_line(x: Array, y: Array) -> tuple[float, float]:
-    """Return (slope, intercept); NaN for fewer than three measured points, since any two lie on a line."""
-    measured = ~np.isnan(y)
-    if measured.sum() < 3:
-        return math.nan, math.nan
-    line: Any = theilslopes(y[measured], x[measured], method="joint")
-    return float(line.slope), float(line.intercept)
+    lines = Lines(*np.full((2, len(times)), np.nan))
+    for index, row in enumerate(times):
+        measured = ~np.isnan(row)
+        if measured.sum() >= 3:  # any two points lie on a line
+            line: Any = theilslopes(row[measured], np.asarray(counts)[measured], method="joint")
+            lines.slope[index], lines.intercept[index] = line.slope, line.intercept
+    return lines
 
 
 def estimate(rounds: Array) -> Estimate | None:

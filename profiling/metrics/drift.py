@@ -11,7 +11,7 @@ from typing import Any
 
 from profiling.components.component import Component
 from profiling.components.reference import Outputs, relative_l2, to_host
-from profiling.errors import InputError
+from profiling.errors import InputError, check_whole
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Drift as DriftSection
 
@@ -32,8 +32,7 @@ class Drift(Metric):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if isinstance(self.calls, bool) or not isinstance(self.calls, int) or self.calls < 1:
-            raise InputError(f"calls={self.calls!r}: a whole number, at least 1.")
+        check_whole("calls", self.calls)
         if self.tolerance is not None and not self.tolerance > 0:
             raise InputError(f"tolerance={self.tolerance}: above 0, or null.")
 

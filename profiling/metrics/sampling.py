@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from profiling.errors import InputError
+from profiling.errors import InputError, check_whole
 from profiling.results.stats import relative_half_width
 
 StoppedBy = Literal["interval", "iterations", "time"]
@@ -42,9 +42,7 @@ class SamplingLimits:
     def __post_init__(self) -> None:
         """Check the options."""
         for name in ("min_iterations", "max_iterations", "warmup_min_iterations", "warmup_max_iterations"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name}={value}: a whole number, at least 1.")
+            check_whole(name, getattr(self, name))
         for name in ("interval", "max_seconds", "warmup_max_seconds"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

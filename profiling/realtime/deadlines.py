@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -85,18 +87,12 @@ def sustained_fps(frame_ms: Array) -> float:
     """Return the highest rate, in steps of 0.1 FPS, at which 99.9% of the frames are done before the next is due."""
     met = int(10_000 / float(frame_ms.max()))  # at this rate every frame fits its period
     missed = int(10_000 / float(np.median(frame_ms)) + 1e-6) + 1  # at this rate half of the frames do not
-    while missed - met > 1:
-        middle = (met + missed) // 2
-        if _in_time(frame_ms, middle / 10):
-            met = middle
-        else:
-            missed = middle
-    return met / 10
 
+    def misses(tenths: int) -> bool:
+        next_due = _due_times(frame_ms.size, tenths / 10) + 10_000 / tenths
+        return not holds(int((done_times(frame_ms, tenths / 10) > next_due + TICK_MS).sum()), frame_ms.size)
 
-def _in_time(frame_ms: Array, fps: float) -> bool:
-    next_due = _due_times(frame_ms.size, fps) + 1000 / fps
-    return holds(int((done_times(frame_ms, fps) > next_due + TICK_MS).sum()), frame_ms.size)
+    return (bisect_left(range(missed), True, lo=met + 1, key=misses) - 1) / 10
 
 
 def _due_times(frames: int, fps: float) -> Array:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.errors import InputError
+from profiling.errors import InputError, check_whole
 from profiling.results.record import Record
 
 
@@ -104,8 +104,7 @@ class RunConfig:
             raise InputError(f"isolation={self.isolation} is none of process, none.")
         if not 0 < self.cell_timeout < float("inf"):
             raise InputError(f"cell_timeout={self.cell_timeout}: seconds, more than 0.")
-        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 1:
-            raise InputError(f"rounds={self.rounds!r}: a whole number, at least 1.")
+        check_whole("rounds", self.rounds)
 
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
         """Return one job per cell, under the resolved `settings`."""
