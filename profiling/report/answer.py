@@ -25,7 +25,7 @@ from profiling.results.judgement import (
 from profiling.results.record import Record, Summary
 
 #: Characters of a next step that stands in the table; a longer one stands below it.
-_SHORT = 24
+_SHORT = 32
 #: Part of the timed window for which threads may wait for a CPU before the times say as much about other processes.
 _LEAST_WAIT = 0.01
 
@@ -245,7 +245,8 @@ def disturbance(record: Record) -> str:
     waited, window = latency.run_queue_wait_ms, wall.mean * wall.n
     if waited is not None and waited >= _LEAST_WAIT * window:
         times = (
-            f"waited {significant(waited / 1e3, 2)} s for a CPU while timing {significant(window / 1e3, 2)} s of calls"
+            f"its threads waited {significant(waited / 1e3, 2)} s in total for a CPU "
+            f"while {significant(window / 1e3, 2)} s of calls were timed"
         )
     else:
         times = f"interrupted {latency.descheduled} times in {wall.n} calls"

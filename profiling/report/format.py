@@ -143,9 +143,9 @@ def signed(value: float, text: Callable[[float], str] = significant) -> str:
     return f"{MINUS if value < 0 else '+'}{text(abs(value))}"
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], *, last: str = "and") -> str:
     """Return `24, 30 and 60`."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f" {last} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def shortened(text: object, most: int) -> str:

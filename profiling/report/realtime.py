@@ -109,9 +109,9 @@ def verdict(record: Record) -> str:
         return _joined("no frame was held against a deadline", _leaks(record))
     held = [f"{deadline.fps:g}" for deadline in record.deadlines if deadline.holds]
     missed = [f"{deadline.fps:g}" for deadline in record.deadlines if not deadline.holds]
-    rates = f"Holds {listed(held)} FPS{f', not {listed(missed)}' if missed else ''}" if held else ""
-    if missed and not held:
-        rates = f"Does not hold {listed(missed)} FPS"
+    rates = f"Holds {listed(held)} FPS" if held else f"Holds none of {listed(missed)} FPS" if missed else ""
+    if held and missed:
+        rates += f", not {listed(missed, last='or')}"
     return _joined(
         f"{loop.target_fps:g} FPS: {'yes' if loop.holds else 'no'}",
         _budget_words(loop),
@@ -166,7 +166,7 @@ def _slow_words(loop: Realtime) -> str:
     kinds: dict[str, int] = {}
     for cause, number in _by_number(loop.slow.causes):
         kinds[_kind(cause)] = kinds.get(_kind(cause), 0) + number
-    return f"Causes of the {count_of(loop.slow.count, 'slow frame')}: {', '.join(f'{k} {n}' for k, n in kinds.items())}"
+    return f"{count_of(loop.slow.count, 'slow frame')}: {', '.join(f'{kind} ({n})' for kind, n in kinds.items())}"
 
 
 def _by_number(causes: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -327,8 +327,8 @@ _Cause = tuple[Record, SlowFrames, str, int]
 _CAUSES = (
     Column[_Cause]("cause", lambda row: row[2]),
     Column[_Cause]("frames", lambda row: row[3], "count"),
-    Column[_Cause]("slow frames in all", lambda row: row[1].count, "count"),
-    Column[_Cause]("slow above", lambda row: row[1].threshold_ms, "ms", measured=True),
+    Column[_Cause]("of slow frames", lambda row: row[1].count, "count"),
+    Column[_Cause]("threshold", lambda row: row[1].threshold_ms, "ms", measured=True),
 )
 
 

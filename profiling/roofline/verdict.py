@@ -263,7 +263,9 @@ def evidence(facts: Facts) -> dict[str, str]:
     """Return the observations by name, one line each."""
     memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
     disturbed = ", measured while other processes ran," if facts.disturbed and facts.device == "cpu" else ""
-    lines = {"ceilings": f"the ceilings{disturbed} explain {memory:.0%} of wall time by bytes, {compute:.0%} by FLOPs"}
+    lines = {
+        "ceilings": f"at the ceilings{disturbed} its bytes take {memory:.0%} of wall time, its FLOPs {compute:.0%}"
+    }
     if facts.traffic_ms is not None:
         lines["traffic"] = f"reads and writes of single operators take {facts.share(facts.traffic_ms):.0%} of wall time"
     if facts.idle_share is not None:

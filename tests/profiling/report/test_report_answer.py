@@ -71,8 +71,8 @@ def test_time_spent_waiting_for_a_cpu_is_said() -> None:
     record = disturbed(build("compile", 2.5), run_queue_wait_ms=120.0)
     (line,) = notes_section(run_data(record)).lines
     assert (
-        line
-        == "world_model.compile: disturbed by other processes: waited 0.12 s for a CPU while timing 0.50 s of calls"
+        line == "world_model.compile: disturbed by other processes: its threads waited 0.12 s in total "
+        "for a CPU while 0.50 s of calls were timed"
     )
 
 

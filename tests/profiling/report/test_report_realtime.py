@@ -109,8 +109,8 @@ def test_a_loop_that_holds() -> None:
 def test_a_loop_that_stalls_names_its_causes(stalled: Section) -> None:
     assert verdict(build_loop("baseline", stalled)) == (
         "60 FPS: no. 12 of 600 frames miss their 16.7 ms budget (p50 9.0, p99 31.2), the longest by 28.4 ms. "
-        "Holds 24 and 30 FPS, not 60 and 120. The stage world takes 4.00 of 9.00 ms. "
-        "Causes of the 12 slow frames: garbage collection 9, not attributed 3, recompile 1."
+        "Holds 24 and 30 FPS, not 60 or 120. The stage world takes 4.00 of 9.00 ms. "
+        "12 slow frames: garbage collection (9), not attributed (3), recompile (1)."
     )
     in_time = frame_loop(slow=stalled["slow"])
     assert verdict(build_loop("cuda_graph", in_time)) == HOLDS, "slow frames in time are no matter of the verdict"
@@ -134,8 +134,8 @@ def test_a_p99_next_to_its_budget_keeps_the_digits_that_tell_them_apart() -> Non
     ("held", "words"),
     [
         ((24, 30, 60, 120), "Holds 24, 30, 60 and 120 FPS."),
-        ((24,), "Holds 24 FPS, not 30, 60 and 120."),
-        ((), "Does not hold 24, 30, 60 and 120 FPS."),
+        ((24,), "Holds 24 FPS, not 30, 60 or 120."),
+        ((), "Holds none of 24, 30, 60 and 120 FPS."),
     ],
 )
 def test_the_rates_that_hold(held: tuple[int, ...], words: str) -> None:

@@ -132,7 +132,7 @@ def test_memory():
     unfused = judged(replace(decoder, memory_ms=0.1, compute_ms=0.82, traffic_ms=13.3))
     assert (unfused.bound, unfused.next_step, unfused.prediction) == ("memory bandwidth", "compile", None)
     assert unfused.evidence[0] == "reads and writes of single operators take 82% of wall time"
-    assert near.evidence[0] == "the ceilings explain 90% of wall time by bytes, 30% by FLOPs"
+    assert near.evidence[0] == "at the ceilings its bytes take 90% of wall time, its FLOPs 30%"
     # An audio decoder, captured: as much by traffic as by short kernels, and fusing mends both.
     less = judged(replace(decoder, wall_ms=16.5, memory_ms=0.01, compute_ms=0.81, traffic_ms=3.68))
     assert less.bound == "slow kernels", "a fifth of the time is what all of that traffic takes at best"
@@ -214,8 +214,10 @@ def test_host():
 
 def test_ceilings_that_were_disturbed_are_named_as_such():
     busy = replace(HOST, compute_ms=9.0, disturbed=True)
-    assert judged(busy).evidence[0].startswith("the ceilings, measured while other processes ran, explain 1%")
-    assert judged(replace(busy, disturbed=False)).evidence[0].startswith("the ceilings explain 1% of wall time")
+    assert judged(busy).evidence[0].startswith("at the ceilings, measured while other processes ran, its bytes")
+    assert (
+        judged(replace(busy, disturbed=False)).evidence[0].startswith("at the ceilings its bytes take 1% of wall time")
+    )
     on_a_gpu = judged(replace(LONG, disturbed=True))
     assert not any("other processes" in line for line in on_a_gpu.evidence), (
         "its own ceilings do not depend on the host"
