@@ -20,12 +20,12 @@ def axial_frequencies(head_dim: int) -> Tensor:
     return torch.linspace(1, 128, head_dim // 8, dtype=torch.float64, device="cpu").mul(math.pi).float()
 
 
-def rotation_table(positions: Tensor, freqs: Tensor) -> Tensor:
-    """Return cosine and signed sine of position × frequency, fp32 [2, positions, 2·freqs]; angles are fp64."""
-    angles = torch.outer(positions.double(), freqs.double()).repeat_interleave(2, dim=-1)
-    sine = angles.sin()
-    sine[:, 0::2].neg_()  # (a, b) -> (a·cos - b·sin, b·cos + a·sin)
-    return torch.stack((angles.cos(), sine)).float()
+def rotation_table(angles: Tensor) -> Tensor:
+    """Return cosine and signed sine of fp64 `angles` [n, k], each for both dims of its pair, fp32 [2, n, 2·k]."""
+    cosine, sine = angles.cos(), angles.sin()
+    # (a, b) -> (a·cos - b·sin, b·cos + a·sin)
+    pairs = torch.stack((torch.stack((cosine, cosine), -1), torch.stack((-sine, sine), -1)))  # [2, n, k, 2]
+    return pairs.float().flatten(2)
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
@@ -84,15 +84,13 @@ class RotaryTables(ConstantBuffers):
         """
         span = {"dtype": torch.float64, "device": "cpu"}
         windows = torch.cat([torch.linspace(-1, 1, n, **span) for n in range(1, self.n_frames + 1)])
-        tokens = rotation_table(torch.linspace(-1, 1, self.tokens_per_frame, **span), self.host_freqs)
+        tokens, freqs = torch.linspace(-1, 1, self.tokens_per_frame, **span), self.host_freqs.double()
         # Dims of neither axis are rotated by an angle of zero, so that one table covers the whole head.
-        identity = rotation_table(
-            torch.zeros(self.tokens_per_frame, **span), torch.zeros(self.head_dim // 4, device="cpu")
-        )
+        angles = torch.cat((torch.outer(tokens, freqs), torch.zeros(len(tokens), self.head_dim // 4, **span)), dim=-1)
         return {
-            "frame_table": rotation_table(windows, self.host_freqs),
-            "token_table": torch.cat((tokens, identity), dim=-1),
-            "turns_per_frame": self.host_freqs.double() / (math.pi * max(1, self.n_frames - 1)),
+            "frame_table": rotation_table(torch.outer(windows, freqs)),
+            "token_table": rotation_table(angles),
+            "turns_per_frame": freqs / (math.pi * max(1, self.n_frames - 1)),
         }
 
     @torch.no_grad()
@@ -109,9 +107,7 @@ class RotaryTables(ConstantBuffers):
     def forward(self, frames: int) -> Tensor:
         """Return the rotation of a window of `frames` frames, fp32 [2, frames·tokens, head_dim]."""
         start = frames * (frames - 1) // 2
-        along_frames = self.frame_table[:, start : start + frames, None].expand(-1, -1, self.tokens_per_frame, -1)
-        along_tokens = self.token_table[:, None].expand(-1, frames, -1, -1)
-        return torch.cat((along_frames, along_tokens), dim=-1).flatten(1, 2)
+        return self._over_tokens(self.frame_table[:, start : start + frames])
 
     def at(self, frames: Tensor) -> Tensor:
         """Return the rotation of frames of an endless sequence, spaced as in the full window.
@@ -125,11 +121,12 @@ class RotaryTables(ConstantBuffers):
             fp32 [2, n·tokens, head_dim].
         """
         turns = torch.outer(frames.double(), self.turns_per_frame)
-        angles = (turns - turns.floor()) * (2 * math.pi)
-        cosine, sine = angles.cos(), angles.sin()
-        pairs = torch.stack((torch.stack((cosine, cosine), -1), torch.stack((-sine, sine), -1)))  # [2, n, r/2, 2]
-        along_frames = pairs.float().flatten(2).unsqueeze(2).expand(-1, -1, self.tokens_per_frame, -1)
-        along_tokens = self.token_table[:, None].expand(-1, frames.shape[0], -1, -1)
+        return self._over_tokens(rotation_table((turns - turns.floor()) * (2 * math.pi)))
+
+    def _over_tokens(self, frame_rotation: Tensor) -> Tensor:
+        """Return the rotation of every token, [2, n·tokens, head_dim], of frames rotated by [2, n, r]."""
+        along_frames = frame_rotation.unsqueeze(2).expand(-1, -1, self.tokens_per_frame, -1)
+        along_tokens = self.token_table[:, None].expand(-1, frame_rotation.shape[1], -1, -1)
         return torch.cat((along_frames, along_tokens), dim=-1).flatten(1, 2)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import Attend, attend
-from models.modulation import MergedLinears, MergedModulation, materialized
+from models.modulation import MergedModulation, materialized
 from models.params import Params, require, require_positive
 from models.precision import ConstantBuffers, at_least_fp32
-from models.ring_attention import KERNELS, Kernel, RingCache, Visibility, ring_attention, visibility
+from models.ring_attention import KERNELS, Kernel, RingCache, ring_attention, visibility
 from models.transformer import Block
 from models.world_model import WorldModel, WorldModelParams
 
@@ -114,7 +114,9 @@ class CachedWorldModel(WorldModel):
             ("btn", (params.n_buttons,)),
         ):
             self.register_buffer(f"last_{name}", torch.zeros(options.batch, *shape), persistent=False)
-        self.register_load_state_dict_post_hook(lambda module, _: cast(CachedWorldModel, module)._merged.merge())
+        self.register_load_state_dict_post_hook(
+            lambda module, _: cast(CachedWorldModel, module).modulation.merged.merge()
+        )
 
     def state_tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that a call changes in place: ring caches, position, and the last frame."""
@@ -124,7 +126,7 @@ class CachedWorldModel(WorldModel):
     @torch.no_grad()
     def reset(self) -> None:
         """Start again at frame 0, in place."""
-        self._merged.merge()
+        self.modulation.merged.merge()
         for tensor in self.state_tensors():
             tensor.zero_()
 
@@ -244,7 +246,14 @@ class CachedWorldModel(WorldModel):
         """Return the last block's tokens [b, g, m, d] of g frames; their keys and values are written into the rings."""
         seen = visibility(frames, self._rings[0].k, kernel=cast(Kernel, self.options.kernel))
         if seen.mask is not None:
-            return self._through_blocks(latents, vectors, frames, self._in_ring(seen))
+            m, slots = self.params.tokens_per_frame, self._slots(frames)
+
+            def write_and_attend(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                q, k, v = (tensor.unflatten(1, (-1, m)) for tensor in (q, k, v))  # [b, g, m, heads, head_dim]
+                cache.write(slots, k, v)
+                return ring_attention(q, cache.k, cache.v, seen).flatten(1, 2)
+
+            return self._through_blocks(latents, vectors, frames, write_and_attend)
         from models.fused_blocks_triton import through_layers  # needs triton
 
         modulations = (self.modulation.block(vectors, index) for index in range(len(self._blocks)))
@@ -271,17 +280,6 @@ class CachedWorldModel(WorldModel):
     def _tokens(self, latents: tuple[Tensor, Tensor]) -> Tensor:
         """Return tokens [b, g, m, d] of g frames, each embedded with the positions of a window's newest frame."""
         return self.embed(*latents) + self.pos_enc(1, self.params.tokens_per_frame)
-
-    def _in_ring(self, seen: Visibility) -> Callable[[RingCache, Tensor, Tensor, Tensor], Tensor]:
-        """Return the function that writes keys and values of g frames into a ring and attends to the ring."""
-        m, slots = self.params.tokens_per_frame, self._slots(seen.frames)
-
-        def write_and_attend(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (tensor.unflatten(1, (-1, m)) for tensor in (q, k, v))  # [b, g, m, heads, head_dim]
-            cache.write(slots, k, v)
-            return ring_attention(q, cache.k, cache.v, seen).flatten(1, 2)
-
-        return write_and_attend
 
     def _activated(self, *controls: tuple[Tensor, Tensor]) -> Tensor:
         """Return SiLU of the conditions of the commit and of each step, [b, 1 + steps, d].
@@ -319,11 +317,7 @@ class CachedWorldModel(WorldModel):
     def _rings(self) -> list[RingCache]:
         return [cast(RingCache, cache) for cache in self.caches]
 
-    @property
-    def _merged(self) -> MergedLinears:
-        return self.modulation.merged
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        self._merged.merge()
+        self.modulation.merged.merge()
         return self

@@ -1,6 +1,6 @@
 """CLIP's text and vision tower as two components, each with its projection, from transformers (extra [hub]).
 
-Weights are random or come from a local folder; nothing is downloaded. Default sizes are those of ViT-L/14. Source: https://huggingface.co/openai/clip-vit-large-patch14/blob/main/config.json
+Factories are like those of `models.hub`. Default sizes are those of ViT-L/14. Source: https://huggingface.co/openai/clip-vit-large-patch14/blob/main/config.json
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ def build_clip_text(folder: str | None = None, *, attn_implementation: str = "sd
         config: keys that differ from ViT-L/14.
 
     Raises:
-        ModuleNotFoundError: transformers is not installed.
         FileNotFoundError: the folder does not exist.
         ValueError: an unknown config key, or an incomplete folder.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.initialisation import InputOptions, draw_normal
-from models.world_model import WorldModel, WorldModelParams, build_world_model, world_model_inputs
+from models.world_model import WorldModel, build_world_model, world_model_inputs
 
 
 class FlowMatching(nn.Module):
@@ -25,11 +25,6 @@ class FlowMatching(nn.Module):
     def __init__(self, model: WorldModel) -> None:
         super().__init__()
         self.model = model
-
-    @property
-    def params(self) -> WorldModelParams:
-        """Sizes of the world model."""
-        return self.model.params
 
     def forward(
         self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor, t: Tensor, noise: Tensor, audio_noise: Tensor

@@ -2,7 +2,7 @@
 
 Decoders (AutoencoderTiny, AutoencoderOobleck, MimiModel) and ResNet-50 under its training loss. Weights are random or
 come from a local folder made by save_pretrained; nothing is downloaded. A module whose factory loaded its weights names
-the folder in its attribute `weights_source`.
+the folder in its attribute `weights_source`. A factory raises ModuleNotFoundError where its library is not installed.
 """
 
 from __future__ import annotations
@@ -99,10 +99,6 @@ def build_autoencoder_tiny(folder: str | None = None, **config: Any) -> nn.Modul
     """Build the decoder of diffusers' AutoencoderTiny: latents [b, 4, h, w] to images [b, 3, 8h, 8w].
 
     Source: https://huggingface.co/docs/diffusers/api/models/autoencoder_tiny
-
-    Raises:
-        ModuleNotFoundError: diffusers is not installed.
-
     """
     from diffusers import AutoencoderTiny  # pyright: ignore[reportPrivateImportUsage]
 
@@ -113,10 +109,6 @@ def build_autoencoder_oobleck(folder: str | None = None, **config: Any) -> nn.Mo
     """Build the decoder of diffusers' AutoencoderOobleck: latents [b, c, n] to stereo sound [b, 2, 2048n].
 
     Source: https://huggingface.co/docs/diffusers/api/models/autoencoder_oobleck
-
-    Raises:
-        ModuleNotFoundError: diffusers is not installed.
-
     """
     from diffusers import AutoencoderOobleck  # pyright: ignore[reportPrivateImportUsage]
 
@@ -127,10 +119,6 @@ def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
     """Build transformers' MimiModel for decoding: codes at 12.5 Hz to a waveform at 24 kHz.
 
     Source: https://huggingface.co/docs/transformers/model_doc/mimi
-
-    Raises:
-        ModuleNotFoundError: transformers is not installed.
-
     """
     from transformers import MimiModel
 
@@ -168,7 +156,6 @@ def build_resnet_training(folder: str | None = None, **config: Any) -> Classific
         config: keys of ResNetConfig.
 
     Raises:
-        ModuleNotFoundError: transformers is not installed.
         FileNotFoundError: the folder does not exist.
         ValueError: an unknown config key, or an incomplete folder.
 

@@ -1,49 +1,28 @@
 """Seeded weights for networks without a checkpoint, and seeded inputs.
 
 A new network's gains, alphas and betas are zero, so norms and activations are trivial and a parity check would miss a
-mistake in them. Both functions for weights draw every parameter from a normal distribution with a standard deviation of
-fan_in ** -0.5 for a matrix and 0.1 for a vector. Buffers keep their values.
+mistake in them. Here every parameter is drawn from a normal distribution with a standard deviation of fan_in ** -0.5
+for a matrix and 0.1 for a vector. Buffers keep their values.
 """
 
 import math
 import zlib
 from typing import TypedDict, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-
-VECTOR_SCALE = 0.1
-
-
-def _seed_of(name: str, seed: int) -> int:
-    return (zlib.crc32(name.encode()) ^ seed) & 0xFFFFFFFF
-
-
-def _scale_of(parameter: Tensor) -> float:
-    return math.prod(parameter.shape[1:]) ** -0.5 if parameter.ndim >= 2 else VECTOR_SCALE
-
-
-@torch.no_grad()
-def reference_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
-    """Fill a module with the weights of the published reference numbers.
-
-    Args:
-        module: filled in place; its buffers, the rotary frequencies among them, are kept.
-        seed: combined with each parameter's name, so that the order of parameters has no effect.
-        prefix: put before each name, for example `decoder.` for a decoder without its VAE.
-    """
-    for name, parameter in module.named_parameters():
-        generator = np.random.RandomState(_seed_of(prefix + name, seed))
-        values = generator.standard_normal(tuple(parameter.shape)) * _scale_of(parameter)
-        parameter.copy_(torch.from_numpy(values.astype(np.float32)))
 
 
 @torch.no_grad()
 def randomise(module: nn.Module, seed: int, prefix: str = "") -> None:
-    """Fill a module with random weights, drawn on the device of each parameter; arguments as for `reference_weights`.
+    """Fill a module with random weights, drawn on the device of each parameter.
 
     The same seed, device and dtype give the same weights. Another device gives other weights.
+
+    Args:
+        module: filled in place.
+        seed: combined with each parameter's name, so that the order of parameters has no effect.
+        prefix: put before each name, for example `decoder.` for a decoder without its VAE.
     """
     for name, parameter in module.named_parameters():
         randomise_parameter(parameter, prefix + name, seed)
@@ -52,8 +31,9 @@ def randomise(module: nn.Module, seed: int, prefix: str = "") -> None:
 @torch.no_grad()
 def randomise_parameter(parameter: Tensor, name: str, seed: int) -> None:
     """Fill one parameter in place, as `randomise` does."""
-    generator = torch.Generator(parameter.device).manual_seed(_seed_of(name, seed))
-    parameter.normal_(std=_scale_of(parameter), generator=generator)
+    generator = torch.Generator(parameter.device).manual_seed((zlib.crc32(name.encode()) ^ seed) & 0xFFFFFFFF)
+    scale = math.prod(parameter.shape[1:]) ** -0.5 if parameter.ndim >= 2 else 0.1
+    parameter.normal_(std=scale, generator=generator)
 
 
 class InputOptions(TypedDict):

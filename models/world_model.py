@@ -96,13 +96,6 @@ class WorldModel(nn.Module):
             "world_model_200m": lambda: shapes(WorldModelParams.full_200m()),
         }
 
-    def condition(self, t: Tensor, mouse: Tensor, btn: Tensor) -> Tensor:
-        """Return SiLU of each frame's condition, [b, n, 1, d], the input of all modulation layers.
-
-        Shapes are those of `forward`.
-        """
-        return F.silu(self.t_embed(t) + self.control_embed(mouse, btn)).unsqueeze(2)
-
     def embed(self, x: Tensor, audio: Tensor) -> Tensor:
         """Return tokens [b, n, m, d] of latents shaped as for `forward`: pixels, rows first, then the audio latent."""
         video = self.proj_in(x.flatten(3).transpose(2, 3))  # [b, n, h·w, d]
@@ -141,7 +134,7 @@ class WorldModel(nn.Module):
                 f"x must be [b, n, {self.params.channels}, {size}, {size}] with 1 to {self.params.n_frames} frames, "
                 f"not {tuple(x.shape)}"
             )
-        activated = self.condition(t, mouse, btn)
+        activated = F.silu(self.t_embed(t) + self.control_embed(mouse, btn)).unsqueeze(2)  # [b, n, 1, d]
         tokens = self.embed(x, audio) + self.pos_enc(frames, self.params.tokens_per_frame)
         tokens = self.transformer(tokens, activated)
         heads = (head.norm.modulation(activated) for head in (self.proj_out, self.audio_proj_out))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,13 @@ import numpy
 import torch
 from torch import nn
 
-from profiling.components.component import Component, check_arguments
+from profiling.components.component import Component, MakeInputs, check_arguments
 from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.components.weights import give_weights
 from profiling.errors import InputError, did_you_mean
 
 DISTRIBUTIONS = ("normal", "uniform", "integers", "bernoulli")
-
-#: Draws a set of inputs: generator → {argument name: tensor}.
-Draw = Callable[[torch.Generator], Mapping[str, torch.Tensor]]
 
 
 def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> Blueprint:
@@ -55,12 +52,12 @@ class Blueprint:
 
     spec: ComponentSpec
     module: nn.Module
-    draw: Draw  # floating inputs in the run's dtype
+    draw: MakeInputs  # floating inputs in the run's dtype
     device: torch.device
     run_dtype: torch.dtype
     weights: str  # "random", or their source
     hint: str | None  # how to get the published weights, where they are random
-    draw_extra: tuple[Draw, ...] = ()  # inputs of the further shapes that a step is prepared for
+    draw_extra: tuple[MakeInputs, ...] = ()  # inputs of the further shapes that a step is prepared for
 
     def cast(self, dtype: torch.dtype) -> None:
         """Cast the module in place, and return the memory that this frees to the device."""
@@ -75,7 +72,7 @@ class Blueprint:
         numbers that the run reads.
         """
 
-        def widened(draw: Draw) -> Draw:
+        def widened(draw: MakeInputs) -> MakeInputs:
             narrow = self.run_dtype
             return lambda generator: {n: t.to(dtype) if t.dtype == narrow else t for n, t in draw(generator).items()}
 
@@ -99,7 +96,7 @@ class Blueprint:
 
 def input_maker(
     node: Mapping[str, Any], component: str, module: nn.Module, device: torch.device, dtype: torch.dtype
-) -> Draw:
+) -> MakeInputs:
     """Return what draws the inputs of a component's `inputs` node, on `device`, floating ones in `dtype`.
 
     Raises:

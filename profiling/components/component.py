@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean
 
 #: Makes a fresh set of inputs: generator → {argument name: tensor}.
@@ -97,22 +96,3 @@ def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str
                 f"component.{component}.inputs: {type(module).__name__}.forward{signature} needs {name!r}. "
                 f"Add component.{component}.inputs.{name} with a shape."
             )
-
-
-def check_output(output: Any, component: str) -> None:
-    """Check that the output holds a tensor, without which there is nothing to compare.
-
-    Raises:
-        InputError: it holds none.
-
-    """
-    if next(named_tensors(output), None) is None:
-        raise InputError(
-            f"component {component}: forward returned {type(output).__name__}, which holds no tensor. Return a tensor, "
-            "or a dict, tuple, list or dataclass of tensors."
-        )
-
-
-def describe_inputs(inputs: Mapping[str, torch.Tensor]) -> str:
-    """Return "x float32 [1, 3, 8], t int64 [1]", for messages about inputs that do not fit."""
-    return ", ".join(f"{n} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for n, t in inputs.items())

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profiling.components.component import Component, check_output, describe_inputs
-from profiling.components.trees import named_tensors
+from profiling.components.component import Component
+from profiling.components.trees import named_tensors, tensors_in
 from profiling.errors import InputError
 
 #: Added to the run's seed for the inputs of the check, so that they differ from those a variant is prepared with.
 CHECK_SEED = 7919
 
-#: Tensors of an output by path.
-Outputs = dict[str, Tensor]
+Outputs = dict[str, Tensor]  # tensors of an output by path
 
 
 @dataclass(frozen=True)
@@ -43,19 +42,32 @@ def first_call(component: Component, seed: int) -> Outputs:
     except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:
+        inputs = ", ".join(
+            f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            for name, tensor in component.inputs.items()
+        )
         raise InputError(
             f"component {component.name}: {type(component.module).__name__}.forward raised "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'} "
-            f"(inputs: {describe_inputs(component.inputs)}). Correct component.{component.key}.inputs or the module."
+            f"(inputs: {inputs}). Correct component.{component.key}.inputs or the module."
         ) from error
 
 
 def outputs_of(component: Component, seed: int) -> Outputs:
-    """Run the component eagerly from its initial state on the inputs of `seed`; return the outputs in host memory."""
+    """Run the component eagerly from its initial state on the inputs of `seed`; return the outputs in host memory.
+
+    Raises:
+        InputError: the output holds no tensor, without which there is nothing to compare.
+
+    """
     component.reset()
     component.refill(seed)
     output = component.call()
-    check_output(output, component.name)
+    if not tensors_in(output):
+        raise InputError(
+            f"component {component.name}: forward returned {type(output).__name__}, which holds no tensor. Return a "
+            "tensor, or a dict, tuple, list or dataclass of tensors."
+        )
     return to_host(output)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from profiling.errors import InputError, check_choice, check_whole
@@ -68,15 +68,13 @@ class ComponentSpec:
         extra_inputs = tuple(
             {"inputs": _merged(extra["inputs"], extra.get("tiny", {}).get("inputs", {}))} for extra in self.extra_inputs
         )
-        return ComponentSpec(
-            **{
-                **asdict(self),
-                "extra_inputs": extra_inputs,
-                "module": {**self.module, **self.tiny.get("module", {})},
-                "inputs": _merged(self.inputs, self.tiny.get("inputs", {})),
-                "frames_per_call": self.tiny.get("frames_per_call", self.frames_per_call),
-                "tiny": {},
-            }
+        return replace(
+            self,
+            extra_inputs=extra_inputs,
+            module={**self.module, **self.tiny.get("module", {})},
+            inputs=_merged(self.inputs, self.tiny.get("inputs", {})),
+            frames_per_call=self.tiny.get("frames_per_call", self.frames_per_call),
+            tiny={},
         )
 
 

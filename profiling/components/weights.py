@@ -30,7 +30,9 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
         return str(source), None
     path, hint = find_weights(spec, settings)
     if path is None:
-        randomise(module, spec, settings.seed)
+        if spec.initialise is not None:
+            partial_of(spec.initialise, f"component.{spec.key}.initialise")(module, seed=settings.seed)
+        fill_degenerate(module, settings.seed)
         return "random", hint
     for entry in load_manifest():
         if entry.file.resolve() == path.resolve():
@@ -39,13 +41,6 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
     others = {name: shapes for name, shapes in published_shapes.items() if name != spec.key}
     load_into(module, path, part=spec.part, others=others)
     return str(path), None
-
-
-def randomise(module: nn.Module, spec: ComponentSpec, seed: int) -> None:
-    """Initialise the module with its YAML's `initialise`, if it has one, then replace parameters that are zero."""
-    if spec.initialise is not None:
-        partial_of(spec.initialise, f"component.{spec.key}.initialise")(module, seed=seed)
-    fill_degenerate(module, seed)
 
 
 def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, str | None]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from profiling.fx_passes.nodes import (
     NodeInfo,
@@ -46,20 +47,21 @@ def _fold_batch_norm(module: fx.GraphModule, norm: fx.Node) -> bool:
     transposed = is_call(conv, *_TRANSPOSED)
     conv_args = arguments(conv, *(_TRANSPOSED_ARGUMENTS if transposed else _CONVOLUTION_ARGUMENTS))
     weight, before, after = constant(module, conv_args["weight"]), node_info(conv), node_info(norm)
-    statistics = {
-        name: constant(module, norm_args[name])
-        for name in ("running_mean", "running_var", "weight", "bias")
-        if norm_args[name]
-    }
-    bias = constant(module, conv_args["bias"]) if conv_args["bias"] else None
-    if weight is None or any(value is None for value in statistics.values()) or (conv_args["bias"] and bias is None):
+    present = [conv_args["bias"], *(norm_args[name] for name in ("running_mean", "running_var", "weight", "bias"))]
+    values = [constant(module, node) if node else None for node in present]
+    if weight is None or any(node and value is None for node, value in zip(present, values, strict=True)):
         return False
     if before is None or after is None or before.dtype != after.dtype or families(conv) & written_in(module.graph):
         return False
-    scale, shift = _affine({name: value for name, value in statistics.items() if value is not None}, norm_args["eps"])
-    folded_bias = shift if bias is None else bias.double() * scale + shift
-    folded_weight = _scaled_weight(weight, scale, transposed, conv_args["groups"] or 1)
-    new_weight = add_constant(module, conv, "weight", folded_weight)
+    bias, mean, variance, gain, offset = (None if value is None else value.double() for value in values)
+    if mean is None or variance is None:
+        return False
+    groups, eps = conv_args["groups"] or 1, 1e-5 if norm_args["eps"] is None else norm_args["eps"]
+    outputs_first = _transposed_groups(weight, groups) if transposed else weight
+    folded_weight, folded_bias = fuse_conv_bn_weights(outputs_first.double(), bias, mean, variance, eps, gain, offset)
+    if transposed:
+        folded_weight = _transposed_groups(folded_weight, groups)
+    new_weight = add_constant(module, conv, "weight", folded_weight.to(weight.dtype))
     new_bias = add_constant(module, conv, "bias", folded_bias.to(weight.dtype))
     options = {name: value for name, value in conv.kwargs.items() if name not in ("input", "weight", "bias")}
     conv.args, conv.kwargs = (conv_args["input"], new_weight, new_bias, *conv.args[3:]), options
@@ -67,23 +69,9 @@ def _fold_batch_norm(module: fx.GraphModule, norm: fx.Node) -> bool:
     return True
 
 
-def _affine(norm: dict[str, Tensor], eps: float | None) -> tuple[Tensor, Tensor]:
-    """Return the norm's scale and shift, float64 [channels] each."""
-    scale = torch.rsqrt(norm["running_var"].double() + (1e-5 if eps is None else eps))
-    if "weight" in norm:
-        scale = scale * norm["weight"].double()
-    shift = -norm["running_mean"].double() * scale
-    return scale, shift + norm["bias"].double() if "bias" in norm else shift
-
-
-def _scaled_weight(weight: Tensor, scale: Tensor, transposed: bool, groups: int) -> Tensor:
-    """Multiply the output channels of `weight`, [out, in/groups, …] or transposed [in, out/groups, …]."""
-    if not transposed:
-        factors = scale.view(-1, *[1] * (weight.ndim - 1))
-        return (weight.double() * factors).to(weight.dtype)
-    grouped = weight.double().unflatten(0, (groups, -1))  # [groups, in/groups, out/groups, …]
-    factors = scale.view(groups, 1, -1, *[1] * (weight.ndim - 2))
-    return (grouped * factors).flatten(0, 1).to(weight.dtype)
+def _transposed_groups(weight: Tensor, groups: int) -> Tensor:
+    """Return a transposed convolution's weight [in, out/groups, …] as [out, in/groups, …], or the reverse."""
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

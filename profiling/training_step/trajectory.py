@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from profiling.components.build import Draw
+from profiling.components.component import MakeInputs
 from profiling.results.record import ParityCheck, TrainingStepRow
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
@@ -27,7 +27,7 @@ MOST_LOSS_ERROR = 0.05
 Batch = dict[str, Tensor]
 
 
-def draw_batches(draw: Draw, count: int, seed: int) -> list[Batch]:
+def draw_batches(draw: MakeInputs, count: int, seed: int) -> list[Batch]:
     """Draw the batches of a training, CPU tensors, in advance: making them is not part of a step."""
     return [dict(draw(torch.Generator().manual_seed(seed + index))) for index in range(count)]
 

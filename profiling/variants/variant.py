@@ -18,10 +18,6 @@ def _no_cleanup() -> None:
     pass
 
 
-def _no_sections() -> Mapping[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class EagerStep:
     """The step with every kernel launched by the host: the step itself, or the call that it captured.
@@ -50,7 +46,7 @@ class Step:
 
     run: Callable[[], Any]
     close: Callable[[], None] = _no_cleanup
-    explain: Callable[[], Mapping[str, Any]] = _no_sections
+    explain: Callable[[], Mapping[str, Any]] = dict
     extra_steps: tuple[Callable[[], Any], ...] = ()
     eager_step: EagerStep | None = None
 

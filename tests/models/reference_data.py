@@ -1,17 +1,20 @@
 """Published reference numbers with their networks, and tiny networks that stand for all kinds."""
 
 import json
+import math
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
 from models import audio_vae, clip, image_vae, world_model
-from models.initialisation import randomise, reference_weights
+from models.initialisation import randomise
 
 FOLDER = Path(__file__).parents[1] / "data" / "reference"
 STATE_DICTS = json.loads((FOLDER / "state_dicts.json").read_text())
@@ -51,6 +54,19 @@ TINY: dict[str, tuple[dict[str, Any], Callable[..., nn.Module], Callable[..., di
     "clip_text": (CLIP_TEXT, clip.build_clip_text, clip.clip_text_inputs, {"tokens": 77}),
     "clip_vision": (CLIP_VISION, clip.build_clip_vision, clip.clip_vision_inputs, {}),
 }
+
+
+@torch.no_grad()
+def reference_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
+    """Fill a module with the weights of the published reference numbers; its buffers are kept.
+
+    `prefix` is put before each name, for example `decoder.` for a decoder without its VAE.
+    """
+    for name, parameter in module.named_parameters():
+        generator = np.random.RandomState((zlib.crc32((prefix + name).encode()) ^ seed) & 0xFFFFFFFF)
+        scale = math.prod(parameter.shape[1:]) ** -0.5 if parameter.ndim >= 2 else 0.1
+        values = generator.standard_normal(tuple(parameter.shape)) * scale
+        parameter.copy_(torch.from_numpy(values.astype(np.float32)))
 
 
 def factory_of(config_name: str) -> Callable[..., nn.Module]:

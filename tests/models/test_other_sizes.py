@@ -6,12 +6,12 @@ import naive_world_model
 import numpy as np
 import pytest
 import torch
+from reference_data import reference_weights
 from torch.nn import functional as F
 
 from models import audio_vae, image_vae
 from models.audio_vae import AudioVAE, AudioVAEParams
 from models.image_vae import ImageVAE, ImageVAEParams, picture_size
-from models.initialisation import reference_weights
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 
 WORLD_MODELS = [
