@@ -135,26 +135,18 @@ def _table_of_differences(title: str, differences: Sequence[Difference]) -> Tabl
 
 
 def _cells_table(comparison: Comparison) -> Table[CellComparison]:
-    reasons = _numbered_reasons(comparison.cells)
+    stated = dict.fromkeys(cell.reason for cell in comparison.cells if cell.reason)
+    marks = {reason: f"({number})" for number, reason in enumerate(stated, 1)}
     columns = (
         Column[CellComparison]("component", lambda cell: cell.component),
         Column[CellComparison]("variant", lambda cell: cell.variant),
         Column[CellComparison]("A p50", lambda cell: cell.a_ms, "ms"),
         Column[CellComparison]("B p50", lambda cell: cell.b_ms, "ms"),
         Column[CellComparison]("B / A", lambda cell: estimate(cell.ratio, cell.interval), "number"),
-        Column[CellComparison]("verdict", lambda cell: f"{cell.verdict}{_mark(reasons.get(cell.reason))}"),
+        Column[CellComparison]("verdict", lambda cell: " ".join(filter(None, (cell.verdict, marks.get(cell.reason))))),
     )
-    notes = [f"({number}) {reason}" for reason, number in reasons.items()]
+    notes = [f"{mark} {reason}" for reason, mark in marks.items()]
     return Table("Cells", columns, comparison.cells, notes)
-
-
-def _numbered_reasons(cells: Sequence[CellComparison]) -> dict[str, int]:
-    reasons = dict.fromkeys(cell.reason for cell in cells if cell.reason)
-    return {reason: number for number, reason in enumerate(reasons, 1)}
-
-
-def _mark(number: int | None) -> str:
-    return f" ({number})" if number else ""
 
 
 def _legend(comparison: Comparison) -> list[str]:

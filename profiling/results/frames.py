@@ -65,11 +65,6 @@ def stage_names(series: Series) -> tuple[str, ...]:
     return tuple(name[5:-3] for name in series if name.startswith("host_") and name.endswith("_ms"))
 
 
-def cut(series: Series, start: int, stop: int) -> dict[str, Array]:
-    """Return the frames `start` to `stop - 1`."""
-    return {name: values[start:stop] for name, values in series.items()}
-
-
 def check_series(series: Series, *, paced: bool) -> None:
     """Check that the series can be summarised: a misspelt name would be read as not measured.
 

@@ -55,18 +55,12 @@ def intervals_overlap(first: Record, second: Record) -> bool | None:
     return one.ci95[0] <= other.ci95[1] and other.ci95[0] <= one.ci95[1]
 
 
-def interrupted_share(record: Record) -> float | None:
-    """Return involuntary context switches per timed call; None where they were not counted."""
-    wall, conditions = record.metrics.wall_ms, record.metrics.latency
-    if wall is None or wall.n <= 0 or conditions is None or conditions.descheduled is None:
-        return None
-    return conditions.descheduled / wall.n
-
-
 def is_disturbed(record: Record) -> bool:
     """Say whether other programs interrupted so many calls that no ranking may be claimed for this record."""
-    share = interrupted_share(record)
-    return share is not None and share >= DISTURBED_SHARE
+    wall, conditions = record.metrics.wall_ms, record.metrics.latency
+    if wall is None or conditions is None or conditions.descheduled is None:
+        return False
+    return wall.n > 0 and conditions.descheduled / wall.n >= DISTURBED_SHARE
 
 
 def samples_by_round(record: Record, clock: str = "wall_ms") -> tuple[tuple[float, ...], ...]:

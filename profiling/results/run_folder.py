@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.errors import InputError, python_command
-from profiling.results.environment import ENVIRONMENT_FILE
+from profiling.results.environment import ENVIRONMENT_FILE, read_environment
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import Record
 
@@ -107,9 +107,8 @@ def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 def resume_command(run: Path) -> str:
     """Return the command that resumes `run`, which works as pasted where the run was started."""
-    try:
-        command = str(json.loads((run / ENVIRONMENT_FILE).read_text())["command"])
-    except (OSError, ValueError, KeyError, TypeError):
+    command = read_environment(run).command
+    if command is None:
         return f"repeat its command with {shlex.quote(f'resume={run}')} appended"
     words = [word for word in shlex.split(command)[1:] if not word.startswith("resume=")]
     return f"{python_command()} {shlex.join([*words, f'resume={run}'])}"
