@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from models.clip import build_clip_text, clip_text_inputs, randomise_clip
 from models.initialisation import randomise
-from models.world_model import WorldModel, WorldModelParams, example_inputs
+from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.graphs import CudaGraphed
 
 ROUNDS, CALLS = 9, 200
@@ -25,8 +25,8 @@ def world_model():
         module = WorldModel(WorldModelParams.full()).bfloat16().eval()
     randomise(module, 0)
     generator = torch.Generator("cuda").manual_seed(0)
-    return module, lambda frames: example_inputs(
-        module.params, batch=1, frames=frames, generator=generator, device="cuda", dtype=torch.bfloat16
+    return module, lambda frames: world_model_inputs(
+        module, batch=1, frames=frames, generator=generator, device="cuda", dtype=torch.bfloat16
     )
 
 

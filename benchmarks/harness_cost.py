@@ -15,7 +15,7 @@ import torch
 from tabulate import tabulate
 
 from models.initialisation import randomise
-from models.world_model import WorldModel, WorldModelParams, example_inputs
+from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.metrics.clocks import clock_of
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.sampling import Sample, SamplingLimits, collect
@@ -64,7 +64,7 @@ def device_clock(device: torch.device) -> list[tuple[str, float, float, float]]:
         module = WorldModel(WorldModelParams.full()).bfloat16().eval()
     randomise(module, 0)
     generator = torch.Generator(device).manual_seed(0)
-    inputs = example_inputs(module.params, batch=1, frames=1, generator=generator, device=device, dtype=torch.bfloat16)
+    inputs = world_model_inputs(module, batch=1, frames=1, generator=generator, device=device, dtype=torch.bfloat16)
     clock = clock_of(device)
     ours, bare = [], []
     with torch.inference_mode():

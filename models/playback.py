@@ -14,7 +14,7 @@ from models.cached_world_model import CachedWorldModel, FrameOptions
 from models.image_vae import ImageDecoder, ImageVAEParams
 from models.initialisation import InputOptions, draw_normal
 from models.params import require
-from models.world_model import WorldModelParams, example_inputs
+from models.world_model import WorldModelParams, world_model_inputs
 
 SOUND_CONTEXT_SEED, WORLD_CONTEXT_SEED = 120, 60  # of the random frames in the initial state
 
@@ -153,8 +153,8 @@ class PrefilledWorldModel(CachedWorldModel):
         require(context_frames >= 0, f"context_frames={context_frames}: must be 0 or more")
         self.context_frames = context_frames
         generator = torch.Generator("cpu").manual_seed(WORLD_CONTEXT_SEED)
-        inputs = example_inputs(
-            params, batch=options.batch, frames=context_frames, generator=generator, device="cpu", dtype=torch.bfloat16
+        inputs = world_model_inputs(
+            self, batch=options.batch, frames=context_frames, generator=generator, device="cpu", dtype=torch.bfloat16
         )
         for name in ("x", "audio", "mouse", "btn"):
             tensor = inputs[name].float().to(torch.get_default_device())
@@ -198,7 +198,7 @@ def build_world_model_frame(*, context_frames: int, **config: Any) -> WorldModel
 
 def world_model_step_inputs(module: PrefilledWorldModel, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
     """Return random inputs of `WorldModelStep.forward` by argument name; `t` is fp32."""
-    inputs = example_inputs(module.params, batch=module.options.batch, frames=1, **options)
+    inputs = world_model_inputs(module, batch=module.options.batch, frames=1, **options)
     return {name: tensor.squeeze(1) for name, tensor in inputs.items()}
 
 

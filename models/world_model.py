@@ -141,11 +141,12 @@ class WorldModel(nn.Module):
         return self.heads(tokens, *heads)
 
 
-def example_inputs(
-    params: WorldModelParams, *, batch: int, frames: int, **options: Unpack[InputOptions]
+def world_model_inputs(
+    module: WorldModel, *, batch: int, frames: int, **options: Unpack[InputOptions]
 ) -> dict[str, Tensor]:
     """Return random inputs of `WorldModel.forward` by argument name; `t` is fp32, all others are in `dtype`."""
-    size, generator = params.sample_size, options["generator"]
+    params, generator = module.params, options["generator"]
+    size = params.sample_size
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(batch, frames, *shape, generator=generator, device=generator.device).to(options["device"])
@@ -167,10 +168,3 @@ def build_world_model(**config: Any) -> WorldModel:
 
     """
     return WorldModel(WorldModelParams.from_config(config))
-
-
-def world_model_inputs(
-    module: WorldModel, *, batch: int, frames: int, **options: Unpack[InputOptions]
-) -> dict[str, Tensor]:
-    """Return `example_inputs` for a built model."""
-    return example_inputs(module.params, batch=batch, frames=frames, **options)

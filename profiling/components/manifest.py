@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -40,9 +39,9 @@ class _LockFile(msgspec.Struct, forbid_unknown_fields=True):
     files: dict[str, Locked] | None = None
 
 
-class _Listed(msgspec.Struct, forbid_unknown_fields=True):
+class _Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(pattern=r"^[\w.-]+$")]  # part of a command and of a file name
-    components: Annotated[list[_Text], Meta(min_length=1)]
+    components: Annotated[tuple[_Text, ...], Meta(min_length=1)]
     size_class: _Text
     path: _Text
     url: Annotated[str, Meta(pattern=r"^https?://[^/\s]+/")]
@@ -53,21 +52,15 @@ class _ManifestFile(msgspec.Struct, forbid_unknown_fields=True):
     files: Annotated[list[_Listed], Meta(min_length=1)]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(_Listed, frozen=True, kw_only=True):
     """A published file: its name, the components whose weights it holds, where it comes from and where it goes.
 
     `path` is relative to the repository root, `file` is the same on this machine. `sha256` is the required digest, or
     None before the first download; `sha256_source` names the file that requires it.
     """
 
-    name: str
-    components: tuple[str, ...]
-    path: str
-    url: str
     file: Path
     lock: Path
-    sha256: str | None
     sha256_source: str
 
     @property
@@ -123,16 +116,10 @@ def _entry(listed: _Listed, lock: Path, locked: Locked | None) -> Entry:
             f"'{listed.name}': sha256 {sha256} disagrees with {locked.sha256} in '{lock}'. If a new version of the "
             "file was published, remove its entry from the lock file"
         )
-    return Entry(
-        name=listed.name,
-        components=tuple(listed.components),
-        path=listed.path,
-        url=listed.url,
-        file=lock.parent.parent / listed.path,
-        lock=lock,
-        sha256=sha256 or (locked.sha256 if locked else None),
-        sha256_source="the manifest" if sha256 else f"'{lock.name}'",
-    )
+    required = sha256 or (locked.sha256 if locked else None)
+    source = "the manifest" if sha256 else f"'{lock.name}'"
+    fields: dict[str, Any] = msgspec.structs.asdict(listed) | {"sha256": required}
+    return Entry(**fields, file=lock.parent.parent / listed.path, lock=lock, sha256_source=source)
 
 
 def read_lock(lock: Path) -> dict[str, Locked]:

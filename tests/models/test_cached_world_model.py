@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 from models.cached_world_model import CachedWorldModel, FrameOptions
 from models.initialisation import randomise
-from models.world_model import WorldModelParams, example_inputs
+from models.world_model import WorldModelParams, world_model_inputs
 from profiling.graphs import CudaGraphed
 
 SMALL = WorldModelParams(2, 8, 6, n_layers=2, n_heads=2, d_model=64, tokens_per_frame=5, n_buttons=3, n_frames=4)
@@ -29,7 +30,9 @@ def build(params, dtype=torch.float32, **options):
 def draw_inputs(params, frames, batch=1, seed=0, dtype=torch.float32):
     """Return noise and controls of that many frames, [b, n, …]."""
     generator = torch.Generator().manual_seed(seed)
-    inputs = example_inputs(params, batch=batch, frames=frames, generator=generator, device="cpu", dtype=dtype)
+    inputs = world_model_inputs(
+        SimpleNamespace(params=params), batch=batch, frames=frames, generator=generator, device="cpu", dtype=dtype
+    )
     return [inputs[name] for name in NAMES]
 
 
