@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from profiling.errors import InputError
+from profiling.errors import InputError, check_whole
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Calls as CallsSection
 from profiling.results.record import CallsPoint
@@ -31,9 +31,10 @@ class Calls(Metric):
 
     def __post_init__(self) -> None:
         """Check the options, and sort the numbers of calls."""
-        wrong = [n for n in self.calls if isinstance(n, bool) or not isinstance(n, int) or n < 1]
-        if wrong or not self.calls:
-            raise InputError(f"calls={list(self.calls)}: whole numbers of calls, at least 1: calls=[1,10,100].")
+        for number in self.calls:
+            check_whole("calls", number)
+        if not self.calls:
+            raise InputError("calls=[]: at least one number of calls: calls=[1,10,100].")
         if not self.time_limit > 0:
             raise InputError(f"time_limit={self.time_limit}: seconds for one number of calls, more than 0.")
         object.__setattr__(self, "calls", tuple(sorted(set(self.calls))))

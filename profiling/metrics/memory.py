@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from profiling.errors import InputError
+from profiling.errors import check_whole
 from profiling.machine.memory import graph_pools, held
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Memory as MemorySection
@@ -37,8 +37,7 @@ class Memory(Metric):
 
     def __post_init__(self) -> None:
         """Check the option."""
-        if self.iterations < 1:
-            raise InputError(f"iterations={self.iterations}: the memory pass needs at least 1 call.")
+        check_whole("iterations", self.iterations)
 
     def on_phase(self, phase: str, device: torch.device) -> None:
         """Record what is in use now; the peak of preparing is that between `inputs` and `prepared`."""

@@ -21,8 +21,7 @@ from profiling.results.frames import read_series, series_file
 from profiling.results.jsonl import read_records
 from profiling.results.judgement import by_component
 from profiling.results.record import Record
-
-_CONFIG_FILE = "config.yaml"
+from profiling.results.run_folder import CONFIG_FILE
 
 Row = TypeVar("Row")
 
@@ -87,7 +86,7 @@ class RunData:
     def config(self) -> str:
         """Return the run's config as it stands in its file; empty where there is none."""
         try:
-            return (self.folder / _CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+            return (self.folder / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
