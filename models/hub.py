@@ -33,27 +33,14 @@ def make_model(kind: Any, folder: str | None, config: Mapping[str, Any], **optio
         ValueError: the model has no such config key, or the folder lacks some of its weights.
 
     """
-    return _random(kind, {**config, **options}) if folder is None else _loaded(kind, folder, options)
-
-
-def require_folder(folder: str) -> str:
-    """Return `folder`; raise FileNotFoundError if it does not exist."""
-    if not Path(folder).is_dir():
-        raise FileNotFoundError(f"folder {folder!r} does not exist. Give one saved with save_pretrained")
-    return folder
-
-
-def _random(kind: Any, config: Mapping[str, Any]) -> nn.Module:
-    known = kind.config_class()
-    for key in config:
-        if not hasattr(known, key) and key != "attn_implementation":
-            near = difflib.get_close_matches(key, vars(known), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{kind.config_class.__name__} has no key {key!r}{hint}")
-    return kind(kind.config_class(**config))
-
-
-def _loaded(kind: Any, folder: str, options: Mapping[str, Any]) -> nn.Module:
+    if folder is None:
+        config, known = {**config, **options}, kind.config_class()
+        for key in config:
+            if not hasattr(known, key) and key != "attn_implementation":
+                near = difflib.get_close_matches(key, vars(known), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"{kind.config_class.__name__} has no key {key!r}{hint}")
+        return kind(kind.config_class(**config))
     model, loading = kind.from_pretrained(
         require_folder(folder), local_files_only=True, output_loading_info=True, **options
     )
@@ -63,6 +50,13 @@ def _loaded(kind: Any, folder: str, options: Mapping[str, Any]) -> nn.Module:
             f"example {missing[0]}. Give a folder saved from that class"
         )
     return model
+
+
+def require_folder(folder: str) -> str:
+    """Return `folder`; raise FileNotFoundError if it does not exist."""
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"folder {folder!r} does not exist. Give one saved with save_pretrained")
+    return folder
 
 
 class Decoder(nn.Module):
