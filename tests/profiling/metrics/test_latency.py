@@ -6,6 +6,7 @@ from profiling.machine import nvml
 from profiling.metrics import latency
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.sampling import Warmup
+from profiling.trace.counters import CompileCounters
 
 WARMUP = Warmup(iterations=10, seconds=1.0, settled=True)
 
@@ -30,7 +31,7 @@ def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": next(retries)})
     monkeypatch.setattr(nvml, "throttle_reasons", lambda device: frozenset())
     monkeypatch.setattr(nvml, "clock_mhz", lambda device, which: None)
-    counters = iter([latency.snapshot(), latency.snapshot().__class__(compiles=2, recompiles=1)])
+    counters = iter([CompileCounters(), CompileCounters(compiles=2, recompiles=1)])
     monkeypatch.setattr(latency, "snapshot", lambda: next(counters))
     reason = TimedWindowMonitor(torch.device("cuda", 0)).invalid_reason()
     assert reason is not None
