@@ -130,6 +130,9 @@ def _title(run: LoadedRun, record: Record) -> str:
     if not record.is_realtime and record.frames_per_call not in (None, 1):
         parts.append(f"{record.frames_per_call} frames per call")
     parts += [f"{name} {value}" for name, value in loop_work(record).items()]
+    training = run.config.get("training")
+    if isinstance(training, Mapping) and training.get("autocast"):
+        parts.append(f"autocast {training['autocast']}")  # dtype is that of the weights
     if conditions is not None and conditions.cold:
         parts.append("cold cache")
     return " · ".join(filter(None, parts))

@@ -73,6 +73,12 @@ def test_a_loop_of_different_work_has_a_series_of_its_own(tmp_path, option):
     assert sorted([point.run for point in points] for points in series) == [["0", "2"], ["1"]]
 
 
+def test_autocast_has_a_series_of_its_own():
+    """Two committed runs of one training step differ in autocast alone; their records have the dtype of the weights."""
+    training = [title for title in read_history(RESULTS) if title.startswith("resnet50_training")]
+    assert sorted("autocast bfloat16" in title for title in training) == [False, False, True]
+
+
 @pytest.mark.parametrize("text", ['{"schema": 1, "target"', "garbage\n", "[1, 2]\n"])
 def test_a_run_that_cannot_be_read_is_skipped_with_a_line(runs, capsys, text):
     (runs / "killed").mkdir()
