@@ -1,9 +1,9 @@
-"""What measuring the ceilings costs the first run of a day: python benchmarks/ceilings_cost.py [--device cpu]
+"""Time how long the first run of a day measures ceilings: python benchmarks/ceilings_cost.py [--device cpu]
 
-In processes of their own: after the kernel was asked to forget the libraries of torch, CUDA and cuDNN, as on a machine
-that has just started, and with them in its page cache. In each the first measurement, which also loads libraries and
-starts the device, and a second one: what measuring itself takes. Bar: 5 s for the first. Expected: below 2 s on a GPU,
-below 4 s on a CPU; and that torch's compiler, some seconds of import, is not loaded for it.
+One process starts after the libraries of torch, CUDA and cuDNN were dropped from the page cache, as on a machine that
+has just started; another starts with them in it. Each measures twice: the first time includes loading libraries and
+starting the device, the second is the measurement alone. Target: at most 5 s for the first. Expected: below 2 s on a
+GPU, below 4 s on a CPU, and torch's compiler, whose import takes seconds, is not loaded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from profiling.roofline.measure_ceilings import measure_ceilings
 device = torch.device(sys.argv[1], 0)
 dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 threads = torch.get_num_threads()
-taken = [measure_ceilings(device, dtype, threads=threads, tf32=False).seconds for _ in range(2)]
-print(json.dumps([*taken, "torch._inductor.config" in sys.modules]))
+seconds = [measure_ceilings(device, dtype, threads=threads, tf32=False).seconds for _ in range(2)]
+print(json.dumps([*seconds, "torch._inductor.config" in sys.modules]))
 """
 
 
@@ -47,21 +47,21 @@ def main() -> None:
 
 
 def seconds(device: str) -> tuple[float, float, bool]:
-    """Return the seconds of the first and the second measurement of a new process, and whether it got the compiler."""
+    """Return the seconds of the first and the second measurement of a new process, and whether it imported inductor."""
     command = [sys.executable, "-c", MEASURE, device]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     if ended.returncode != 0:
-        reason = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        reason = (ended.stderr.strip().splitlines() or ["no error output"])[-1]
         raise SystemExit(f"error: {device} was not measured: {reason}. Without a GPU: --device cpu")
     return json.loads(ended.stdout)
 
 
 def forget_libraries() -> None:
     """Drop torch's and NVIDIA's shared libraries from the page cache; this process must not have loaded them."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    torch_spec = importlib.util.find_spec("torch")
+    if torch_spec is None or torch_spec.origin is None:
         raise SystemExit("torch is not installed: pip install -e .")
-    package = Path(found.origin).parent
+    package = Path(torch_spec.origin).parent
     for folder in (package, package.parent / "nvidia"):
         for path in folder.rglob("*.so*"):
             descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What the graph engine costs beside the graph: python benchmarks/graph_cost.py   (needs a GPU)
+"""Measure the cost of the graph engine beyond that of the graph: python benchmarks/graph_cost.py   (needs a GPU)
 
 1. Host time of a `CudaGraphed` call over a bare `graph.replay()`, inputs in place, alternating in one process.
    Expected: at most 15 µs, for a network with one input and for the world model's five.
@@ -42,13 +42,13 @@ def clip_text():
 
 def host_us(call) -> float:
     """Return host µs until `call` returns; the device is waited for after each, so that no queue fills up."""
-    taken = 0.0
+    seconds = 0.0
     for _ in range(CALLS):
         start = time.perf_counter()
         call()
-        taken += time.perf_counter() - start
+        seconds += time.perf_counter() - start
         torch.cuda.synchronize()
-    return taken / CALLS * 1e6
+    return seconds / CALLS * 1e6
 
 
 def overhead(name, module, inputs) -> tuple[str, float, float, float, float, float]:

@@ -1,4 +1,4 @@
-"""What measuring costs, and whether the device clock is right: python benchmarks/harness_cost.py
+"""Measure the cost of measuring, and check the device clock: python benchmarks/harness_cost.py
 
 1. Overhead: the timed loop around a step that does nothing: what an iteration costs beside the reported wall time,
    and what the clock adds to that.
@@ -85,11 +85,11 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"harness cost on {name}, torch {torch.__version__}\n")
     rounds = [overhead_us(device) for _ in range(ROUNDS)]
-    for place, what in enumerate(("outside the sample", "inside the sample (events, waiting for them)")):
-        values = sorted(pair[place] for pair in rounds)
+    for clock, what in enumerate(("outside the sample", "inside the sample (events, waiting for them)")):
+        values = sorted(pair[clock] for pair in rounds)
         spread = f"({values[0]:.1f} to {values[-1]:.1f})"
         print(f"a step that does nothing, {what}: {statistics.median(values):.1f} µs {spread}")
-    print(f"({ROUNDS} rounds of 5000; what is outside must stay under 20 µs)\n")
+    print(f"({ROUNDS} rounds of 5000; outside the sample, at most 20 µs is the target)\n")
     if device.type == "cuda":
         rows = device_clock(device)
         headers = ("round", "harness, device ms", "bare events, ms", "ratio")

@@ -1,7 +1,7 @@
-"""How long the 1B world model takes from disk to the GPU: python benchmarks/load_time.py FOLDER
+"""Time loading the 1B world model from disk to the GPU: python benchmarks/load_time.py FOLDER
 
-Writes a float32 checkpoint of random weights (4.4 GB) into FOLDER, asks the kernel to forget it, loads it as the main
-job does. Expected: limited by the disk or by the copy to the device, well under 10 s.
+Writes a float32 checkpoint of random weights (4.4 GB) into FOLDER, drops it from the page cache, and loads it as the
+main job does. Expected: limited by the disk or by the copy to the device, well under 10 s.
 """
 
 import os

@@ -57,7 +57,7 @@ def _growth(what: str, loop: Realtime) -> Iterator[tuple[str, str, str, bool]]:
     yield f"allocated over {what}, max - min, bytes", "0", str(grown), grown == 0
     low, high = loop.slope.ci95
     slope = f"[{1000 * low:.3g}, {1000 * high:.3g}]"
-    yield f"slope over {what}, ns a frame, 95% interval", "holds 0", slope, low <= 0 <= high
+    yield f"slope over {what}, ns a frame, 95% interval", "contains 0", slope, low <= 0 <= high
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The same callables measured by this tool and by others: python benchmarks/referees.py
+"""Compare the times of this tool with those of others, for the same callables: python benchmarks/referees.py
 
 On a CPU (one thread): torch.utils.benchmark.Timer and pyperf (extra dev). On a GPU: Timer; Triton's do_bench, which
 clears the L2 cache before each call, against our cold samples, and without clearing against our hot ones;
@@ -42,7 +42,7 @@ Call = Callable[[], object]
 Measure = Callable[[], float]  # -> ms of a call
 #: Many short turns: a shared host can change its speed by half within seconds, and both sides of a turn see the same.
 TURNS, TOLERANCE = 31, 0.02
-#: Budget of a measurement, the same for both sides: a device at its power limit clocks lower in the second after.
+#: Budget of a measurement in ms, equal for both sides: after a longer one, a device at its power limit clocks lower.
 WARM_UP_MS, MEASURE_MS = 30, 100
 
 

@@ -1,8 +1,8 @@
-"""What the report of a large traced run costs: python benchmarks/report_cost.py [--trace FILE] [--megabytes 100]
+"""Cost of the report of a large traced run: python benchmarks/report_cost.py [--trace FILE] [--megabytes 100]
 
-Makes a run of 15 cells in a temporary folder: the committed H200 run with all its samples, in each cell 300 kernels and
-800 submodules of what a trace says, and a profiler trace of 100 MB (the events of a stored one, again and again). Then
-renders it as a user does, in a process of its own, three times; the worst counts.
+Makes a run of 15 cells in a temporary folder: the committed H200 run with all its samples, each cell with tables of 300
+kernels and 800 submodules, and a profiler trace of 100 MB (the events of a stored one, repeated). Then renders it as a
+user does, in a process of its own, three times; the worst counts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
         print(f"{len(read_records(run).records)} cells, each with a trace of {traces / 1e6:.0f} MB\n")
         rows = [(i, *render(run)) for i in range(1, TIMES + 1)]
         size = (run / PAGE_FILE).stat().st_size / MIB
-        assert 'id="trace"' in (run / PAGE_FILE).read_text(encoding="utf-8"), "the page lacks what the traces say"
+        assert 'id="trace"' in (run / PAGE_FILE).read_text(encoding="utf-8"), "the page lacks the section of the traces"
         assert "#### Kernels by total time" in (run / REPORT_FILE).read_text(encoding="utf-8")
     print(tabulate(rows, ("time", "seconds", "peak RSS, GiB"), "github", floatfmt=".2f"), end="\n\n")
     seconds, memory = (max(column) for column in list(zip(*rows, strict=True))[1:])
@@ -59,17 +59,17 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--trace", type=Path, help=f"whose events are repeated (default: the largest of {STORED.name}/)"
+        "--trace", type=Path, help=f"trace whose events are repeated (default: the largest of {STORED.name}/)"
     )
     parser.add_argument("--megabytes", type=int, default=100, help="of each trace, before it is compressed")
     return parser.parse_args()
 
 
 def largest(folder: Path) -> Path:
-    found = sorted(folder.glob("*.json.gz"), key=lambda path: path.stat().st_size)
-    if not found:
-        raise SystemExit(f"error: no trace in {folder}. Name one that a run with trace=true left: --trace FILE")
-    return found[-1]
+    traces = sorted(folder.glob("*.json.gz"), key=lambda path: path.stat().st_size)
+    if not traces:
+        raise SystemExit(f"error: no trace in {folder}. Name one that a run with trace=true wrote: --trace FILE")
+    return traces[-1]
 
 
 def make_run(run: Path, source: Path, size: int) -> int:
@@ -103,7 +103,7 @@ def write_trace(path: Path, source: Path, size: int) -> int:
 
 
 def traced(record: Record, file: str) -> Record:
-    """Return the record with what its trace could say, as much of it as the largest networks have."""
+    """Return the record with tables from a trace, as large as those of the largest networks."""
     wall = record.wall_p50 or 1.0
     ms, own = wall / KERNELS, wall / SUBMODULES
     names = [f"void at::native::kernel_{i:03}<{'c10::BFloat16, ' * 8}at::native::functor_{i}>" for i in range(KERNELS)]

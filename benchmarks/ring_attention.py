@@ -1,4 +1,4 @@
-"""What a layer's attention to the ring costs: python benchmarks/ring_attention.py   (needs a GPU)
+"""Time a layer's attention to the ring: python benchmarks/ring_attention.py   (needs a GPU)
 
 Device time of a call at the size of the 1B world model, from 100 calls captured in one graph. The calls go round the
 rings of 25 layers, as in a pass, so that keys and values come from memory and not from the L2 cache. `all keys` is
@@ -35,7 +35,7 @@ def device_us(attend, rings) -> float:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / CALLS)
-    return statistics.median(times[ROUNDS // 5 :])  # the first ones wake the clocks
+    return statistics.median(times[ROUNDS // 5 :])  # the clocks rise during the first ones
 
 
 def all_keys(q, k, v):
@@ -59,9 +59,7 @@ def forms(k, groups):
 
 def main() -> None:
     if not torch.cuda.is_available() or not HAS_TRITON:
-        raise SystemExit(
-            "benchmarks/ring_attention.py compares kernels of a GPU: run it where there is CUDA and triton"
-        )
+        raise SystemExit("benchmarks/ring_attention.py compares GPU kernels: it needs a CUDA device and triton")
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(f"attention of g frames to a ring of {N_FRAMES} frames: {where}\n")
     rows = []

@@ -1,8 +1,9 @@
-"""What the products of a layer cost when a frame has 17 tokens: python benchmarks/skinny_linear.py   (needs a GPU)
+"""Time the matrix products of a layer for a frame of 17 tokens: python benchmarks/skinny_linear.py   (needs a GPU)
 
-Device time of a call at the sizes of the 1B world model, from 100 calls captured in one graph, with the launches behind
-a product counted in: the SiLU, and where the library splits the inputs its sum. The calls go round the weights of 25
-layers, as in a pass, so that they come from memory and not from the L2 cache. The floor is that of reading them once.
+Device time of a call at the sizes of the 1B world model, from 100 calls captured in one graph, including the launches
+that follow a product: SiLU, and the sum where the library splits the inputs (split-K). The calls go round the weights
+of 25 layers, as in a pass, so that these come from memory and not from the L2 cache. The roofline time is that of
+reading the weights once.
 """
 
 import torch
@@ -19,7 +20,7 @@ SHAPES = {"out": (1536, 1536), "fc1": (6144, 1536), "fc2": (1536, 6144)}
 
 def main() -> None:
     if not torch.cuda.is_available() or not HAS_TRITON:
-        raise SystemExit("benchmarks/skinny_linear.py compares kernels of a GPU: run it where there is CUDA and triton")
+        raise SystemExit("benchmarks/skinny_linear.py compares GPU kernels: it needs a CUDA device and triton")
     from models.skinny_linear_triton import linear_parts, linear_silu
 
     print(f"linear layers of few rows: {torch.cuda.get_device_name()}, torch {torch.__version__}\n")
@@ -40,7 +41,7 @@ def main() -> None:
             with torch.inference_mode():
                 library, ours = (device_us(call, [(weight,) for weight in weights]) for call in (plain, skinny))
             rows.append((tokens, name, library, ours, library / ours, n * k * 2 / READ_TB_S / 1e6))
-    headers = ("rows", "layer", "library, µs", "skinny, µs", "library / skinny", "floor, µs")
+    headers = ("rows", "layer", "library, µs", "skinny, µs", "library / skinny", "roofline, µs")
     print(tabulate(rows, headers, "github", floatfmt=".3g"))
 
 

@@ -10,10 +10,10 @@ name as if it were the only cell:
 
 The device's own clock shows whether the planted slowdown is there: its ratio of medians is printed with each pair.
 
-Limits of this benchmark: the names of a run share its process and its minutes, so pairs are not independent, and all of
-them share one machine. The runs of a batch (A, the same again, slower) are made forwards and backwards in turn, so that
-drift favours neither run. --isolation process starts a process for each cell of each round, which is the default of the
-main job, and takes some seconds more for each of them.
+Limits of this benchmark: the cells of a run share one process and the same minutes, so pairs are not independent, and
+all of them share one machine. The runs of a batch (A, the same again, slower) are made forwards and backwards in turn,
+so that drift favours neither run. --isolation process starts a process for each cell of each round, which is the
+default of the main job, and takes some seconds more for each of them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What all pairs together must reach."""
+    """A target that all pairs together must reach."""
 
     name: str
     limit: str
@@ -163,7 +163,7 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def criteria(pairs: Sequence[Pair]) -> list[Criterion]:
-    """Return what must be reached, for the kinds of pairs and the clocks that there are."""
+    """Return the targets that apply to the kinds of pairs and the clocks that were measured."""
     same, slow = ([pair for pair in pairs if pair.kind == kind] for kind in ("A/A", "slowdown"))
     compared = sum(pair.cell.interval is not None for pair in pairs)
     rows = [Criterion("pairs that could be compared", str(len(pairs)), str(compared), compared == len(pairs))]
@@ -174,9 +174,9 @@ def criteria(pairs: Sequence[Pair]) -> list[Criterion]:
         name = f"exit codes other than 0 in {len(same)} A/A pairs"
         rows.append(Criterion(name, f"<= {most}", str(red), red <= most))
     if slow:
-        found, least = sum(pair.found for pair in slow), math.ceil(0.9 * len(slow))
+        detected, least = sum(pair.found for pair in slow), math.ceil(0.9 * len(slow))
         name = f"slowdowns of {PLANTED - 1:.0%} found, of {len(slow)}"
-        rows.append(Criterion(name, f">= {least}", str(found), found >= least))
+        rows.append(Criterion(name, f">= {least}", str(detected), detected >= least))
     if ratios := [pair.device_ratio for pair in slow if pair.device_ratio is not None]:
         middle, low, high = statistics.median(ratios), PLANTED - 0.005, PLANTED + 0.005
         name = "planted slowdown by the device's clock: median B / A"
@@ -227,7 +227,9 @@ def criteria_table(pairs: Sequence[Pair]) -> Table[Criterion]:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="more for the main job: metric.latency.interval=…")
+    parser.add_argument(
+        "keys", nargs="*", metavar="KEY=VALUE", help="further keys of the main job: metric.latency.interval=…"
+    )
     parser.add_argument("--pairs", type=int, default=10, help="slowdowns to find (default 10)")
     parser.add_argument("--same", type=int, default=20, help="A/A pairs (default 20)")
     parser.add_argument("--batches", type=int, default=2, help="batches of three runs to spread the pairs over (2)")

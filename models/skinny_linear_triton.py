@@ -1,4 +1,4 @@
-"""Linear layers with few rows (skinny GEMMs): their time is that of reading the weights once.
+"""Linear layers with few rows (skinny GEMMs), which are bound by reading the weights once.
 
 A library GEMM needs one more launch where it splits the inputs (split-K), and one for SiLU. Here the sums of the parts
 are left to the kernel that reads them (`add_modulated_norm`), and SiLU is done before the store.

@@ -39,7 +39,7 @@ def points_of(cfg: DictConfig, spec: ComponentSpec) -> list[ComponentSpec]:
     given = sweep["values"] if cfg["values"] is None else cfg["values"]
     values = list(given) if OmegaConf.is_list(given) or isinstance(given, list) else [given]
     if not values or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
-        raise InputError(f"values={values}: whole numbers from 1 up, values=[1,2,4,8] for example.")
+        raise InputError(f"values={values}: must be whole numbers from 1 up, values=[1,2,4,8] for example.")
     points = [_point(cfg.component[spec.name], spec.name, axis, value) for value in sorted(set(values))]
     if cfg.together and len(points) > 1:
         points.append(_all_points(points, spec.name, axis))
@@ -77,9 +77,10 @@ def _all_points(points: Sequence[ComponentSpec], name: str, axis: str) -> Compon
 
 
 def _set_axis(inputs: DictConfig, axis: str, value: int, where: str) -> int:
-    """Set `axis` and return its value before: an argument of the input maker, `batch`, or dimension `INPUT.N`.
+    """Set `axis` (an argument of the input maker, `batch`, or `INPUT.N`) and return its previous value.
 
-    The batch of inputs that are given as shapes is the first dimension of the first one, and of all that are as long.
+    Where inputs are given as shapes, the batch is the first dimension of the first input, and of all others with the
+    same first dimension.
     """
     if "_target_" in inputs:
         options = [str(key) for key in inputs if key != "_target_"]

@@ -55,7 +55,7 @@ class _Attention:
     value: fx.Node
     scale: float
     mask: fx.Node | None
-    fills: bool  # whether the mask is true where nothing is attended to; otherwise it is added, or the reverse
+    fills: bool  # True: the mask is true where masked. False: it is added, or is true where attended to
 
 
 def _matched(last: fx.Node) -> _Attention | None:

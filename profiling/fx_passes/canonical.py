@@ -1,4 +1,4 @@
-"""One form for calls that PyTorch can write in many ways, so that a pass has one pattern to look for.
+"""Gives calls that PyTorch can write in many ways one form, so that a pass has one pattern to look for.
 
 `x @ y`, `x.matmul(y)` and `torch.bmm(x, y)` all become `torch.matmul(x, y)`. `view` becomes `reshape`, which does the
 same where a view is possible and copies where a pass has changed the layout so that it is not. Calls that write in

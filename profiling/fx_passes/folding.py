@@ -28,7 +28,7 @@ _WEIGHT_NORM = torch._weight_norm  # pyright: ignore[reportPrivateImportUsage]
 
 @dataclass(frozen=True, kw_only=True)
 class FoldWeightNorm(RewritePass):
-    """Compute weight norm, `g · v / ‖v‖`, once; of `torch.nn.utils.parametrizations` and of the older hook."""
+    """Compute weight norm, `g · v / ‖v‖`, once: that of `torch.nn.utils.parametrizations` and of the older hook."""
 
     def rewrite(self, module: fx.GraphModule) -> int:
         """Replace each weight norm of constants."""
@@ -48,7 +48,8 @@ class FoldWeightNorm(RewritePass):
 class FoldConstants(RewritePass):
     """Replace position ids, masks, embeddings of positions, casts and views of weights by their values.
 
-    Random numbers, memory that is written to and the module's state stay as they are. Counts the calls that go.
+    Random numbers, memory that is written to and the module's state stay as they are. Counts the calls that are
+    removed.
     """
 
     def rewrite(self, module: fx.GraphModule) -> int:

@@ -1,4 +1,4 @@
-"""What a pass reads of a graph's nodes: tensor forms, shared memory, constants, calls and their arguments.
+"""Reads a graph's nodes for the passes: tensor forms, shared memory, constants, calls and their arguments.
 
 `propagate` runs a graph once and writes this into `node.meta`. A family is a number for a piece of memory: nodes of one
 family share it, as views and in-place results do.

@@ -1,4 +1,4 @@
-"""What a pass is, and applying passes in order."""
+"""Defines a pass, and applies passes in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RewritePass(ABC):
     """
 
     def __call__(self, module: fx.GraphModule) -> fx.GraphModule:
-        """Return the rewritten module, `meta["replaced"]` the number of places; `module`'s graph changes with it."""
+        """Return the rewritten module, with the count of replaced places in `meta["replaced"]`; changes `module`."""
         with torch.no_grad():
             replaced = self.rewrite(module)
         rewritten = pruned(module)

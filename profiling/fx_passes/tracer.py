@@ -1,4 +1,4 @@
-"""From a module and example inputs to a torch.fx graph of the functions it calls, without dynamo.
+"""Traces a module with example inputs to a torch.fx graph of the functions it calls, without dynamo.
 
 `torch.fx.symbolic_trace` fails where Python reads a shape, and libraries often take another path when they meet one of
 its proxies. A CUDA graph has one shape anyway, so this tracer calls `forward` on real tensors and records each function
@@ -28,7 +28,7 @@ from profiling.fx_passes.canonical import canonical_call, make_out_of_place
 from profiling.fx_passes.nodes import DependencyTracker, propagate
 from profiling.fx_passes.passes import pruned
 
-#: Questions about a tensor's form and not its values: allowed also for tensors that depend on the inputs.
+#: Functions that read a tensor's form and not its values: allowed also for tensors that depend on the inputs.
 _FORM = frozenset(
     {"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "storage_offset", "type", "get_device"}
     | {"is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_inference", "is_same_size", "is_conj"}
@@ -98,7 +98,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _assign_nodes(self, node: fx.Node, result: Any) -> None:
-        """Remember the node of each tensor in a call's result."""
+        """Store the node of each tensor in a call's result."""
         if isinstance(result, Tensor):
             self._nodes[result] = node
         elif isinstance(result, tuple | list):

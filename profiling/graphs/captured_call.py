@@ -30,7 +30,7 @@ class CapturedCall:
     output: Any
     written: frozenset[int]
     memory: Mapping[str, Mapping[str, int]]
-    #: For each tensor of the output the index of the input that it is, or is a view of; None for a tensor of its own.
+    #: For each output tensor, the index of the input that it is or is a view of; None where it has its own memory.
     _sources: tuple[int | None, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,1 +1,1 @@
-"""What a kernel launch costs on this machine."""
+"""Measures the cost of a kernel launch on this machine."""

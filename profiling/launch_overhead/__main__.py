@@ -1,4 +1,4 @@
-"""What a launch costs on this machine: `python -m profiling.launch_overhead`."""
+"""Measure the cost of a kernel launch on this machine: `python -m profiling.launch_overhead`."""
 
 from __future__ import annotations
 

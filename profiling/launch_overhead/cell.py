@@ -53,8 +53,8 @@ def calibrate(
 ) -> LaunchOverhead:
     """Measure launch costs on `device`, cpu or cuda; `on_progress` is called with a line before each round.
 
-    On CUDA the host and the device time of a launch, a graph node and a replay, and the operator size below which the
-    device is starved; on a CPU the dispatch time and the size below which it dominates.
+    On CUDA this measures the host and device time of a launch, a graph node and a replay, and the operator size below
+    which the device is starved. On a CPU it measures the dispatch time and the size below which that dominates.
 
     Raises:
         torch.OutOfMemoryError: the largest sizes do not fit.
@@ -87,7 +87,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class ChainSamples:
-    """The samples of one chain. Costs are fields of `LaunchCosts` by name; None was not measured."""
+    """The samples of one chain. Costs are fields of `LaunchCosts` by name; None: not measured."""
 
     chain: Chain
     times: Mapping[Series, SeriesTimes]
@@ -120,9 +120,9 @@ class ChainSamples:
     def graph(self) -> dict[str, Any]:
         """Return the costs of a graph node and of a replay.
 
-        The device's cost of a replay is the time of a graph beyond its nodes, less that of eager calls beyond theirs in
-        the same round: the events around them, and the start of the device. The host's cost has two parts, since a
-        driver spends a little time on each node; how little, for graphs that are a chain, is in
+        The device's cost of a replay is the fixed part of a graph's time, less the fixed part of the time of eager
+        calls in the same round: the events around the calls, and the start of the device. The host's cost has a fixed
+        part and a small part for each node; for graphs that are a chain, see
         https://developer.nvidia.com/blog/constant-time-launch-for-straight-line-graphs-and-other-performance-enhancements/
         """
         smallest = self.chain.sizes[0]

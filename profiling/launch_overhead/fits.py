@@ -1,4 +1,4 @@
-"""From times over numbers of calls to costs: robust lines, medians over rounds with intervals, crossings."""
+"""Derives costs from times over numbers of calls: robust lines, medians over rounds with intervals, crossings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Lines:
-    """A line for each round, time = intercept + slope × count: [rounds] each, NaN for a round that was not measured."""
+    """A line for each round, time = intercept + slope × count: [rounds] each; NaN: not measured."""
 
     slope: Array
     intercept: Array
 
 
 def fit_lines(counts: Sequence[int], times: Array) -> Lines:
-    """Fit a Theil-Sen line to each round of `times` [rounds, counts]; NaN there was not measured.
+    """Fit a Theil-Sen line to each round of `times` [rounds, counts]; NaN: not measured.
 
     Up to 29% of the points of a round may be arbitrarily wrong: an interrupt lengthens a sample, nothing shortens it. A
     round's counts were sampled within a second, so drift between rounds is in the interval and not in a slope. Sources:
@@ -44,7 +44,7 @@ def fit_lines(counts: Sequence[int], times: Array) -> Lines:
 
 
 def estimate(rounds: Array) -> Estimate | None:
-    """Return the median of `rounds` [rounds] with its interval; NaN was not measured, all NaN gives None.
+    """Return the median of `rounds` [rounds] with its interval; NaN: not measured; all NaN gives None.
 
     Infinite rounds (a crossing beyond the sweep) count as large or small. Where the median is infinite the estimate is
     None; where any round is, and for fewer than three rounds, there is no interval.

@@ -41,7 +41,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one sample; NaN was not measured."""
+    """Times of one sample in microseconds; NaN: not measured."""
 
     host_us: float = math.nan
     device_us: float = math.nan
@@ -49,7 +49,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class SeriesTimes:
-    """All samples of a series in microseconds, [rounds, counts] each; NaN was not measured."""
+    """All samples of a series in microseconds, [rounds, counts] each; NaN: not measured."""
 
     counts: tuple[int, ...]
     host: Array
@@ -77,8 +77,8 @@ def sample_rounds(
 ) -> dict[Series, SeriesTimes]:
     """Sample each series at each of `counts`, once for warm-up and then `rounds` times.
 
-    Each round has another order of the series and of the counts of each. A sample that is not kept precedes each
-    series, whose data the series before may have evicted from the caches.
+    Each round shuffles the series, and the counts within each. A series starts with a discarded sample, because the one
+    before may have evicted its data from the caches.
     """
     shape = (rounds, len(counts))
     times = {key: SeriesTimes(tuple(counts), np.full(shape, np.nan), np.full(shape, np.nan)) for key in samplers}

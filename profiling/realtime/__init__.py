@@ -1,1 +1,1 @@
-"""The loop of a real-time application, frame by frame against its deadlines."""
+"""Times the loop of a real-time application and compares each frame with its deadline."""

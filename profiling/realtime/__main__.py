@@ -1,4 +1,4 @@
-"""The loop of a real-time application, frame by frame against a deadline: `python -m profiling.realtime`."""
+"""Time the loop of a real-time application, each frame against its deadline: `python -m profiling.realtime`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MIXED = "profiling.realtime.prepare.Mixed"
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
-    """Play the loop under every variant, or under one that is mixed."""
-    from profiling.realtime.recovery import FrameFiles  # imports numpy, without which --help answers faster
+    """Play the loop under every chosen variant, or once with the variant that `mix` gives each stage."""
+    from profiling.realtime.recovery import FrameFiles  # imports numpy, which would slow --help down
 
     config = read_config(cfg)
     options: Any = config.source["loop"]
     if not isinstance(options, Mapping):
-        raise InputError(f"loop={options}: it has options, loop.frames=600 for example. See --help.")
+        raise InputError(f"loop={options}: set its options one by one, loop.frames=600 for example. See --help.")
     LoopOptions.of(options)  # checks them before any process is started
     stages = chosen_stages(config)
     stages[WORLD] = with_denoising(stages[WORLD], config.source)
@@ -48,13 +48,13 @@ def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
     """Return the component of each role.
 
     Raises:
-        InputError: `stages` is no mapping, or a role has no component or one that is not among those chosen.
+        InputError: `stages` is not a mapping, or a role names no component or one that was not chosen.
 
     """
     components = {spec.name: spec for spec in config.components}
     names: Any = config.source.get("stages") or {}
     if not isinstance(names, Mapping):
-        raise InputError(f"stages={names}: a component for each role, stages.picture=picture_stage for example.")
+        raise InputError(f"stages={names}: name a component for each role, stages.picture=picture_stage for example.")
     stages = {}
     for role in ROLES:
         name = names.get(role)

@@ -46,11 +46,11 @@ from profiling.trace.events import read_events, timeline
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.variants.variant import Step, Variant
 
-#: Samples of sound a second at full scale; tiny networks make another number.
+#: Audio sample rate in Hz at full scale; tiny networks have another one.
 SAMPLE_RATE = 44100
-#: Why the trace of a loop has no table of submodules, and none of host waits.
+#: Why a loop's trace has neither a table of submodules nor one of host waits.
 _NO_MODULES = (
-    "not attributable: several networks make a frame; the main job analyses each (component=[world_model_frame])"
+    "not attributable: a frame runs several networks; the main job analyses each (component=[world_model_frame])"
 )
 _NO_WAITS = "not attributable: the loop is traced as one call, whose waits are those of the harness"
 
@@ -156,7 +156,7 @@ class RealtimeCell(Cell):
         return drawn_actions(frames + warmup, axes, buttons, self.job.settings.seed)
 
     def _play(self, pipeline: StagedPipeline, sound: SoundWindow) -> Series:
-        """Play all frames and return their series, which are on the disk however the loop ends."""
+        """Play all frames and return their series; a loop that fails leaves the frames before the failure on disk."""
         options, run = self.options, Path(self.job.run)
         device = torch.device(self.job.settings.device)
         frames, warmup = options.counts(device.type)

@@ -1,4 +1,4 @@
-"""The measured frames against frame rates: late frames, underruns of a playout buffer, the highest rate that is met."""
+"""Compares frame times with frame rates: late frames, playout-buffer underruns, the highest rate that is met."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ COMMON_FPS = (24.0, 30.0, 60.0, 120.0)
 
 
 def deadlines(series: Series, *, target_fps: float, pace: str) -> dict[str, Deadline]:
-    """Return late frames by frame rate as text ("24", "59.94"), the lowest rate first.
+    """Return the late frames of each frame rate, keyed by its text ("24", "59.94"), lowest rate first.
 
-    A frame is late when it took longer than 1000 / fps. In a paced loop at its target rate, it is late when it was
-    delivered more than 1000 / fps after it was due, so a stall also makes the frames after it late.
+    A frame is late when it took longer than 1000 / fps ms. In a paced loop at its target rate, it is late when it was
+    delivered more than 1000 / fps ms after it was due, so a stall also makes the frames after it late.
     """
     by_rate = {}
     for fps in sorted({*COMMON_FPS, target_fps}):
@@ -51,7 +51,7 @@ def rate_key(fps: float) -> str:
 
 
 def holds(misses: int, frames: int) -> bool:
-    """Return whether 99.9% of the frames were in time; of fewer than 1000, all must be."""
+    """Return whether at least 99.9% of the frames were in time: all of them, for fewer than 1000 frames."""
     return misses * 1000 <= frames
 
 
@@ -73,8 +73,9 @@ def done_times(frame_ms: Array, fps: float) -> Array:
 def underruns(frame_ms: Array, fps: float, buffer: int) -> int:
     """Count the frames that are not done when they are due for display from a playout buffer.
 
-    Display starts when `buffer` + 1 frames are done (or all, of fewer), but not before `buffer` + 1 periods, and shows
-    a frame every 1000 / fps ms. A frame that is not done is shown as soon as it is, and delays all after it.
+    Display starts when `buffer` + 1 frames are done (all of them, if there are fewer) and at least `buffer` + 1 periods
+    have passed. It then shows a frame every 1000 / fps ms. A frame that is not done is shown as soon as it is, and
+    delays all after it.
     """
     done = done_times(frame_ms, fps)
     behind = done - _due_times(done.size, fps)

@@ -1,7 +1,7 @@
 """Observes each frame of a loop: compiles, captures, allocations, garbage collections, and interference from outside.
 
-Between two frames this takes tens of microseconds. The driver is slower to answer: it is asked every few frames, and
-right after a long one.
+Each observation takes tens of microseconds. A driver query takes longer, so it is made every few frames only, and right
+after a long frame.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FrameMonitor:
             os.close(self._stat)
 
     def start(self) -> None:
-        """Count from here on."""
+        """Start counting: earlier events are not reported."""
         self._typical: float | None = None
         self._compiles, self._ids = snapshot(), compile_ids()
         self._totals, _ = self._read()

@@ -38,8 +38,8 @@ class LoopOptions:
     - `deliver`: `host` copies a frame to pinned memory, `device` leaves it on the GPU.
     - `actions`: an .npz with `mouse` [n, 2] and `btn` [n, n_buttons], repeated after n frames; None: drawn from the
       run's seed.
-    - `sound`: `exact` decodes the whole window of latents, `windowed` its newest `sound_latents`, `auto` these if their
-      signal-to-noise ratio against the whole window is at least `sound_snr_db` dB.
+    - `sound`: `exact` decodes the whole window of latents, `windowed` its newest `sound_latents`, `auto` is `windowed`
+      if its signal-to-noise ratio against the whole window is at least `sound_snr_db` dB, else `exact`.
     - `gc`: Python's garbage collector is `on`, `off`, or `frozen` (it ignores objects made before the loop).
 
     Raises:
@@ -76,7 +76,7 @@ class LoopOptions:
         for name in ("fps", "sound_snr_db"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise InputError(f"loop.{name}={value!r}: a number above 0.")
+                raise InputError(f"loop.{name}={value!r}: must be a number above 0.")
 
     def counts(self, device_type: str) -> tuple[int, int]:
         """Return (timed frames, warm-up frames) for a device type, "cpu" or "cuda"."""

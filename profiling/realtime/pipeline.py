@@ -19,10 +19,10 @@ from profiling.realtime.options import DELIVER, PICTURE, SOUND, WHOLE, WORLD, Lo
 from profiling.realtime.play import Clock, Pipeline
 from profiling.variants.variant import Step
 
-#: Drawn actions: the share of a mouse movement that is left in the next frame, the probability that a button changes.
+#: Drawn actions: fraction of a mouse movement kept in the next frame, and probability a frame that a button changes.
 MOUSE_MEMORY, BUTTON_CHANGE = 0.9, 0.05
-#: CUDA stream priorities of stages that overlap; the lower runs first. The next frame waits for the world model, and
-#: the sound decoder uses half of the GPU; the picture decoder, which fills it, takes the rest.
+#: CUDA stream priorities of stages that overlap; lower numbers run first. The world model is first, since the next
+#: frame waits for it. The sound decoder uses half of the GPU; the picture decoder fills it, and so comes last.
 PRIORITIES = {WORLD: -2, SOUND: -1}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from profiling.results.frames import NAMES
 
-#: A sleeping thread wakes up to this many seconds late; the rest of a wait is spent polling the clock.
+#: Seconds by which a sleeping thread may wake up late: the last part of each wait polls the clock instead.
 LATE_WAKE = 0.002
 #: Seconds between two polls of a frame in flight while the next one is not yet due.
 POLL = 1e-4
@@ -34,7 +34,7 @@ class Clock:
 
 
 class Pipeline(ABC):
-    """Makes frames in stages; `stages` are their names in order. A frame is named by its number."""
+    """Produces frames in stages; `stages` holds their names in order. A frame is identified by its number."""
 
     stages: tuple[str, ...]
 
@@ -72,7 +72,8 @@ def series_names(pipeline: Pipeline) -> tuple[str, ...]:
 class FrameLoop:
     """Runs frames through a pipeline, up to `depth` in flight at once, and records a row of times for each.
 
-    `period` is the time between two due frames in seconds; None: a frame is due when there is room for it.
+    `period` is the time between two due frames in seconds; None: a frame is due as soon as fewer than `depth` are in
+    flight.
     """
 
     def __init__(

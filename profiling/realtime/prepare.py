@@ -1,4 +1,4 @@
-"""The stages of a loop before the first frame: which variant prepares them, their components and references."""
+"""Prepares the stages of a loop before the first frame: their variants, components and reference outputs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict
         inputs = blueprints[role].component(torch.float32, settings.seed).inputs
         if len(inputs) != 1:
             raise InputError(
-                f"stages.{role}={specs[role].name}: it takes {', '.join(inputs)}, and the loop hands it one latent. "
+                f"stages.{role}={specs[role].name}: it takes {', '.join(inputs)}, but the loop passes it one latent. "
                 "Name a component whose forward has one argument."
             )
     world = blueprints[WORLD].component(torch.float32, settings.seed).inputs
@@ -102,7 +102,7 @@ def reference_outputs(blueprints: Mapping[str, Blueprint], settings: Settings, *
     components = _components(blueprints, torch.float32, settings.seed, whole=whole)
     with torch.inference_mode(), strict_float32():
         outputs = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in components.items()}
-    if not whole:  # the call of the whole frame has just passed the latents on
+    if not whole:  # the call of the whole frame has checked them: it passes them on
         _check_latents(blueprints, components, list(outputs[WORLD].values()))
     return outputs
 
@@ -121,8 +121,8 @@ def _check_latents(
         (latent,) = components[role].inputs.values()
         if list(latent.shape) != shape:
             raise InputError(
-                f"stages.{role}={blueprints[role].spec.name}: it takes {list(latent.shape)}, and the world model hands "
-                f"it {shape}. Name a component that is made for these latents."
+                f"stages.{role}={blueprints[role].spec.name}: it takes {list(latent.shape)}, but the world model "
+                f"returns {shape}. Name a component that is made for these latents."
             )
 
 

@@ -1,4 +1,4 @@
-"""The files of a loop's frames: cleared, kept by round, and read after the process died. Runs without torch."""
+"""Clears, keeps and recovers the files of a loop's frames, also after its process died. Runs without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow frames of a loop: which they are, what happened in them, and whether they return periodically."""
+"""Finds the slow frames of a loop, their causes, and whether they are periodic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profiling.results.record import SlowFrame, SlowFrames, Spikes, Steady
 SLOW_MADS, SLOW_FACTOR = 5.0, 1.2
 #: A garbage collection is a cause where it took at least this share of a slow frame's excess time.
 COLLECTION_SHARE = 0.2
-#: Slow frames that are listed; all are counted.
+#: Most slow frames listed in a record; all are counted.
 LISTED = 50
 #: Causes, by the series that are above 0 in the frame.
 CAUSES = {
@@ -32,7 +32,7 @@ CAUSES = {
 }
 UNKNOWN = "not attributed"
 
-#: Shortest period in frames; with a shorter one, a frame early or late is a large part of it and any spikes fit.
+#: Shortest period that is reported, in frames: a shorter one would fit almost any spikes, each a frame early or late.
 SHORTEST_PERIOD = 4
 #: Frames by which a spike may be early or late.
 JITTER = (0, -1, 1)
@@ -47,7 +47,8 @@ CHANCE = 0.05
 def find_slow_frames(frame_ms: Array, steady: Steady) -> list[int]:
     """Return the slow frames, ascending.
 
-    Where times never settle, a frame must also stand out from its neighbours: the end of a drift is not slow frames.
+    Where times never settle, a frame must also stand out from its neighbours, so that a drift does not make its last
+    frames slow.
     """
     slow = frame_ms > _threshold_ms(frame_ms, steady)
     if not steady.settled:
@@ -92,9 +93,9 @@ def _causes(series: Series, frame: int, excess_ms: float, recompiles: Sequence[s
 
 
 def find_period(slow: Sequence[int]) -> Spikes | None:
-    """Find at least three of the `slow` frames (ascending) that a period explains better than chance does.
+    """Find a period that explains at least three of the `slow` frames (ascending) better than chance does.
 
-    The other slow frames may be anywhere. None without such a period.
+    The other slow frames may be anywhere. Return None without such a period.
     """
     chains = [chain for period in _candidate_periods(slow) if (chain := _longest_chain(slow, period)).count >= 3]
     best = min(chains, key=lambda chain: _chance(chain, slow), default=None)

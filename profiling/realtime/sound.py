@@ -1,4 +1,4 @@
-"""The audio decoder's window: how much quality a shorter window of latents costs, and which one the loop decodes."""
+"""Chooses the audio decoder's window: measures the quality that fewer latents cost, and sets how many are decoded."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def windows_snr(stage: SoundStage, latents: Tensor, lengths: Sequence[int]) -> d
     """Return the signal-to-noise ratio in dB of windows of `lengths` latents against the whole window.
 
     Signal and noise are the newest frame's sound, summed over all whole windows in `latents` [1, channels, n]. A length
-    without noise has no ratio.
+    whose sound is identical has no ratio.
     """
     window = stage.latents.shape[-1]
     signal, noise = 0.0, dict.fromkeys(lengths, 0.0)

@@ -1,4 +1,4 @@
-"""From the series of a loop's frames to the section `realtime` of its record. Runs without torch."""
+"""Summarises the series of a loop's frames as the section `realtime` of its record. Runs without torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from profiling.results.stats import summarize
 
 #: Frames in the playout buffer before display starts, for which underruns are counted.
 BUFFERS = (0, 1, 2, 3)
-#: Least growth over the run, in bytes, that is a leak. The allocator counts its own bytes exactly; what a device or a
-#: process uses also changes with everything else that runs.
+#: Least growth over the run, in bytes, that counts as a leak. The allocator's counter is exact; the memory of a device
+#: or a process also changes for other reasons.
 SMALLEST_LEAK = {"allocated": 4096, "reserved": 4096, "device_used": 8 * 2**20, "host_rss": 8 * 2**20}
 
 
@@ -30,9 +30,9 @@ def summarize_frames(
     events: Sequence[Mapping[str, Any]] = (),
     sound_seconds_per_frame: float | None = None,
 ) -> Realtime:
-    """Return `loop`, which describes a loop before its first frame, with what was measured in its frames.
+    """Return `loop`, the section as it is before the first frame, with the measurements of the frames added.
 
-    `series` may end anywhere, also before the first frame: then nothing is added. `events` are recompiles: {"frame",
+    `series` may end after any frame; without a frame, nothing is added. `events` are recompiles: {"frame",
     "kind": "recompile", "id"}. Fields that need more frames are absent.
 
     Raises:

@@ -18,8 +18,8 @@ WINDOW = 15
 #: Settled times stay within this share of the median of the last half, in at least `NEAR_SHARE` of the frames: a
 #: disturbance in the middle of the steady part is no ramp.
 NEAR, NEAR_SHARE = 0.03, 0.9
-#: Most and fewest blocks that a line is fitted to. With fewer than 8, random noise gives an interval that excludes 0
-#: more often than the 0.1% that a verdict may be wrong.
+#: Most and fewest blocks that a line is fitted to. With fewer than 8, random noise gives a false verdict more often
+#: than the accepted 0.1%.
 BLOCKS, FEWEST_BLOCKS = 64, 8
 #: Frame times grow where they rise by more than this share of their median over the steady part.
 GROWTH = 0.01
@@ -30,8 +30,8 @@ STAGE_SHARE = 0.1
 def find_steady(frame_ms: Array) -> Steady:
     """Find the first frame from which on the rolling median stays near the median of the last half.
 
-    The frame must be in the first half; else, and with fewer than 30 frames, times never settle and the steady part is
-    the whole series. `frame_ms` is [n] in ms, n at least 1.
+    If that frame is not in the first half, or there are fewer than 30 frames, times count as never settled and the
+    steady part is the whole series. `frame_ms` is [n] in ms, n at least 1.
     """
     from_frame, settled = _settled_from(frame_ms)
     p50, p99 = np.percentile(frame_ms[from_frame:], [50, 99])
@@ -44,7 +44,8 @@ def _settled_from(frame_ms: Array) -> tuple[int, bool]:
         return 0, False
     rolling = rolling_median(frame_ms)
     level = np.median(frame_ms[frames // 2 :])
-    # The median of WINDOW samples with standard deviation s has one of 1.25 s / sqrt(WINDOW); 5 of these do not occur.
+    # If samples have the standard deviation s, medians of WINDOW have 1.25 s / sqrt(WINDOW); noise never reaches 5
+    # times that.
     near = np.abs(rolling - level) <= max(NEAR * level, 5 * 1.25 * _noise(frame_ms) / np.sqrt(WINDOW))
     for start in np.flatnonzero(near[: frames // 2 + 1]):
         if near[start : start + WINDOW].all() and near[start:].mean() >= NEAR_SHARE:
@@ -81,8 +82,8 @@ def fit_line(frames: Array, values: Array) -> LineFit | None:
     """Fit a line to `values` [n] over `frames` [n] (ascending, all finite); None for fewer than 8.
 
     Theil-Sen on the medians of blocks of neighbours. The intervals are widened by the autocorrelation of the blocks:
-    otherwise a machine that is slower for some seconds would be a slope. Where a block keeps 0.6 of its neighbour's
-    noise, the 95% interval contains the slope in 89 of 100 series (62 without widening). Sources: Theil, A
+    otherwise some seconds in which the machine is slower would appear as a slope. Where a block keeps 0.6 of its
+    neighbour's noise, the 95% interval contains the slope in 89 of 100 series (62 without widening). Sources: Theil, A
     rank-invariant method of linear and polynomial regression analysis (1950); Sen, Estimates of the regression
     coefficient based on Kendall's tau (1968).
     """
@@ -121,7 +122,7 @@ def _variance_inflation(values: Array) -> float:
 def slope_section(series: Series, from_frame: int) -> Slope | None:
     """Return the slope of the frame times from `from_frame` on; None for fewer than 8 frames.
 
-    Where they grow, `stages` holds the stages that grow along, with `rest`, the host time in no stage, among them.
+    Where they grow, `stages` holds the stages that grow too; `rest` is the host time outside of all stages.
     """
     part = series["frame_ms"][from_frame:]
     line = fit_line(np.arange(part.size, dtype=np.float64), part)
@@ -137,7 +138,7 @@ def slope_section(series: Series, from_frame: int) -> Slope | None:
 
 
 def _growing_stages(series: Series, from_frame: int, frame_slope: float) -> dict[str, StageGrowth]:
-    """Return the stages whose host or device time has a good part of `frame_slope` (ms a frame)."""
+    """Return the stages whose host or device time makes up a large part of `frame_slope` (ms a frame)."""
     growing = {}
     unmeasured = np.full(series["frame_ms"].size, np.nan)
     for stage in (*stage_names(series), "rest"):

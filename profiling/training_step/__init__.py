@@ -1,1 +1,1 @@
-"""A whole training step: eager against compiled against captured."""
+"""Compares a whole training step run eagerly, compiled, and captured in a CUDA graph."""

@@ -1,4 +1,4 @@
-"""A whole training step under variants: `python -m profiling.training_step`."""
+"""Measure a whole training step under variants: `python -m profiling.training_step`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cell of `training_step`: the same steps eagerly and under the variant, from one start; then the metrics."""
+"""The cell of `training_step`: trains the same steps eagerly and under the variant, then runs the metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from profiling.training_step.trajectory import (
 )
 from profiling.variants.variant import Step, Variant
 
-#: Eager trainings that start a rounding error away; a single one could stay near by chance.
+#: Number of eager trainings from weights perturbed by a rounding error; a single one could stay near by chance.
 NEARBY = 3
 
 
@@ -52,7 +52,7 @@ class Trainer:
     start: Snapshot = field(init=False)
 
     def __post_init__(self) -> None:
-        """Keep the present state as the start."""
+        """Store the current state as the start."""
         object.__setattr__(self, "start", Snapshot(self.step))
 
     def train(self, run: Callable[[], Tensor], *, noise: float = 0.0, seed: int = 0) -> Trajectory:
@@ -61,7 +61,7 @@ class Trainer:
         return train(self.step, run, self.inputs, self.loader, self.options)
 
     def train_eagerly(self) -> Trajectory:
-        """Train eagerly from the start, and from weights that are a rounding error away."""
+        """Train eagerly from the start, and from weights perturbed by a rounding error."""
         run = partial(self.step, **self.inputs)
         eager = self.train(run)
         nearby = [self.train(run, noise=self.rounding, seed=seed) for seed in range(NEARBY)]
@@ -89,7 +89,7 @@ class TrainingCell(Cell):
 
     @classmethod
     def computes_in(cls, dtype: str, *, options: TrainingOptions, **_procedure: Any) -> str:
-        """Return the dtype of autocast where it is on: products are computed in it."""
+        """Return the dtype that products are computed in: that of autocast where it is on."""
         return options.autocast or dtype
 
     def measure(self) -> None:
@@ -101,7 +101,7 @@ class TrainingCell(Cell):
         for name, metric in metrics.items():
             if metric.needs_reference:
                 raise InputError(
-                    f"metric.{name} is for forward passes. A training step is always compared with eager: leave it out."
+                    f"metric.{name} is for forward passes: leave it out. A training step is always compared with eager."
                 )
 
         def reached(phase: str) -> None:
@@ -136,7 +136,7 @@ class TrainingCell(Cell):
         self._judge(timed, deterministic)
 
     def _batches(self) -> list[Batch]:
-        """Draw the data in host memory; the module, which is asked for its sizes, is built without memory."""
+        """Draw the batches in host memory; the module, needed for its sizes only, is built on the meta device."""
         spec, settings = self.job.component, self.job.settings
         with torch.device("meta"):
             module = instantiate(spec.module, f"component.{spec.key}.module")
@@ -175,7 +175,7 @@ class TrainingCell(Cell):
     def _compare_deterministic(self, variant: Variant, component: TrainingComponent, trainer: Trainer) -> ParityCheck:
         """Compare once more with deterministic algorithms, with which the same kernels give the same numbers.
 
-        The faster ones, which are timed, add up in no fixed order: with them eager training differs from itself.
+        The timed algorithms are faster but add up in no fixed order: two eager trainings with them differ.
         """
         with self.phase("parity"), deterministic_algorithms():
             trainer.reset()
@@ -195,8 +195,8 @@ class TrainingCell(Cell):
             distance = deterministic.eager_rel_l2
             share = "inf" if distance is None else f"{distance:.0%}"
             self.note(
-                f"training is chaotic: eager from a rounding error away ends {share} of its travelled distance from "
-                "itself. Only losses were compared, not weights."
+                "training is chaotic: a rounding error in the initial weights changes the final ones of eager training "
+                f"by {share} of their travelled distance. Only losses were compared, not weights."
             )
         self.problems.extend(("failed", fault) for fault in faults)
 

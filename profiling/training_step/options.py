@@ -13,12 +13,12 @@ from profiling.errors import InputError, check_choice, check_whole
 class TrainingOptions:
     """The options of a training.
 
-    - `steps` are compared with the same steps done eagerly; every `log_every`-th is logged.
+    - `steps`: training steps that are compared with the same steps run eagerly; every `log_every`-th is logged.
     - `batches`: different batches in the data set, which `workers` processes load into pinned memory.
     - `lr_changes`: pairs of a step and the factor that the learning rate is multiplied by before it (None: 0.1 after
       half of the steps).
     - `tolerance`: largest accepted distance of the weights from those of eager training, relative to the distance that
-      eager's travelled; `loss_tolerance`: largest accepted relative error of a loss.
+      eager training moved its weights; `loss_tolerance`: largest accepted relative error of a loss.
 
     Raises:
         InputError: a number out of range or an unknown autocast dtype.
@@ -55,5 +55,6 @@ def _check_change(change: Any, steps: int) -> None:
     pair = isinstance(change, list | tuple) and len(change) == 2
     if not pair or not isinstance(change[0], int) or not 0 <= change[0] < steps or not change[1] > 0:
         raise InputError(
-            f"training.lr_changes={change!r}: pairs of a step from 0 to {steps - 1} and a factor above 0, [[25, 0.1]]."
+            f"training.lr_changes={change!r}: must be pairs [step, factor], "
+            f"with a step from 0 to {steps - 1} and a factor above 0, as in [[25, 0.1]]."
         )

@@ -30,12 +30,12 @@ class TrainingStep(nn.Module):
         self._device_type = next(model.parameters()).device.type
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """Train on `batch`, the arguments of the model's forward; return the loss, an fp32 scalar without a graph."""
+        """Train on `batch`, the arguments of the model's forward; return the detached loss, an fp32 scalar."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self._device_type, dtype=self._autocast, enabled=self._autocast is not None):
             loss = self.model(**batch)
         if loss.numel() != 1:
-            raise InputError(f"training needs a component whose forward returns its loss, not {list(loss.shape)}.")
+            raise InputError(f"training needs a forward that returns its loss, a scalar, not {list(loss.shape)}.")
         loss.backward()
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
@@ -62,7 +62,7 @@ class TrainingComponent(Component):
     """A component whose module is a `TrainingStep`: a call changes its weights, and the caller restores them."""
 
     def state(self) -> tuple[Tensor, ...]:
-        """Return nothing: the training cell keeps the state in host memory, outside of every memory measurement."""
+        """Return (): the training cell keeps the state in host memory, outside of every memory measurement."""
         return ()
 
 
@@ -89,7 +89,7 @@ def make_optimizer(make: partial[Optimizer], model: nn.Module, device: torch.dev
 
 @torch.no_grad()
 def initialise_optimizer(step: TrainingStep) -> None:
-    """Make the optimizer allocate its state, by a step with zero gradients, and leave weights and state at the start.
+    """Make the optimizer allocate its state by a step with zero gradients, then restore weights and initial state.
 
     Raises:
         InputError: the optimizer has a scalar state whose first value is unknown here.

@@ -18,10 +18,10 @@ from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep
 
-#: Where eager training that starts a rounding error away ends this share of its travelled distance from itself,
-#: training is chaotic and weights cannot be compared.
+#: Training is chaotic, and weights cannot be compared, where eager training from weights perturbed by a rounding error
+#: ends at least this fraction of the travelled distance away.
 CHAOS = 0.5
-#: Largest loss error that is accepted, however much eager's own losses differ after a rounding error.
+#: Largest loss error that is accepted, however much a rounding error changes eager's own losses.
 MOST_LOSS_ERROR = 0.05
 
 Batch = dict[str, Tensor]
@@ -51,7 +51,7 @@ def make_loader(batches: Sequence[Batch], steps: int, workers: int, *, pinned: b
 class Trajectory:
     """The losses of all steps, weights and running statistics after the last (fp64 vectors on the host), and a log.
 
-    `nearby`: for eager training, trajectories of eager training that starts a rounding error away.
+    `nearby`: for eager training, the eager trajectories from weights perturbed by a rounding error.
     """
 
     losses: list[float]
@@ -124,7 +124,7 @@ def compare_trajectories(
     weights_judged = not chaotic or errors["weights"] <= options.tolerance
     within = all(math.isfinite(error) and (error <= tolerance or not weights_judged) for error in errors.values())
     return ParityCheck(
-        reference=f"the same {options.steps} steps done eagerly (eager_*: eagerly, from a rounding error away)",
+        reference=f"the same {options.steps} steps run eagerly (eager_*: from weights perturbed by a rounding error)",
         passed=within and loss_error <= loss_tolerance,
         rel_l2=_finite(errors["weights"]),
         statistics_rel_l2=_finite(errors["statistics"]),
@@ -141,8 +141,8 @@ def compare_trajectories(
 def parity_faults(deterministic: ParityCheck, timed: ParityCheck) -> list[str]:
     """Return a line for each of the two comparisons that failed.
 
-    The timed training uses the algorithms that are timed, which add up in no fixed order: where it is chaotic, eager
-    differs from itself with them, and only losses that are not finite count.
+    The algorithms of the timed training add up in no fixed order. Where training is chaotic, two eager trainings with
+    them differ, so only losses that are not finite count.
     """
     faults = []
     if not deterministic.passed:
@@ -172,5 +172,5 @@ def _loss_error(losses: list[float], expected: list[float]) -> float:
 
 
 def _finite(value: float) -> float | None:
-    """Return the value, or None in its place where a record cannot hold it."""
+    """Return the value, or None where it is not finite, which a record cannot hold."""
     return value if math.isfinite(value) else None

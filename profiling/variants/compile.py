@@ -83,7 +83,7 @@ class Compile(Variant):
     def flags(self, folder: Path) -> ExitStack:
         """Set the global flags that the options need; closing the stack restores them."""
         with ExitStack() as stack:
-            stack.callback(torch._dynamo.reset)  # the next variant must not find what this one compiled
+            stack.callback(torch._dynamo.reset)  # the next variant must not reuse what this one compiled
             # Past its limit dynamo would run the module eagerly, and only log it.
             stack.enter_context(torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True))
             if self.keep_kernels:
@@ -114,7 +114,7 @@ class Compile(Variant):
             self.check(snapshot().since(before))
             return Step(
                 run=run,
-                close=flags.pop_all().close,  # flags stay set until then: a recompile must meet the same ones
+                close=flags.pop_all().close,  # flags stay set until then: a recompile must use the same ones
                 extra_steps=tuple(extra_steps),
                 eager_step=None if cuda_graphs else EagerStep(run),
             )

@@ -1,4 +1,4 @@
-"""What a capture and a torch.fx pass gain: two calls timed alternately, so that drift affects both alike."""
+"""Measures the gain of a capture or a torch.fx pass: two calls timed alternately, so that drift affects both alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SERIES_MS = 20.0
 
 
 def interleaved_medians(before: Callable[[], float], after: Callable[[], float], rounds: int) -> tuple[float, float]:
-    """Return the medians of two measurements, taken once each a round; the one that goes first changes each round."""
+    """Return the medians of two measurements, each taken once a round, in an order that alternates between rounds."""
     values: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for index in (0, 1) if number % 2 == 0 else (1, 0):
