@@ -1,4 +1,4 @@
-"""Errors of the user's input, printed in one line (any other exception gets a traceback), and help for their text."""
+"""Errors in the user's input, printed in one line (other exceptions get a traceback), and functions for their text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class InputError(Exception):
-    """The input is wrong. The message is one line: what was wrong, with what, and what to type next."""
+    """The user's input is wrong. The message is one line: the wrong value, the reason, and the next thing to type."""
 
     exit_code = 2
 
@@ -21,7 +21,7 @@ class MissingExtraError(Exception):
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """Return `" Did you mean 'compile'?"` with the nearest of `options` (at most three), or `""` when none is near."""
+    """Return `" Did you mean 'compile'?"` with up to three `options` that are similar to `word`, or `""` for none."""
     near = difflib.get_close_matches(word, sorted(set(options)), n=3)
     return f" Did you mean {' or '.join(repr(option) for option in near)}?" if near else ""
 
@@ -36,18 +36,18 @@ def check_whole(name: str, value: object, least: int = 1, most: int | None = Non
     """Raise an InputError unless the value of option `name` is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         limits = f"at least {least}" if most is None else f"{least} to {most}"
-        raise InputError(f"{name}={value!r}: a whole number, {limits}.")
+        raise InputError(f"{name}={value!r} must be a whole number, {limits}.")
 
 
 def install_hint(package: str | None) -> str:
-    """Return `jinja2 is not installed. To install it: python -m pip install jinja2`, with this interpreter."""
+    """Return `jinja2 is not installed. To install it: python -m pip install jinja2`, for this interpreter."""
     return f"{package} is not installed. To install it: {python_command()} -m pip install {package}"
 
 
 def python_command() -> str:
-    """Return how a shell in the working directory starts this interpreter, so that printed commands run as pasted.
+    """Return the command that starts this interpreter in the working directory, so that printed commands can be pasted.
 
-    `python` if that is this interpreter, else its path, relative to the working directory if it lies below it.
+    It is `python` if that is this interpreter, else its path, relative to the working directory if it lies below it.
     """
     this, cwd = Path(sys.executable), Path.cwd()
     if shutil.which("python") == str(this):

@@ -1,1 +1,1 @@
-"""The Hydra edge: command line and config to a typed run, exit codes, errors in one line."""
+"""The command line: turns Hydra's config into a typed run; exit codes, errors in one line."""

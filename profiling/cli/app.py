@@ -38,7 +38,7 @@ Target = Callable[[DictConfig, Path], int]
 
 
 def main(target: str, run: Target) -> None:
-    """Start a target from the command line; does not return."""
+    """Run a target from the command line and exit with its code."""
     replace_unprintable()
     sys.exit(launch(target, run))
 
@@ -46,11 +46,11 @@ def main(target: str, run: Target) -> None:
 def launch(target: str, run: Target) -> int:
     """Compose the config of `target` from the command line, call `run(config, run folder)`, return the exit code.
 
-    With --multirun that is the highest code of all runs.
+    With --multirun the exit code is the highest of all runs.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     register_resolvers()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions, and they are printed here in one line
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
     codes: list[int] = []
 
     def checked_run(cfg: DictConfig) -> int:
@@ -76,7 +76,7 @@ def launch(target: str, run: Target) -> int:
 
 def execute(target: str, config: RunConfig, folder: Path) -> int:
     """Run the cells of `config` into `folder`, print the report, return the exit code."""
-    # Imported here because `--help` and refused options need none of them: a third of their time.
+    # Imported here because they would be a third of the time of `--help` and of a wrong option, which need none.
     from profiling.report.render import write_report
     from profiling.run.progress import make_progress
     from profiling.run.runner import Run
@@ -105,8 +105,8 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
 def command_line(target: str) -> str:
     """Return the command line of this run, as recorded in `environment.json`.
 
-    It starts with `python`, wherever the interpreter is, so that records of two machines compare. In a --multirun it
-    is the command of this one run.
+    It starts with `python`, whatever the path of the interpreter, so that records of two machines can be compared. In a
+    --multirun it is the command of this single run.
     """
     arguments = sys.argv[1:]
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -119,7 +119,7 @@ def command_line(target: str) -> str:
 
 
 def register_resolvers() -> None:
-    """Register the functions in our YAML: `run_folder` makes a run's folder, `python` is its command, `product`."""
+    """Register the OmegaConf resolvers: `run_folder` (creates a run's folder), `python` (its command), `product`."""
 
     @cache
     def run_folder(target: str, resume: str | None) -> str:
@@ -133,7 +133,7 @@ def register_resolvers() -> None:
 
 
 def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Check that the top key of each chosen YAML is the file's name; another key would replace or extend a third.
+    """Check that the top key of each chosen YAML is the file's name; another key could overwrite another file's entry.
 
     Raises:
         InputError: a file whose top key is not its name.
@@ -154,12 +154,12 @@ def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def _interrupt(_signal: int, _frame: object) -> None:
-    """End as at Ctrl-C, so that a run that a scheduler or `timeout` terminates keeps its finished cells."""
+    """End as on Ctrl-C, so that a run that a scheduler or `timeout` terminates keeps its finished cells."""
     raise KeyboardInterrupt
 
 
 def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
-    """Return the exit code of `work`, or print its error in one line and return the code of that."""
+    """Return the exit code of `work`; if it raises, print the error in one line and return the error's exit code."""
     try:
         return work()
     except KeyboardInterrupt:
@@ -179,7 +179,7 @@ def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
 
 
 def _drop_output() -> None:
-    """Discard what is still to be printed: the reader (`head`, for example) has closed the pipe."""
+    """Discard further output after the reader of the pipe (`head`, for example) has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -189,7 +189,7 @@ def _print_error(message: str) -> int:
 
 
 def explain(error: Exception, target: str) -> str:
-    """Return one line for an exception of Hydra or OmegaConf, with near matches of the misspelt word."""
+    """Return one line for an exception of Hydra or OmegaConf, with words similar to the misspelt one."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -211,7 +211,7 @@ def _config_folders() -> list[Path]:
 
 
 def _near_key(key: str, target: str) -> str:
-    """Return `" Did you mean …?"` with near keys of the config that the command line's groups compose, or ""."""
+    """Return `" Did you mean …?"` with similar keys of the config that the command line selects, or ""."""
     groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric)=", argument)]
     searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in _config_folders()[1:])}]"
     GlobalHydra.instance().clear()
@@ -229,7 +229,7 @@ def _dotted_keys(node: object, path: str = "") -> list[str]:
 
 
 def explain_os_error(error: OSError) -> str:
-    """Return one line for a full disk, a folder without write permission, and other failures of the system."""
+    """Return one line for a full disk, a folder without write permission or another error of the operating system."""
     where = f" {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return (

@@ -1,4 +1,4 @@
-"""Builds a component from its spec: the module on its device, its weights, its inputs."""
+"""Builds a component from its spec: the module on the run's device, its weights and its inputs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     """Build the module on the run's device, floating parameters in `build_dtype`, and load or randomise its weights.
 
     Raises:
-        InputError: a target, argument, checkpoint or input spec that is wrong.
+        InputError: a target, argument, checkpoint or input spec is wrong.
 
     """
     device = torch.device(settings.device)
     where = f"component.{spec.key}.module"
     random.seed(settings.seed)
-    numpy.random.seed(settings.seed)  # a user's factory may draw from any of the three; two builds must be equal
+    numpy.random.seed(settings.seed)  # a factory may use any of the three generators, and two builds must be equal
     torch.manual_seed(settings.seed)
     with device:  # parameters are created on the device, so that a large module needs no host memory
         module = instantiate(spec.module, where)
@@ -48,15 +48,15 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A module on its device with its weights, and what draws its inputs."""
+    """A module on its device with its weights, and the functions that draw its inputs."""
 
     spec: ComponentSpec
     module: nn.Module
     draw: MakeInputs  # floating inputs in the run's dtype
     device: torch.device
     run_dtype: torch.dtype
-    weights: str  # "random", or their source
-    hint: str | None  # how to get the published weights, where they are random
+    weights: str  # their source, or "random"
+    hint: str | None  # how to get the published weights, if these are random
     draw_extra: tuple[MakeInputs, ...] = ()  # inputs of the further shapes that a step is prepared for
 
     def cast(self, dtype: torch.dtype) -> None:
@@ -97,10 +97,10 @@ class Blueprint:
 def input_maker(
     node: Mapping[str, Any], component: str, module: nn.Module, device: torch.device, dtype: torch.dtype
 ) -> MakeInputs:
-    """Return what draws the inputs of a component's `inputs` node, on `device`, floating ones in `dtype`.
+    """Return the function that draws the inputs of an `inputs` node: on `device`, floating ones in `dtype`.
 
     Raises:
-        InputError: a target that does not exist, or an input spec that is wrong.
+        InputError: the target does not exist, or an input spec is wrong.
 
     """
     if "_target_" in node:
@@ -142,7 +142,7 @@ def parse_input_specs(specs: Mapping[str, Any], component: str) -> dict[str, Inp
     """Read the `inputs` of a component's YAML.
 
     Raises:
-        InputError: an unknown key, an invalid shape or range, a dtype or a distribution that does not exist.
+        InputError: an unknown key, dtype or distribution, or an invalid shape or range.
 
     """
     return {name: _parse(spec, f"component.{component}.inputs.{name}") for name, spec in specs.items()}
@@ -159,7 +159,7 @@ def _parse(spec: Any, where: str) -> InputSpec:
             )
     shape = spec["shape"]
     if not isinstance(shape, list | tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise InputError(f"{where}.shape={shape}: a list of positive integers, [1, 3, 224, 224] for example.")
+        raise InputError(f"{where}.shape={shape} must be a list of positive integers, for example [1, 3, 224, 224].")
     parsed = InputSpec(**{**spec, "shape": tuple(shape)})
     if parsed.distribution not in DISTRIBUTIONS:
         raise InputError(

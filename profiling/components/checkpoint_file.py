@@ -1,4 +1,4 @@
-"""Load a checkpoint file (.pt, .pth, .safetensors) into a module: safely, under plain names, without a second copy.
+"""Loads a checkpoint file (.pt, .pth, .safetensors) into a module: safely, under plain names, without a second copy.
 
 Training wraps modules, and each wrapper adds a prefix to the names in the file. Accepted: a plain state dict;
 `{"ema": {...}}` (only its `ema_model` part is read) and `{"model": {...}}`; names under `ema_model.`, `module.` (data
@@ -21,9 +21,9 @@ from profiling.errors import InputError, did_you_mean
 
 PYTORCH_ZIP, PYTORCH_LEGACY, SAFETENSORS = "pytorch zip", "pytorch legacy", "safetensors"
 Shape = tuple[int, ...]
-#: Computes the names and shapes of a state dict, when they are needed.
+#: A function that returns the names and shapes of a state dict; called only when they are needed.
 Shapes = Callable[[], Mapping[str, Shape]]
-_CONTAINERS = ("ema", "model")  # the averaged weights are the published ones when a file holds both
+_CONTAINERS = ("ema", "model")  # a file with both: the averaged weights (ema) are the published ones
 _WRAPPERS = ("module.", "core.")
 _EMA = "ema_model."
 _NAMES_SHOWN = 3
@@ -34,13 +34,13 @@ def load_into(
 ) -> None:
     """Copy a file's weights into `module`, on its device and in its dtype, and run its load hooks.
 
-    `part` ("decoder" or "encoder") selects one half of an autoencoder's file. `others` are the shapes of components
-    that an error suggests when the file fits one of them instead. All names must match; only `freqs` buffers may be
+    `part` ("decoder" or "encoder") selects one half of an autoencoder's file. `others` maps other components to their
+    shapes; if the file fits one of them instead, the error names it. All names must match; only `freqs` buffers may be
     absent, since they are constants that follow from the config.
 
     Raises InputError for a file that is missing, damaged, not a state dict, of another network, or that would run code
-    (none is run), and for weights that are NaN, infinite or too large for the module's dtype (the module then holds
-    weights of both). Raises ValueError for a module on the meta device.
+    (none is run), and for weights that are NaN, infinite or too large for the module's dtype (some of the module's
+    weights are then overwritten already). Raises ValueError for a module on the meta device.
     """
     targets = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     if any(target.is_meta for target in targets.values()):
@@ -64,7 +64,7 @@ def load_into(
 
 
 def read(path: Path, wanted: Collection[str] = ()) -> dict[str, Tensor]:
-    """Return a file's tensors under plain names. `wanted` are the names of the module they are for.
+    """Return a file's tensors under plain names; `wanted` are the names in the module to be loaded.
 
     The tensors are on the CPU and memory-mapped, except those of PyTorch's legacy format.
     Raises InputError, in one line, for anything that is not a state dict.
@@ -81,7 +81,7 @@ def read(path: Path, wanted: Collection[str] = ()) -> dict[str, Tensor]:
 
 
 def _format_of(path: Path) -> str:
-    """Detect the format from the first bytes. Raises InputError when there are none to read."""
+    """Detect the format from the first bytes. Raises InputError when the file has none or cannot be read."""
     try:
         if path.is_dir():
             raise InputError(f"checkpoint '{path}' is a folder: name the file in it")
@@ -116,7 +116,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 def _open_pytorch(path: Path, file_format: str) -> object:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch prints hints for programmers before the one-line error
+            warnings.simplefilter("ignore")  # torch would warn before the error is printed in one line
             return torch.load(path, map_location="cpu", weights_only=True, mmap=file_format == PYTORCH_ZIP)
     except Exception as error:  # damaged bytes raise anything: KeyError, EOFError, RuntimeError, MemoryError, …
         if requested := re.search(r"GLOBAL (\S+)", str(error)):
@@ -145,7 +145,7 @@ def plain_names(content: object, wanted: Collection[str] = ()) -> dict[str, Any]
     """Return the entries of a file's content under the names that the network itself uses.
 
     A network whose own names (`wanted`) all begin with `core.` or `module.` keeps that prefix.
-    Raises InputError (without the file's name) for content that is no mapping from names, or empty.
+    Raises InputError (without the file's name) for content that is empty or not a mapping from names.
     """
     for container in _CONTAINERS:
         if isinstance(content, Mapping) and isinstance(content.get(container), Mapping):
@@ -168,10 +168,10 @@ def plain_names(content: object, wanted: Collection[str] = ()) -> dict[str, Any]
 
 
 def _unwrap(entries: dict[str, Any], wrappers: Collection[str]) -> dict[str, Any]:
-    """Remove wrappers' prefixes, outermost first, while all names carry one."""
+    """Remove wrappers' prefixes, outermost first, as long as all names have one."""
     while True:
         averaged = {name.removeprefix(_EMA): value for name, value in entries.items() if name.startswith(_EMA)}
-        if averaged:  # the other entries are bookkeeping and the network that is not averaged
+        if averaged:  # the others are bookkeeping and the weights before averaging
             entries = averaged
             continue
         wrapper = next((w for w in wrappers if all(name.startswith(w) for name in entries)), None)
@@ -199,7 +199,7 @@ def select_half(entries: Mapping[str, Any], part: str, wanted: Collection[str]) 
 
 
 def describe_mismatch(wanted: Mapping[str, Shape], present: Mapping[str, Shape], optional: Iterable[str] = ()) -> str:
-    """Compare the shapes that a network wants with those that a file holds; names in `optional` may be absent.
+    """Compare the shapes of a network (`wanted`) with those in a file; names in `optional` may be absent.
 
     Returns e.g. `2 missing (a; b), 1 mis-shaped (c: file 3x4, network 4x4)`, or "" when the file fits.
     """
@@ -221,7 +221,7 @@ def describe_mismatch(wanted: Mapping[str, Shape], present: Mapping[str, Shape],
 
 
 def components_in(present: Mapping[str, Shape], others: Mapping[str, Shapes]) -> list[str]:
-    """Return the components among `others` that a file fits, whole or with its decoder or encoder alone."""
+    """Return the components among `others` that a file fits, as a whole or with only its decoder or encoder."""
     halves = [
         {name.removeprefix(prefix): shape for name, shape in present.items() if name.startswith(prefix)}
         for prefix in ("", "decoder.", "encoder.")
@@ -237,7 +237,7 @@ def components_in(present: Mapping[str, Shape], others: Mapping[str, Shapes]) ->
 
 @torch.no_grad()
 def _copy(target: Tensor, source: Tensor) -> str | None:
-    """Copy one tensor in place and return the problem with it, if any."""
+    """Copy one tensor in place; return its problem in words, or None."""
     if source.is_floating_point() != target.is_floating_point():
         return f"is {source.dtype} in the file, and the network computes with {target.dtype}"
     source = source.to(target.device)  # in the stored dtype: the device converts faster, and host memory stays flat

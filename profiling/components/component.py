@@ -20,7 +20,7 @@ MakeInputs = Callable[[torch.Generator], Mapping[str, torch.Tensor]]
 class Component:
     """A network under test.
 
-    A step reads `inputs` at every call. `refill` overwrites them in place, which is how the parity check runs a step on
+    A step reads `inputs` at every call. `refill` overwrites them in place, so that the parity check can run a step on
     inputs that it was not prepared with.
     """
 
@@ -31,10 +31,10 @@ class Component:
     device: torch.device
     dtype: torch.dtype
     frames_per_call: int
-    weights: str  # "random", or their source
+    weights: str  # their source, or "random"
     kind: str | None = None  # "image" | "audio" | None: adds PSNR or SNR to the parity check
-    extra_inputs: tuple[Mapping[str, torch.Tensor], ...] = ()  # of further shapes that a step is prepared for as well
-    priority: int = 0  # of the CUDA streams that its kernels are captured on; lower numbers are scheduled first
+    extra_inputs: tuple[Mapping[str, torch.Tensor], ...] = ()  # inputs of other shapes that a step is prepared for
+    priority: int = 0  # of its capture's CUDA streams; lower numbers are scheduled first
 
     @property
     def key(self) -> str:
@@ -47,9 +47,9 @@ class Component:
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
     def state(self) -> tuple[torch.Tensor, ...]:
-        """Return the tensors that a call may change, and that preparing a variant must not.
+        """Return the tensors that a call may change; preparing a variant must leave them unchanged.
 
-        The module's `state_tensors()` if it has that method, else its buffers.
+        They are the module's `state_tensors()` if it has that method, else its buffers.
         """
         state_tensors: Any = getattr(self.module, "state_tensors", None)
         return tuple(state_tensors() if state_tensors is not None else self.module.buffers())
@@ -64,7 +64,7 @@ class Component:
             self.inputs[name].copy_(fresh)
 
     def reset(self) -> None:
-        """Call the network's `reset` method, which restores its initial state in place, if it has one."""
+        """Restore the network's initial state in place with its `reset` method, if it has one."""
         reset = getattr(self.module, "reset", None)
         if callable(reset):
             reset()
@@ -74,7 +74,7 @@ def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str
     """Check that the input names are arguments of the module's `forward`.
 
     Raises:
-        InputError: an input that forward has no argument for, or a required argument without an input.
+        InputError: an input is no argument of forward, or a required argument has no input.
 
     """
     signature = inspect.signature(module.forward)

@@ -1,4 +1,4 @@
-"""Calls the `_target_` of a YAML node, and explains in one line what was wrong where that fails."""
+"""Calls the `_target_` of a YAML node, and explains a failure in one line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hydra.utils import instantiate as hydra_instantiate
 
 from profiling.errors import InputError, MissingExtraError, did_you_mean, install_hint
 
-#: Optional packages; their extras have the same names.
+#: Optional packages, each with an extra of the same name.
 OPTIONAL_PACKAGES = ("diffusers", "transformers")
-#: Failures of the device, which are not the user's input. By name, because torch is not imported here.
+#: Errors of the device, which are no input errors; listed by name because torch is not imported here.
 DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")
 
 
@@ -45,7 +45,7 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
 
 
 def missing_name(target: str) -> str:
-    """Return "module has no 'Name'. Did you mean …?" if that is what is wrong with the dotted path, else ""."""
+    """Return "module has no 'Name'. Did you mean …?" if the module of the dotted path lacks the name, else ""."""
     module, _, name = target.rpartition(".")
     try:
         names = vars(importlib.import_module(module))

@@ -29,7 +29,7 @@ _Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 
 
 class Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file was when it was first downloaded: SHA-256 (64 hexadecimal digits) and size in bytes."""
+    """A file at its first download: SHA-256 (64 hexadecimal digits) and size in bytes."""
 
     sha256: _Sha256
     size: Annotated[int, Meta(gt=0)]
@@ -53,10 +53,10 @@ class _ManifestFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Entry(_Listed, frozen=True, kw_only=True):
-    """A published file: its name, the components whose weights it holds, where it comes from and where it goes.
+    """A published file: its name, the components whose weights it holds, its source and its destination.
 
-    `path` is relative to the repository root, `file` is the same on this machine. `sha256` is the required digest, or
-    None before the first download; `sha256_source` names the file that requires it.
+    `path` is relative to the repository root, `file` is the full path on this machine. `sha256` is the required digest,
+    or None before the first download; `sha256_source` names the file that requires it.
     """
 
     file: Path
@@ -84,9 +84,9 @@ def select(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...]:
 
 
 def load_manifest(source: Path = MANIFEST) -> tuple[Entry, ...]:
-    """Return the entries of a manifest, in file order, with what the `lock.yaml` beside it records of them.
+    """Return the entries of a manifest, in file order, with the digests and sizes in the `lock.yaml` beside it.
 
-    Paths in a manifest start at the parent of its folder.
+    Paths in a manifest are relative to the parent of its folder.
 
     Raises InputError when either file is unreadable or invalid, or when they disagree about a digest.
     """
@@ -136,8 +136,8 @@ def read_lock(lock: Path) -> dict[str, Locked]:
 def record(lock: Path, name: str, seen: Locked) -> bool:
     """Add `name` to the lock file in one atomic step; return False when the same record is already there.
 
-    The caller excludes other writers. Raises InputError when another digest is recorded, OSError when the file cannot
-    be written.
+    The caller must exclude other writers. Raises InputError when another digest is recorded, OSError when the file
+    cannot be written.
     """
     files = read_lock(lock)
     if name in files:
@@ -153,8 +153,8 @@ def record(lock: Path, name: str, seen: Locked) -> bool:
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, 64 hexadecimal digits. Raises OSError.
 
-    A file is hashed once a process while its size and modification time stay the same: a cell loads the weights
-    twice, for the float32 reference and for the measured module.
+    A process hashes a file once as long as its size and modification time stay the same, because a cell loads the
+    weights twice: for the float32 reference and for the measured module.
     """
     status = path.stat()
     return _hash_file(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
@@ -167,7 +167,7 @@ def _hash_file(path: Path, _version: tuple[int, ...]) -> str:
 
 
 def verify(entry: Entry) -> str:
-    """Return the SHA-256 of the entry's file; before the first download there is no digest to compare it with.
+    """Return the SHA-256 of the entry's file, after comparing it with the required one (if there is one yet).
 
     Raises InputError when the file is missing, unreadable, or has another digest than the recorded one.
     """

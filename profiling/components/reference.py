@@ -1,4 +1,4 @@
-"""The reference of the parity check: fp32 eager outputs, for inputs that no variant is prepared with."""
+"""The reference of the parity check: fp32 eager outputs on inputs that no variant is prepared with."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from profiling.errors import InputError
 #: Added to the run's seed for the inputs of the check, so that they differ from those a variant is prepared with.
 CHECK_SEED = 7919
 
-Outputs = dict[str, Tensor]  # tensors of an output by path
+Outputs = dict[str, Tensor]  # the tensors of an output, by path
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Outputs to compare with, in host memory, so that the device holds none of them while a variant is timed."""
+    """Outputs to compare with. They are in host memory, so that they take none on the device during the timing."""
 
     outputs: Outputs  # of the fp32 eager module, float32
     eager: Outputs  # of the eager module in the run's dtype
@@ -57,7 +57,7 @@ def outputs_of(component: Component, seed: int) -> Outputs:
     """Run the component eagerly from its initial state on the inputs of `seed`; return the outputs in host memory.
 
     Raises:
-        InputError: the output holds no tensor, without which there is nothing to compare.
+        InputError: the output holds no tensor, so there is nothing to compare.
 
     """
     component.reset()
@@ -81,7 +81,7 @@ def to_host(output: object) -> Outputs:
 
 @contextmanager
 def strict_float32() -> Iterator[None]:
-    """Compute float32 without TF32 in matrix products and convolutions; restores the settings."""
+    """Disable TF32 for float32 matrix products and convolutions inside the block."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
@@ -93,7 +93,7 @@ def strict_float32() -> Iterator[None]:
 def relative_l2(output: Any, reference: Any) -> float:
     """Return ‖output − reference‖ / ‖reference‖ of the worst tensor, computed in float64.
 
-    It is inf where structure or shapes differ, or where a value is NaN.
+    The result is inf if structure or shapes differ, or if a value is NaN.
     """
     actual, expected = dict(named_tensors(output)), dict(named_tensors(reference))
     if actual.keys() != expected.keys():

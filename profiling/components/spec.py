@@ -1,4 +1,4 @@
-"""What a user asks for: components, and the settings of a run. Plain data without torch, checked when it is read."""
+"""The specs of components and the settings of a run: plain data without torch, checked when it is read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ComponentSpec:
     """A component's YAML.
 
     `module` has a `_target_` (class or factory) and its arguments. `inputs` has a `_target_` that makes the inputs, or
-    an input spec for each argument of `forward`. `tiny` holds the changes to both at scale tiny. `part` is the half of
-    an autoencoder that a checkpoint is loaded into.
+    an input spec for each argument of `forward`. `tiny` holds the changes to `module` and `inputs` at scale tiny.
+    `part` ("decoder" or "encoder") is the half of an autoencoder's checkpoint to load.
 
     For a shape sweep: `sweep` is the default `axis` and its `values`; `point` is the component, axis and value of this
-    point; `extra_inputs` holds `inputs` and `tiny` of further points that a step is prepared for as well.
+    point; `extra_inputs` holds `inputs` and `tiny` of the other points that a step is prepared for.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ComponentSpec:
         if {"frames", "batch"} & set(self.tiny.get("inputs", {})) and "frames_per_call" not in self.tiny:
             raise InputError(f"{where}.tiny.inputs changes how many frames a call makes: add tiny.frames_per_call too.")
         if self.kind not in (None, "image", "audio"):
-            raise InputError(f"{where}.kind={self.kind!r}: one of image, audio, null.")
+            raise InputError(f"{where}.kind={self.kind!r} must be image, audio or null.")
 
     @property
     def key(self) -> str:
@@ -80,7 +80,7 @@ class ComponentSpec:
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for every cell of a run: as the user gave it (auto), or resolved by the probe."""
+    """The settings of every cell of a run: as given by the user (maybe `auto`), or resolved by the probe."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -102,9 +102,9 @@ class Settings:
         check_choice("compile_cache", self.compile_cache, COMPILE_CACHES)
         check_choice("ceilings", self.ceilings, CEILINGS)
         if self.threads is not None and self.threads < 1:
-            raise InputError(f"threads={self.threads}: at least 1, or null for one a core.")
+            raise InputError(f"threads={self.threads} must be at least 1, or null for one per core.")
         if self.seed < 0:
-            raise InputError(f"seed={self.seed}: 0 or more.")
+            raise InputError(f"seed={self.seed} must be 0 or more.")
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Nested structures of tensors: the tensors in one, the same structure with others, and those an operator writes to."""
+"""Nested structures of tensors: listing and replacing the tensors in one, and those that an operator writes to."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def tensors_in(tree: Any) -> list[Tensor]:
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Return `tree` with `function` applied to each tensor; structure and other leaves are kept.
 
-    The structure is copied without calling constructors, so a container with a checking `__init__` (a transformers
-    `ModelOutput`, say) keeps its type.
+    The structure is copied without calling constructors, so a container whose `__init__` checks its arguments (a
+    transformers `ModelOutput`, for example) keeps its type.
     """
     if isinstance(tree, Tensor):
         return function(tree)

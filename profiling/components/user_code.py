@@ -1,7 +1,7 @@
-"""Which line of Python is the user's own: outside torch, Triton, this package and Python's standard library.
+"""Finds lines of user code: Python outside torch, Triton, this package and the standard library.
 
 Error messages and reports name such a line, so that a reader sees the model's code and not the frames of a framework.
-Installed packages other than torch and Triton (transformers, say) count as the user's: a network may be defined there.
+Installed packages other than torch and Triton (transformers, for example) count as user code: they may define networks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CODE_LENGTH = 120
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of a file, and the code on it: the expression that ran where Python knows it, else the whole line."""
+    """A line of a file and its code: the expression that ran, if Python recorded its position, else the whole line."""
 
     file: str
     number: int
@@ -44,13 +44,13 @@ class SourceLine:
 def is_user_code(file: str) -> bool:
     """Return whether `file`, a code object's `co_filename`, belongs to the user.
 
-    False for torch, Triton, this package, the standard library, code without a file and code that inductor generated.
+    It is False for torch, Triton, this package, the standard library, code without a file and code from inductor.
     """
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if file.startswith(("<", _TOOL)) or "torchinductor" in file or (cache and file.startswith(cache)):
         return False
     package = _SITE_PACKAGES.sub("", file)
-    if package != file:  # tested before the standard library, whose folder may hold site-packages
+    if package != file:  # checked first: site-packages may lie in the standard library's folder
         return Path(package).parts[0] not in _FRAMEWORKS
     return not file.startswith(_LIBRARIES)
 
@@ -84,7 +84,7 @@ def code_at(file: str, number: int) -> str:
 
 
 def short_path(file: str, root: Path) -> str:
-    """Return `file` relative to `root`, from the package on where it is an installed one, else unchanged."""
+    """Return `file` relative to `root`; in an installed package, from the package's name on; else unchanged."""
     try:
         return Path(file).relative_to(root).as_posix()
     except ValueError:

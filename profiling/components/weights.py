@@ -1,4 +1,4 @@
-"""Gives a module its weights: those of its own factory, those of a checkpoint, or random ones that are never zero."""
+"""Gives a module its weights: from its factory, from a checkpoint, or random ones that are never zero."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DEGENERATE = 1e-4
 
 
 def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> tuple[str, str | None]:
-    """Load or randomise the module's weights; return their source, and how to get the published ones if random.
+    """Load or randomise the module's weights; return their source and, if random, how to get the published ones.
 
     A module whose attribute `weights_source` is set was loaded by its factory and is not changed. A module may have a
-    method `published_shapes()`: component name -> function that returns the state-dict names and shapes of that size
-    of the network. The error about a checkpoint of another size then names that size.
+    method `published_shapes()`, which maps component names to functions that return the state-dict names and shapes of
+    that component's network. If a checkpoint fits another of these components, the error then names it.
     """
     source = getattr(module, "weights_source", None)
     if source is not None:
@@ -44,7 +44,7 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
 
 
 def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, str | None]:
-    """Return (checkpoint to load, None), or (None, how to get one).
+    """Return (checkpoint to load, None), or (None, one line on how to get one).
 
     Raises:
         InputError: a checkpoint is required and there is none.
@@ -72,8 +72,8 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
 def fill_degenerate(module: nn.Module, seed: int) -> None:
     """Randomise, in place, every floating parameter that is (almost) all zero.
 
-    With zero-initialised last layers, biases or gates a wrong variant would agree with the reference, and zeros run
-    faster than real weights on some devices. Matrices get a standard deviation of fan_in ** -0.5, vectors 0.1.
+    With zero-initialised last layers, biases or gates a wrong variant could agree with the reference, and some devices
+    compute zeros faster than real weights. Matrices get a standard deviation of fan_in ** -0.5, vectors one of 0.1.
     """
     for name, parameter in module.named_parameters():
         if not parameter.is_floating_point() or parameter.numel() == 0 or parameter.abs().max() > DEGENERATE:

@@ -1,7 +1,6 @@
 """Measured ceilings, cached for a day in the user's cache folder so that the next run does not measure them again.
 
-Each device and setup has a file of its own, which is replaced atomically: runs at the same time do not disturb each
-other.
+Each device and setup has its own file, which is replaced atomically, so runs can use the cache at the same time.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import msgspec
 from profiling.results.environment import Ceilings
 from profiling.results.run_folder import write_json
 
-#: Share of CPU time (0 to 1) from which other processes make ceilings too low. A quiet machine loses 1 to 3%; one other
-#: busy program takes a third of two cores and more.
+#: Share of CPU time (0 to 1) taken by other processes, from which ceilings would be too low. On a quiet machine it is
+#: 0.01 to 0.03; another busy program takes at least 0.33 of two cores.
 MOST_LOST = 0.1
 KEPT_SECONDS = 24 * 3600
 #: Code that measures ceilings. Its digest is part of the cache key: a changed method invalidates what is cached.
@@ -35,11 +34,11 @@ Key = Mapping[str, Any]
 
 
 def kept_ceilings(key: Key, measure: Callable[[], Ceilings], folder: Path | None = None) -> Ceilings:
-    """Return the ceilings of `key` with the time of their measurement, from the cache or by `measure()`.
+    """Return the ceilings of `key` and the time of their measurement, from the cache or by calling `measure()`.
 
-    `key` names everything they depend on: device, driver, torch, dtype, threads, TF32. A file that is damaged, of
-    another key or older than a day is measured again and replaced. Disturbed ceilings are returned and not cached; a
-    folder that cannot be written to caches nothing.
+    `key` holds everything they depend on: device, driver, torch, dtype, threads, TF32. A file that is damaged, older
+    than a day or of another key is replaced by a new measurement. Disturbed ceilings are returned but not cached. If
+    the folder cannot be written to, nothing is cached.
     """
     key = {"method": _method(), **key}
     path = (folder or cache_folder()) / f"{hashlib.sha256(_text(key).encode()).hexdigest()[:24]}.json"

@@ -1,7 +1,7 @@
 """Policies for Python's garbage collector while something is timed or captured.
 
-Its pauses would be in the samples, and what it frees makes CUDA calls that a capture does not allow. The realtime loop
-runs it as an application would, so there its pauses are measured.
+The collector's pauses would be part of the samples, and objects that it frees may make CUDA calls, which a capture does
+not allow. The realtime loop runs the collector as an application would, so that its pauses are measured.
 """
 
 from __future__ import annotations

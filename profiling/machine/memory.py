@@ -26,7 +26,7 @@ def held(device: torch.device) -> dict[str, int]:
 
 
 def graph_pools() -> tuple[int, int]:
-    """Return (bytes of all private pools of CUDA graphs, bytes of them in which no live tensor lies)."""
+    """Return (bytes of all private pools of CUDA graphs, bytes of those pools that no live tensor uses)."""
     private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
     pool = sum(segment["total_size"] for segment in private)
     return pool, pool - sum(segment["allocated_size"] for segment in private)

@@ -1,6 +1,6 @@
 """Driver facts about the GPU, from NVML: version, clocks, power limit, reasons for lower clocks, other processes.
 
-What the driver does not report is None (absent), never a default.
+A fact that the driver does not report is None (absent in the record), never a default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ THROTTLE_REASONS = {
 
 @cache
 def _handle(device: torch.device) -> Any:
-    """Return NVML's handle by UUID (indices differ under CUDA_VISIBLE_DEVICES); None without a driver library."""
+    """Return NVML's handle, looked up by UUID (CUDA_VISIBLE_DEVICES changes indices); None without a driver library."""
     try:
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
@@ -53,7 +53,7 @@ def driver_version() -> str | None:
 
 
 def clock_mhz(device: torch.device, which: str, *, maximum: bool = False) -> int | None:
-    """Return the clock of `which` ("sm" or "memory") in MHz: the current or the highest one."""
+    """Return the current clock in MHz of `which` ("sm" or "memory"); with `maximum`, the highest possible one."""
     domain = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}[which]
     ask = pynvml.nvmlDeviceGetMaxClockInfo if maximum else pynvml.nvmlDeviceGetClockInfo
     return _query(device, lambda handle: ask(handle, domain))
@@ -66,7 +66,7 @@ def power_limit_w(device: torch.device) -> float | None:
 
 
 def other_processes(device: torch.device) -> int | None:
-    """Return the number of other processes that compute on the device; None where this one cannot be told from them.
+    """Return the number of other processes that compute on the device; None if they cannot be told from this process.
 
     Inside a container the driver reports process ids of the host, so this process is not among them.
     """
@@ -76,6 +76,6 @@ def other_processes(device: torch.device) -> int | None:
 
 
 def throttle_reasons(device: torch.device) -> frozenset[str]:
-    """Return the reasons for which clocks are lowered now; empty without one, or where the driver reports none."""
+    """Return the reasons for which clocks are lowered now; empty if there are none or the driver cannot report them."""
     bits = _query(device, pynvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
     return frozenset(text for bit, text in THROTTLE_REASONS.items() if bits & bit)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import psutil
 
-#: Has a file `schedstat` for each thread: nanoseconds run, nanoseconds waited in the run queue, times scheduled.
+#: Folder with a file `schedstat` per thread: nanoseconds run, nanoseconds waited in the run queue, times scheduled.
 _THREADS = Path("/proc/self/task")
 
 
 class RunQueueMonitor:
-    """Measures the run-queue wait of this process from its construction on.
+    """Measures the run-queue wait of this process since the monitor was constructed.
 
-    `threads` is the number of threads that compute all the time. Where the process has fewer cores, they wait for each
-    other, so only stolen time counts as lost.
+    `threads` is the number of threads that compute all the time. If the process has fewer cores than that, the threads
+    wait for each other, so only the CPU time taken by other guests of the machine counts as lost.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -25,7 +25,7 @@ class RunQueueMonitor:
         self._started, self._waited, self._stolen = time.perf_counter(), _waited_seconds(), _stolen_seconds()
 
     def wait_ms(self) -> float | None:
-        """Return the milliseconds that all threads together waited for a CPU; None where the kernel does not count."""
+        """Return the milliseconds that all threads together waited for a CPU; None if the kernel does not count it."""
         waited = _waited_seconds()
         return None if waited is None or self._waited is None else max(0.0, 1e3 * (waited - self._waited))
 

@@ -1,1 +1,1 @@
-"""Measurements, one file each."""
+"""Metrics (latency, parity, memory, calls, drift), one file each."""

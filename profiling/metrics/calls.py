@@ -1,4 +1,4 @@
-"""Total time of 1, 10, 100, … calls in a row, from which break-even follows: when preparing a variant has paid off."""
+"""Total time of 1, 10, 100, … calls in a row; gives break-even, the calls after which preparation has paid off."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from profiling.trace.profiler import synchronize
 
 @dataclass(frozen=True, kw_only=True)
 class Calls(Metric):
-    """Time each number of calls in a row, with one wait at the end.
+    """Time each number of calls in a row, with one wait for the device at the end.
 
     A number of calls that would take longer than `time_limit` seconds is extrapolated from the longest measured row,
-    and marked so.
+    and marked as extrapolated.
 
     Raises:
-        InputError: no number of calls, one below 1, or a time limit that is not above 0.
+        InputError: `calls` is empty or holds a number below 1, or `time_limit` is not above 0.
 
     """
 
@@ -34,13 +34,13 @@ class Calls(Metric):
         for number in self.calls:
             check_whole("calls", number)
         if not self.calls:
-            raise InputError("calls=[]: at least one number of calls: calls=[1,10,100].")
+            raise InputError("calls=[] is empty. Give at least one number of calls, for example calls=[1,10,100].")
         if not self.time_limit > 0:
-            raise InputError(f"time_limit={self.time_limit}: seconds for one number of calls, more than 0.")
+            raise InputError(f"time_limit={self.time_limit} must be more than 0: the seconds for one number of calls.")
         object.__setattr__(self, "calls", tuple(sorted(set(self.calls))))
 
     def measure(self, subject: Subject) -> Measured:
-        """Return `calls`: seconds of each number of calls, preparation excluded, and seconds of a call in a row."""
+        """Return `calls`: seconds of each number of calls without preparation, and seconds per call in a row."""
         device = subject.component.device
 
         def row(count: int) -> float:
@@ -57,8 +57,8 @@ class Calls(Metric):
 def time_rows(row: Callable[[int], float], numbers: Sequence[int], time_limit: float) -> CallsSection:
     """Time each number of calls that fits into `time_limit` seconds; `row(n)` makes n calls and returns their seconds.
 
-    A first row of ten gives the expected times. Short rows are the median of three, so that one interruption does not
-    decide.
+    A first row of ten calls predicts the times. A short row is timed three times and its median kept, so that one
+    interruption does not change it.
     """
     per_call = row(10) / 10
     points = []

@@ -1,6 +1,6 @@
 """The three clocks. Device: CUDA events around the step. Host: until the call returns. Wall: call plus wait.
 
-The device time of eager code includes the gaps between launches: a user waits for them too.
+The device time of eager code includes the gaps between kernels, because a user waits for them too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Run = Callable[[], Any]
 
 
 class WallClock:
-    """The wall clock, the only one of a CPU: the work is done when the call returns."""
+    """The wall clock, the only one on a CPU, where the work is done when the call returns."""
 
     def sample(self, run: Run) -> Sample:
         """Time one call; its output is freed after the clock has stopped."""
@@ -29,7 +29,7 @@ class WallClock:
 
 
 class CudaClock:
-    """All three clocks of the current CUDA device; each call is waited for, as in a loop that shows every frame."""
+    """All three clocks, on the current CUDA device; each call is waited for, as in a loop that shows every frame."""
 
     def __init__(self) -> None:
         self._start = torch.cuda.Event(enable_timing=True)
@@ -51,14 +51,14 @@ class CudaClock:
 
 
 def clock_of(device: torch.device) -> WallClock | CudaClock:
-    """Return the clocks of `device`."""
+    """Return the clocks that can be read on `device`."""
     return CudaClock() if device.type == "cuda" else WallClock()
 
 
 class CacheFlush:
-    """Evicts the last-level cache by overwriting a buffer that is larger, outside of a sample.
+    """Evicts the last-level cache between samples, by overwriting a buffer that is larger than the cache.
 
-    Repeated calls find small weights in the cache; a loop with other work between two calls may not.
+    Repeated calls read small weights from the cache; a loop with other work between two calls may not.
     """
 
     #: Size of the buffer on a CPU, larger than any cache.

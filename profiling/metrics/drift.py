@@ -18,9 +18,9 @@ from profiling.results.record import Drift as DriftSection
 
 @dataclass(frozen=True, kw_only=True)
 class Drift(Metric):
-    """Compare with eager in the run's dtype over `calls` calls from the reset state, each with inputs of its own.
+    """Compare with eager in the run's dtype over `calls` calls from the reset state, with new inputs at each call.
 
-    `tolerance` is the largest relative L2 error allowed at any call; with None the drift is recorded and not judged.
+    `tolerance` is the largest relative L2 error allowed at any call; with None no error fails the cell.
 
     Raises:
         InputError: fewer than one call, or a tolerance that is not above 0.
@@ -34,7 +34,7 @@ class Drift(Metric):
         """Check the options."""
         check_whole("calls", self.calls)
         if self.tolerance is not None and not self.tolerance > 0:
-            raise InputError(f"tolerance={self.tolerance}: above 0, or null.")
+            raise InputError(f"tolerance={self.tolerance} must be above 0, or null for no limit.")
 
     def measure(self, subject: Subject) -> Measured:
         """Run eager, then the step, over the same calls, and compare each call."""

@@ -1,4 +1,4 @@
-"""Latency: three clocks, a settled start, a stopping rule, and the conditions of the timed window."""
+"""Latency: warm-up until times settle, three clocks, a stopping rule, and the conditions of the timed window."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Latency(SamplingLimits, Metric):
         """Check the options."""
         super().__post_init__()
         if not isinstance(self.cold, bool):
-            raise InputError(f"cold={self.cold!r}: true or false.")
+            raise InputError(f"cold={self.cold!r} must be true or false.")
 
     def measure(self, subject: Subject) -> Measured:
         """Return wall_ms, on CUDA also device_ms and host_ms, fps, and the conditions of the timed window."""
@@ -67,10 +67,10 @@ class Latency(SamplingLimits, Metric):
 
 
 class TimedWindowMonitor:
-    """Observes a timed window from its construction on, always outside of a sample.
+    """Observes a timed window, which starts when the monitor is constructed; it runs only between samples.
 
-    A recompile, a capture or an allocator retry inside the window means that another program was timed. Lower clocks
-    and other processes are conditions: they are recorded, and do not make the samples invalid.
+    A recompile, a capture or an allocator retry inside the window means that another program was timed, and makes the
+    samples invalid. Lower clocks and other processes are conditions: they are recorded, and the samples stay valid.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -131,6 +131,6 @@ def summaries(samples: Sequence[Sample], stopped_by: StoppedBy, seed: int) -> di
 
 
 def frame_rate(wall: Summary, component: Component) -> FrameRate:
-    """Return the frames a second by the wall clock; the minimum is that of the slowest call."""
+    """Return the frames per second (FPS) by the wall clock; the minimum is that of the slowest call."""
     frames_ms = 1000 * component.frames_per_call
     return FrameRate(mean=frames_ms / wall.mean, min=frames_ms / wall.max, max=frames_ms / wall.min)

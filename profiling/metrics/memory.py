@@ -1,11 +1,11 @@
 """Memory by kind and phase, in bytes.
 
-Kinds: `allocated` and `reserved` by PyTorch's caching allocator, `device_used` by any process on the device, `host_rss`
-of this process. On a CPU only `host_rss` can be measured.
+Kinds: `allocated` and `reserved` are those of PyTorch's caching allocator, `device_used` is the memory in use by all
+processes on the device, `host_rss` the resident set size of this process. On a CPU only `host_rss` can be measured.
 
 A replayed CUDA graph works in a private pool whose blocks the allocator counts as free, although nothing else can use
-them. `peak_allocated` is the allocator's number, in which a captured network seems to need no memory for activations;
-`peak_held` adds the free blocks of the pools.
+them. `peak_allocated` is the allocator's number, which leaves out the activations of a captured network; `peak_held`
+adds the free blocks of the pools.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from profiling.results.record import MemoryKinds
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Metric):
-    """Record each kind at each phase, and the peak of `iterations` steady calls in a pass of their own.
+    """Record each kind at each phase, and the peak over `iterations` calls after warm-up, in a separate pass.
 
     Raises:
         InputError: fewer than one iteration.
@@ -40,7 +40,7 @@ class Memory(Metric):
         check_whole("iterations", self.iterations)
 
     def on_phase(self, phase: str, device: torch.device) -> None:
-        """Record what is in use now; the peak of preparing is that between `inputs` and `prepared`."""
+        """Record the bytes in use at `phase`; the peak of preparation is the one between `inputs` and `prepared`."""
         self._phases[phase] = MemoryKinds(**held(device))
         if device.type == "cuda":
             if phase == "prepared":

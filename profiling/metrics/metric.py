@@ -1,4 +1,4 @@
-"""The interface of a metric: options, an observation at each phase of the cell, a measurement pass of its own."""
+"""The interface of a metric: its options, an observation at each phase of the cell, and a measurement pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from profiling.variants.variant import Step
 
 @dataclass(frozen=True)
 class Measured:
-    """What a metric measured, by name, and whether the cell can still be ok.
+    """Results of a metric, by name, and the problem that it detected, if any.
 
-    `memory` and `parity` are sections of the record, fields of `profiling.results.record.Metrics` are typed, and any
-    other name, with any JSON content, goes to `metrics.extra`. `problem` is (status, one-line reason): `invalid` where
-    another program was timed, `failed` where the result is wrong.
+    The names `memory` and `parity` are sections of the record, and fields of `profiling.results.record.Metrics` are
+    typed. Any other name goes to `metrics.extra`, with any JSON content. `problem` is (status, one-line reason):
+    `invalid` if another program was timed, `failed` if the result is wrong.
     """
 
     sections: Mapping[str, Any]
@@ -29,19 +29,19 @@ class Measured:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a metric measures: a prepared step of a component, and the reference for its outputs."""
+    """The subject of a measurement: a prepared step of a component, and the reference for its outputs."""
 
     component: Component
     step: Step
     reference: Reference | None
-    tolerance: float | None  # of the variant; None: the metric's own
+    tolerance: float | None  # the variant's; None: the metric's own tolerance applies
     seed: int
 
 
 class Metric(ABC):
-    """A measurement. Subclasses are dataclasses; their fields are the options of their YAML."""
+    """A measurement. Subclasses are dataclasses whose fields are the options in their YAML."""
 
-    #: Whether the cell must compute the float32 reference, which needs a float32 copy of the weights meanwhile.
+    #: Whether the cell must compute the float32 reference, which temporarily needs a float32 copy of the weights.
     needs_reference: ClassVar[bool] = False
 
     def on_phase(self, phase: str, device: torch.device) -> None:  # noqa: B027 - most metrics observe nothing
@@ -49,4 +49,4 @@ class Metric(ABC):
 
     @abstractmethod
     def measure(self, subject: Subject) -> Measured:
-        """Measure the step in a pass of its own."""
+        """Measure the step in a separate pass."""

@@ -1,4 +1,4 @@
-"""Parity: the step's error against the fp32 reference, before any timing, on inputs it was not prepared with."""
+"""Parity: the step's error against the fp32 reference, before any timing, on inputs that it was not prepared with."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from profiling.results.record import Parity as ParitySection
 class Parity(Metric):
     """Compare with the fp32 eager reference.
 
-    The tolerance is `factor` times the error of eager in the run's dtype, and at least `floor`: in float32 eager is the
-    reference itself, with an error of 0, and another order of the same sums is no fault.
+    The largest relative L2 error allowed is `factor` times that of eager in the run's dtype, and at least `floor`: in
+    float32, eager is the reference and has an error of 0, but another order of the same sums is no fault.
 
     Raises:
         InputError: a factor below 1 or a negative floor, which eager itself would fail.
@@ -31,12 +31,12 @@ class Parity(Metric):
     def __post_init__(self) -> None:
         """Check the options."""
         if self.factor < 1 or self.floor < 0:
-            raise InputError(f"factor={self.factor}, floor={self.floor}: a factor of at least 1 and a floor from 0.")
+            raise InputError(f"factor={self.factor}, floor={self.floor}: factor must be at least 1, floor 0 or more.")
 
     def measure(self, subject: Subject) -> Measured:
         """Run the step on the check inputs, then restore the run's own inputs."""
         component, reference = subject.component, subject.reference
-        assert reference is not None, "the cell computes a reference where a metric needs one"
+        assert reference is not None, "the cell computes a reference if a metric needs one"
         component.reset()
         component.refill(subject.seed + CHECK_SEED)
         outputs = to_host(subject.step.run())
@@ -45,7 +45,7 @@ class Parity(Metric):
         eager = relative_l2(reference.eager, reference.outputs)
         tolerance = subject.tolerance if subject.tolerance is not None else max(self.factor * eager, self.floor)
         if outputs.keys() != reference.outputs.keys():
-            reason = f"parity: outputs {sorted(outputs)} where the reference has {sorted(reference.outputs)}"
+            reason = f"parity: the outputs are {sorted(outputs)}, those of the reference {sorted(reference.outputs)}"
             return Measured({"parity": ParitySection(reference="fp32 eager", passed=False)}, ("failed", reason))
         error = relative_l2(outputs, reference.outputs)
         passed = math.isfinite(eager) and error <= tolerance

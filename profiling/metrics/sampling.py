@@ -15,7 +15,7 @@ StoppedBy = Literal["interval", "iterations", "time"]
 
 @dataclass(frozen=True)
 class Sample:
-    """Milliseconds of one call of the step; host and device only where the device works asynchronously."""
+    """Milliseconds of one call of the step; host and device times only if the device works asynchronously."""
 
     wall: float
     host: float | None = None
@@ -24,7 +24,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingLimits:
-    """When the timed loop stops: the interval is narrow enough, or there were enough iterations, or enough seconds.
+    """Limits at which the timed loop stops: width of the median's interval, number of iterations, seconds.
 
     Raises:
         InputError: an option that is out of range.
@@ -46,9 +46,9 @@ class SamplingLimits:
         for name in ("interval", "max_seconds", "warmup_max_seconds"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise InputError(f"{name}={value}: more than 0.")
+                raise InputError(f"{name}={value} must be more than 0.")
         if self.interval >= 1:
-            raise InputError(f"interval={self.interval}: a share of the median below 1, 0.01 for one per cent.")
+            raise InputError(f"interval={self.interval} must be a share of the median below 1, such as 0.01 for 1%.")
         for low, high in (
             ("min_iterations", "max_iterations"),
             ("warmup_min_iterations", "warmup_max_iterations"),
@@ -59,7 +59,7 @@ class SamplingLimits:
 
 @dataclass(frozen=True)
 class Warmup:
-    """How the warm-up ended: `settled` if times had settled and nothing compiled any more."""
+    """Length of the warm-up; `settled` is true if times had settled and nothing compiled any more at its end."""
 
     iterations: int
     seconds: float
@@ -68,14 +68,14 @@ class Warmup:
 
 #: Times have settled when the medians of two consecutive windows differ by less than this share.
 SETTLED = 0.05
-#: Least samples and seconds of a warm-up window, so that clocks have time to ramp up.
+#: Least number of samples and least seconds of a warm-up window, so that clocks have time to ramp up.
 WINDOW_ITERATIONS, WINDOW_SECONDS = 5, 0.1
 
 
 def warm_up(
     sample: Callable[[], Sample], compiled: Callable[[], object], limits: SamplingLimits, now: Callable[[], float]
 ) -> Warmup:
-    """Call `sample` until times settle and `compiled()`, which changes with every compile, stays the same.
+    """Call `sample` until times settle and nothing compiles: `compiled()` returns another value after every compile.
 
     `now` returns seconds.
     """
@@ -98,10 +98,10 @@ def warm_up(
 def collect(
     sample: Callable[[], Sample], limits: SamplingLimits, now: Callable[[], float], on_check: Callable[[], None]
 ) -> tuple[Sequence[Sample], StoppedBy]:
-    """Call `sample` until a limit is met; return all samples and that limit.
+    """Call `sample` until a limit is reached; return all samples and the name of the limit.
 
-    The interval is checked after a fifth more samples each time, so that checking stays cheap. `on_check` is called at
-    each check, outside of a sample. `now` returns seconds.
+    The interval is checked each time the number of samples has grown by a fifth, so that checks stay cheap. `on_check`
+    is called at each check, between samples. `now` returns seconds.
     """
     samples: list[Sample] = []
     start, next_check = now(), limits.min_iterations

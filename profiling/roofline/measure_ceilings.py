@@ -1,4 +1,4 @@
-"""Measures the ceilings of a device in a few seconds: bandwidth, FLOP rate, launch costs. The fastest sample counts."""
+"""Measures a device's ceilings in a few seconds: bandwidth, FLOP rate, launch costs; each from its fastest sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profiling.results.environment import Ceilings
 from profiling.trace.device_work import device_work
 
 Call = Callable[[], Any]
-#: Returns the seconds of a call on a device.
+#: Measures the seconds that a call takes on a device.
 Timer = Callable[[Call], float]
 
 #: Bytes of the buffers that are copied and read; the largest exceeds any cache.
@@ -27,19 +27,19 @@ SIZES = {
     "cpu": tuple(2**power for power in (18, 20, 22, 24, 26, 28)),
     "cuda": tuple(2**power for power in (20, 22, 24, 26, 28, 30)),
 }
-#: Widths of the square products, and channels of the convolutions with the side of their images. A wider one is tried
-#: while one takes less than ENOUGH_SECONDS.
+#: Widths of the square products, and (channels, image side) of the convolutions. The next wider one is measured as long
+#: as the last took less than ENOUGH_SECONDS.
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 CHANNELS, SIDE = (64, 128, 256), 64
 ENOUGH_SECONDS = {"cpu": 0.01, "cuda": 1e-3}
-#: Kernels whose own duration is profiled.
+#: Number of kernels whose duration is profiled.
 KERNELS = 200
 
-#: Samples of a timing; each repeats the call for about SAMPLE_SECONDS, so that reading the clock costs little.
+#: Samples per timing; each repeats the call for about SAMPLE_SECONDS, so that the cost of reading the clock is small.
 SAMPLES = 5
 SAMPLE_SECONDS = 1e-3
 MOST_CALLS = 200
-#: How long single calls on a CPU are repeated: beside other programs only few calls run undisturbed.
+#: Seconds for which single calls on a CPU are repeated: beside other programs only few calls run undisturbed.
 CPU_SECONDS, LEAST_CALLS = 0.05, 5
 
 
@@ -60,13 +60,13 @@ def cpu_seconds(call: Call) -> float:
 
 
 def launch_seconds(call: Call) -> float:
-    """Return the host's seconds for one of many calls in a row without synchronization: the fastest sample's mean."""
+    """Return the host's seconds per call in a row of calls without synchronization, from the fastest row."""
     _host_sample(call, MOST_CALLS)
     return min(_host_sample(call, MOST_CALLS) for _ in range(SAMPLES))
 
 
 def cuda_seconds(call: Call) -> float:
-    """Return the seconds of `call` on the current CUDA device, in a CUDA graph of many calls: without launches."""
+    """Return the seconds of `call` on the current CUDA device, without launches: from a CUDA graph of many calls."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def sample(work: Call) -> float:
@@ -84,7 +84,7 @@ def cuda_seconds(call: Call) -> float:
 
 
 def captured(call: Call, count: int) -> torch.cuda.CUDAGraph:
-    """Capture `count` calls of `call`, which ran before (a capture must not load kernels). Keep its tensors alive."""
+    """Capture `count` calls of `call`, which must have run once (captures load no kernels). Keep its tensors alive."""
     side = _side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -99,7 +99,7 @@ def captured(call: Call, count: int) -> torch.cuda.CUDAGraph:
 
 @cache
 def _side_stream(_device: int) -> torch.cuda.Stream:
-    """Return the device's one stream for captures: libraries keep a workspace for each stream that they have seen."""
+    """Return the device's stream for captures, always the same one: libraries keep a workspace for each stream."""
     return torch.cuda.Stream()
 
 
@@ -112,7 +112,7 @@ def _host_sample(call: Call, count: int) -> float:
 
 @torch.inference_mode()
 def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, tf32: bool) -> Ceilings:
-    """Measure `device` in `dtype` with the run's threads and TF32 setting; memory is released at the end.
+    """Measure `device` in `dtype` with the run's number of threads and TF32 setting; memory is released at the end.
 
     Raises:
         RuntimeError: the device failed, or has too little free memory.
@@ -177,7 +177,7 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, timer: Timer) -> floa
 
 
 def _conv_rate(device: torch.device, dtype: torch.dtype, timer: Timer) -> float | None:
-    """Return the best FLOP/s of 3 × 3 convolutions; None where this device has none in `dtype`."""
+    """Return the best FLOP/s of 3 × 3 convolutions; None where this device does not implement them in `dtype`."""
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)
     images = 16 if device.type == "cuda" else 1
@@ -196,7 +196,7 @@ def _conv_rate(device: torch.device, dtype: torch.dtype, timer: Timer) -> float 
 
 
 def _launch_costs(device: torch.device) -> tuple[float, float | None, float | None]:
-    """Return microseconds: host time of a launch; on CUDA also the gap between graph nodes and the cost of a replay."""
+    """Return µs: host time of a launch and, on CUDA only, the gap between graph nodes and the cost of a replay."""
     operator = torch.ones(1, device=device).neg_
     launch = launch_seconds(operator) * 1e6
     if device.type != "cuda":
@@ -204,8 +204,8 @@ def _launch_costs(device: torch.device) -> tuple[float, float | None, float | No
     torch.cuda.synchronize()
     single = captured(operator, 1)
     in_row = timer_of(device)(operator) * 1e6  # one kernel and one gap
-    # Profiled as an eager call, because the gap predicts the replay of an eager call: in a graph CUPTI reports at least
-    # a tenth more for the same kernel.
+    # The kernel is profiled in an eager call, because the gap is used to predict the replay of eager calls: inside a
+    # graph CUPTI reports a duration at least a tenth longer for the same kernel.
     work = device_work(operator, calls=KERNELS)
     gap = None if work is None else max(0.0, in_row - work.busy_ms * 1e3 / work.kernels)
     replay = cpu_seconds(lambda: (single.replay(), torch.cuda.synchronize())) * 1e6

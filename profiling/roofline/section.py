@@ -1,4 +1,4 @@
-"""The roofline section of a record: work of a call, its roofline time, work of the GPU, and what bounds the call."""
+"""The roofline section of a record: a call's work, roofline time and GPU work, and the bound of the call."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def call_roofline(
 ) -> Roofline:
     """Return the section for the step `run` of `component`; `wall_ms` is its median wall time, None if not timed.
 
-    `fused` says that a compiler replaced the module's own operators. Calls the module once, and on CUDA profiles a few
-    calls of the step, so it must come after the timing.
+    `fused` is true if a compiler replaced the module's operators. Must be called after the timing: it calls the module
+    once and, on CUDA, profiles a few calls of the step.
     """
     work = work_of(component)
     least = roofline_of(work, ceilings)
@@ -85,10 +85,11 @@ def frame_roofline(
 ) -> Roofline:
     """Return the section of a loop over frames: the sum over its stages, and each stage under `parts`.
 
-    `frame_ms` is the median frame time, `stage_ms` that of each timed stage; `fused` names the stages whose operators a
-    compiler replaced. Roofline times of stages that run in turn add up. Where stages overlap, one may move bytes while
-    another computes, so the larger of the two summed terms counts, and no stage has a verdict. Copies between
-    stages are not counted. Calls each component once, eagerly, and on CUDA profiles its step; leaves it reset.
+    `frame_ms` is the median frame time, `stage_ms` the median time of each timed stage; `fused` names the stages whose
+    operators a compiler replaced. Roofline times of stages that run in turn add up. Where stages overlap, one may move
+    bytes while another computes: the frame's roofline time is then the larger of total memory time and total compute
+    time, and no stage has a verdict. Copies between stages are not counted. Calls each component once, eagerly, and on
+    CUDA profiles its step; every component is reset at the end.
     """
     parts = {}
     for name, component in components.items():

@@ -13,12 +13,12 @@ from profiling.trace.device_work import SHORT_US
 class Facts:
     """Measurements of one call, in milliseconds unless the name has another unit; None was not measured.
 
-    `memory_ms` and `compute_ms` are the terms of the roofline time, `traffic_ms` the time of all reads and writes of an
-    eager call's operators, `operators` their number (both None where a compiler fused them). `kernels`, `launches` and
-    `waits` are numbers a call. `busy_ms` is the time in which the GPU worked, `short_ms` the part of it in which only
-    short kernels ran, `transfer_ms` the time of copies between host and device. `launch_us`, `gap_us` and `replay_us`
-    are ceilings. `dtype` is that of the products, float32 in TF32 where `tf32` is set. `disturbed` says that the
-    ceilings were measured while other processes ran.
+    `memory_ms` and `compute_ms` are the two terms of the roofline time. `operators` is the number of operators of an
+    eager call, `traffic_ms` the time of all their reads and writes (both None where a compiler fused them). `kernels`,
+    `launches` and `waits` are counts per call. `busy_ms` is the time in which the GPU worked, `short_ms` the part of it
+    in which only short kernels ran, `transfer_ms` the time of copies between host and device. `launch_us`, `gap_us` and
+    `replay_us` are measured costs of this device. `dtype` is that of matrix products; with `tf32`, float32 products run
+    in TF32. `disturbed` is true if the ceilings were measured while other processes ran.
     """
 
     device: Literal["cuda", "cpu"]
@@ -42,17 +42,17 @@ class Facts:
     disturbed: bool = False
 
     def share(self, part_ms: float | None) -> float:
-        """Return `part_ms` as a share of the wall time; 0 where it was not measured."""
+        """Return `part_ms` as a share of the wall time (0 to 1); 0 where it was not measured."""
         return 0.0 if part_ms is None else part_ms / self.wall_ms
 
     @property
     def idle_share(self) -> float | None:
-        """The share of the wall time in which the GPU did nothing."""
+        """The share of the wall time (0 to 1) in which the GPU was idle."""
         return None if self.busy_ms is None else max(0.0, 1 - self.share(self.busy_ms))
 
     @property
     def fusable_share(self) -> float:
-        """The share of the wall time that single operators' traffic takes beyond the bytes that must move anyway."""
+        """The share of the wall time that fusing operators can save: their traffic beyond the bytes that must move."""
         return max(0.0, self.share(self.traffic_ms) - self.share(self.memory_ms))
 
     @property
@@ -62,12 +62,12 @@ class Facts:
 
     @property
     def captured(self) -> bool:
-        """Whether CUDA graphs are replayed: one launch by the host starts several kernels."""
+        """Whether CUDA graphs are replayed, so that one launch by the host starts several kernels."""
         return bool(self.launches) and (self.kernels or 0.0) > 2 * (self.launches or 0.0)
 
     @property
     def capturing_variant(self) -> str:
-        """The variant that captures this step as it is."""
+        """The variant that captures this step unchanged."""
         return "compile_cuda_graph" if self.fused else "cuda_graph"
 
     @property
@@ -79,31 +79,31 @@ class Facts:
 
     @property
     def roofline_term(self) -> tuple[Bound, float]:
-        """The larger term of the roofline time: (its bound, its share of the wall time)."""
+        """The larger term of the roofline time, as (its bound, its share of the wall time)."""
         memory, compute = self.share(self.memory_ms), self.share(self.compute_ms)
         return ("compute", compute) if compute > memory else ("memory bandwidth", memory)
 
 
-#: From this idle share on, the gaps are the first thing to change.
+#: Idle share from which the gaps between kernels are what bounds the call.
 IDLE_SHARE = 0.25
 TRANSFER_SHARE = 0.25
-#: Share of the wall time from which a ceiling explains it. Operators on a CPU stay further below its ceilings.
+#: Share of the wall time from which a roofline term explains it. Operators on a CPU stay further below its ceilings.
 NEAR = {"cuda": 0.5, "cpu": 0.3}
-#: Share of the wall time from which not the time but the ceiling must be wrong.
+#: Share of the wall time from which the ceiling must be wrong: no call can be that much faster than its roofline.
 BEYOND = 1.1
-#: Share from which the largest part is named although no ceiling is near.
+#: Share of the wall time from which the largest part is named as the bound although no ceiling is near.
 MOST = 0.25
-#: Idle share from which gaps are named where they are the largest part.
+#: Idle share from which gaps are named as the bound if they are the largest part.
 GAPS = 0.15
-#: Short kernels from which a call counts as a chain of them.
+#: Number of short kernels from which a call counts as a chain of short kernels.
 CHAIN = 20
-#: Kernels a wait below which the host cannot run ahead of the GPU.
+#: Kernels per wait of the host; below this number the host cannot run ahead of the GPU.
 KERNELS_A_WAIT = 32
-#: Wall time a launch, in launch costs, from which the host must be busy with something else.
+#: Wall time per launch, as a multiple of the launch cost, from which the host must be busy with something else.
 HOST_FACTOR = 20.0
-#: Share of the wall time that a predicted step must save to be proposed.
+#: Least predicted saving, as a share of the wall time, for which a next step is proposed.
 WORTH = 0.05
-#: Share of the wall time below which replays leave the host's other work as the bound.
+#: Share of the wall time that replays take; below it the host's other work is the bound.
 REPLAY_EXPLAINS = 0.5
 
 
@@ -111,8 +111,8 @@ REPLAY_EXPLAINS = 0.5
 class Verdict:
     """The bound of a call, the evidence for it, and the next step.
 
-    `next_step` fits into a table cell (about 24 characters). `advice` is a sentence, "reason: what to do". `evidence`
-    lists observations, the decisive ones first. `prediction` is the wall time that the next step should reach.
+    `next_step` fits into a table column (about 24 characters). `advice` is a sentence, "reason: what to do". `evidence`
+    lists observations, the decisive ones first. `prediction` is the wall time in ms that the next step should reach.
     """
 
     bound: Bound
@@ -177,14 +177,14 @@ def _judge_replays(facts: Facts, idle: float) -> Verdict:
 
 
 def _judge_busy(facts: Facts) -> Verdict:
-    """Judge a device that works most of the time."""
+    """Judge a CPU, or a GPU that is busy most of the wall time."""
     term, near = facts.roofline_term
     idle, fusable, short = facts.idle_share or 0.0, facts.fusable_share, facts.share(facts.short_ms)
     ceilings = ("ceilings",)
     if near > BEYOND:
         advice = (
             "The call is faster than its roofline time, so the ceilings are too low (other programs ran while they "
-            "were measured, or its operators beat the measured products): measure them again on an idle machine."
+            "were measured, or its kernels are faster than the measured ones): measure them again on an idle machine."
         )
         return _verdict(facts, term, "measure ceilings again", advice, ceilings)
     if near >= NEAR[facts.device]:
@@ -214,7 +214,7 @@ def _judge_busy(facts: Facts) -> Verdict:
     if fusable > max(near, WORTH):
         next_step = compiler
         advice = (
-            f"The roofline time is {near:.0%} of wall time, single operators' traffic takes {fusable:.0%} more: fuse "
+            f"The roofline time is {near:.0%} of wall time, traffic that fusion would avoid {fusable:.0%}: fuse "
             f"operators ({compiler}), or {others}."
         )
     if near < MOST:
@@ -230,7 +230,7 @@ def _near_ceiling(facts: Facts, term: Bound, near: float) -> Verdict:
 
 
 def _far_below(facts: Facts) -> Bound:
-    """Return the bound of a busy GPU far below both ceilings: kernels that are too short, or that are slow."""
+    """Return the bound of a busy GPU far below both ceilings: short kernels (underfilled GPU) or slow ones."""
     return "underfilled GPU" if facts.busy_ms and facts.short_ms > facts.busy_ms / 2 else "slow kernels"
 
 
@@ -260,7 +260,7 @@ def _narrower(facts: Facts, term: Bound) -> tuple[str, str]:
 
 
 def evidence(facts: Facts) -> dict[str, str]:
-    """Return the observations by name, one line each."""
+    """Return {name of an observation: one line}; observations that were not measured are absent."""
     memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
     disturbed = ", measured while other processes ran," if facts.disturbed and facts.device == "cpu" else ""
     lines = {

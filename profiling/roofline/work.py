@@ -1,6 +1,6 @@
-"""The work of a call, and its roofline time: the larger of moving its bytes and computing its FLOPs.
+"""The work of a call, and its roofline time: the time to move its bytes or to compute its FLOPs, the larger one.
 
-Source of the model: Williams, Waterman, Patterson, Roofline: an insightful visual performance model (2009).
+The model: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from profiling.trace.operator_costs import (
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one call: `bytes` by kind, each byte once, and `flops` by class of operator.
+    """The work of one call: `bytes` by kind, each byte counted once, and `flops` by class of operator.
 
-    Kinds of bytes: `weights` are parameters and buffers that the call reads (of an embedding the rows that it selects),
-    `state_read` and `state_written` the tensors that it may change, `inputs`, and `outputs` that are no inputs. Tensors
-    that a module keeps as plain attributes are not counted. A custom operator writes at most as many bytes of state as
-    it is given. `operators` and `traffic` (bytes) are those of the eager call with nothing fused. `uncounted` names
-    custom operators without a registered FLOP formula.
+    Kinds of bytes: `weights` (parameters and buffers that the call reads; of an embedding only the selected rows),
+    `state_read` and `state_written` (tensors that it may change), `inputs`, and `outputs` (without those that are
+    inputs). Tensors that a module keeps as plain attributes are not counted. A custom operator is assumed to write at
+    most as many bytes of state as its other arguments have. `operators` (a number) and `traffic` (bytes) are those of
+    the eager call, nothing fused. `uncounted` names the custom operators without a registered FLOP formula.
     """
 
     bytes: Mapping[str, int]
@@ -61,7 +61,7 @@ class Work:
 def work_of(component: Component) -> Work:
     """Call the component once, eagerly, and count its work; a stateful component is reset before and after."""
     module, state = component.module, getattr(component.module, "state_tensors", None)
-    recorder = AccessRecorder(  # a tensor of two kinds counts as the first
+    recorder = AccessRecorder(  # a tensor of two kinds counts under the first of them
         {
             "inputs": component.inputs.values(),
             "state": () if state is None else state(),
@@ -88,7 +88,7 @@ def work_of(component: Component) -> Work:
 
 @dataclass
 class _StorageAccesses:
-    """What operators read and wrote of one storage, by the view through which they did."""
+    """The parts of one storage that operators read and wrote, by the view that they used."""
 
     kind: str
     whole: set[Extent] = field(default_factory=set)
@@ -125,10 +125,10 @@ class _StorageAccesses:
 
 
 class AccessRecorder(TorchDispatchMode):
-    """Records, while it is entered, what operators read and write of the given tensors, each byte once.
+    """While it is entered, records the bytes that operators read and write of the given tensors, each byte once.
 
-    Of embeddings and `index_select` the distinct rows count. `operators` is the number of operators that did more than
-    make a view, `traffic` the sum of bytes that each of them read and wrote, `custom` the set of custom operators.
+    Embeddings and `index_select` count as their distinct rows. `operators` is the number of operators except those that
+    only make a view, `traffic` the sum of the bytes that they read and wrote, `custom` the set of custom operators.
     """
 
     def __init__(self, kinds: Mapping[str, Iterable[Tensor]]) -> None:
@@ -173,7 +173,7 @@ class AccessRecorder(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class RooflineTime:
-    """Milliseconds at the bandwidth and at the FLOP ceiling; both may overlap, so the larger one is the least time."""
+    """Milliseconds at the bandwidth and at the FLOP ceiling; they may overlap, so the larger one is the least time."""
 
     memory_ms: float
     compute_ms: float
@@ -185,7 +185,7 @@ class RooflineTime:
 
 
 def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
-    """Return the roofline time of `work`, all FLOPs at the rate of the run's dtype."""
+    """Return the roofline time of `work`, with all FLOPs at the ceiling of the run's dtype."""
     size = work.total_bytes
     return RooflineTime(
         memory_ms=1e3 * size / ceilings.bytes_per_s(size),
@@ -194,5 +194,5 @@ def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
 
 
 def traffic_ms(work: Work, ceilings: Ceilings) -> float:
-    """Return the milliseconds that the reads and writes of all operators of an eager call take."""
+    """Return the ms that all reads and writes of an eager call's operators take at the bandwidth ceiling."""
     return 1e3 * work.traffic / ceilings.bytes_per_s(work.traffic)

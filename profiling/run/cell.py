@@ -1,6 +1,6 @@
-"""What the cells of all targets share: phases, preparing a variant, running metrics, explaining, and the end.
+"""The base class of all targets' cells: phases, preparation of a variant, metrics, explanations, final status.
 
-A cell runs in its own process (with isolation=none in the caller's). Each section of the record is sent as soon as it
+A cell runs in its own process, or with isolation=none in the caller's. Each section of the record is sent as soon as it
 is measured, so that a later crash does not lose it.
 """
 
@@ -47,11 +47,11 @@ class Cell(ABC):
 
     @classmethod
     def computes_in(cls, dtype: str, **_procedure: Any) -> str:
-        """Return the dtype of matrix products in a run with this `dtype`; the ceilings are measured in it."""
+        """Return the dtype of matrix products in a run of this `dtype`, in which the ceilings are measured."""
         return dtype
 
     def run(self) -> None:
-        """Run the cell and send its status; an exception becomes a status too."""
+        """Run the cell and send its status, also where it raises an exception."""
         try:
             with span(self.job.component.name), span(self.job.variant):
                 self.measure()
@@ -71,7 +71,7 @@ class Cell(ABC):
 
     @abstractmethod
     def measure(self) -> None:
-        """Do the target's work and send sections as they are measured; an exception ends the cell as failed."""
+        """Do the target's work and send each section once it is measured; an exception ends the cell as failed."""
 
     def add(self, **sections: Any) -> None:
         """Send sections of the record: structs of `profiling.results.record`, or mappings of the same shape.
@@ -89,22 +89,22 @@ class Cell(ABC):
 
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """Show the phase in the progress display, and name the NVTX and profiler range of the block after it."""
+        """Show the phase in the progress display, and run the block in an NVTX and profiler range of that name."""
         self.emit({"event": "phase", "phase": phase})
         with span(phase):
             yield
 
     @contextmanager
     def best_effort(self, action: str) -> Iterator[None]:
-        """Run a block that explains the numbers; if it raises, the record gets the note "`action` failed"."""
+        """Run a block that explains the numbers; if it raises, add the note "`action` failed: …" to the record."""
         try:
             yield
-        except Exception as error:  # the measured times stay valid without their explanation
+        except Exception as error:  # measured times are valid without an explanation
             traceback.print_exc()
             self.note(f"{action} failed: {reason_of(error)}")
 
     def prepare(self, variant: Variant, component: Component) -> Step:
-        """Prepare the step (compile, capture, ...) and record its duration, from an idle device to an idle device."""
+        """Prepare the step (compile, capture, …) and record the duration, between two moments of an idle device."""
         with self.phase("prepare"):
             before, started = snapshot(), time.perf_counter()
             step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
@@ -119,10 +119,10 @@ class Cell(ABC):
             return step
 
     def run_metric(self, name: str, metric: Metric, subject: Subject) -> None:
-        """Run a metric, send what it measured and keep the problem that it reports, if any.
+        """Run a metric, send its results and keep the problem that it reports, if any.
 
         Raises:
-            ValueError: a record cannot hold what it returned.
+            ValueError: the results do not fit into a record.
 
         """
         with self.phase(name):
@@ -133,15 +133,15 @@ class Cell(ABC):
             self.metrics, sections = merge_metric(self.metrics, measured.sections)
             self.add(**sections, metrics=self.metrics)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"metric {name} returned what a record cannot hold: {error}") from error
+            raise ValueError(f"the results of metric {name} do not fit into a record: {error}") from error
 
     def explain(self, step: Step) -> None:
-        """Send the sections that only the variant can fill."""
+        """Send the sections that `explain()` of the variant returns."""
         with self.phase("explain"), self.best_effort("explain() of the variant"):
             self.add(**step.explain())
 
     def explain_roofline(self, component: Component, step: Step) -> None:
-        """Send the roofline section: the least time of a call and what bounds it; none in a run without ceilings."""
+        """Send the roofline section: a call's roofline time and bound. Send nothing in a run without ceilings."""
         if self.job.settings.ceilings != "auto":
             return
         with self.phase("roofline"), self.best_effort("the roofline"):
@@ -174,12 +174,12 @@ class Cell(ABC):
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:
-    """Return the job's metrics by name; those that need the reference (parity) run before those that time."""
+    """Return the job's metrics by name, in running order: those that need the reference (parity), then the others."""
     metrics: dict[str, Metric] = {name: instantiate(node, f"metric.{name}") for name, node in job.metrics.items()}
     return dict(sorted(metrics.items(), key=lambda item: not item[1].needs_reference))
 
 
 def reason_of(error: Exception) -> str:
-    """Return one line for an exception; an InputError's own line stays as it is."""
+    """Return one line that describes an exception; for an InputError its message, unchanged."""
     lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
     return lines[0] if isinstance(error, InputError) else f"{type(error).__name__}: {lines[0]}"

@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on: versions, device and settings, and the ceilings of the device."""
+"""The environment of a run: everything its numbers depend on, and the ceilings of the device."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from profiling.machine.ceilings import kept_ceilings
 from profiling.results.environment import Ceilings, Cpu, Device, Environment, read_environment
 from profiling.roofline.measure_ceilings import measure_ceilings
 
-#: Prefixes of the environment variables that change what is measured, or how fast it is.
+#: Prefixes of the environment variables that can change results or times.
 VARIABLES = (
     *("CUDA_LAUNCH_", "CUDA_MODULE_", "CUDA_VISIBLE_", "CUDA_DEVICE_", "CUBLAS", "CUDNN", "NVIDIA_TF32_"),
     *("PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "KMP_"),
 )
-#: Those that this harness sets itself, and that differ from one process to the next.
+#: Variables with such a prefix that this tool sets, with another value in each process.
 OWN_VARIABLES = ("TORCH_TRACE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def environment(settings: Settings, reasons: Mapping[str, str]) -> Environment:
-    """Return versions, device, clocks, threads and seed; `reasons` says why device, dtype and scale are what they are.
+    """Return versions, device, clocks, threads and seed; `reasons` explains the choice of device, dtype and scale.
 
-    What cannot be known is absent.
+    Facts that cannot be determined are absent.
     """
     device = torch.device(settings.device)
     on_cuda = device.type == "cuda"
@@ -94,7 +94,7 @@ def _triton_version() -> str | None:
 
 
 def ceilings_of(settings: Settings, environment: Environment) -> Ceilings:
-    """Return the ceilings of the device in `settings` (resolved ones), measured now or within the last day.
+    """Return the ceilings of the device in the resolved `settings`, measured now or within the last day.
 
     Raises:
         RuntimeError: the device failed, or has too little free memory.
@@ -117,5 +117,5 @@ def ceilings_of(settings: Settings, environment: Environment) -> Ceilings:
 
 
 def ceilings_in(run: Path) -> Ceilings | None:
-    """Return the ceilings in the run's environment; None where the run has none."""
+    """Return the ceilings in the environment of the run folder `run`; None where it has none."""
     return read_environment(run).ceilings

@@ -29,7 +29,7 @@ from profiling.run.cell import Cell, metrics_of
 from profiling.trace.profiler import synchronize
 from profiling.variants.variant import Step, Variant
 
-#: Limit of the relative L2 to eager at further shapes: this factor on that of the timed shape, at least the floor.
+#: Limit of the relative L2 to eager at other shapes: the factor times that at the timed shape, at least the floor.
 OTHER_SHAPES_FACTOR, OTHER_SHAPES_FLOOR = 3.0, 1e-3
 
 
@@ -52,7 +52,7 @@ class ForwardCell(Cell):
         blueprint = self._load(torch.float32 if with_reference else run_dtype)
         expected = self._expected(blueprint) if with_reference else None
         if expected is not None:
-            # Built again: a module may keep tensors of its first call, which were float32 ones here.
+            # Build it again: a module may keep tensors of its first call, which was in float32.
             del blueprint
             blueprint = build(job.component, settings, torch.float32)
         blueprint.cast(run_dtype)
@@ -98,7 +98,7 @@ class ForwardCell(Cell):
         return outputs_of(blueprint.component(blueprint.run_dtype, seed), seed + CHECK_SEED)
 
     def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
-        """Check parity once more after the timing, which shows a stale buffer or an overwritten graph pool."""
+        """Check parity again after the timing, to detect a stale buffer or an overwritten graph pool."""
         for metric in metrics.values():
             again = metric.measure(subject) if metric.needs_reference and not self.problems else None
             if again is not None and again.problem is not None:
@@ -107,7 +107,7 @@ class ForwardCell(Cell):
                 self.add(**merge_metric(self.metrics, again.sections)[1])
 
     def _check_other_shapes(self, component: Component, step: Step) -> None:
-        """Compare the steps of further shapes with eager: preparing one shape may have broken another."""
+        """Compare the steps of the other shapes with eager, because preparing one shape may break another."""
         if len(step.extra_steps) < len(component.extra_inputs):
             self.note("the variant returns no steps for the other shapes, so those were not checked")
             return

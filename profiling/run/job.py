@@ -1,4 +1,4 @@
-"""A run as the user asked for it, and its jobs: one per cell."""
+"""The config of a run, and its jobs, one per cell."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from profiling.results.record import Record
 
 @dataclass(frozen=True)
 class Job:
-    """One cell: a component, a variant, the metrics, and where the cell's own files go (a folder of the run).
+    """One cell: a component, a variant, the metrics, and the folder of the run for the cell's files.
 
-    `procedure` is the procedure of this target's cells: the `_target_` of a `profiling.run.cell.Cell` and its options.
+    `procedure` is the `_target_` of the target's subclass of `profiling.run.cell.Cell`, and its options.
     """
 
     target: str
@@ -40,7 +40,7 @@ class Job:
 
     @staticmethod
     def from_json(text: str) -> Job:
-        """Return the job of `to_json`'s text."""
+        """Return the job that `to_json` wrote as `text`."""
         content = json.loads(text)
         content["component"] = ComponentSpec(**content["component"])
         content["settings"] = Settings(**content["settings"])
@@ -48,17 +48,16 @@ class Job:
 
 
 class CellFiles:
-    """What a target does with files of its own in the run folder; here nothing.
+    """Handles the files that a target's cells write besides records; this class is for targets without such files.
 
-    A target whose cells write further files has a subclass. It is used in the parent process: its module must not
-    import torch.
+    Other targets have a subclass. It is used in the parent process, so its module must not import torch.
     """
 
     def clear(self, folder: Path, cell: str, *, first_round: bool) -> None:
-        """Remove the files of an earlier attempt at a cell; before the first round, those kept of its rounds too."""
+        """Remove the files of an earlier attempt at a cell; before the first round, also the copies of `keep_round`."""
 
     def recover(self, folder: Path, job: Job) -> Mapping[str, Any]:
-        """Complete the files of a cell, also of one whose process died; return the sections of its record in them.
+        """Complete the files of a cell, whose process may have died; return the sections of its record from them.
 
         Raises:
             OSError: a file cannot be read or written.
@@ -68,20 +67,20 @@ class CellFiles:
         return {}
 
     def keep_round(self, folder: Path, cell: str, round_: int) -> None:
-        """Copy the files of a round, which the next round overwrites."""
+        """Copy the files of a round, because the next round overwrites them."""
 
     def environment(self, records: Iterable[Record]) -> Mapping[str, Any]:
-        """Return the fields of the run's environment that its records determine."""
+        """Return the fields of the run's environment that follow from its records."""
         return {}
 
 
-#: The procedure of a cell unless its target names another one: a forward pass.
+#: The procedure of a cell, a forward pass, unless its target has another one.
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run as the user asked for it: components × variants, in that order, and how to run the cells."""
+    """The config of a run: its components × variants, in that order, and options that concern all cells."""
 
     components: tuple[ComponentSpec, ...]
     variants: Mapping[str, Mapping[str, Any]]
@@ -93,17 +92,17 @@ class RunConfig:
     source: Mapping[str, Any]  # the composed config, for config.yaml
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
     files: CellFiles = field(default_factory=CellFiles)
-    rounds: int = 1  # how often all cells run, in turns (ABAB)
+    rounds: int = 1  # number of times that each cell runs, cells taking turns (ABAB)
 
     def __post_init__(self) -> None:
-        """Check the values that concern the run as a whole."""
+        """Check the options that concern all cells."""
         for group, members in (("component", self.components), ("variant", self.variants)):
             if not members:
                 raise InputError(f"{group}=[] leaves nothing to run. Name at least one {group}.")
         if self.isolation not in ("process", "none"):
             raise InputError(f"isolation={self.isolation} is none of process, none.")
         if not 0 < self.cell_timeout < float("inf"):
-            raise InputError(f"cell_timeout={self.cell_timeout}: seconds, more than 0.")
+            raise InputError(f"cell_timeout={self.cell_timeout} must be more than 0 (seconds).")
         check_whole("rounds", self.rounds)
 
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:

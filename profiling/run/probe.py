@@ -32,7 +32,7 @@ def probe(jobs: tuple[Job, ...], on_phase: Callable[[str], None] = lambda phase:
     `on_phase` is called with "ceilings" before the ceilings are measured or read.
 
     Raises:
-        InputError: a device or dtype that this machine lacks; an option, checkpoint or target that is wrong.
+        InputError: this machine lacks the device or dtype, or an option, checkpoint or target is wrong.
 
     """
     settings, reasons = resolve(jobs[0].settings)

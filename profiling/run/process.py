@@ -1,4 +1,4 @@
-"""Performs tasks (probe the device, run a cell) and passes their events on: in a process each, or in this process.
+"""Performs tasks (probe the device, run a cell), each in a process of its own or in this one, and relays their events.
 
 `Isolated` starts a fresh process for each task, so that a crash or a hang costs one cell. `InProcess` is for debuggers.
 """
@@ -25,22 +25,22 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
-#: Limit of probing the device, which takes a few seconds: a driver that hangs must not hang the run.
+#: Timeout in seconds for probing the device, which takes a few: a driver that hangs must not hang the run.
 PROBE_SECONDS = 300.0
-#: How long a process may take to end after it has sent its result (CUDA teardown, worker pools).
+#: Seconds that a process may take to exit after it has sent its result (CUDA teardown, worker pools).
 EXIT_SECONDS = 30.0
 LAST_LINES = 3
 
 
 class Executor(Protocol):
-    """Performs tasks; `profiling.run.worker.perform` lists them."""
+    """Performs the tasks that `profiling.run.worker.perform` lists."""
 
     def perform(self, task: Mapping[str, Any], name: str, on_event: OnEvent) -> str | None:
-        """Perform `task` and pass its events on; return how its process died, None if it ended normally."""
+        """Perform `task` and pass its events to `on_event`; return how its process died, None if it ended normally."""
 
 
 class InProcess:
-    """No isolation: a crash ends the whole run, and a debugger sees everything."""
+    """Performs tasks in this process: a crash ends the whole run, and a debugger can follow each task."""
 
     def __init__(self, run: Path, *, trace: bool, fresh_cache: bool) -> None:
         self._fresh_cache = fresh_cache
@@ -56,13 +56,13 @@ class InProcess:
 
 
 class Isolated:
-    """A fresh process for each task, its output in `cells/<name>.log`."""
+    """Performs each task in a fresh process, with its output in `cells/<name>.log`."""
 
     def __init__(self, run: Path, *, trace: bool, fresh_cache: bool, timeout: float) -> None:
         self._run, self._trace, self._fresh_cache, self._timeout = run, trace, fresh_cache, timeout
 
     def perform(self, task: Mapping[str, Any], name: str, on_event: OnEvent) -> str | None:
-        """Perform the task in a process of its own, with a compile log of its own where the run is traced."""
+        """Perform the task in a fresh process, with a separate compile log if the run is traced."""
         files = self._run / "cells" / name
         files.parent.mkdir(exist_ok=True)
         timeout = self._timeout if "cell" in task else PROBE_SECONDS
@@ -82,7 +82,7 @@ class Isolated:
 
 @contextmanager
 def compile_cache(*, fresh: bool) -> Iterator[dict[str, str]]:
-    """Yield the variables that give inductor and Triton an empty cache until this exits; none unless `fresh`."""
+    """Yield variables that give inductor and Triton an empty cache inside the block; none unless `fresh`."""
     if not fresh:
         yield {}
         return
@@ -117,7 +117,7 @@ class Ending:
     exit_code: int
 
     def describe(self, log: Path) -> str:
-        """Return one line: timeout, exit code or signal, and the last lines of the log."""
+        """Return one line with the timeout, exit code or signal, and the last lines of the log."""
         if self.kind == "timeout":
             ending = "hung: killed at the cell_timeout"
         elif self.exit_code < 0:
@@ -179,8 +179,8 @@ def last_lines(log: Path) -> list[str]:
 def _events(pipe: Any, process: subprocess.Popen[bytes], deadline: float) -> Iterator[Mapping[str, Any]]:
     """Yield events until the process has ended or closed the pipe.
 
-    The process is watched as well as the pipe, because a child that it forked may hold the pipe open after its death.
-    After its "end" event a process has `EXIT_SECONDS` left.
+    Both the process and the pipe are polled, because a forked child may hold the pipe open after the process has died.
+    After its "end" event a process has `EXIT_SECONDS` to exit.
 
     Raises:
         subprocess.TimeoutExpired: the deadline (of `time.monotonic`) passed first.

@@ -14,7 +14,7 @@ from profiling.results.record import Record
 
 PHASES = {
     "probe": "probing the device",
-    "ceilings": "measuring its bandwidth and FLOP ceilings (kept for a day)",
+    "ceilings": "measuring its bandwidth and FLOP ceilings (cached for a day)",
     "load": "loading",
     "reference": "computing the float32 reference",
     "prepare": "preparing (compile, warm-up, capture)",
@@ -26,7 +26,7 @@ PHASES = {
     "trace": "tracing",
     "parse": "parsing the compile log",
 }
-#: Phases that get no plain line: they are short, and the line before or after them shows where the cell is.
+#: Short phases, which get no plain line.
 SHORT_PHASES = ("reference", "parity", "memory", "explain", "roofline", "parse")
 COLUMNS = 100
 
@@ -51,14 +51,14 @@ class Progress(Protocol):
 
 
 class PlainProgress:
-    """Lines that a log keeps: one at each long phase of a cell, and one when it ends."""
+    """Progress in plain lines, for logs: one at each long phase of a cell, and one when the cell ends."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._cell, self._started = "", time.monotonic()
 
     def begin(self, cell: str, number: int, total: int) -> None:
-        """Start the cell's clock; `number` is 0 for what is not counted."""
+        """Start the cell's clock; `number` counts cells from 1 and is 0 for the probe."""
         counted = f"[{number}/{total}] " if number else ""
         self._cell, self._started = f"{counted}{cell}", time.monotonic()
 
@@ -84,7 +84,7 @@ class PlainProgress:
 
 
 class LiveProgress(PlainProgress):
-    """One line that ticks while a cell runs, and becomes a plain line when it ends."""
+    """A live line with the running time of a cell, replaced by a plain line when the cell ends."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from profiling.results.environment import Git
 
-#: The checkout that this tool runs from, if it runs from one.
+#: The checkout of this tool, if it runs from one.
 TOOL = Path(__file__).resolve().parents[2]
 
 
@@ -34,8 +34,8 @@ def tool_version() -> str | None:
 def module_states(targets: Iterable[str]) -> dict[str, Git]:
     """Return {`_target_`: git state of the checkout that defines it}, without targets outside any checkout.
 
-    Installed packages are left out: a virtual environment may lie in a checkout that is not theirs. Importing the
-    parent packages of a target may import torch.
+    Installed packages are left out, because a virtual environment may lie in a checkout of another project. The call
+    imports the parent packages of each target, which may import torch.
     """
     folders = {target: _folder_of(target) for target in targets}
     states = {folder: git_state(folder) for folder in set(folders.values()) if folder is not None}

@@ -26,15 +26,15 @@ CLOCKS = ("wall_ms", "device_ms", "host_ms")
 
 
 def rounds_done(record: Record) -> int:
-    """Return how many rounds are in `record`; a cell that is not repeated has one."""
+    """Return the number of rounds in `record`; it is 1 for a cell that is not repeated."""
     return len(record.rounds) if record.rounds else 1
 
 
 def with_round(before: Record | None, new: Record, number: int, total: int, *, seed: int = 0) -> Record:
     """Return the cell's record after round `number` of `total`; `new` is the record of that round alone.
 
-    Samples and the conditions of the timed window are those of all rounds; every other section is that of the newest
-    round. A round that is not ok replaces the cell's record.
+    Samples and conditions of the timed window are merged over all rounds; every other section is from the newest round.
+    A round that is not ok replaces the cell's record.
     """
     if new.status != "ok":
         return new.with_status(new.status, f"round {number} of {total}: {new.reason}")
@@ -55,7 +55,7 @@ def with_round(before: Record | None, new: Record, number: int, total: int, *, s
 
 
 def with_speedup(record: Record, baseline: Record | None, *, seed: int) -> Record:
-    """Add the ratio of median wall times, baseline over `record`, where both are ok and timed."""
+    """Add the speedup, the median wall time of the baseline over that of `record`, if both are ok and timed."""
     if record.variant == BASELINE or baseline is None or baseline.status != "ok" or record.status != "ok":
         return record
     samples, baseline_samples = samples_by_round(record), samples_by_round(baseline)
@@ -69,7 +69,7 @@ def with_speedup(record: Record, baseline: Record | None, *, seed: int) -> Recor
 def break_even_calls(record: Record, baseline: Record) -> int | None:
     """Return the number of calls after which the variant's longer preparation has paid off; None if it never does.
 
-    The time of a call is that of calls in a row where it was measured, else the median wall time.
+    A call takes the time of calls in a row if that was measured, else the median wall time.
     """
     if record.prepare is None or baseline.prepare is None:
         return None
@@ -122,7 +122,7 @@ def _merged_summary(before: Summary | None, new: Summary | None, seed: int) -> S
 def _merged_conditions(
     before: LatencyConditions | None, new: LatencyConditions | None, number: int
 ) -> LatencyConditions | None:
-    """Return the conditions of all rounds: counts and waits are added, the range of clocks is joined."""
+    """Return the conditions of all rounds: counts and waits are added, clocks are the range over all rounds."""
     if before is None or new is None:
         return new
     return replace(
@@ -137,7 +137,7 @@ def _merged_conditions(
 
 
 def _sum(before: float | None, new: float | None) -> float | None:
-    """Return the sum over all rounds; None where a round did not measure it, for part of a sum is no sum."""
+    """Return the sum over all rounds; None if a round did not measure it."""
     return None if before is None or new is None else before + new
 
 

@@ -1,4 +1,4 @@
-"""A run: its cells in order. The record of a cell is on disk as soon as the cell ends."""
+"""A run: executes its cells in order, and writes the record of each as soon as it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAY_DIFFER = ("device_reason", "dtype_reason", "scale_reason", "ceilings", "ceil
 
 @dataclass
 class CellEvents:
-    """The events that a cell's process has sent. They give a record even if the process died."""
+    """The events that a cell's process has sent, from which a record is made even if the process died."""
 
     base: Record
     progress: Progress
@@ -50,7 +50,7 @@ class CellEvents:
             self.end = event
 
     def record(self) -> Record:
-        """Return the record, with everything that was measured before the process died."""
+        """Return the record, with everything that was measured, even if the process died."""
         record = record_with(self.base, self.sections)
         if self.end is None:
             return record.with_status("failed", f"the process {self.death}")
@@ -72,10 +72,10 @@ class Run:
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
 
     def execute(self) -> int:
-        """Run every cell that has no record yet; return the exit code: 0, 1 (failed, invalid) or 2 (bad input).
+        """Run every cell that has no record yet; return the exit code: 0 (ok), 1 (failed, invalid) or 2 (bad input).
 
         Raises:
-            InputError: an error that concerns every cell; none has run.
+            InputError: an error that concerns every cell; no cell has run.
             KeyboardInterrupt: the user stopped the run; finished cells are on disk.
 
         """
@@ -124,12 +124,12 @@ class Run:
         return Isolated(self.folder, trace=settings.trace, fresh_cache=fresh_cache, timeout=timeout)
 
     def _is_due(self, round_: int, job: Job) -> bool:
-        """Return whether the cell still has to run in this round; after a round that is not ok it runs in no other."""
+        """Return whether the cell must still run in this round; after a round that is not ok it does not run again."""
         record = self.records.get((job.component.name, job.variant))
         return record is None or (record.status == "ok" and rounds_done(record) < round_)
 
     def _probe(self, executor: Executor) -> Mapping[str, Any]:
-        """Resolve the settings and check every option in another process; return what `probe` returns."""
+        """Call `probe` in another process: it resolves the settings and checks every option. Return its result."""
         self.progress.begin("run", 0, 0)
         self.progress.phase("probe")
         jobs = self.config.jobs(self.target, self.config.settings, str(self.folder.absolute()))
@@ -149,10 +149,10 @@ class Run:
         return answers[-1]
 
     def _write_environment(self, facts: Mapping[str, Any], *, resumed: bool) -> None:
-        """Write `environment.json`. Where the run is resumed, compare it with the present machine instead.
+        """Write `environment.json`; in a resumed run, compare it with the present machine instead.
 
         Raises:
-            InputError: the run began on another machine or setup, whose cells could not be compared with new ones.
+            InputError: the run began on another machine or setup, so old and new cells could not be compared.
 
         """
         path = self.folder / ENVIRONMENT_FILE
@@ -216,10 +216,10 @@ class Run:
         )
 
     def _component_error(self, job: Job) -> str | None:
-        """Return the component's own input error, which each of its variants would repeat; None if it has none.
+        """Return the component's input error, which would recur in each of its variants; None if it has none.
 
-        A record without a parameter count failed while loading or computing the reference. A later input error may be
-        that of the variant.
+        A record without a parameter count failed while loading or computing the reference, so the error is the
+        component's. A later input error may be that of the variant.
         """
         records = (r for r in self.records.values() if r.component == job.component.name and r.parameters is None)
         return next((record.reason for record in records if record.bad_input), None)
@@ -242,9 +242,9 @@ class Run:
         return with_speedup(record, baseline, seed=self.config.settings.seed)
 
     def _with_files(self, record: Record, job: Job) -> Record:
-        """Add the sections that are read from the cell's files; for a file that cannot be read, a note."""
+        """Add the sections that are read from the cell's files, or a note for each file that cannot be read."""
         readers: list[Callable[[Record, Job], Record]] = [self._with_recovered, self._with_kernel_files]
-        if job.settings.trace and self.config.isolation == "process":  # else one compile log holds all cells
+        if job.settings.trace and self.config.isolation == "process":  # otherwise all cells share one compile log
             readers.append(self._with_compile_log)
         for reader in readers:
             try:
@@ -274,7 +274,7 @@ class Run:
         self.records[record.cell] = record
 
     def _complete(self) -> None:
-        """Add what is known only at the end: facts of the environment, speedups, and a run's only compile log."""
+        """At the end of the run, add facts of the environment, speedups, and the compile log that all cells shared."""
         facts = self.config.files.environment(self.records.values())
         if facts:
             path = self.folder / ENVIRONMENT_FILE
@@ -292,7 +292,7 @@ class Run:
 
 
 def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """Return the jobs with each component's baseline before its other variants, which are compared with it."""
+    """Return the jobs with each component's baseline first, because its other variants are compared with it."""
     order = {name: place for place, name in enumerate(dict.fromkeys(job.component.name for job in jobs))}
     return tuple(sorted(jobs, key=lambda job: (order[job.component.name], job.variant != BASELINE)))
 
@@ -302,7 +302,7 @@ def _with_note(record: Record, note: str) -> Record:
 
 
 def exit_code(records: tuple[Record, ...]) -> int:
-    """Return 2 where the user's input broke a cell, 1 where a cell failed or is invalid, else 0."""
+    """Return 2 if a cell ended with an error in the user's input, 1 if a cell failed or is invalid, else 0."""
     if any(record.bad_input for record in records):
         return InputError.exit_code
     return int(any(record.status in ("failed", "invalid") for record in records))

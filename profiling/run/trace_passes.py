@@ -1,4 +1,4 @@
-"""Profiler passes over a prepared step, in addition to its main trace, and the trace analysis from all of them."""
+"""Runs profiler passes over a prepared step, in addition to its main trace, and analyses all of the traces."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from profiling.trace.profiler import synchronize
 from profiling.trace.spans import cell_span, span
 from profiling.variants.variant import Step
 
-#: Profiled calls on a CPU, whose wall times vary from call to call; kernels on a GPU take the same time in each.
+#: Profiled calls on a CPU, where times vary from call to call. On a GPU one call is enough.
 _CALLS_ON_CPU = 5
 _NO_EAGER_STEP = "not attributable: the variant has no step that launches kernel by kernel"
 _FAILED = "not attributable: the pass for submodules failed"
 _FUSED = "the eager module, for products, convolutions, attention and custom operators; the rest is fused"
 
-#: Context manager around work that explains the times: it turns an exception into a note ("ACTION failed: ...").
+#: Context manager for work that explains the times; turns an exception into the note "ACTION failed: …".
 BestEffort = Callable[[str], AbstractContextManager[None]]
 
 
@@ -38,8 +38,8 @@ BestEffort = Callable[[str], AbstractContextManager[None]]
 class TracePasses:
     """Profiler passes over a prepared step: by line of code, by submodule, and launched kernel by kernel.
 
-    Each pass calls the step, its eager step or the module a few times. A pass that fails costs only its own part of the
-    analysis. Source files under `root` are named relative to it.
+    Each pass calls the step, its eager step or the module a few times. If a pass fails, only its part of the analysis
+    is missing. Source files under `root` are named relative to it.
     """
 
     component: Component
@@ -49,7 +49,7 @@ class TracePasses:
     best_effort: BestEffort
 
     def analyze(self, trace: Path) -> TraceAnalysis | None:
-        """Return the analysis of the step, whose main trace is the file `trace`; None if there is nothing in it."""
+        """Return the analysis of the step, whose main trace is the file `trace`; None if nothing can be analysed."""
         if self.component.device.type != "cuda":
             return self._analyze_on_cpu()
         traces = Traces(timeline(read_events(trace)), _NO_EAGER_STEP, "this step, line by line")
@@ -67,7 +67,7 @@ class TracePasses:
     def _with_passes(self, traces: Traces) -> Traces:
         lines = self._profile("the trace by line of code", self.step.run, line_spans)
         if lines is None:
-            traces = replace(traces, lines_from="nothing: the pass for lines of code failed")
+            traces = replace(traces, lines_from="not available: the pass for lines of code failed")
         traces, eager_step = replace(traces, lines=lines), self.step.eager_step
         if eager_step is None:
             return traces
@@ -102,9 +102,9 @@ def short_trace(
     cell: tuple[str, str],
     calls: int = 1,
 ) -> Timeline:
-    """Profile `calls` calls, after one for the profiler to start up, each inside `around()`.
+    """Profile `calls` calls, each inside `around()`, after one call that starts the profiler.
 
-    `cell` is (component, variant). The calls change a network's state, as those of the main trace do.
+    `cell` is (component, variant). The calls change the network's state, as those of the main trace do.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with tempfile.TemporaryDirectory(prefix="profiling-") as folder:

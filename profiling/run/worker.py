@@ -2,8 +2,8 @@
 
     python -m profiling.run.worker TASK_FILE EVENT_FD
 
-Its standard input is a pipe that the parent holds open. When the parent dies, in whatever way, the pipe closes and this
-process exits at once, so that it does not keep GPU memory.
+Its standard input is a pipe that the parent holds open. When the parent dies, even by SIGKILL, the pipe closes and this
+process exits at once, which frees its GPU memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def perform(task: Mapping[str, Any], emit: Emit) -> None:
-    """Perform `task`: {"probe": [job, …]} or {"cell": job}; jobs as their JSON texts."""
+    """Perform `task`: {"probe": [job, …]} or {"cell": job}, where a job is its JSON text."""
     if "probe" in task:
         jobs = tuple(Job.from_json(text) for text in task["probe"])
         try:

@@ -22,7 +22,7 @@ from profiling.trace.modules import module_times, paths_in, self_times
 from profiling.trace.operator_costs import OperatorCosts
 
 _NAME_LENGTH = 200
-#: Share of a kernel's time for which bytes or FLOPs must be known before a rate is given.
+#: Smallest share of a kernel's time with known bytes (or FLOPs) for which a bandwidth (or FLOP rate) is reported.
 _KNOWN = 0.5
 
 
@@ -30,10 +30,10 @@ _KNOWN = 0.5
 class Traces:
     """Traces of one step.
 
-    `main` is the step as it is. `reference` is the same work launched kernel by kernel, `eager` the module itself where
-    the reference is compiled; `eager`, or else `reference`, has a span for each submodule. `lines` is the step with a
-    span for each line of code. `modules_from` and `lines_from` describe where submodules and lines come from, or why
-    there are none.
+    `main` is the step as it was timed. `reference` is the same step without CUDA graphs, launched kernel by kernel.
+    `eager` is the eager module, traced only where the reference is compiled. Spans of submodules are in `eager` if
+    there is one, else in `reference`. `lines` is the step with a span for each line of code. `modules_from` and
+    `lines_from` name the source of submodules and lines, or the reason why there are none.
     """
 
     main: Timeline
@@ -45,9 +45,9 @@ class Traces:
 
 
 def analyze_trace(traces: Traces, root: Path, *, parts: int = 1) -> TraceAnalysis | None:
-    """Return the trace analysis, times in milliseconds a call; None where nothing ran on a GPU.
+    """Return the trace analysis, with times in milliseconds a call; None where nothing ran on a GPU.
 
-    Where a traced call consists of several `parts` (frames, which may overlap), every number is that of one part.
+    Where a traced call consists of several `parts` (frames, which may overlap), every number is the mean of a part.
     Source files under `root` are named relative to it.
     """
     calls = traced_calls(traces.main)
@@ -101,10 +101,10 @@ def analyze_host_trace(trace: Timeline) -> TraceAnalysis | None:
 
 @dataclass(frozen=True)
 class GpuTime:
-    """Microseconds of one call, from its first GPU work to the end of its last.
+    """Busy and idle microseconds of one call, from the begin of its first GPU work to the end of its last.
 
-    `busy`: something ran. `host`: nothing ran, and the next work had not been launched when the GPU ran dry. `between`:
-    nothing ran although the next work had been launched: it was queued, or is a node of a graph under replay.
+    `busy`: the GPU worked. `host`: the GPU was idle because the host had not launched the next work yet. `between`: the
+    GPU was idle although the next work had been launched (it was queued, or is a node of a graph under replay).
     """
 
     span: float
@@ -116,7 +116,7 @@ class GpuTime:
 def gpu_time(work: Sequence[GpuWork], launches: Mapping[int | None, HostCall]) -> GpuTime:
     """Return busy and idle time of a call's `work`, which is sorted by begin and not empty; streams may overlap.
 
-    A gap before work whose launch is missing in the trace counts as `between`: nothing shows that the host was late.
+    A gap counts as `between` where the trace lacks the launch of the work after it: no evidence that the host was late.
     """
     host = between = 0.0
     reached, seen = work[0].end, {work[0].correlation}
@@ -144,7 +144,7 @@ def _busy(work: Sequence[GpuWork]) -> float:
 
 
 def _attributions(traces: Traces) -> list[tuple[KernelAttribution, ...]]:
-    """Return the attribution of each traced call's work, from its own trace and the further ones."""
+    """Return the attribution of each traced call's work, from the main trace and the traces of the further passes."""
     costs = OperatorCosts()
     own = Attributor(traces.main, costs)
     reference = _last_call(traces.reference, costs)
@@ -159,9 +159,9 @@ def _last_call(trace: Timeline | None, costs: OperatorCosts) -> tuple[KernelAttr
 
 
 def kernels_by_name(calls: Sequence[Sequence[KernelAttribution]], parts: int = 1) -> tuple[Kernel, ...]:
-    """Return the kernels of traced calls by name, the longest total first; times a call, or one of its `parts`.
+    """Return the kernels of traced calls by name, the longest total first; times are per call, or per part of a call.
 
-    Rates are over the launches whose bytes and FLOPs are known.
+    Rates cover only the launches whose bytes or FLOPs are known.
     """
     by_name: dict[str, list[KernelAttribution]] = {}
     for call in calls:
@@ -200,7 +200,7 @@ def _microseconds(items: Sequence[KernelAttribution]) -> float:
 
 
 def kernel_classes(kernels: Sequence[Kernel]) -> tuple[KernelClass, ...]:
-    """Return the sums of kernels by class, the longest total first; absent classes are left out."""
+    """Return the total time of each class of kernels, the longest first; classes without a kernel are left out."""
     classes = []
     for kind in CLASSES:
         of_class = [kernel for kernel in kernels if kernel.kind == kind]

@@ -1,9 +1,10 @@
 """Attribution of GPU work to operators and submodules, also where a CUDA graph or a compiler hides both.
 
-A trace of eager code links each kernel to the operator and the submodule that launched it (`Attributor`). A replay of a
-CUDA graph does not, so its kernels are aligned by name with a reference trace of the same step before its capture
-(`attributed_by_reference`). Compiled code has no submodules, so products, convolutions, attention and custom operators,
-which a compiler keeps, have theirs from a trace of the eager module (`with_eager_modules`).
+A trace of eager code links each kernel to the operator and the submodule that launched it (`Attributor`). The trace of
+a CUDA-graph replay has no such links, so its kernels are aligned by name with a reference trace of the same step before
+its capture (`attributed_by_reference`). Compiled code has no submodules either. A compiler keeps matrix products,
+convolutions, attention and custom operators, so these get their submodules from a trace of the eager module
+(`with_eager_modules`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from profiling.trace.operator_costs import Cost, OperatorCosts
 
 #: Classes whose FLOPs are counted.
 _COUNTED = ("gemm", "conv", "attention")
-#: Kernels beside a product's main one: cuBLAS's splitKreduce, scaling and epilogue, CUTLASS's ReduceSplitK.
+#: Helper kernels of a matrix product: cuBLAS's splitKreduce, scaling and epilogue, CUTLASS's ReduceSplitK.
 _AUXILIARY = re.compile("reduce|reduction|scal_kernel|epilogue", re.IGNORECASE)
 
 
@@ -41,8 +42,8 @@ _AUXILIARY = re.compile("reduce|reduction|scal_kernel|epilogue", re.IGNORECASE)
 class KernelAttribution:
     """The class, operator and submodule of a kernel, copy or fill, and its bytes and FLOPs; None means not known.
 
-    `module` is a path, "" for the component itself. `flops` are those of this kernel, `operator_flops` those of
-    everything that its operator launched.
+    `module` is the submodule's path, "" for the component itself. `flops` counts this kernel alone, `operator_flops`
+    all kernels that its operator launched.
     """
 
     work: GpuWork
@@ -55,10 +56,10 @@ class KernelAttribution:
 
 
 class Attributor:
-    """Attributes GPU work by its own trace.
+    """Attributes GPU work by the links in its own trace, without a reference.
 
-    Where an operator launched several kernels, its FLOPs and bytes belong to the main kernel, if names identify it; the
-    others (which combine partial products, for example) have none.
+    Where an operator launched several kernels, all its FLOPs and bytes go to the main kernel, if its name identifies
+    it; the helpers (which combine partial products, for example) have none.
     """
 
     def __init__(self, trace: Timeline, costs: OperatorCosts) -> None:
@@ -95,7 +96,7 @@ class Attributor:
     def _cost(self, operator: Operator, kind: str) -> Cost:
         """Return the cost of the operator, or of the nearest caller of the same class whose cost is known.
 
-        A library's own operator (`cudnn_convolution`) does not run on the meta device, the one that selected it does.
+        A library's operator (`cudnn_convolution`) cannot run on the meta device; the operator that calls it can.
         """
         cost = self._costs.of(operator)
         while cost == Cost() and kind in ("conv", "attention"):
@@ -121,7 +122,7 @@ class Attributor:
 
 
 def _main_kernels(work: Sequence[GpuWork]) -> dict[int | None, GpuWork]:
-    """Return for each operator its main kernel: the only one, or the only one that is named for a product."""
+    """Return the main kernel of each operator: its only kernel, or the only one that is named like a matrix product."""
     by_operator: dict[int | None, list[GpuWork]] = {}
     for item in work:
         if item.operator is not None and item.kind == "kernel":
@@ -145,7 +146,7 @@ class BackwardModules:
         self._spans = {_sequence(operator): span for operator, span in zip(forward, spans, strict=True)}
 
     def of(self, operator: Operator | None) -> str | None:
-        """Return the path of the submodule whose backward pass contains `operator`; None outside of any."""
+        """Return the path of the submodule whose backward pass contains `operator`; None if there is none."""
         while operator is not None and not _is_backward(operator):
             operator = self._parents.get(operator.id)
         span = None if operator is None else self._spans.get(_sequence(operator))
@@ -157,14 +158,14 @@ def _sequence(operator: Operator) -> int | None:
 
 
 def _is_backward(operator: Operator) -> bool:
-    """Return whether it is a node of autograd: those name the thread of their forward pass, counted from 1."""
+    """Return whether the operator is a node of autograd: only these record their forward pass's thread (from 1)."""
     return bool(operator.arguments.get("Fwd thread id")) and _sequence(operator) is not None
 
 
 #: Score of a pair of equal names, and penalty of a name without a partner. A pair of different names scores 0, so that
-#: of equal layers the third is aligned with the third although another one has an extra kernel.
+#: among equal layers the third is aligned with the third even if another layer has an extra kernel.
 _EQUAL, _UNPAIRED = 2, 1
-#: Size of the score table (4 bytes a cell) above which nothing is aligned.
+#: Largest score table, in entries of 4 bytes; above it nothing is aligned.
 _MOST_CELLS = 50_000_000
 
 
@@ -172,7 +173,8 @@ _MOST_CELLS = 50_000_000
 def aligned(names: tuple[str, ...], known: tuple[str, ...]) -> tuple[int | None, ...]:
     """Return for each of `names` the index in `known` of its counterpart, an equal name; None without one.
 
-    Indices ascend. Where `names` contains `known` as a whole, that is the alignment, else the one of the highest score.
+    Indices ascend. Where `known` occurs in `names` as a whole, that occurrence is the alignment, else the one of the
+    highest score.
     """
     for begin in range(len(names) - len(known) + 1):
         if names[begin : begin + len(known)] == known:
@@ -220,9 +222,10 @@ def attributed_by_reference(
 ) -> list[KernelAttribution | None]:
     """Return the attribution of a replay's `work` from `reference`, the same step launched kernel by kernel.
 
-    Both are aligned by kernel names in order. Work without a counterpart has None: copies around a replay, and kernels
-    that only one of them uses. Where work overlaps, on branches of a graph, its order means nothing: there a name is
-    attributed if it belongs to a single operator among all work between the nearest kernels that ran alone.
+    Replay and reference are aligned by kernel names in order. Work without a counterpart (copies around a replay,
+    kernels that only one of the two runs) has None. On branches of a graph work overlaps, and its order is arbitrary:
+    a kernel there is attributed only if its name belongs to a single operator among all work between the nearest
+    kernels that ran alone.
     """
     indices = aligned(tuple(item.name for item in work), tuple(item.work.name for item in reference))
     alone, reference_alone = _runs_alone(work), _runs_alone([item.work for item in reference])
@@ -246,7 +249,7 @@ def attributed_by_reference(
 
 
 def _runs_alone(work: Sequence[GpuWork]) -> list[bool]:
-    """Return for each piece, sorted by begin, whether nothing overlaps it and it is on the most used stream."""
+    """Return for each piece of work, sorted by begin, whether it is on the most used stream and nothing overlaps it."""
     main_stream = Counter(item.stream for item in work).most_common(1)[0][0] if work else None
     alone = [item.stream == main_stream for item in work]
     last = 0  # index of the earlier piece that ends last
@@ -261,8 +264,8 @@ def _runs_alone(work: Sequence[GpuWork]) -> list[bool]:
 def _only_one_named(name: str, reference: Sequence[KernelAttribution], count: int) -> KernelAttribution | None:
     """Return the attribution of all kernels named `name`, if they belong to one submodule and operators of one size.
 
-    Where the replay has `count` of them and the reference another number, the work was split in another way: bytes and
-    FLOPs of one piece are not known.
+    If the reference has another number of them than `count`, the number in the replay, the work was split in another
+    way; bytes and FLOPs of a kernel are then unknown.
     """
     named = [item for item in reference if item.work.name == name]
     if len({(item.module, item.operator, item.bytes, item.flops) for item in named}) != 1:
@@ -273,9 +276,9 @@ def _only_one_named(name: str, reference: Sequence[KernelAttribution], count: in
 def merged(
     by_reference: Sequence[KernelAttribution | None], own: Sequence[KernelAttribution]
 ) -> tuple[KernelAttribution, ...]:
-    """Return for each piece of work the attribution by reference where there is one, else that of its own trace.
+    """Return for each piece of work its attribution by reference where there is one, else the one by its own trace.
 
-    Work that was launched by an operator in its own trace keeps that operator, with the submodule of the other.
+    Work that an operator of its own trace launched keeps that operator, and takes the submodule from the reference.
     """
     result = []
     for counterpart, mine in zip(by_reference, own, strict=True):
@@ -293,9 +296,10 @@ def with_eager_modules(
 ) -> tuple[KernelAttribution, ...]:
     """Return `compiled`, the work of one call of compiled code, with submodules from one call of the eager module.
 
-    The n-th product (convolution, attention) of a number of FLOPs is the n-th in the other, and so is the n-th call of
-    a custom operator, where both have as many of them. All kernels of such an operator have its submodule. Kernels that
-    the compiler fused from several operators have none.
+    Calls are matched in order: the n-th product (convolution, attention) with a given number of FLOPs is matched with
+    the n-th such call of the eager module, and so is the n-th call of a custom operator, if both traces have equally
+    many. All kernels of a matched operator get its submodule. Kernels that the compiler fused from several operators
+    have none.
     """
     modules: dict[int | None, str | None] = {}
     eager_groups = _by_anchor(eager)
@@ -307,7 +311,7 @@ def with_eager_modules(
 
 
 def _by_anchor(items: Sequence[KernelAttribution]) -> Mapping[Hashable, dict[int | None, str | None]]:
-    """Return for each kind of operator that a compiler keeps its calls in order, by id, with their submodules."""
+    """Return {kind of operator that a compiler keeps: {id of each call, in order: its submodule}}."""
     groups: dict[Hashable, dict[int | None, str | None]] = {}
     for item in items:
         anchor = _anchor(item)

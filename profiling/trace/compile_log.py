@@ -1,6 +1,6 @@
 """Parses the TORCH_TRACE log of a cell with tlparse: an HTML report, and the compile log of the record.
 
-torch writes the log only where TORCH_TRACE is set before torch is imported, so the process that starts a cell sets it.
+torch writes the log only if TORCH_TRACE is set before torch is imported, so the parent process sets it for each cell.
 tlparse 0.4.3 takes a file, not a folder, and its `--latest` is broken.
 """
 
@@ -33,9 +33,9 @@ class CompileLogError(RuntimeError):
 def parse_compile_log(log_folder: Path, out: Path, *, root: Path | None = None) -> CompileLog | None:
     """Parse the TORCH_TRACE logs in `log_folder` into `out`, which is `<run>/tl_out/<component>.<variant>`.
 
-    Where several processes of a cell wrote logs, each has a folder under `out`, and the numbers are summed. Source
-    files under `root` (default: the working directory) are named relative to it. `out` is replaced. Returns None where
-    nothing compiled: no folder, no log, or a log without a compile.
+    An existing `out` is replaced. Where several processes of a cell wrote logs, each gets a folder under `out`, and the
+    numbers are summed. Source files under `root` (default: the working directory) are named relative to it. Returns
+    None where nothing was compiled: no folder, no log, or a log without a compile.
 
     Raises:
         CompileLogError: tlparse is not installed, failed or took longer than two minutes.
@@ -55,7 +55,7 @@ def parse_compile_log(log_folder: Path, out: Path, *, root: Path | None = None) 
 
 
 def find_tlparse() -> Path:
-    """Return the path of tlparse, first looked for beside this Python: a virtual environment may not be activated.
+    """Return the path of tlparse: beside this Python (its virtual environment may not be activated), else on PATH.
 
     Raises:
         CompileLogError: it is not installed.
@@ -97,10 +97,10 @@ def _write_index(out: Path, logs: list[Path]) -> None:
 def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> CompileLog:
     """Return the sum of tlparse's output folders, one a process, with `index` as the report.
 
-    `compile_seconds` sums `entire_frame_compile_time_s` over the frames: Dynamo and the back end with waits for
-    parallel Triton compiles, without CUDA-graph capture and autotuning at run time (backward graphs have `duration_us`
-    instead). It is None where the process died before its first frame was compiled. A break under `fullgraph=True` is
-    in `failures` only, one that made Dynamo skip its frame in both lists.
+    `compile_seconds` sums `entire_frame_compile_time_s` over the frames (`duration_us` for backward graphs): Dynamo,
+    the back end and waits for parallel Triton compiles, but not CUDA-graph capture or autotuning at run time. It is
+    None where the process died before its first frame was compiled. A graph break under `fullgraph=True` is listed in
+    `failures` only; one that made Dynamo skip its frame is listed in `failures` and in `graph_breaks`.
     """
     logs = [(folder, _entries(folder / "raw.jsonl")) for folder in folders]
     entries = [entry for _, log in logs for entry in log]
@@ -135,7 +135,7 @@ def _entries(raw: Path) -> list[dict[str, Any]]:
 
 
 def _with_function_names(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the function to entries that hit the recompile limit: only earlier entries with the same frame id have it."""
+    """Add the function's name to entries that hit the recompile limit, from an earlier entry with the same frame id."""
     named = []
     functions: dict[str, dict[str, Any]] = {}
     for metrics in frames:
@@ -159,7 +159,7 @@ def _graph_break_texts(entries: list[dict[str, Any]], parsed: Path) -> Iterable[
 
 
 def _counted(breaks: Iterable[GraphBreak]) -> tuple[GraphBreak, ...]:
-    """Return each distinct place and reason once, with the stack of the first and the number of log entries.
+    """Return each distinct location and reason once, with the stack of its first log entry and the number of entries.
 
     A break in an inlined function is logged for each caller up to the compiled one, and again at each recompile.
     """
@@ -169,7 +169,7 @@ def _counted(breaks: Iterable[GraphBreak]) -> tuple[GraphBreak, ...]:
     return tuple(msgspec.structs.replace(group[0], count=len(group)) for group in groups.values())
 
 
-#: Nested phases, outermost first, each with its metric in microseconds, inner phases included (torch 2.11 and 2.13).
+#: Nested compile phases, outermost first. Each metric, in microseconds, includes the inner phases (torch 2.11, 2.13).
 _NESTED = (
     ("aot autograd", "aot_autograd_cumulative_compile_time_us"),
     ("inductor", "inductor_cumulative_compile_time_us"),
@@ -179,11 +179,11 @@ _NESTED = (
 
 
 def phases_of(frames: Iterable[tuple[Mapping[str, Any], float]]) -> dict[str, float]:
-    """Return seconds by phase without inner phases; they add up to the seconds of `frames`, (metrics, seconds) pairs.
+    """Return the seconds of each phase without its inner phases; their sum is the seconds of all `frames`.
 
-    `dynamo` is the rest of a forward frame, `kernel compilation` the wait for Triton or the C++ compiler. `aot
-    autograd` contains back ends other than inductor, and the rest of a backward graph. Phases that no frame has are
-    left out.
+    `frames` are pairs of (metrics, seconds). `dynamo` is the remaining time of a forward frame, `kernel compilation`
+    the wait for Triton or the C++ compiler. `aot autograd` includes back ends other than inductor, and the remaining
+    time of a backward graph. Phases that no frame has are left out.
     """
     seconds: dict[str, float] = {}
     for metrics, total in frames:
@@ -205,7 +205,7 @@ _AT = re.compile(r"Graph break in user code at (.+):(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 _SKIPPED = ("Failed to handle graph break gracefully", "which results in a skip")
-# First lines that do not name the reason: it is on the next line.
+# First lines of a message that do not name the reason, which is on the next line.
 _PREAMBLES = ("Encountered graph break when attempting to trace", *_SKIPPED)
 
 
@@ -233,7 +233,8 @@ def graph_break(text: str, root: Path) -> GraphBreak:
 def recompile(metrics: dict[str, Any], root: Path) -> Recompile:
     """Parse the `compilation_metrics` of a frame with a `recompile_reason`.
 
-    The reason is the failed guard of the newest compiled version; its line is Dynamo's, else that of the function.
+    The reason is the failed guard of the newest compiled version. The source line is the one that Dynamo names, else
+    the function's.
     """
     reason, _, stack = str(metrics["recompile_reason"]).partition("\nUser stack trace:")
     file, line = metrics.get("co_filename"), metrics.get("co_firstlineno")

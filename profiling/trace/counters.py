@@ -15,11 +15,12 @@ from typing import Any
 class CompileCounters:
     """Totals of this process, or the difference of two snapshots.
 
-    `compiles` counts the frames that Dynamo compiled, failures, hits of the recompile limit and graphs from the cache
-    on disk included; `recompiles` are those of a function that it had compiled before (a guard failed). `graphs` are
-    the FX graphs given to a back end. `cudagraph_captures` counts the graphs of inductor's CUDA-graph trees on this
-    thread (`mode="reduce-overhead"`), not those that a variant captures itself; `cudagraph_skips` those that inductor
-    gave up. `cache_hits` are graphs from the cache on disk: the preparation was a warm start.
+    `compiles` counts the frames that Dynamo compiled, including failures, hits of the recompile limit and graphs loaded
+    from the cache on disk. `recompiles` counts those of a function that had been compiled before (a guard failed).
+    `graphs` counts the FX graphs given to a back end. `cudagraph_captures` counts the graphs captured by inductor's
+    CUDA-graph trees on this thread (`mode="reduce-overhead"`), not those that a variant captures itself, and
+    `cudagraph_skips` those that inductor refused to capture. `cache_hits` counts graphs loaded from the cache on disk:
+    above 0, the preparation was a warm start.
     """
 
     compiles: int = 0
@@ -33,14 +34,14 @@ class CompileCounters:
     def since(self, before: CompileCounters) -> CompileCounters:
         """Return the difference to `before`, an earlier snapshot of the same thread.
 
-        `torch._dynamo.reset()` sets totals to zero: a total below the earlier one is taken as the difference.
+        `torch._dynamo.reset()` sets totals to zero, so a total below its earlier value is itself the difference.
         """
         names = [field.name for field in fields(self)]
         pairs = {name: (getattr(before, name), getattr(self, name)) for name in names}
         return CompileCounters(**{name: now - then if now >= then else now for name, (then, now) in pairs.items()})
 
     def describe(self) -> str | None:
-        """Return `"1 recompile, 2 CUDA graphs captured"`, for example; None if nothing was counted."""
+        """Return the counts in words, `"1 recompile, 2 CUDA graphs captured"` for example; None if all are zero."""
         counted = (
             (self.compiles - self.recompiles, "compile", "compiles"),
             (self.recompiles, "recompile", "recompiles"),
@@ -90,7 +91,7 @@ def _cudagraph_captures() -> int:
 
 
 def _graph_ids(roots: Mapping[Any, Iterable[Any]]) -> Iterator[int]:
-    """Yield the ids of all graphs below `roots`, the first graphs of each tree by the function that they run."""
+    """Yield the ids of all graphs below `roots`, which maps each function to the first graphs of its tree."""
     graphs = [graph for each in roots.values() for graph in each]
     while graphs:
         graph = graphs.pop()

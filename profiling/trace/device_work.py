@@ -1,7 +1,7 @@
 """GPU work of one call: number and duration of kernels, launches, transfers, waits of the host.
 
-Measured in a short profiler pass without shapes, stacks or files. Durations come from CUPTI and are right although the
-profiler slows down the host; the duration of the call must come from another pass.
+They are measured in a short profiler pass without shapes, stacks or files. The profiler slows down the host. Kernel
+durations are right nevertheless, because they come from CUPTI; the duration of the call must come from another pass.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _LAUNCHES = re.compile(r"(cuda|cu)(Launch(Cooperative)?Kernel|Memcpy|Memset|Grap
 
 
 def host_launches(call: Callable[[], object], *, calls: int = 3) -> float | None:
-    """Return the launches a call of kernels, copies, fills and graphs; None where CUPTI reports none.
+    """Return the number of launches per call (kernels, copies, fills, graphs); None where CUPTI reports none.
 
-    A graph launch counts once. The profiler slows down the host, so this must not run while something is timed.
+    A graph launch counts as one. The profiler slows down the host, so this must not run while something is timed.
     """
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
@@ -42,12 +42,12 @@ def host_launches(call: Callable[[], object], *, calls: int = 3) -> float | None
 
 
 _MARK = "profiling: device work"
-#: Kernels of at most this many microseconds spend most of their time on start-up and one trip to memory.
+#: Longest short kernel, in microseconds: most of its time is start-up and one access to memory.
 SHORT_US = 5.0
 
 
 def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | None:
-    """Profile `calls` calls; None where CUPTI reports no work on the GPU."""
+    """Profile `calls` calls and return the mean GPU work of one; None where CUPTI reports no work on the GPU."""
     _profiled(call, 1)  # starts CUPTI, which misses the first launches of a process
     profiler = _profiled(call, calls)
     with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
@@ -57,7 +57,7 @@ def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | N
 
 
 def _profiled(call: Callable[[], object], calls: int) -> profile:
-    """Profile `calls` calls; without `torch.profiler.profile`, which would import the compiler (4 s)."""
+    """Profile `calls` calls with the autograd profiler: `torch.profiler.profile` would import the compiler (4 s)."""
     profiler = profile(use_device="cuda", use_kineto=True)
     with profiler:
         with torch.profiler.record_function(_MARK):
@@ -68,7 +68,7 @@ def _profiled(call: Callable[[], object], calls: int) -> profile:
 
 
 def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | None:
-    """Return the GPU work of a call from the events of a trace (microseconds) of `calls` calls; None without any."""
+    """Return the mean GPU work of a call, from the events (microseconds) of `calls` calls; None where there is none."""
     events = [event for event in events if "dur" in event]
     work = [event for event in events if event.get("cat") in GPU_WORK]
     if not work:
@@ -96,7 +96,7 @@ def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | N
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:
-    """Return the length of the union of (start, length) intervals: streams overlap."""
+    """Return the length of the union of (start, length) intervals, which overlap where streams do."""
     covered, reached = 0.0, float("-inf")
     for start, length in sorted(intervals):
         covered += max(0.0, start + length - max(start, reached))

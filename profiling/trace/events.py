@@ -1,4 +1,4 @@
-"""A Chrome trace of the torch profiler, read into typed events, and how its events nest; times are microseconds."""
+"""Reads a Chrome trace of the torch profiler into typed events and finds how they nest; times are in microseconds."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CUDA_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 TRANSFERS = re.compile(r"Memcpy (HtoD|DtoH)")
 #: Calls in which the host waits for the GPU.
 WAITS = re.compile(r"(cuda|cu)(Stream|Event|Device|Ctx)Synchronize|cudaFree(Host)?$|(cuda|cu)Memcpy$")
-#: Prefixes of the spans around a submodule and around a line of code, which only the further passes open.
+#: Prefixes of the spans around a submodule and around a line of code; only `TracePasses` opens such spans.
 MODULE, LINE = "module: ", "line: "
-#: Span of inductor around a compiled graph: no line of the user's code runs in it.
+#: Span of inductor around a compiled graph; no line of the user's code runs inside it.
 _GRAPH = "## Call CompiledFxGraph"
 _TRACED_CALL = re.compile(r"[^/]+/[^/]+/trace/\d+")
 
@@ -75,7 +75,7 @@ class HostCall(Span):
 
 @dataclass(frozen=True, slots=True)
 class Operator(Span):
-    """An operator on the host; `id` links GPU work to it, `arguments` hold its shapes where they were recorded."""
+    """An operator on the host. `id` links GPU work to it; `arguments` hold its shapes where they were recorded."""
 
     id: int | None
     arguments: Mapping[str, Any]
@@ -85,8 +85,9 @@ class Operator(Span):
 class GpuWork:
     """A kernel, copy or fill.
 
-    `kind` is its category in the trace. `correlation` is that of the call that launched it; all nodes of a replayed
-    graph share one. `operator` is the id of the innermost operator at its launch, `bytes` the size of a copy or fill.
+    `kind` is its category in the trace. `correlation` is the id that it shares with the CUDA call that launched it; all
+    nodes of a replayed graph have the same one. `operator` is the id of the innermost operator at its launch, `bytes`
+    the size of a copy or fill.
     """
 
     name: str
@@ -129,7 +130,7 @@ class TracedCall:
 
 
 def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
-    """Return the events by kind; an event without a duration, or with an impossible one, is ignored."""
+    """Return the events sorted into a `Timeline`; an event without a valid duration is ignored."""
     spans, work, host, operators = [], [], [], []
     for event in events:
         length = event.get("dur")
@@ -170,7 +171,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _outermost(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return those of `spans`, sorted by begin, that are in no other one."""
+    """Return those of `spans`, sorted by begin, that no other span contains."""
     outermost: list[Span] = []
     for span in spans:
         if not outermost or span.begin >= outermost[-1].end:

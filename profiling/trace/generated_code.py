@@ -1,8 +1,8 @@
 """Keeps the code that inductor generates in the run folder, as files that can be read and run.
 
-Inductor writes its code into its cache, so the cache is moved into the run folder. An empty cache also makes the
-compile a cold start. With `benchmark_kernel` each Triton kernel's file times itself when run (`python FILE` prints ms,
-GB and GB/s), and each graph's file times the generated graph.
+Inductor writes its code into its cache, so the cache folder is set to one in the run folder. That folder is empty, so
+the compile is a cold start. With `benchmark_kernel` each Triton kernel's file times itself when run (`python FILE`
+prints ms, GB and GB/s), and each graph's file times the generated graph.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 from profiling.errors import InputError
 from profiling.results.record import KernelFile
 
-# The function below inductor's decorator; helper functions precede it, kernels of the user's own follow it.
+# Matches the function below inductor's decorator: helper functions precede it, the user's own kernels follow it.
 _TRITON_NAME = re.compile(r"^@triton_heuristics\..*?^@triton\.jit\s+def (\w+)\(", re.MULTILINE | re.DOTALL)
 _CPP_KERNEL = re.compile(r"^(cpp_\w+) = async_compile\.cpp_pybinding\(.*?'''(.*?)'''", re.MULTILINE | re.DOTALL)
 
 
 @contextmanager
 def kept_kernels(folder: Path) -> Iterator[None]:
-    """Make inductor write generated code into `folder`, with benchmark code and unique names, inside the block.
+    """Inside the block, make inductor write generated code into `folder`, with benchmark code and unique kernel names.
 
-    The block must contain everything that compiles (`torch.compile` is lazy: also the first calls). Inductor's flags,
-    cache folders and in-memory caches are restored at its end; compiled code stays usable.
+    The block must contain everything that compiles, including the first calls, because `torch.compile` is lazy.
+    Inductor's flags, cache folders and in-memory caches are restored at its end; compiled code stays usable.
 
     Raises:
         InputError: `folder` is not empty: inductor would load that code from it and compile nothing.

@@ -54,7 +54,7 @@ class _LineTracer:
         self._is_user: dict[str, bool] = {}
 
     def on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Return the tracing function for the lines of a frame: None for code that is not the user's."""
+        """Return the tracing function for the lines of a frame; None if its code is not the user's."""
         file = frame.f_code.co_filename
         if file not in self._is_user:
             self._is_user[file] = is_user_code(file)
@@ -85,8 +85,8 @@ def _never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 class Wait:
     """A wait of the host for the GPU, or a copy between them.
 
-    `ms` is the duration of a wait on the host, of a copy on the GPU; `host_ms` is how long the host was in the call
-    that started a copy (one of pageable memory blocks it). `begin` (µs) and `row` are those of the call.
+    `ms` is the duration: of a wait on the host, of a copy on the GPU. `host_ms` is the time that the host spent in the
+    call that started a copy, which blocks for pageable memory. `begin` (µs) and `row` are those of the call.
     """
 
     what: str
@@ -100,10 +100,10 @@ class Wait:
 def waits_and_copies(
     main: Timeline, lined: Timeline | None, root: Path, parts: int = 1
 ) -> tuple[tuple[HostWait, ...], tuple[HostWait, ...]]:
-    """Return waits and copies by line, the longest first; times are those of `main`, a call or one of its `parts`.
+    """Return waits and copies by line, the longest first; times are those of `main`, per call or per part of a call.
 
-    Lines come from `lined`, a trace of the same step with a span for each line of code, by order. Files under `root`
-    are named relative to it. A wait or copy that no user code caused has no line.
+    Lines come from `lined`, a trace of the same step with a span for each line of code, whose waits and copies are
+    matched in order. Files under `root` are named relative to it. A wait or copy that no user code caused has no line.
     """
     calls = traced_calls(main)
     lined_calls = () if lined is None else traced_calls(lined)[-1:]

@@ -1,4 +1,4 @@
-"""Classes of kernels (gemm, conv, attention, ...), by the operator that launched them or else by their name."""
+"""Classes of kernels (gemm, conv, attention, …): by the operator that launched a kernel, else by its name."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _NAMES = tuple(
 
 
 def class_of(work: GpuWork, operator: str | None) -> str:
-    """Return the class of work that `operator` (`aten::addmm`) launched; None where the operator is not known.
+    """Return the class of `work`, which `operator` (`aten::addmm`, for example; None if unknown) launched.
 
-    Copies and fills are `copy` whatever launched them. Where the operator is in no list (a custom one, for example),
-    the kernel's name decides.
+    Copies and fills are `copy`, whatever launched them. The kernel's name decides where the operator is unknown or in
+    no list (a custom one, for example).
     """
     if work.kind != "kernel":
         return "copy"
@@ -63,7 +63,7 @@ def class_of(work: GpuWork, operator: str | None) -> str:
 
 
 def class_of_operator(operator: str) -> str | None:
-    """Return the class of an operator of torch; None for one that is in no list."""
+    """Return the class of a torch operator; None if it is in no list."""
     return next((kind for kind, names in _OPERATOR_CLASSES.items() if names.fullmatch(operator)), None)
 
 

@@ -1,4 +1,4 @@
-"""Time by submodule: spans around submodules in a trace, and their times along the tree of module paths."""
+"""Time by submodule: opens spans around submodules in a trace, and sums their times over the tree of module paths."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from profiling.trace.events import MODULE, Span
 def module_spans(module: nn.Module, *, borrowed: bool = True) -> Iterator[None]:
     """Open a span `module: path` around each forward of `module` ("") and of its submodules; for eager code only.
 
-    With `borrowed`, an operator that uses a submodule's weights outside of its forward has that submodule's span too;
-    on the host this costs more than many an operator. Hooks and a dispatch mode do it, and are removed at the end; a
-    compiled module would run without them, or be compiled again. A module at several paths has the first one. Scripted
-    modules have no hooks and so no span.
+    With `borrowed`, a span is also opened around an operator that uses a submodule's weights outside of its forward;
+    on the host that costs more than many operators do. Spans are opened by hooks and a dispatch mode, which
+    are removed at the end; a compiled module would ignore them or be recompiled. A module that is registered at several
+    paths has the first one. Scripted modules have no hooks, so they have no spans.
     """
     handles: list[Any] = []
     spans = _OpenSpans()
@@ -68,7 +68,7 @@ class _OpenSpans:
 
 
 class _BorrowedWeights(TorchDispatchMode):
-    """Opens a submodule's span around an operator that uses its weights (else: buffers) outside of its forward.
+    """Opens a submodule's span around an operator that uses its weights, or else its buffers, outside of its forward.
 
     Where these belong to several submodules, the span is that of their common parent.
     """
@@ -87,7 +87,7 @@ class _BorrowedWeights(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
     def _owner(self, args: Any, kwargs: Any) -> str | None:
-        """Return the path of the submodule whose tensors are used; None without one, or while its forward runs."""
+        """Return the path of the submodule whose tensors are used; None if there is none, or while its forward runs."""
         addresses = [tensor.data_ptr() for _, tensor in named_tensors((args, kwargs)) if _has_address(tensor)]
         for owners in (self._weights, self._buffers):
             used = [owners[address] for address in addresses if address in owners]
@@ -102,7 +102,7 @@ class _BorrowedWeights(TorchDispatchMode):
 
 
 def _owners(named: Any) -> dict[int, set[str]]:
-    """Return by address the paths of the modules that hold a tensor there: one may be registered in several."""
+    """Return {address of a tensor: paths of the modules that hold it}; several modules may share a tensor."""
     owners: dict[int, set[str]] = {}
     for name, tensor in named(remove_duplicate=False):
         if tensor.numel() and _has_address(tensor):
@@ -124,11 +124,11 @@ class _Total:
 def module_times(
     times: Iterable[tuple[str | None, float]], calls: int, order: Iterable[str]
 ) -> tuple[tuple[ModuleTime, ...], float]:
-    """Return (the time of each module in the order of the tree, milliseconds a call that belong to no module).
+    """Return (the time of each module in the order of the tree, the milliseconds per call that belong to no module).
 
-    `times` are (module, microseconds) of `calls` calls, with None where the module is not known; `order` are paths in
-    the order in which they ran. Modules that only hold others (a list of blocks) are in it, modules without time are
-    not.
+    `times` are pairs of (module, microseconds) over `calls` calls, where module None means unknown. `order` holds the
+    module paths in the order in which they ran. The result includes modules that only contain others (a list of
+    blocks), and leaves out modules without time.
     """
     totals = {path: _Total() for path in _tree(order)}
     unattributed_ms = whole_ms = 0.0
@@ -157,7 +157,7 @@ def module_times(
 
 
 def self_times(spans: Iterable[Span]) -> list[tuple[str | None, float]]:
-    """Return (module, microseconds without the spans inside it) for each span of a submodule."""
+    """Return (module, microseconds) for each span of a submodule, without the time of the spans inside it."""
     times: list[tuple[str | None, float]] = []
     open_spans: list[tuple[Span, int]] = []
     for span in spans:

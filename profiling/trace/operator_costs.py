@@ -23,7 +23,7 @@ from profiling.trace.events import Operator
 
 _aten = torch.ops.aten
 
-#: (start, stop, bytes) in a storage; `bytes` is less than stop - start where a view skips elements.
+#: (start, stop, bytes): byte offsets in a storage; `bytes` is less than stop - start where a view skips elements.
 Extent = tuple[int, int, int]
 
 
@@ -60,7 +60,7 @@ def distinct_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def union_bytes(extents: Iterable[Extent]) -> int:
-    """Return the bytes of the union, or the sum of bytes where that is less (columns of a matrix)."""
+    """Return the bytes of the union of extents, or the sum of their bytes if that is less (columns of a matrix)."""
     covered, reached, total = 0, 0, 0
     for start, stop, size in sorted(extents):
         covered += max(0, stop - max(start, reached))
@@ -69,11 +69,11 @@ def union_bytes(extents: Iterable[Extent]) -> int:
     return min(covered, total)
 
 
-#: Operators that read rows of their first argument, with the position of the row indices.
+#: Operators that read selected rows of their first argument, and the position of the argument with the row indices.
 _ROW_INDICES = {_aten.embedding: 1, _aten.index_select: 2}
 #: Operators that read no more of their first argument than they return.
 _SELECTS = frozenset({_aten.embedding, _aten.index_select, _aten.index, _aten.gather, _aten.take})
-#: In-place operators that write as many elements as they are given, and keep the others.
+#: In-place operators that write as many elements as their source has, and keep the target's other elements.
 _PARTIAL_WRITES = frozenset({_aten.index_copy_, _aten.scatter_, _aten.index_put_})
 #: In-place operators that do not read what they overwrite.
 _OVERWRITES = _PARTIAL_WRITES | {_aten.copy_, _aten.fill_, _aten.zero_, _aten.set_}
@@ -81,7 +81,7 @@ _OVERWRITES = _PARTIAL_WRITES | {_aten.copy_, _aten.fill_, _aten.zero_, _aten.se
 
 @dataclass(frozen=True)
 class Access:
-    """A tensor that an operator reads or writes, and how many bytes of it at most.
+    """A tensor that an operator reads or writes, with an upper bound of the bytes.
 
     `rows` are the indices of the rows that are read, `row_bytes` the size of one, where the operator selects rows.
     """
@@ -93,7 +93,7 @@ class Access:
 
 
 def is_custom(func: Any) -> bool:
-    """Return whether another library than torch registered `func`, so that its reads and writes are not known."""
+    """Return whether a library other than torch registered `func`, so that its reads and writes are not known."""
     return func.namespace not in ("aten", "prims")
 
 
@@ -139,8 +139,8 @@ def _read(func: Any, args: Sequence[Any], tensor: Tensor, selected_bytes: int | 
 def _most_written(func: Any, written: Sequence[Tensor], given: Sequence[Tensor], fresh: Sequence[Tensor]) -> list[int]:
     """Return for each of `written` an upper bound of the bytes that `func` changes.
 
-    Assumes of a custom operator that the bytes of its other arguments, those of the written tensor's dtype, become
-    what it writes and what it returns. An operator that fills a tensor with other values exceeds this bound.
+    A custom operator is assumed to write and return at most as many bytes as its other arguments have, counting those
+    of the written tensor's dtype. An operator that fills a tensor with generated values exceeds this bound.
     """
     targets = {id(tensor) for tensor in written}
     others = [tensor for tensor in given if id(tensor) not in targets]
@@ -155,7 +155,7 @@ def _most_written(func: Any, written: Sequence[Tensor], given: Sequence[Tensor],
         left -= sum(bytes_of(tensor) for tensor in fresh if tensor.dtype == dtype)
         left = left if left > 0 else sum(map(bytes_of, others))
         ascending = sorted((tensor for tensor in written if tensor.dtype == dtype), key=bytes_of)
-        for position, tensor in enumerate(ascending):  # equal parts; what exceeds a small tensor goes to the others
+        for position, tensor in enumerate(ascending):  # equal parts; what a small tensor cannot hold goes on
             most[id(tensor)] = min(bytes_of(tensor), left // (len(ascending) - position))
             left -= most[id(tensor)]
     return [most[id(tensor)] for tensor in written]
@@ -181,7 +181,7 @@ def _addmv(_bias: Any, matrix: Any, *_: Any, **__: Any) -> int:
     return 2 * matrix[0] * matrix[1]
 
 
-#: Formulas for operators that torch's counter does not have, by name; not every version of torch has each operator.
+#: FLOP formulas, by name, for operators that torch's counter lacks; some versions of torch lack some of the operators.
 _FLOP_FORMULAS = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_fused_attention_overrideable": _attention,
@@ -194,11 +194,11 @@ _FLOP_FORMULAS = {
 
 @contextmanager
 def counted_flops() -> Iterator[dict[str, int]]:
-    """Count FLOPs inside; the yielded mapping is filled at the end: FLOPs by class, absent classes left out.
+    """Count FLOPs inside the block; at its end the yielded mapping holds FLOPs by class, without classes of none.
 
-    A multiply-add counts as two. Products, convolutions and attention are counted. Elementwise operators, reductions
-    and custom operators without a registered formula are not, so the count is a lower bound. A convolution counts as
-    the direct algorithm; Winograd needs a fraction of that.
+    A multiply-add counts as two. Matrix products, convolutions and attention are counted. Elementwise operators,
+    reductions and custom operators without a registered formula are not, so the count is a lower bound. A convolution
+    is counted as the direct algorithm, of whose FLOPs Winograd needs a fraction.
     """
     by_class: dict[str, int] = {}
     extra = {packet: formula for name, formula in _FLOP_FORMULAS.items() if (packet := getattr(_aten, name, None))}
@@ -218,7 +218,7 @@ class Cost:
 
 
 class OperatorCosts:
-    """Costs of operators in a trace; each distinct set of shapes is worked out once."""
+    """Costs of operators in a trace; the cost of each operator and set of shapes is computed once."""
 
     def __init__(self) -> None:
         self._known: dict[str, Cost] = {}
@@ -226,9 +226,10 @@ class OperatorCosts:
     def of(self, operator: Operator) -> Cost:
         """Return the cost of `operator` with its recorded shapes.
 
-        A kernel that inductor generated reads and writes its arguments, of each at most an element an iteration: one
-        that takes a few rows of a large table does not read the table. Other Triton kernels have no known cost. A
-        custom operator has the FLOPs of its registered formula (`torch.utils.flop_counter`) and no known bytes.
+        A kernel that inductor generated is assumed to read and write each argument once, and at most one element of it
+        per iteration: a kernel that gathers a few rows of a large table does not read the whole table. Other Triton
+        kernels have no known cost. A custom operator has the FLOPs of its registered formula
+        (`torch.utils.flop_counter`) and no known bytes.
         """
         shapes = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
         key = f"{operator.name}{[operator.arguments.get(name) for name in shapes]}"
@@ -252,11 +253,11 @@ def _cost_of(operator: Operator) -> Cost | None:
 
 
 def _cost_of_generated(arguments: Mapping[str, Any]) -> Cost | None:
-    """Return the cost of a kernel by inductor: the numbers among its arguments are the lengths of its loops."""
+    """Return the cost of a kernel that inductor generated: its numeric arguments are the lengths of its loops."""
     types, values = arguments["Input type"], arguments["Concrete Inputs"]
     lengths = [value for kind, value in zip(types, values, strict=True) if kind == "Scalar"]
     if not lengths or not all(length.isdigit() for length in lengths):
-        return None  # a template, which has no such lengths
+        return None  # a template (a matrix product, for example) has no loop lengths
     iterations = prod(map(int, lengths))
     tensors = [tensor for place in range(len(types)) if (tensor := _meta_tensor(arguments, place)) is not None]
     return Cost(bytes=sum(min(bytes_of(tensor), iterations * tensor.element_size()) for tensor in tensors) or None)
@@ -293,7 +294,7 @@ def _cost_of_overload(func: Any, arguments: Mapping[str, Any]) -> Cost | None:
 
 
 def _argument(wanted: Any, arguments: Mapping[str, Any], place: int) -> Any:
-    """Return the recorded argument as the type that the schema wants.
+    """Return the recorded argument, converted to the type in the schema.
 
     Raises:
         ValueError: it was not recorded, or has another type.

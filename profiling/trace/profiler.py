@@ -1,7 +1,7 @@
 """Profiles a step with torch.profiler into files of the run folder, in a pass separate from timing.
 
-The profiler slows down the host by microseconds an operator. Durations of GPU kernels come from CUPTI and are right,
-also for kernels that a CUDA graph replays.
+The profiler slows down the host by some microseconds per operator. Durations of GPU kernels come from CUPTI and are
+right, even for kernels that a CUDA graph replays.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def trace_step(
     """Profile `iterations` calls of `step` into `folder`, the run folder's `traces`.
 
     Writes `<component>.<variant>.json.gz`, a Chrome trace for Perfetto or chrome://tracing, and
-    `<component>.<variant>.txt`, tables of operators. `warmup` profiled calls before are discarded, because the first
-    start of CUPTI takes long. Each iteration starts on an idle device. A compiled or replayed step hides its operators
-    from the profiler's FLOP formulas, and attention has none.
+    `<component>.<variant>.txt`, tables of operators. The first `warmup` profiled calls are discarded, because CUPTI
+    starts slowly. Each iteration starts on an idle device. The profiler's FLOP formulas miss attention, and every
+    operator of a compiled or replayed step.
 
     Raises:
         ValueError: `iterations` or `warmup` is below one.
@@ -72,7 +72,7 @@ def _profiler(device: torch.device, iterations: int, warmup: int, stacks: bool, 
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device is idle; a CPU always is."""
+    """Wait until the device is idle; return at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -99,13 +99,13 @@ def _summarize(averages: Any, trace: Path, operators: Path, iterations: int) -> 
 def operator_tables(averages: Any, *, on_device: bool) -> str:
     """Return the tables of operators by self device time (where `on_device`) and by self CPU time.
 
-    `averages` is the EventList of `torch.profiler.profile.key_averages()`. Spans are removed from it: they would
-    precede every operator.
+    `averages` is the EventList of `torch.profiler.profile.key_averages()`. Spans are removed from it, since they would
+    come before every operator.
     """
     averages[:] = [average for average in averages if not _is_span(average)]  # in place, so that it stays an EventList
     keys = {"CPU time": "self_cpu_time_total"}
     if on_device:
-        # torch renamed self_cuda_time_total.
+        # self_cuda_time_total in older versions of torch
         renamed = all(hasattr(average, "self_device_time_total") for average in averages)
         keys = {"device time": "self_device_time_total" if renamed else "self_cuda_time_total", **keys}
     return "".join(

@@ -136,7 +136,7 @@ def test_memory():
     # An audio decoder, captured: as much by traffic as by short kernels, and fusing mends both.
     less = judged(replace(decoder, wall_ms=16.5, memory_ms=0.01, compute_ms=0.81, traffic_ms=3.68))
     assert less.bound == "slow kernels", "a fifth of the time is what all of that traffic takes at best"
-    assert "single operators' traffic takes 22% more: fuse operators (compile), or try" in less.advice
+    assert "traffic that fusion would avoid 22%: fuse operators (compile), or try" in less.advice
     both = replace(
         decoder, wall_ms=7.47, busy_ms=7.35, kernels=1248, launches=1, short_ms=2.24, compute_ms=0.4, memory_ms=0.0
     )
