@@ -1,6 +1,6 @@
 """Show the fastest correct variant of each component over a folder of runs: `python -m profiling.history FOLDER`.
 
-Needs no torch. Exit code 0: done; 2: no runs are there, or the page could not be written.
+Needs no torch. Exit code 0: done; 2: the folder holds no runs, or the page could not be written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m profiling.history",
         description="The fastest correct variant of each component, run by run.",
-        epilog="exit code: 0 done, 2 no runs are there, or the page could not be written",
+        epilog="exit code: 0 done, 2 the folder holds no runs, or the page could not be written",
     )
     parser.add_argument("folder", type=Path, help="a folder with run folders anywhere below it")
     options = parse_options(parser, arguments)

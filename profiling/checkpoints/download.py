@@ -44,7 +44,7 @@ class _AttemptError(Exception):
 
 @dataclass(frozen=True)
 class Retries:
-    """Attempts in a row that receive no new byte, seconds before the second (doubled after each), read timeout."""
+    """Most attempts in a row without a new byte, seconds before the second (doubled after each), read timeout."""
 
     attempts: int = 5
     backoff_s: float = 1.0
@@ -193,7 +193,7 @@ def _attempt(session: requests.Session, url: str, part: _Part, progress: Progres
             raise OSError(errno.ENOSPC, f"{_mib(free)} are free on the disk")
         progress(part.size, total)
         if part.size < total:
-            with suppress(requests.exceptions.ChunkedEncodingError):  # a cut: the size below tells it in plain words
+            with suppress(requests.exceptions.ChunkedEncodingError):  # cut off: the size check below reports it
                 part.append(response.iter_content(_CHUNK), lambda received: progress(received, total))
     if part.size < total:
         raise _AttemptError(f"the connection closed after {part.size} of {total} bytes")
@@ -221,7 +221,7 @@ def _read_head(response: requests.Response, part: _Part, version: str | None) ->
     if status != 200:
         raise DownloadError(f"{response.url}: HTTP {status} {response.reason}: check the url in the manifest")
     if not headers.get("Content-Length", "").isdigit() or headers.get("Content-Encoding", "identity") != "identity":
-        raise DownloadError(f"{response.url}: the server does not send the file's size, a cut could not be detected")
+        raise DownloadError(f"{response.url}: the server does not send the file's size, truncation is undetectable")
     part.restart(offered)
     return int(headers["Content-Length"])
 

@@ -52,7 +52,7 @@ def _compare(options: argparse.Namespace) -> int:
     a, b = (read_run(path, options.cells) for path in (options.a, options.b))
     comparison = Comparison(a, b, options.threshold)
     text = comparison_text(comparison, as_markdown=options.markdown)
-    with suppress(BrokenPipeError):  # `head`, for example, has read enough
+    with suppress(BrokenPipeError):  # the reader, `head` for example, closed the pipe
         print(text, flush=True)
     if options.html:
         write_page(options.html, lambda: comparison_page(comparison))

@@ -105,8 +105,8 @@ def loop_work(record: Record) -> dict[str, object]:
 def different_work(a: Record, b: Record) -> str:
     """Return the differences that make two times incomparable (`steps 4 → 1`); empty if there are none.
 
-    Variant, schedule and dtype say how work is run, and are what runs are compared for. A value that one of the records
-    does not have is no difference: older records have fewer.
+    Variant, schedule and dtype do not count: they are how the work is run, which is what runs are compared for. A value
+    that one of the records lacks is no difference: older records have fewer.
     """
     before, after = _work(a), _work(b)
     names = [name for name in before if name in after and before[name] != after[name]]
@@ -142,7 +142,7 @@ def _sampled(a: LoadedRun, b: LoadedRun, name: tuple[str, str]) -> CellCompariso
     by_medians = replace(cell, verdict="cannot tell", ratio=cell.b_ms / cell.a_ms)
     try:
         samples = read_samples(a, one), read_samples(b, two)
-    except InputError as error:  # frames of this cell; the other cells are compared all the same
+    except InputError as error:  # the frames of this cell; all other cells can still be compared
         return replace(by_medians, reason=str(error))
     if min(sum(map(len, rounds)) for rounds in samples) < LEAST_SAMPLES:
         return replace(by_medians, reason=f"fewer than {LEAST_SAMPLES} samples were kept")
@@ -164,7 +164,7 @@ def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison
     if not np.isfinite((ratio, low, high)).all():
         return replace(cell, verdict="cannot tell", reason="too many samples are 0 for an interval of the ratio")
     verdict, reasons = _verdict(ratio, low, high, threshold)
-    if sampled.disturbed and verdict != "same":  # the interval of one round does not contain what it cost
+    if sampled.disturbed and verdict != "same":  # one round's interval does not cover the delay
         reasons = [*reasons, f"other processes interrupted the timing of {sampled.disturbed}"]
     return replace(cell, verdict=verdict, reason="; ".join(reasons), ratio=ratio, interval=(low, high))
 

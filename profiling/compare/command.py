@@ -20,7 +20,7 @@ _SUFFIX = ".html"
 def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Add the options of both commands to `parser` and parse the command line."""
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, for a pull request")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to FILE.html, too")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page with charts (name it *.html)")
     replace_unprintable()
     return parser.parse_args(arguments)
 
@@ -55,7 +55,7 @@ def write_page(path: Path, render: Callable[[], str]) -> bool:
         reason = install_hint(error.name)
     except OSError as error:
         reason = f"{error.strerror or type(error).__name__}. Name another file with --html."
-    except Exception as error:  # the text was printed and must not be lost to a fault of the page
+    except Exception as error:  # a fault of the page must not turn the printed result into a traceback
         reason = f"{describe_error(error)}. Leave --html out."
     else:
         print(f"open in a browser: {path}", file=sys.stderr)

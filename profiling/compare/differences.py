@@ -15,7 +15,7 @@ from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, Git, encod
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
 
-#: Beginnings of names, what explains most first. All other names come last.
+#: Prefixes of names, the likeliest explanations of a change first. All other names come last.
 _ORDER = (
     *("device.name", "device.type", "device", "versions.driver", "SM clock", "versions.torch", "git"),
     *("threads", "dtype", "scale", "tf32", "variables", "versions.triton", "versions.cud", "cpu", "versions"),
@@ -62,7 +62,7 @@ def run_differences(a: LoadedRun, b: LoadedRun) -> tuple[Difference, ...]:
 
 
 def unknown_differences(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
-    """Return a line for each reason why the runs may differ without a sign of it."""
+    """Return a line for each way in which the runs may differ that was not recorded."""
     lines = [
         f"{name} has no readable {ENVIRONMENT_FILE}: differences in machine, versions and code are unknown."
         for name, run in (("A", a), ("B", b))

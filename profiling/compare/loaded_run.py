@@ -116,6 +116,6 @@ def read_samples(run: LoadedRun, record: Record) -> Rounds:
 def _read_config(path: Path) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # ValueError: a date that no calendar has
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # ValueError: an impossible date, 2026-02-30
         return {}
     return content if isinstance(content, dict) else {}

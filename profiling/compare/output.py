@@ -173,7 +173,7 @@ def _unmeasured(comparison: Comparison) -> list[str]:
     for letter, _ in comparison.runs:
         names = dict.fromkeys(name for changes in comparison.changes for name in changes.only_in.get(letter, ()))
         if names:
-            lines.append(f"Measured only in {letter}, and not compared: {', '.join(names)}.")
+            lines.append(f"Measured only in {letter}, and not compared: {'; '.join(names)}.")
     return lines
 
 

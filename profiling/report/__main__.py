@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     replace_unprintable()
     try:
         text = _text(chosen.run, chosen.format)
-        with suppress(BrokenPipeError):  # `head`, for example, has read enough
+        with suppress(BrokenPipeError):  # the reader, `head` for example, closed the pipe
             print(text, flush=True)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

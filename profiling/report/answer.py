@@ -1,6 +1,6 @@
-"""The answer of a run, a row a component: the fastest correct variant, its time and speedup, what bounds it, what next.
+"""The answer table of a run, a row per component: fastest correct variant, time, speedup, what bounds it, next step.
 
-A variant is called fastest only where measurement supports it: a tie, or a machine that was disturbed, is said.
+A variant is called fastest only where the measurement supports it; remarks name ties and disturbed timing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from profiling.results.judgement import (
 )
 from profiling.results.record import Record, Summary
 
-#: Characters of a next step that stands in the table; a longer one stands below it.
+#: Most characters of a next step in the table; a longer one is printed below it.
 _SHORT = 32
-#: Part of the timed window for which threads may wait for a CPU before the times say as much about other processes.
+#: From this share of the timed window (0 to 1), run-queue wait is reported; below it, the number of interruptions.
 _LEAST_WAIT = 0.01
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a component's records say: the fastest correct one, None without any, and remarks on that claim."""
+    """The judgement on a component: its fastest correct record (None if there is none) and remarks on that claim."""
 
     component: str
     group: tuple[Record, ...]
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def speedup(self) -> Estimate | float | None:
-        """The speedup against the baseline, where it may be claimed."""
+        """The speedup against the baseline; None where it may not be claimed."""
         if self.fastest is None or self.fastest.speedup is None or not self.is_ranked:
             return None
         return estimate(claimed_speedup(self.fastest, self.group), self.fastest.speedup.ci95)
@@ -58,7 +58,7 @@ def answer_section(data: RunData) -> Section:
 
 
 def status_section(data: RunData) -> Section:
-    """Return why cells are not ok, with the log where the run kept one; skipped cells share a line a reason."""
+    """Return a line for each failed or invalid cell (reason and log), and one for each reason to skip cells."""
     lines = []
     skipped: dict[str, list[Record]] = {}
     for record in data.records:
@@ -74,7 +74,7 @@ def status_section(data: RunData) -> Section:
 
 
 def notes_section(data: RunData) -> Section:
-    """Return what cells noted, the conditions that explain their times, and what of the results could not be read."""
+    """Return the notes of cells, conditions that explain their times, and what could not be read of the results."""
     lines = [f"{name_of(record)}: {note}" for record in data.records for note in record.notes]
     lines += [f"{name_of(record)}: {words}" for record in data.records if (words := disturbance(record))]
     unsettled = [r for r in data.records if r.metrics.latency is not None and not r.metrics.latency.settled]
@@ -91,7 +91,7 @@ def notes_section(data: RunData) -> Section:
     if data.environment.ceilings_reason:
         lines.append(f"No ceilings: {data.environment.ceilings_reason}")
     if data.skipped_lines:
-        lines.append(f"results.jsonl: {data.skipped_lines} damaged or cut-off lines were passed over")
+        lines.append(f"results.jsonl: {data.skipped_lines} damaged or cut-off lines were skipped")
     return Section("notes", "Notes", tuple(map(one_line, lines)))
 
 
@@ -117,9 +117,9 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
 
 
 def can_be_ranked(one: Record, other: Record) -> bool:
-    """Say whether two medians tell which record is faster although other processes may have disturbed one of them.
+    """Return whether two medians can be ranked, although other processes may have disturbed one of them.
 
-    Where nearly all calls of the one were faster than every call of the other, disturbance does not explain it.
+    They can if the p99 of the faster record is below the minimum of the slower: disturbance does not explain that.
     """
     if not is_disturbed(one) and not is_disturbed(other):
         return True
@@ -129,16 +129,17 @@ def can_be_ranked(one: Record, other: Record) -> bool:
 
 
 def held_rate(record: Record) -> str | None:
-    """Return the highest usual frame rate that the record holds, "real time" where a call makes many frames.
+    """Return the highest common frame rate (24 to 120 FPS) that the record holds.
 
-    A loop is judged by its own deadlines; a call by its p99, since a late frame is a lost one.
+    A call that makes several frames and holds all these rates is "real time". A loop is judged by its own deadlines, a
+    call by its p99: a late frame is dropped.
     """
     if record.is_realtime:
         held = [deadline.fps for deadline in record.deadlines if deadline.holds]
         missed = [deadline.fps for deadline in record.deadlines if not deadline.holds]
         return f"{max(held):g} FPS" if held else f"below {min(missed):g} FPS" if missed else None
     wall = record.metrics.wall_ms
-    if wall is None or record.training is not None:  # a training step shows nobody a frame
+    if wall is None or record.training is not None:  # a training step delivers no frames
         return None
     frames = record.frames_per_call or 1
     held = [rate for rate in FRAME_RATES if wall.p99 <= frames * 1000 / rate]
@@ -200,7 +201,7 @@ def _nothing(group: Sequence[Record]) -> str:
 
 
 def _tie(fastest: Record, others: Sequence[Record]) -> str:
-    """Name the variants whose medians may as well be the fastest one's."""
+    """Name the variants whose 95% intervals overlap that of the fastest one."""
     ties = [record.variant for record in others if intervals_overlap(fastest, record) is True]
     if ties:
         return f"{listed([fastest.variant, *ties])} are tied: their 95% intervals overlap"
@@ -210,7 +211,7 @@ def _tie(fastest: Record, others: Sequence[Record]) -> str:
 
 
 def _by_mean(fastest: Record, others: Sequence[Record]) -> str:
-    """Say when the mean, which FPS comes from, ranks otherwise: a long tail is worth knowing."""
+    """Return a remark if another variant has the lowest mean, from which FPS is computed: the tails differ."""
     means = [(r.metrics.wall_ms.mean, r.variant) for r in (fastest, *others) if r.metrics.wall_ms is not None]
     mean, variant = min(means, default=(0.0, fastest.variant))
     words = f"by the mean {variant} is faster ({significant(mean)} ms): compare the tails"
@@ -254,7 +255,7 @@ def disturbance(record: Record) -> str:
 
 
 def _cells(records: Iterable[Record], data: RunData) -> str:
-    """Return the names of cells: the variants alone, where all components of the run are meant."""
+    """Return the names of cells; only the variants where each of them is named for every component of the run."""
     chosen = list(records)
     variants = dict.fromkeys(record.variant for record in chosen)
     if len(chosen) == len(variants) * len(data.groups):

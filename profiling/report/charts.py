@@ -1,6 +1,6 @@
 """Charts for plotly, as plain data: axes with units, names that stay text, thinned series, intervals, frame budgets.
 
-A `Chart` holds one or more `View`s, of which the reader of a page sees one at a time. An example, of one view:
+A `Chart` holds one or more `View`s, of which the page shows one at a time. An example with one view:
 
     data = [
         bars("compile", x=["world_model"], y=[7.21], colour=palette(["compile"])["compile"], ends=[(7.16, 7.30)]),
@@ -27,22 +27,22 @@ from profiling.report.format import one_line
 #: A figure or a trace as plotly reads it. Every name in it has gone through `plain`.
 Figure = Mapping[str, Any]
 Trace = dict[str, Any]
-#: A level across a figure: a value of its y axis, and the label in the margin.
+#: A horizontal line across a figure: (value on the y axis, label in the margin).
 Level = tuple[float, str]
 
 #: The frame rates that real-time applications aim at.
 FRAME_RATES = (24, 30, 60, 120)
-#: Points of one chart together, all its views: about a dozen bytes each.
+#: Most points in one chart, over all its views; a point takes about a dozen bytes.
 POINTS = 24_000
 GREY, RED = "#888888", "#d9363e"
 
-#: A series is never drawn with fewer points.
+#: A series is never thinned to fewer points.
 _LEAST = 60
-#: The largest value is so many times the smallest: small ones would be flat on a linear axis.
+#: Ratio of largest to smallest value above which an axis is logarithmic: small values would be flat otherwise.
 _FAR = 20
-#: A frame budget so many times the longest time is left out: it would flatten everything else.
+#: A frame budget above this many times the longest time is not drawn: it would flatten everything else.
 _IN_SIGHT = 2.5
-#: Told apart by people who see red and green alike, on white and on black.
+#: Distinguishable with red-green colour blindness, on white and on black.
 _COLOURS = (
     *("#0284c7", "#e08700", "#0d9f6e", "#c2417c", "#7c6cf0"),
     *("#b45309", "#5f8ea0", "#9f9100", "#d65a5a", "#4f7a28"),
@@ -59,7 +59,7 @@ class View:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, or several of which the reader sees one at a time. Without a view it is false, and is not shown."""
+    """One figure, or several that are shown one at a time. A chart without views is false, and is not shown."""
 
     key: str  # unique on the page
     title: str
@@ -71,7 +71,7 @@ class Chart:
 
 
 def plain(text: object) -> str:
-    """Return `text` as plotly shows it literally: it reads a few tags and entities in every name."""
+    """Return `text` escaped, because plotly interprets some HTML tags and entities in names."""
     return escape(one_line(text), quote=False)
 
 
@@ -86,7 +86,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def scale(values: Iterable[float]) -> dict[str, Any]:
-    """Return what an axis of these `values` needs to show small and large ones alike: a log scale, or one from zero."""
+    """Return the scale of an axis for `values`: logarithmic where they are positive and far apart, else from zero."""
     known = np.array(list(values), dtype=np.float64)
     known = known[np.isfinite(known)]
     if known.size and known.min() > 0 and known.max() > _FAR * known.min():
@@ -112,7 +112,7 @@ def figure(
 
 
 def frame_budgets(times_ms: Iterable[float]) -> list[Level]:
-    """Return the time between two frames at each usual frame rate, those that are in sight of `times_ms`."""
+    """Return the frame budget (ms) of each common frame rate, except those far above the longest of `times_ms`."""
     highest = max(times_ms, default=0.0)
     return [(1000 / rate, f"{rate} FPS") for rate in FRAME_RATES if 1000 / rate <= _IN_SIGHT * highest]
 
@@ -127,9 +127,9 @@ def bars(
     horizontal: bool = False,
     **more: Any,
 ) -> Trace:
-    """Return a trace of bars at the places `x` with the intervals `ends` of their heights; absent heights have no bar.
+    """Return a trace of bars: positions `x`, heights `y` (None: no bar) and 95% intervals `ends` of the heights.
 
-    With `horizontal` the bars lie, `x` being their places along the y axis.
+    With `horizontal`, `x` are positions on the y axis.
     """
     known = [place for place, value in enumerate(y) if value is not None]
     heights = [value for value in y if value is not None]
@@ -144,7 +144,7 @@ def bars(
 def error_bars(values: Sequence[float], ends: Sequence[Sequence[float] | None], colour: str = GREY) -> dict[str, Any]:
     """Return plotly's error bars for the 95% intervals `ends` (low, high) of `values`; None draws none."""
     spans = [pair if pair is not None else (value, value) for value, pair in zip(values, ends, strict=True)]
-    # A bootstrap interval holds its median up to rounding; bars have no negative length.
+    # A median may lie outside its bootstrap interval by rounding; an error bar must not be negative.
     return {
         **{"type": "data", "symmetric": False, "color": colour},
         "array": rounded(max(0.0, pair[1] - value) for value, pair in zip(values, spans, strict=True)),
@@ -161,7 +161,7 @@ def points(
     size: int = 8,
     **more: Any,
 ) -> Trace:
-    """Return a trace of markers; those of open symbols and lines are drawn two pixels wide."""
+    """Return a trace of markers; the outlines of open symbols are two pixels wide."""
     look = {"symbol": symbol, "size": size, "color": colour, "line": {"width": 2}}
     drawn = {"x": [_place(value) for value in x], "y": rounded(y)}
     return {"type": "scatter", "mode": "markers", "name": plain(name), **drawn, "marker": look, **more}
@@ -174,35 +174,35 @@ def line(name: object, x: Iterable[Any], y: Iterable[float], colour: str, width:
 
 
 def tree(trace: Mapping[str, Any]) -> Figure:
-    """Return a figure of one trace that has no axes; labels that would be too small to read are left out."""
+    """Return a figure of a trace without axes; labels that would be too small to read are hidden."""
     layout = {"hoverlabel": {"namelength": -1}, "uniformtext": {"minsize": 9, "mode": "hide"}, "annotations": []}
     return {"data": [dict(trace)], "layout": layout}
 
 
 def band(axis_name: str, low: float, high: float, colour: str = GREY, opacity: float = 0.15) -> dict[str, Any]:
-    """Return a shaded band for `figure(shapes=[...])`: between two values of the axis "x" or "y", along the other."""
+    """Return a shaded band for `figure(shapes=[...])`: from `low` to `high` on axis "x" or "y"."""
     other = "y" if axis_name == "x" else "x"
     ends = {f"{axis_name}0": low, f"{axis_name}1": high, f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1}
     return {"type": "rect", **ends, "fillcolor": colour, "opacity": opacity, "line": {"width": 0}, "layer": "below"}
 
 
 def rounded(values: Iterable[float]) -> list[float]:
-    """Return `values` to six significant digits, which no screen tells from more."""
+    """Return `values` rounded to six significant digits, which is more than a screen can show."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def points_each(series: int) -> int:
-    """Return how many points each of `series` may have."""
+    """Return the most points that each of `series` series may have."""
     return max(_LEAST, POINTS // max(1, series))
 
 
 def ranks(size: int, most: int) -> NDArray[np.intp]:
-    """Return at most `most` of `size` ranks, evenly spread, the first and the last among them."""
+    """Return at most `most` of the indices 0 to `size` - 1, evenly spread, with the first and the last."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.intp))
 
 
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-    """Return which of `values` [n] to draw, at most `most`: the lowest and the highest of each stretch, in order.
+    """Return at most `most` indices of `values` [n] to draw: the lowest and the highest of each stretch, in order.
 
     Values that are not finite are left out.
     """

@@ -1,4 +1,4 @@
-"""The classic block a cell, for those who keep the history of an optimization by hand."""
+"""A classic text block for each cell, for people who keep the history of an optimization by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIANT_LABELS = {
     "cuda_graph": "CUDA Graph",
     "compile_cuda_graph": "Torch Compile + CUDA Graph",
 }
-FOOTNOTE = "Times are wall clock, a call (of a loop: a frame); MB are of 2^20 bytes."
+FOOTNOTE = "Times: wall clock per call (realtime: per frame). MB: 2^20 bytes."
 
 
 def render_classic(records: Sequence[Record]) -> str:
@@ -46,7 +46,7 @@ def _latency(record: Record) -> str:
     times = record.realtime.frame_ms if record.realtime is not None else record.metrics.wall_ms
     if times is None:
         return ""
-    # As many decimals for all as the mean needs, two at least: the block is read downwards, next to older ones.
+    # All four times have the decimals of the mean, at least two, so that blocks line up below each other.
     places = max(2, decimals(times.mean, 3))
     shown = (("Mean", times.mean), ("Min", times.min), ("Max", times.max), ("Std", times.std))
     return ", ".join(f"{name}: {'–' if ms is None else f'{ms:.{places}f} ms'}" for name, ms in shown)

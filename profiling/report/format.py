@@ -1,4 +1,4 @@
-"""Typed values to text, once for each kind of value; a dash stands for what was not measured."""
+"""Formats typed values as text, in one way for each kind of value; a dash means not measured."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TIMES = "\u00d7"
 ABSENT = EN_DASH
 MIB = 2**20
 
-#: What a number is: this decides its digits, and the unit that its column's header names.
+#: The kind of a value: it decides the digits, and the unit in the column's header.
 Kind = Literal[
     "text",
     "flag",  # bool: yes or no
-    "count",  # a whole number, or an average of whole numbers; infinite: never
+    "count",  # a whole number, or an average of whole numbers; infinity is shown as "never"
     "number",  # any other number: four significant digits, thousands apart
     "ms",
     "s",
@@ -56,7 +56,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Link:
-    """A text that leads to a file, by a path relative to the page; only the page shows the link."""
+    """A text with a link to a file, by a path relative to the page; the console and Markdown show the text only."""
 
     text: str
     href: str | None
@@ -149,13 +149,13 @@ def listed(names: Sequence[str], *, last: str = "and") -> str:
 
 
 def shortened(text: object, most: int) -> str:
-    """Return `text` on one line, cut to `most` characters; a cut shows."""
+    """Return `text` on one line, cut to `most` characters; it ends in … if it was cut."""
     plain = one_line(text)
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def one_line(text: object) -> str:
-    """Return `text` on one line, free of control characters (a compiler's error is neither)."""
+    """Return `text` on one line without control characters; errors of compilers have several lines and contain some."""
     return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
 
 
@@ -165,7 +165,7 @@ def escaped(text: object) -> str:
 
 
 def struck(text: str) -> str:
-    """Strike a text out as Markdown does it, which terminals, logs and `grep` survive too."""
+    """Return the text struck out as in Markdown (`~~text~~`), which stays readable in terminals and logs."""
     return text if text == ABSENT else f"~~{text}~~"
 
 
@@ -192,6 +192,6 @@ _SHOW: Mapping[Kind, Callable[[float], str]] = {
 
 
 def replace_unprintable() -> None:
-    """Print a ? for each character that the encoding of stdout lacks, × for example, instead of raising."""
+    """Make stdout print ? for each character that its encoding lacks, × for example, instead of raising."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

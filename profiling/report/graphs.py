@@ -10,7 +10,7 @@ from profiling.report.run_data import RunData, cell_table, first, itself, name_o
 from profiling.report.table import Column
 from profiling.results.record import FxPass, Graphs, KernelFile, Record
 
-#: Lines a cell that the console has for reasons; `report.md` holds all.
+#: Most lines of compiler reasons for a cell in the console; `report.md` holds all.
 _MOST = 8
 _COUNTS = (
     ("graphs", "graphs"),
@@ -21,8 +21,8 @@ _COUNTS = (
     ("cache_hits", "cache hits"),
 )
 _PERFETTO = (
-    "To open a trace, drop its file onto ui.perfetto.dev in a browser (Open trace file); it takes .json.gz as it is "
-    "and keeps it in the browser. Operator tables are text."
+    "To open a trace, drop its .json.gz file onto ui.perfetto.dev in a browser, which reads it without uploading it. "
+    "Operator tables are text."
 )
 
 _Reason = tuple[Record, str, str | None, str, str | None]
@@ -39,7 +39,7 @@ def graphs_section(data: RunData) -> Section:
 
 
 def compile_section(data: RunData) -> Section:
-    """Return what compiling cost in each cell that compiled, and each reason that the compiler gave."""
+    """Return the compile times and counts of each compiled cell, and the compiler's reasons for breaks and skips."""
     compiled = [r for r in data.records if r.compile is not None or (r.prepare is not None and r.prepare.compiles)]
     reasons = [reason for record in compiled for reason in _reasons(record)]
     phases = dict.fromkeys(name for record in compiled if record.compile for name in record.compile.phases)

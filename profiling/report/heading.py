@@ -1,4 +1,4 @@
-"""Where the numbers come from: device, versions, settings, ceilings, networks, config and the command."""
+"""The origin of the numbers: device, versions, settings, ceilings, networks, config and the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.environment import Environment, Git, encode_environment
-from profiling.results.record import Record
+from profiling.results.record import HINT_SEPARATOR, Record
 
 _VERSIONS = ("torch", "cuda", "cudnn", "triton", "driver", "python")
 _LABELS = {"cuda": "CUDA", "cudnn": "cuDNN"}
@@ -28,7 +28,7 @@ def command_line(environment: Environment) -> str | None:
 
 
 def ceilings_line(environment: Environment) -> str:
-    """Return the line that says what the device does at best; empty where that was not measured."""
+    """Return the measured ceilings of the device in one line; empty where they were not measured."""
     ceilings = environment.ceilings
     if ceilings is None:
         return ""
@@ -44,16 +44,18 @@ def ceilings_line(environment: Environment) -> str:
 
 
 def network_section(data: RunData) -> Section:
-    """Return a line a component: parameter count, precision, device, weights and how to fetch them."""
+    """Return a line for each component (parameters, dtype, device, weights), and one for each way to get weights."""
     lines = []
     for component, group in data.groups.items():
         parts = [f"{count:,} parameters" for count in _distinct(group, "parameters")]
         parts += [" / ".join(map(str, known)) for name in ("dtype", "device") if (known := _distinct(group, name))]
-        if weights := " / ".join(_distinct(group, "weights")):
-            hint = next(iter(_distinct(group, "weights_hint")), None)
-            parts.append(f"weights: {weights}{f' ({hint})' if hint else ''}")
+        weights = " / ".join(_distinct(group, "weights"))
+        if weights:
+            parts.append(f"weights: {weights}")
         if parts:
             lines.append(one_line(f"{component}: {', '.join(parts)}"))
+        hints = next(iter(_distinct(group, "weights_hint")), "").split(HINT_SEPARATOR)
+        lines += [one_line(f"{component}, weights: {hint}") for hint in hints if weights and hint]
     return Section("networks", "Networks", lines)
 
 

@@ -35,7 +35,7 @@ from profiling.results.judgement import baseline_name, by_component, claimed_spe
 from profiling.results.record import LatencyConditions, Record, Summary
 from profiling.results.stats import OUTLIER_MADS
 
-#: With more components than this the bars of all of them together are too thin to read.
+#: Most components in one chart: with more, the bars are too thin to read.
 _TOGETHER = 8
 #: Calls of the drift table, counted from 1; the record holds all.
 _DRIFT_CALLS = (1, 2, 10, 50, 100, 300, 1000)
@@ -45,10 +45,10 @@ Place = Callable[[Record], str]
 
 
 def latency_section(data: RunData) -> Section:
-    """Return the tables of the variants and of what they cost beside their time, and the chart of medians."""
+    """Return the tables of variants, timing, drift and other metrics, and the chart of medians."""
     rows = [record for record in data.timed if record.status != "skipped"]
     baselines = {baseline_name(data.groups[record.component]) for record in rows}
-    # The totals of a sweep say more than the times of single calls.
+    # A sweep is about totals: the console leaves out the times of single calls.
     depth = "report" if any(record.call_points for record in rows) else "console"
     variants = cell_table("Variants", _variants(data, baselines), rows, itself, depth=depth)
     timed = [record for record in rows if record.metrics.wall_ms is not None]
@@ -116,7 +116,7 @@ def _peak(kind: str) -> Read:
 
 
 def _error(record: Record) -> float | None:
-    """Return what was judged: of a training too chaotic for its weights, the losses."""
+    """Return the judged error: relative L2, or the loss error of a training too chaotic to judge its weights."""
     parity = record.parity
     if parity is None:
         return None
@@ -130,7 +130,7 @@ def _tolerance(record: Record) -> float | None:
     return parity.loss_tolerance if parity.weights_judged is False else parity.tolerance
 
 
-#: What a variant costs beside its time: memory, preparation, accuracy.
+#: Costs of a variant besides its time: memory, preparation, accuracy.
 COST_COLUMNS = (
     Column[Record]("rel. L2 error", _error, "error"),
     *(Column[Record](kind, _peak(kind), "MiB") for kind in ("peak held", "peak allocated", "peak host RSS")),
@@ -223,21 +223,21 @@ def _other(records: Sequence[Record]) -> Iterator[_Other]:
 
 
 def _legend(rows: Sequence[Record]) -> tuple[str, ...]:
-    """Say how the numbers are meant."""
+    """Return the legend: definitions of the numbers in the tables."""
     if not rows:
         return ()
     rounds = max(len(record.rounds or ()) for record in rows)
     drift = f"including drift between {rounds} rounds" if rounds > 1 else "which does not cover drift between cells"
-    lines = [f"Wall clock: call plus wait. FPS: frames per call over wall time. Brackets: 95% interval, {drift}."]
+    lines = [f"Wall clock: call plus wait. FPS = frames per call / mean wall time. Brackets: 95% interval, {drift}."]
     if any(record.scale == "tiny" for record in rows):
         lines.append("Scale tiny: small networks, whose times say nothing about the full ones.")
     if any(record.memory is not None and record.memory.peak_held is not None for record in rows):
-        lines.append("Held: allocated, plus what pools of CUDA graphs keep from everything else.")
+        lines.append("Held: allocated, plus free memory in pools of CUDA graphs, which nothing else can use.")
     lines.append(
         "Error: relative L2 distance from an fp32 eager reference; allowed: twice that of eager in this dtype."
     )
     if any(wrong_because(record) and record.wall_p50 is not None for record in rows):
-        lines.append("Struck out: failed or invalid; this time counts for nothing.")
+        lines.append("Struck out: failed or invalid; these times are not compared.")
     if any(record.metrics.latency is not None and record.metrics.latency.cold for record in rows):
         lines.append("Cold: the last-level cache was flushed before each sample.")
     return tuple(lines)
@@ -250,7 +250,7 @@ def _medians(data: RunData) -> Chart:
         views.insert(0, View("all components", _bars(data, groups)))
     note = (
         "Bars: median with its 95% interval. Diamonds: p99. Thick grey lines: the roofline, where it is known. "
-        "Dashed: the time between two frames. Pale: failed or invalid, so this time counts for nothing."
+        "Dashed: frame budgets. Pale: failed or invalid; these times are not compared."
     )
     return Chart("latency", "Wall time of a call by variant", views, note)
 
@@ -301,7 +301,7 @@ def _groups(series: Sequence[Samples]) -> list[tuple[str, list[Samples]]]:
 
 
 def _thinned(series: Sequence[Samples]) -> str:
-    """Say what is not drawn; every series keeps its lowest and its highest value."""
+    """Return a note on thinned series; every series keeps its lowest and its highest value."""
     most = points_each(len(series))
     long = any(each.values.size > most for each in series)
     return f"Series of more than {most} samples are thinned to {most}; the lowest and highest stay." if long else ""
@@ -335,7 +335,7 @@ def _over_time(data: RunData, group: Sequence[Samples]) -> Figure:
 
 
 def _outliers(values: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the places of the samples that a record counts as outliers."""
+    """Return the indices of the samples that a record counts as outliers."""
     distance = np.abs(values - np.median(values))
     return np.flatnonzero(distance > OUTLIER_MADS * np.median(distance))
 

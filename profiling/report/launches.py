@@ -1,4 +1,4 @@
-"""What a launch costs host and device: the headline numbers of each chain of operators, and each operator by size."""
+"""Launch costs of host and device: the headline numbers of each chain of operators, and each operator by size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from profiling.report.table import Column, Table
 from profiling.results.record import Estimate as Median
 from profiling.results.record import LaunchCosts, LaunchOverhead, OperatorCost
 
-#: Words of a headline number, its field, and the size of its unit.
+#: Label of a headline number, its field, and the divisor that converts the field to the label's unit.
 _CUDA = (
     ("host time of a launch (eager), µs", "host_us_per_launch", 1),
     ("GPU time of a launch (queue full), µs", "gpu_us_per_launch", 1),
@@ -111,5 +111,5 @@ def _operators(on_cpu: bool) -> Sequence[Column[OperatorCost]]:
 def _idle(row: OperatorCost) -> Value | None:
     """Return the share of an eager loop in which the device waits for the next launch."""
     gpu, pace = row.gpu_us, row.pace_us
-    # A device that is never waited for is idle for some tenths of a per cent, above zero or below: noise.
+    # For a device that is always busy this is noise of some tenths of a percent around zero.
     return round(max(0.0, 1 - gpu.p50 / pace.p50), 2) if gpu is not None and pace is not None and pace.p50 else None

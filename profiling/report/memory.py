@@ -22,14 +22,14 @@ KINDS = {
     "device_used": "device used",
     "host_rss": "host RSS",
 }
-#: The graph engine's look before and after it made the static inputs; their difference is what these cost.
+#: Phases before and after the graph engine allocates static inputs; the difference is the memory of these inputs.
 _STATIC = ("before static input", "static input")
 _DELTA = "static input, its delta"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a cell held at a phase, in bytes by kind."""
+    """The memory of a cell at one phase, in bytes by kind."""
 
     record: Record
     name: str
@@ -65,7 +65,7 @@ def phases_of(record: Record) -> Iterator[Phase]:
         delta = {kind: after[kind] - before[kind] for kind in after if kind in before}
         rest = {name: sizes for name, sizes in captured.items() if name not in _STATIC}
         captured = {_STATIC[0]: before, _STATIC[1]: after, _DELTA: delta, **rest}
-    # The capture is part of preparing: it comes before what was held once that was done.
+    # The capture is part of preparation: its phases come before the phase at whose end all is prepared.
     last = next((name for name in ("prepared", "training") if name in sizes), None)
     for name, kinds in sizes.items():
         if name == last:
@@ -97,5 +97,5 @@ def _figure(data: RunData, group: Sequence[Record], kind: str, title: str) -> Fi
         if known:
             traces.append(bars(cell_words(record), list(known), list(known.values()), data.colours[record.variant]))
     if len({place for trace in traces for place in trace["x"]}) < 2:
-        return None  # the table says as much as one lonely bar
+        return None  # one bar shows no more than the table
     return figure(traces, axis("phase", type="category"), axis(f"{title}, MiB", rangemode="tozero"))

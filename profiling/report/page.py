@@ -1,7 +1,7 @@
-"""A page of any sections, with all that it needs inside it, so that it asks nobody for anything.
+"""Renders sections as one self-contained HTML page, which makes no requests.
 
-A browser is told the digest of each script that may run, and that nothing may be fetched: a name that found its way
-around the escaping would still do nothing.
+Its Content-Security-Policy lists the digest of each script that may run and forbids requests: a script in a name that
+was not escaped would not run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report under a heading; one that holds nothing is false, and is left out."""
+    """A part of a report under a heading. An empty section is false, and is left out."""
 
     key: str  # unique on the page
     title: str
     lines: Sequence[str] = ()
-    legend: Sequence[str] = ()  # what the numbers mean; the console has no room for it
+    legend: Sequence[str] = ()  # definitions of the numbers, not shown in the console
     tables: Sequence[AnyTable] = ()
     charts: Sequence[Chart] = ()
     text: str = ""  # shown as it is, line by line
@@ -41,7 +41,7 @@ class Section:
 def render_page(title: str, heading: Sequence[str], sections: Sequence[Section]) -> str:
     """Return the page with `heading`, a line each, above the sections that hold something.
 
-    It is some 5 MiB where there is a chart, most of which is plotly's script.
+    A page with a chart has about 5 MiB, most of it plotly's script.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from jinja2.utils import htmlsafe_json_dumps
@@ -74,5 +74,5 @@ def _packaged(name: str) -> str:
 
 
 def _digest(script: str) -> str:
-    """Return what a Content-Security-Policy calls the script by."""
+    """Return the source by which a Content-Security-Policy allows the script."""
     return f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"

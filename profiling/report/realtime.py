@@ -42,7 +42,7 @@ from profiling.report.run_data import RunData, Samples, cell_table, cell_words, 
 from profiling.report.table import Column, Depth
 from profiling.results.record import BudgetPart, Deadline, MemoryTrend, Realtime, Record, SlowFrame, SlowFrames, Summary
 
-#: Slow frames of a variant that are listed; the record holds more.
+#: Most slow frames listed for a variant; the record holds more.
 _SLOWEST = 5
 _KINDS = {"allocated": "allocated", "reserved": "reserved", "device_used": "device used", "host_rss": "host RSS"}
 _BUFFERS, _CLOCKS = ("0", "1", "2", "3"), ("device", "host")
@@ -50,15 +50,14 @@ _FRAMES, _REST = "#7b8a9c", "outside the stages"
 _SYMBOLS = ("circle-open", "triangle-up-open", "square-open", "diamond-open", "triangle-down-open", "star-open")
 
 LEGEND = (
-    "Frame: from its action, or from the previous delivery where that came later, to picture and sound at the player. "
-    "Latency: from its action.",
-    "Late: longer than the budget; in real time, delivered later than one budget after it was due. "
-    "Holds: at least 99.9% of the frames in time, and all of them where they are fewer than 1000.",
-    "Underruns: frames that a player at the target rate misses, if it starts with so many frames in its buffer. "
-    "Sustained FPS: the highest rate at which 99.9% of these frames are in time.",
-    "Slow: above the steady median by 20% and by five times the median absolute deviation; a frame may have several "
-    "causes.",
-    "Audio real-time factor: seconds of sound made in a second; at 1 or above the player does not run dry.",
+    "Frame: time from its action (or the previous delivery, if later) until picture and sound are delivered. "
+    "Latency: time from its action until delivery.",
+    "Late: longer than the budget; with pace=realtime, delivered later than one budget after it was due. "
+    "Holds: at least 99.9% of the frames are in time (all of them, of fewer than 1000).",
+    "Underruns, buffer N: frames that a player at the target rate misses if it starts with N frames in its buffer. "
+    "Sustained FPS: the highest rate at which 99.9% of the frames are in time.",
+    "Slow: above the steady median by 20% and by 5 median absolute deviations; a frame may have several causes.",
+    "Audio real-time factor: seconds of sound generated per second; from 1 on, playback does not run out of sound.",
 )
 
 
@@ -100,13 +99,13 @@ def realtime_section(data: RunData) -> Section:
 
 
 def verdict(record: Record) -> str:
-    """Return in words whether a loop holds its frame rate, by how much it misses it, and where its time goes."""
+    """Return in words whether a loop holds its frame rate, by how much it misses it, and its longest stage."""
     loop = record.realtime
     if not record.is_correct:
         reason = f": {record.reason}" if record.reason else ""
         return _joined(f"{wrong_because(record)}, its times do not count{reason}", _leaks(record))
     if loop is None or loop.holds is None or not loop.target_fps:
-        return _joined("no frame was held against a deadline", _leaks(record))
+        return _joined("no frame was compared with a deadline", _leaks(record))
     held = [f"{deadline.fps:g}" for deadline in record.deadlines if deadline.holds]
     missed = [f"{deadline.fps:g}" for deadline in record.deadlines if not deadline.holds]
     rates = f"Holds {listed(held)} FPS" if held else f"Holds none of {listed(missed)} FPS" if missed else ""
@@ -147,7 +146,7 @@ def _budget_words(loop: Realtime) -> str:
 
 
 def _longest_stage(record: Record) -> str:
-    """Name the stage that takes most of a frame, of those that the record lists."""
+    """Name the stage that takes the largest part of a frame."""
     loop = record.realtime
     if loop is None or loop.frame_ms is None:
         return ""
@@ -160,7 +159,7 @@ def _longest_stage(record: Record) -> str:
 
 
 def _slow_words(loop: Realtime) -> str:
-    """Give the causes of late frames, where there are any."""
+    """Return the causes of slow frames by number of frames; empty where no frame is late."""
     if not loop.late or loop.slow is None or not loop.slow.causes:
         return ""
     kinds: dict[str, int] = {}
@@ -203,12 +202,12 @@ def _slope(loop: Realtime) -> str:
 def _leaks(record: Record) -> str:
     """Name the kinds of memory that leak, and how fast."""
     memory = record.realtime.memory if record.realtime is not None else {}
-    found = [
+    leaks = [
         f"{words} +{significant(memory[kind].bytes_per_frame)} bytes a frame"
         for kind, words in _KINDS.items()
         if kind in memory and memory[kind].leak
     ]
-    return f"It leaks memory: {', '.join(found)}" if found else ""
+    return f"It leaks memory: {', '.join(leaks)}" if leaks else ""
 
 
 def _spikes(loop: Realtime) -> str:
@@ -219,7 +218,7 @@ def _spikes(loop: Realtime) -> str:
 
 
 def _settings(rows: Sequence[Record]) -> list[str]:
-    """Say how the loops were run: a line for each way."""
+    """Return the settings of the loops, a line for each combination of settings."""
     groups: dict[str, list[str]] = {}
     for record in rows:
         loop = record.realtime
@@ -235,7 +234,7 @@ def _settings(rows: Sequence[Record]) -> list[str]:
 
 
 def _steadiness(record: Record) -> str:
-    """Say when frame times settled, how they grow, what the frame spends outside its stages, and the sound window."""
+    """Return when frame times settled, their growth, the time outside the stages, and the sound window."""
     loop = record.realtime
     if loop is None:
         return ""
@@ -252,7 +251,7 @@ def _steadiness(record: Record) -> str:
         )
     if loop.gap_ms is not None and loop.pace != "realtime":
         gap, most = (significant(ms, 3) for ms in (loop.gap_ms.p50, loop.gap_ms.max))
-        parts.append(f"{gap} ms between two frames (at most {most}) are the measurement's own")
+        parts.append(f"{gap} ms between two frames (at most {most} ms) are overhead of the measurement")
     if loop.sound is not None and loop.sound.decoded is not None and loop.sound.window_latents is not None:
         near = ", ".join(f"{length} at {db:.1f} dB" for length, db in loop.sound.snr_db.items())
         shorter = f" (shorter windows against the whole one: {near})" if near else ""
@@ -367,11 +366,11 @@ def _frames_figure(each: Samples, series: int) -> Figure:
 
 def _slow_marks(loop: Realtime) -> list[Trace]:
     """Mark each slow frame once for each kind of cause; hollow, so that one does not hide another."""
-    found: dict[str, list[SlowFrame]] = {}
+    by_cause: dict[str, list[SlowFrame]] = {}
     for frame in loop.slow.frames if loop.slow is not None else ():
         for cause in dict.fromkeys(map(_kind, frame.causes)):
-            found.setdefault(cause, []).append(frame)
-    colours = palette(found)
+            by_cause.setdefault(cause, []).append(frame)
+    colours = palette(by_cause)
     return [
         points(
             f"slow: {shortened(cause, 60)}",
@@ -381,7 +380,7 @@ def _slow_marks(loop: Realtime) -> list[Trace]:
             colours[cause],
             size=9,
         )
-        for place, (cause, frames) in enumerate(found.items())
+        for place, (cause, frames) in enumerate(by_cause.items())
     ]
 
 

@@ -47,7 +47,7 @@ _SECTIONS = (
 def write_report(folder: Path) -> str:
     """Write the run's `report.md`, `report.html` and `classic.txt`, and return the console text.
 
-    A folder that can't be written to costs a line of the text and nothing else.
+    Where a file cannot be written, the text ends with a line that says why.
 
     Raises:
         InputError: the folder holds no results, or results of another schema.
@@ -80,7 +80,7 @@ def sections_of(data: RunData) -> tuple[Section, ...]:
 
 
 def render_console(data: RunData, sections: Sequence[Section] | None = None) -> str:
-    """Return what a terminal shows in 100 columns: the answer, what is missing from it, details, paths to open."""
+    """Return the console text, 100 columns wide: the answer, failed and skipped cells, details, paths to open."""
     blocks = [[shortened_line(line) for line in heading_lines(data.environment)]]
     for section in sections or sections_of(data):
         if section.depth == "console":
@@ -92,7 +92,7 @@ def render_console(data: RunData, sections: Sequence[Section] | None = None) -> 
 
 
 def render_markdown(data: RunData, sections: Sequence[Section] | None = None) -> str:
-    """Return `report.md`: what the console shows, and tables it has no room for. No path outside the run."""
+    """Return `report.md`: the console's text and further tables. It contains no path outside the run."""
     parts = [
         f"## {escaped(_title(data))}",
         _bullets(heading_lines(data.environment)),
@@ -110,7 +110,7 @@ def render_markdown(data: RunData, sections: Sequence[Section] | None = None) ->
 
 
 def render_html(data: RunData, sections: Sequence[Section] | None = None) -> str:
-    """Return the page of a run; no path outside the run stands in it."""
+    """Return the page of a run; it contains no path outside the run."""
     return render_page(_title(data), heading_lines(data.environment), sections or sections_of(data))
 
 

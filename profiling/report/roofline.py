@@ -1,4 +1,4 @@
-"""How far calls are above their roofline, what bounds them, what to try next, and whether predictions came true."""
+"""The distance of calls from their roofline, what bounds them, the next step, and predicted against measured times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiling.report.trace import class_shares
 from profiling.results.judgement import correct_baseline, fastest_correct
 from profiling.results.record import Record, RooflinePart
 
-#: Observations that a line gives as the reason; the table has all of them.
+#: Most observations that a line gives as evidence; the table has all of them.
 _REASONS = 2
 
 
@@ -65,7 +65,7 @@ def stage_ms(record: Record, stage: str) -> float | None:
 
 
 def deciding(record: Record) -> Judged | None:
-    """Return what to look at first: the call, or the stage of the frame that takes longest."""
+    """Return the call, or the longest stage of a frame: the part to optimise first."""
     calls = [call for call in judged_calls(record) if call.stage is None or call.ms is not None]
     return max(calls, key=lambda call: call.ms or 0.0) if calls else None
 
@@ -83,7 +83,7 @@ def next_step(record: Record, group: Sequence[Record]) -> tuple[str, str]:
     for name, ms in tried.items():
         named = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", f"{short}, {sentence}")
         if named and name != record.variant and ms >= (record.median_ms or 0.0):
-            return "", f"nothing faster is known, for {name} was measured ({significant(ms, 3)} ms)"
+            return "", f"no faster variant is known: {name} was measured at {significant(ms, 3)} ms"
     if predicted is not None and predicted.variant not in tried:
         return f"{predicted.variant}: ~{significant(predicted.wall_ms, 3)} ms", sentence
     return one_line(short or sentence.partition(" (")[0]), sentence
@@ -142,7 +142,7 @@ def roofline_section(data: RunData) -> Section:
     legend = (
         ceilings_line(data.environment),
         "Roofline: the least time of a call on this device: its bytes at the bandwidth ceiling, or its FLOPs at the "
-        "FLOP ceiling, whichever takes longer. Above 1× is slower.",
+        "FLOP ceiling, whichever takes longer. Above roofline: measured time / roofline.",
     )
     return Section(
         "roofline", "Roofline", lines, tuple(filter(None, legend)) if calls else (), (rooflines, why, predictions)

@@ -1,4 +1,4 @@
-"""A run as the report reads it: its records, its environment and its folder, with what several sections ask of them."""
+"""The data of a run that the sections of a report read: records, environment, folder, and values derived from them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RunData:
 
     @cached_property
     def frame_times(self) -> tuple[tuple[Samples, ...], tuple[str, ...]]:
-        """The frame times of the loops that left any (NaN where not measured), and a line for each unreadable file."""
+        """(Frame times of each loop, NaN where not measured; a line for each missing or unreadable file)."""
         series, lines = [], []
         for record in self.loops:
             file = series_file(name_of(record))
@@ -84,7 +84,7 @@ class RunData:
         return palette(record.variant for record in self.records)
 
     def config(self) -> str:
-        """Return the run's config as it stands in its file; empty where there is none."""
+        """Return the text of the run's config file; empty where there is none."""
         try:
             return (self.folder / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -121,7 +121,7 @@ def cell_table(
     keys: int = 2,
     depth: Depth = "console",
 ) -> Table[Row]:
-    """Return a table whose rows belong to cells: `columns` after component and variant, struck where not correct."""
+    """Return a table of component, variant and `columns`; measured values of incorrect cells are struck out."""
     names: tuple[Column[Row], ...] = (
         Column("component", lambda row: record_of(row).component),
         Column("variant", lambda row: record_of(row).variant),
@@ -130,7 +130,7 @@ def cell_table(
 
 
 def itself(record: Record) -> Record:
-    """Return the record: the row of a table with a row a cell."""
+    """Return the record: the `record_of` of a table whose rows are records."""
     return record
 
 
@@ -152,6 +152,6 @@ def wrong_because(record: Record) -> str:
 
 
 def cell_words(record: Record, *, component: bool = False) -> str:
-    """Return the variant (after its component), and whether its times count, as text."""
+    """Return the name of the cell (the variant alone unless `component`), marked where its times do not count."""
     name, wrong = name_of(record) if component else record.variant, wrong_because(record)
     return one_line(f"{name} ({wrong}: does not count)" if wrong else name)

@@ -1,4 +1,4 @@
-"""Shape sweeps: total time over numbers of calls with and without preparation; where the lines cross it pays."""
+"""Shape sweeps: total time by number of calls, with and without preparation, which pays off where lines cross."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def sweep_section(data: RunData) -> Section:
         Column[Record]("speedup", lambda record: _speedup(record, groups[record.component]), "ratio"),
         Column[Record]("pays after", lambda record: _pays(record, groups[record.component]), "count", unit="calls"),
     )
-    legend = ["Total times are of calls in a row, waited for once; preparation is compiling, warm-up and capture."]
+    legend = ["Total time: calls in a row with one wait at the end. Preparation: compiling, warm-up and capture."]
     points = [point for record in rows for point in record.call_points.values()]
     if not all(point.measured for point in points):
-        legend.append("~: computed from the time of a call in the longest row that was measured.")
+        legend.append("~: computed from the time of a call in the longest measured row of calls.")
     if any(record.point is not None and record.point.value == "all" for record in rows):
         legend.append("A range of values: all shapes prepared in one process, the largest one timed.")
     correct = by_component(record for record in rows if record.is_correct and record.prepare is not None)
@@ -48,7 +48,7 @@ def sweep_section(data: RunData) -> Section:
 
 
 def total_seconds(record: Record, number: int, *, built: bool) -> Value | None:
-    """Return the seconds of so many calls in a row, with preparation where `built`; None where not known."""
+    """Return the seconds of `number` calls in a row, with preparation if `built`; None where not known."""
     point, prepare = record.call_points.get(number), record.prepare
     if point is None or (built and prepare is None):
         return None

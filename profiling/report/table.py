@@ -51,9 +51,9 @@ class Column(Generic[Row]):
     title: str
     read: Callable[[Row], Value | None]
     kind: Kind = "text"
-    measured: bool = False  # struck out in rows that the table strikes: their times count for nothing
+    measured: bool = False  # struck out in rows for which `Table.strike` is true
     unit: str | None = None  # the kind's own unit, unless it is named here
-    wrap: int | None = None  # characters after which a console that is too narrow goes on below in the cell
+    wrap: int | None = None  # characters of a line in the cell where the table is wider than the console
     depth: Depth = "console"  # the first rendering that has room for the column
 
     @property
@@ -94,7 +94,7 @@ class Table(Generic[Row]):
         return bool(self.rows)
 
     def shown(self, depth: Depth = "page") -> tuple[tuple[Column[Row], ...], tuple[tuple[Cell, ...], ...]]:
-        """Return the columns of that depth in which anything stands, and the cells of each row under them."""
+        """Return the columns that `depth` shows and that hold a value, and the cells of each row in them."""
         chosen = [column for column in self.columns if fits(column.depth, depth)]
         cells = [tuple(self._cell(column, row) for column in chosen) for row in self.rows]
         kept = [place for place in range(len(chosen)) if any(row[place].text != ABSENT for row in cells)]
@@ -113,7 +113,7 @@ AnyTable = Table[Any]
 
 
 def fits(depth: Depth, rendering: Depth) -> bool:
-    """Say whether `rendering` shows what is shown from `depth` on."""
+    """Return whether `rendering` shows content whose first rendering is `depth`."""
     return _DEPTHS.index(depth) <= _DEPTHS.index(rendering)
 
 
@@ -170,7 +170,7 @@ def _cell_markdown(cell: Cell) -> str:
 
 
 def wrapped_line(text: str, width: int = WIDTH) -> str:
-    """Return a line for the console, that goes on in indented lines below it where it is too long."""
+    """Return a line broken to at most `width` characters, its continuation lines indented."""
     lines = textwrap.wrap(one_line(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines)
 

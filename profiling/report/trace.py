@@ -1,4 +1,4 @@
-"""What the profiler trace says of a call: busy and idle time of the GPU, kernels, submodules, waits and copies."""
+"""The profiler trace of a call: busy and idle time of the GPU, kernels, submodules, waits and copies."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from profiling.results.record import HostWait, Kernel, KernelClass, ModuleTime, 
 
 #: Classes of kernels, in the order in which bars stack them.
 CLASSES = ("gemm", "conv", "attention", "pointwise", "reduction", "copy", "other")
-#: Rows a cell gets of its kernels and of its submodules; more where few cells were traced.
+#: Least rows of kernels and of submodules for a cell, and rows that all traced cells share if that is more.
 _KERNELS, _MODULES, _ROWS = 12, 20, 150
-#: A line names so many classes, each of at least such a share.
+#: Most kernel classes that a line names, and the least share (0 to 1) of each.
 _MOST_CLASSES, _LEAST_SHARE = 4, 0.01
-#: Submodules that the trees of all cells may have together, of about a hundred bytes; levels that a tree shows at once.
+#: Most submodules in the trees of all cells (about 100 bytes each), and levels that a tree shows at once.
 _NODES, _LEVELS = 2_500, 4
 _PALE_RED = "#eb9ea2"
 _IDLE = (("idle, waiting for the host", "host_ms", RED), ("idle, between kernels", "between_ms", _PALE_RED))
@@ -45,13 +45,13 @@ _ROOT, _LOST = ".", ".."
 _CROSSES = re.compile(r"Memcpy (HtoD|DtoH)")
 
 _BUS = "Waits of the host, and copies between host and device"
-_PROFILED = "Under the profiler the host is slower, and replays by up to a tenth: idle time is longer than when timed."
+_PROFILED = "The profiler slows down the host, and replays by up to 10%: idle time is longer here than when timed."
 _OF_CEILINGS = (
-    "Of the bandwidth: the faster of the copy and read ceilings; above 100%, bytes came from a cache. "
-    "Of the FLOP ceiling: that of matrix products in the run's dtype."
+    "Of the bandwidth: share of the faster of the copy and read ceilings; above 100%, bytes came from a cache. "
+    "Of the FLOP ceiling: share of the ceiling of matrix products in the run's dtype."
 )
 _SELF = (
-    "Self: without its submodules. A star: submodules that are built alike, added up. "
+    "Self: time without its submodules. *: sum over indexed submodules of the same structure. "
     "Count: kernels, copies and fills; on a CPU, calls of the submodule and of those in it."
 )
 
@@ -131,8 +131,8 @@ def trace_section(data: RunData) -> Section:
             "trace-modules",
             "Time by submodule",
             _module_views(traced),
-            "From the whole call on the left to its submodules on the right, as tall as their share; a click goes into "
-            "one, and the bar on top comes back out.",
+            "Left: the whole call. Right: its submodules, each as tall as its share of the time. Click a submodule to "
+            "zoom in, and the bar on top to zoom out.",
         ),
     )
     return Section("trace", "Inside a call", tuple(map(one_line, lines)), tables=tables, charts=charts)
@@ -155,9 +155,9 @@ def class_shares(trace: TraceAnalysis, most: int = _MOST_CLASSES) -> list[str]:
 
 
 def folded(paths: Iterable[str]) -> dict[str, str]:
-    """Return each path with a star for its numbers, where the modules of all these numbers have the same submodules.
+    """Return each path with `*` for an index (`layers.*.mlp`), where all its modules have the same submodules.
 
-    The layers of a plain sequence have no submodules, and may be anything: they keep their numbers.
+    Layers of an `nn.Sequential` that have no submodules may be of different types, and keep their indices.
     """
     parts = {path: path.split(".") for path in paths}
     below: dict[tuple[str, ...], dict[str, set[str]]] = {}
@@ -360,7 +360,7 @@ def _tree(record: Record, most: int) -> Trace:
         nodes[_LOST] = (
             "not attributable",
             _ROOT,
-            f"{significant(trace.unattributed_ms)} ms of no submodule for certain",
+            f"{significant(trace.unattributed_ms)} ms that belong to no submodule for certain",
         )
         own[_LOST] = trace.unattributed_ms
     return {

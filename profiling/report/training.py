@@ -1,4 +1,4 @@
-"""Training runs: the loss against eager's over the same steps, and the time of a step."""
+"""Training runs: the loss, compared with that of eager over the same steps, and the time of a step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def training_section(data: RunData) -> Section:
             "step_ms",
             "Time of the logged steps",
             [View(name, _figure(data, group, "step_ms", "time of a step, ms")) for name, group in groups.items()],
-            "The first step may prepare what others reuse.",
+            "The first step may include preparation that later steps reuse.",
         ),
     )
     steps = [step for record in trained for step in _steps(record)]

@@ -1,4 +1,4 @@
-"""`environment.json`: what the numbers of a run depend on, captured once a run. Absent means that it is not known."""
+"""`environment.json`: everything that the numbers of a run depend on, captured once a run. Absent means not known."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ class Git(Section, frozen=True, kw_only=True):
 
 
 class Ceilings(Section, frozen=True, kw_only=True):
-    """What the device does at best in one dtype, measured at the start of the run or on the same day."""
+    """The best rates of the device in one dtype, measured at the start of the run or earlier that day."""
 
     dtype: Annotated[str, about("dtype of the products")]
-    copy_bytes_per_s: Annotated[float, about("a large copy, read plus written", "bytes/s")]
-    read_bytes_per_s: Annotated[float, about("a large sum", "bytes/s")]
+    copy_bytes_per_s: Annotated[float, about("bandwidth of a large copy, read plus written", "bytes/s")]
+    read_bytes_per_s: Annotated[float, about("bandwidth of a large sum, which only reads", "bytes/s")]
     bandwidth: Annotated[
         tuple[tuple[int, float], ...], about("[bytes touched, bytes/s] by size, ascending: small ones stay in a cache")
     ]
-    matmul_flops_per_s: Annotated[float, about("best of the square matrix products", "FLOP/s")]
-    launch_us: Annotated[float, about("host time of a launch; on a CPU of an operator", "us")]
+    matmul_flops_per_s: Annotated[float, about("rate of the fastest square matrix product", "FLOP/s")]
+    launch_us: Annotated[float, about("host time of a launch; on a CPU: time of an operator", "us")]
     seconds: Annotated[float, about("duration of measuring all this", "s")]
-    conv_flops_per_s: Annotated[float | None, about("best of some convolutions", "FLOP/s")] = None
-    gap_us: Annotated[float | None, about("what a kernel costs in a CUDA graph beyond its length", "us")] = None
-    replay_us: Annotated[float | None, about("what a replay costs besides its kernels", "us")] = None
+    conv_flops_per_s: Annotated[float | None, about("rate of the fastest of several convolutions", "FLOP/s")] = None
+    gap_us: Annotated[float | None, about("time of a kernel in a CUDA graph beyond its duration", "us")] = None
+    replay_us: Annotated[float | None, about("time of a replay besides its kernels", "us")] = None
     lost_share: Annotated[
         float | None, about("share of CPU time that other processes took while measuring", "0 to 1")
     ] = None
-    disturbed: Annotated[bool, about("other processes took so much that ceilings are too low; absent is false")] = False
+    disturbed: Annotated[bool, about("other processes made these ceilings too low; absent: false")] = False
     measured_at: Annotated[str | None, about("UTC, ISO 8601")] = None
 
     @property
@@ -72,8 +72,8 @@ class Ceilings(Section, frozen=True, kw_only=True):
     def bytes_per_s(self, size: float) -> float:
         """Return the best bandwidth, in bytes/s, for a call that touches `size` bytes.
 
-        Repeated calls find their bytes in a cache that is large enough, so every measured size from a quarter of the
-        call's own counts: a roofline time must not exceed what a cache makes possible.
+        Repeated calls find their bytes in a cache that is large enough, so this is the fastest rate measured at a
+        quarter of `size` or more: a roofline time must not exceed the time that a cache makes possible.
         """
         return max(rate for touched, rate in self.bandwidth if touched >= size / 4 or touched == self.bandwidth[-1][0])
 
@@ -95,12 +95,12 @@ class Environment(Section, frozen=True, kw_only=True):
     scale: Annotated[str | None, about("full or tiny")] = None
     dtype: Annotated[str | None, about("dtype of the run")] = None
     tf32: Annotated[bool | None, about("whether float32 products may use TF32")] = None
-    device_reason: Annotated[str | None, about("why this device")] = None
-    dtype_reason: Annotated[str | None, about("why this dtype")] = None
-    scale_reason: Annotated[str | None, about("why this scale")] = None
+    device_reason: Annotated[str | None, about("why this device was chosen")] = None
+    dtype_reason: Annotated[str | None, about("why this dtype was chosen")] = None
+    scale_reason: Annotated[str | None, about("why this scale was chosen")] = None
     ceilings_reason: Annotated[str | None, about("why there are no ceilings")] = None
     variables: Annotated[Mapping[str, str], about("environment variables that change what is measured")] = {}
-    ceilings: Annotated[Ceilings | None, about("what the device does at best")] = None
+    ceilings: Annotated[Ceilings | None, about("best rates of the device, measured")] = None
     launch_calibration: Annotated[LaunchCalibration | None, about("launch costs, of a run of launch_overhead")] = None
     other: Annotated[Mapping[str, Any], about("keys that this version does not know")] = {}
     unreadable: Annotated[tuple[str, ...], about("damaged fields that reading dropped; never written")] = ()

@@ -32,9 +32,7 @@ class Graphs(Section, frozen=True, kw_only=True):
     warmup_seconds: Annotated[float | None, about("calls before the captures, compiling included", "s")] = None
     capture_seconds: Annotated[float | None, about("static inputs, capture and instantiation", "s")] = None
     pool_bytes: Annotated[int | None, about("reserved by the pool that the graphs share", "bytes")] = None
-    memory: Annotated[
-        Mapping[str, MemoryKinds], about("what was held at each point of the last capture, by point")
-    ] = {}
+    memory: Annotated[Mapping[str, MemoryKinds], about("memory at each phase of the last capture, by phase")] = {}
     host_launches: Annotated[BeforeAfter | None, about("launches a call, uncaptured and replayed")] = None
     wall_ms: Annotated[BeforeAfter | None, about("median wall time of interleaved calls", "ms")] = None
     speedup: Annotated[float | None, about("uncaptured over replayed wall time")] = None
@@ -46,7 +44,7 @@ class FxPass(Section, frozen=True, kw_only=True):
     """A torch.fx pass of the variant, in the order of application."""
 
     name: Annotated[str, about("name of the pass")]
-    replaced: Annotated[int | None, about("places that it rewrote; absent where it does not count")] = None
+    replaced: Annotated[int | None, about("places that it rewrote; absent where it does not count them")] = None
     rel_l2: Annotated[float | None, about("relative L2 change of the output")] = None
     replay_ms: Annotated[BeforeAfter | None, about("device time of a replay before and after the pass", "ms")] = None
     speedup: Annotated[float | None, about("replay time before over after")] = None
@@ -62,7 +60,7 @@ class GraphBreak(Section, frozen=True, kw_only=True):
     line: Annotated[int | None, about("line in that file")] = None
     stack: Annotated[tuple[str, ...], about("file:line in function, from the outermost caller to the break")] = ()
     frame_skipped: Annotated[bool | None, about("whether the whole function runs eagerly")] = None
-    count: Annotated[int | None, about("how often it was logged")] = None
+    count: Annotated[int | None, about("number of times that it was logged")] = None
 
 
 class Recompile(Section, frozen=True, kw_only=True):
@@ -87,7 +85,7 @@ class CompileFailure(Section, frozen=True, kw_only=True):
 
 
 class CompileLog(Section, frozen=True, kw_only=True):
-    """What torch.compile logged (TORCH_TRACE, parsed by tlparse)."""
+    """The log of torch.compile (TORCH_TRACE, parsed by tlparse)."""
 
     index: Annotated[str, about("the HTML report, relative to the run folder")]
     compile_seconds: Annotated[float | None, about("Dynamo and back end, over all frames", "s")] = None
@@ -125,7 +123,7 @@ class KernelFile(Section, frozen=True, kw_only=True):
 
 
 class DeviceWork(Section, frozen=True, kw_only=True):
-    """What a call makes the GPU do."""
+    """The GPU's work in a call."""
 
     kernels: Annotated[float, about("kernels, copies and fills a call")]
     launches: Annotated[float, about("launches by the host a call; a graph replay is one")]
@@ -133,7 +131,7 @@ class DeviceWork(Section, frozen=True, kw_only=True):
     median_us: Annotated[float, about("median duration of a kernel", "us")]
     short_ms: Annotated[float, about("part of busy_ms in which only kernels of at most 5 us ran", "ms")]
     transfer_ms: Annotated[float, about("copies between host and device", "ms")]
-    waits: Annotated[float, about("how often the host waited for the device")]
+    waits: Annotated[float, about("waits of the host for the device, a call")]
 
 
 class Prediction(Section, frozen=True, kw_only=True):
@@ -144,7 +142,7 @@ class Prediction(Section, frozen=True, kw_only=True):
 
 
 class RooflinePart(Section, frozen=True, kw_only=True):
-    """What a call must do at least, what the GPU did, and what bounds it."""
+    """The least work of a call, the GPU's measured work, and what bounds the call."""
 
     bytes: Annotated[Mapping[str, int], about("bytes that must cross the memory bus, by kind, and total", "bytes")] = {}
     flops: Annotated[Mapping[str, int], about("FLOPs by class of operator, and total")] = {}
@@ -155,7 +153,7 @@ class RooflinePart(Section, frozen=True, kw_only=True):
     roofline_ms: Annotated[float | None, about("the larger of memory_ms and compute_ms", "ms")] = None
     over_roofline: Annotated[float | None, about("median wall time over roofline_ms")] = None
     uncounted: Annotated[tuple[str, ...], about("operators whose FLOPs have no formula")] = ()
-    device_work: Annotated[DeviceWork | None, about("what a call made the GPU do")] = None
+    device_work: Annotated[DeviceWork | None, about("the GPU's work in a call")] = None
     idle_share: Annotated[float | None, about("share of wall time in which the GPU was idle", "0 to 1")] = None
     bound: Annotated[Bound | None, about("what bounds the call")] = None
     evidence: Annotated[tuple[str, ...], about("why, the decisive observation first")] = ()
@@ -173,8 +171,8 @@ class Roofline(RooflinePart, frozen=True, kw_only=True):
 class Idle(Section, frozen=True, kw_only=True):
     """Idle time of the GPU inside a call by its cause."""
 
-    host_ms: Annotated[float, about("the next kernel was not launched yet", "ms")]
-    between_ms: Annotated[float, about("between kernels that were queued, or nodes of a graph", "ms")]
+    host_ms: Annotated[float, about("idle because the host had not launched the next kernel", "ms")]
+    between_ms: Annotated[float, about("idle between kernels that were queued, or between nodes of a graph", "ms")]
 
 
 class KernelClass(Section, frozen=True, kw_only=True):
@@ -209,21 +207,21 @@ class HostWait(Section, frozen=True, kw_only=True):
     """Waits of the host for the device, or copies between them, by the line of code that made them."""
 
     what: Annotated[str, about("the runtime call, or the direction of the copy")]
-    count: Annotated[float, about("how often a call")]
-    ms: Annotated[float, about("duration a call, of the host in a wait and of the device in a copy", "ms")]
+    count: Annotated[float, about("number of them a call")]
+    ms: Annotated[float, about("duration a call: host time of waits, device time of copies", "ms")]
     bytes: Annotated[float | None, about("copied a call", "bytes")] = None
-    host_ms: Annotated[float | None, about("how long a copy held the host up, a call", "ms")] = None
+    host_ms: Annotated[float | None, about("host time blocked by copies, a call", "ms")] = None
     line: Annotated[str | None, about("file:line")] = None
     code: Annotated[str | None, about("the source line")] = None
 
 
 class TraceAnalysis(Section, frozen=True, kw_only=True):
-    """What the profiler trace says of one call: busy and idle time, kernels, submodules, waits and copies."""
+    """The profiler trace of one call: busy and idle time, kernels, submodules, waits and copies."""
 
     calls: Annotated[int | None, about("calls, or frames, over which times are averaged")] = None
     span_ms: Annotated[float | None, about("from the first GPU work to the end of the last", "ms")] = None
     busy_ms: Annotated[float | None, about("time in which the GPU worked", "ms")] = None
-    idle_ms: Annotated[float | None, about("time in which it did not", "ms")] = None
+    idle_ms: Annotated[float | None, about("time of the span in which the GPU did not work", "ms")] = None
     idle: Annotated[Idle | None, about("idle time by cause")] = None
     kernel_ms: Annotated[float | None, about("summed duration of all GPU work", "ms")] = None
     count: Annotated[float | None, about("kernels, copies and fills a call")] = None
@@ -233,8 +231,8 @@ class TraceAnalysis(Section, frozen=True, kw_only=True):
     copies: Annotated[tuple[HostWait, ...], about("copies between host and device, longest first")] = ()
     modules: Annotated[tuple[ModuleTime, ...], about("submodules in the order of the tree")] = ()
     unattributed_ms: Annotated[float | None, about("time that belongs to no submodule for certain", "ms")] = None
-    modules_from: Annotated[str | None, about("what the attribution to submodules comes from, or why none")] = None
-    lines_from: Annotated[str | None, about("what the attribution to lines comes from, or why none")] = None
+    modules_from: Annotated[str | None, about("source of the attribution to submodules, or why there is none")] = None
+    lines_from: Annotated[str | None, about("source of the attribution to lines, or why there is none")] = None
 
 
 class Estimate(Section, frozen=True, kw_only=True):
@@ -246,7 +244,7 @@ class Estimate(Section, frozen=True, kw_only=True):
 
 
 class LaunchCosts(Section, frozen=True, kw_only=True):
-    """What a launch costs host and device for one chain of operators; on a CPU what dispatching costs."""
+    """Host and device time of a launch, for one chain of operators; on a CPU: time of dispatching an operator."""
 
     elements: Annotated[int | None, about("elements of the smallest elementwise operator")] = None
     rows: Annotated[int | None, about("rows of the linear's input")] = None
@@ -256,10 +254,10 @@ class LaunchCosts(Section, frozen=True, kw_only=True):
     starvation_elements: Annotated[
         Estimate | None, about("below this size an eager loop leaves the GPU idle", "elements")
     ] = None
-    starvation_width: Annotated[Estimate | None, about("the same for a linear", "columns")] = None
+    starvation_width: Annotated[Estimate | None, about("the same for a linear: its width", "columns")] = None
     starvation_us: Annotated[Estimate | None, about("duration of an operator of that size", "us")] = None
-    starvation_bytes: Annotated[Estimate | None, about("bytes that it moves", "bytes")] = None
-    starvation_flops: Annotated[Estimate | None, about("FLOPs that it does", "FLOP")] = None
+    starvation_bytes: Annotated[Estimate | None, about("bytes that such an operator moves", "bytes")] = None
+    starvation_flops: Annotated[Estimate | None, about("FLOPs of such an operator", "FLOP")] = None
     starvation_note: Annotated[str | None, about("why there is no such size")] = None
     graph_us_per_node: Annotated[Estimate | None, about("device time of a node of a CUDA graph", "us")] = None
     graph_launch_host_us: Annotated[Estimate | None, about("host time of a replay, without its nodes", "us")] = None
@@ -269,7 +267,7 @@ class LaunchCosts(Section, frozen=True, kw_only=True):
     dispatch_bound_elements: Annotated[
         Estimate | None, about("CPU: size at which the work takes as long as the dispatch", "elements")
     ] = None
-    dispatch_bound_width: Annotated[Estimate | None, about("CPU: the same for a linear", "columns")] = None
+    dispatch_bound_width: Annotated[Estimate | None, about("CPU: width of a linear at that size", "columns")] = None
     dispatch_bound_bytes: Annotated[Estimate | None, about("CPU: bytes at that size", "bytes")] = None
     dispatch_bound_flops: Annotated[Estimate | None, about("CPU: FLOPs at that size", "FLOP")] = None
     dispatch_bound_note: Annotated[str | None, about("CPU: why there is no such size")] = None
@@ -279,7 +277,7 @@ class LaunchCalibration(LaunchCosts, frozen=True, kw_only=True):
     """Launch costs of this device: of the smallest elementwise operator, and under `linear` of a linear."""
 
     device: Annotated[str, about("the device that was measured")]
-    dtype: Annotated[str, about("its dtype")]
+    dtype: Annotated[str, about("dtype of the operators")]
     rounds: Annotated[int, about("rounds")]
     linear: Annotated[LaunchCosts | None, about("the same for a linear layer")] = None
 

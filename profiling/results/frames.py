@@ -46,7 +46,7 @@ NAMES = (*TIMES, "due_ms", "wait_ms", "rest_ms", "gap_ms", *MEMORY, *DISTURBANCE
 #: Resolution of the host's clock: times closer than this are equal.
 TICK_MS = 1e-6
 
-# What numpy and zipfile raise for a file that is no archive, is damaged or encrypted, or holds other data.
+# Exceptions of numpy and zipfile for a file that is no archive, is damaged or encrypted, or holds other data.
 _UNREADABLE = (OSError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 

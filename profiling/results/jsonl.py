@@ -1,6 +1,6 @@
 """Writes and reads `results.jsonl`: one record a line, on disk when a cell ends. All damaged input is handled here.
 
-A line that is cut off, nested beyond what Python parses, or no record is counted and passed over. In a record, the
+A line that is cut off, nested beyond what Python parses, or no record is counted and skipped. In a record, the
 smallest named field that holds damage (another type, a number that is not finite or beyond 64 bits, nesting deeper
 than 64 levels) is dropped and named in `record.unreadable`; the rest stands. A readable record of another schema is an
 InputError.
@@ -122,9 +122,9 @@ def decode_record(line: bytes) -> Record | None:
 
 
 def repaired(content: dict[str, Any], kind: Any, lost: tuple[str, ...] = ()) -> Any:
-    """Return JSON content as the struct `kind`, whose `unreadable` names what had to be dropped; None if impossible.
+    """Return JSON content as the struct `kind`, whose `unreadable` names dropped fields; None if impossible.
 
-    `content` is changed. `lost` names what is missing from it already.
+    `content` is changed. `lost` names the fields that were dropped before.
     """
     content.pop("unreadable", None)
     while True:

@@ -1,6 +1,6 @@
-"""What may be concluded from records: which are correct, what the baseline is, what speed may be claimed.
+"""Conclusions from records: which are correct, what the baseline is, what speed may be claimed.
 
-Tables, summaries and charts ask these questions here, so that they cannot disagree.
+Tables, summaries and charts all use these functions, so that they agree.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from itertools import accumulate
 
 from profiling.results.record import BASELINE, Record
 
-#: Interruptions per timed call from which other programs count as having disturbed a cell.
+#: A cell counts as disturbed by other programs from this many interruptions per timed call.
 DISTURBED_SHARE = 0.1
 
 
 def by_component(records: Iterable[Record]) -> dict[str, tuple[Record, ...]]:
-    """Group records by component, both in the order in which they came."""
+    """Group records by component; components and records keep their order."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.component, []).append(record)
@@ -48,7 +48,7 @@ def claimed_speedup(record: Record, group: Sequence[Record]) -> float | None:
 
 
 def intervals_overlap(first: Record, second: Record) -> bool | None:
-    """Say whether the 95% intervals of two wall medians overlap; None where one of them has no interval."""
+    """Return whether the 95% intervals of two wall medians overlap; None where one of them has no interval."""
     one, other = first.metrics.wall_ms, second.metrics.wall_ms
     if one is None or other is None or one.ci95 is None or other.ci95 is None:
         return None
@@ -56,7 +56,7 @@ def intervals_overlap(first: Record, second: Record) -> bool | None:
 
 
 def is_disturbed(record: Record) -> bool:
-    """Say whether other programs interrupted so many calls that no ranking may be claimed for this record."""
+    """Return whether other programs interrupted so many calls that no ranking may be claimed for this record."""
     wall, conditions = record.metrics.wall_ms, record.metrics.latency
     if wall is None or conditions is None or conditions.descheduled is None:
         return False

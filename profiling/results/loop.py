@@ -10,7 +10,7 @@ from profiling.results.measured import Interval, Summary
 
 
 class SoundWindow(Section, frozen=True, kw_only=True):
-    """Which window of audio latents the loop decodes for a frame's sound."""
+    """The window of audio latents that the loop decodes for a frame's sound."""
 
     window: Annotated[str, about("exact: the whole window; windowed: its newest part")]
     decoded: Annotated[int | None, about("latents that are decoded")] = None
@@ -23,7 +23,7 @@ class SoundWindow(Section, frozen=True, kw_only=True):
 
 
 class Gap(Section, frozen=True, kw_only=True):
-    """Time between two delivered frames in which no frame was worked on."""
+    """Time between two delivered frames in which no frame was being computed."""
 
     p50: Annotated[float, about("median", "ms")]
     max: Annotated[float, about("longest", "ms")]
@@ -79,23 +79,23 @@ class Slope(Section, frozen=True, kw_only=True):
     us_per_frame: Annotated[float, about("slope", "us/frame")]
     ci95: Annotated[Interval, about("95% interval of the slope", "us/frame")]
     growing: Annotated[bool, about("whether frame times grow beyond chance and by more than 1%")]
-    stages: Annotated[Mapping[str, StageGrowth], about("stages that grow along, by stage")] = {}
+    stages: Annotated[Mapping[str, StageGrowth], about("stages whose time grows too, by stage")] = {}
 
 
 class Spikes(Section, frozen=True, kw_only=True):
     """Slow frames that return periodically."""
 
-    period: Annotated[int, about("distance of two of them", "frames")]
+    period: Annotated[int, about("distance from one to the next", "frames")]
     count: Annotated[int, about("number of them")]
     first: Annotated[int, about("the first of them", "frame")]
 
 
 class SlowFrame(Section, frozen=True, kw_only=True):
-    """A slow frame and what happened in it."""
+    """A slow frame and its causes."""
 
     frame: Annotated[int, about("its number")]
     ms: Annotated[float, about("its time", "ms")]
-    causes: Annotated[tuple[str, ...], about("what happened in it")] = ()
+    causes: Annotated[tuple[str, ...], about("events in it that explain its time")] = ()
 
 
 class SlowFrames(Section, frozen=True, kw_only=True):
@@ -123,8 +123,8 @@ class Realtime(Section, frozen=True, kw_only=True):
     """A loop over frames: its options, frame times, budget, deadlines, steadiness and memory."""
 
     frames: Annotated[int, about("timed frames")]
-    target_fps: Annotated[float, about("frame rate that is asked for", "frames/s")]
-    pace: Annotated[str, about("free: a frame begins at once; realtime: when it is due")]
+    target_fps: Annotated[float, about("frame rate that the loop should hold", "frames/s")]
+    pace: Annotated[str, about("free: a frame begins without waiting; realtime: when it is due")]
     warmup_frames: Annotated[int | None, about("frames before the timed ones")] = None
     schedule: Annotated[str | None, about("sequential, overlap or one_graph")] = None
     deliver: Annotated[str | None, about("where frames are delivered: host or device")] = None
@@ -139,12 +139,12 @@ class Realtime(Section, frozen=True, kw_only=True):
     latency_ms: Annotated[Summary | None, about("from the action to the delivered frame", "ms")] = None
     gap_ms: Annotated[Gap | None, about("time between frames", "ms")] = None
     wall_fps: Annotated[float | None, about("delivered frames over wall time", "frames/s")] = None
-    audio_rtf: Annotated[float | None, about("seconds of sound made a second")] = None
+    audio_rtf: Annotated[float | None, about("seconds of sound generated per second")] = None
     budget: Annotated[Budget | None, about("where the time of a frame goes")] = None
     deadlines: Annotated[Mapping[str, Deadline], about("by frame rate as text")] = {}
     late: Annotated[int | None, about("late frames at the target rate")] = None
     holds: Annotated[bool | None, about("whether the loop holds the target rate")] = None
-    underruns: Annotated[Mapping[str, int], about("frames a player misses, by frames that it buffers")] = {}
+    underruns: Annotated[Mapping[str, int], about("frames that a player misses, by frames in its buffer")] = {}
     sustained_fps: Annotated[float | None, about("highest rate that 99.9% of the frames meet", "frames/s")] = None
     steady: Annotated[Steady | None, about("the part after times have settled")] = None
     slope: Annotated[Slope | None, about("growth of frame times")] = None

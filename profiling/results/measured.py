@@ -1,4 +1,4 @@
-"""Sections of a record that hold what was measured: times, memory, parity, preparation, speedup, training, rounds."""
+"""Measurements in a record: times, memory, parity, preparation, speedup, training, rounds."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class OtherShapes(Section, frozen=True, kw_only=True):
 
 
 class Metrics(Section, frozen=True, kw_only=True):
-    """What the metrics of a run measured; a metric of the user's own is in `extra`."""
+    """Results of the metrics of a run; those of user-defined metrics are in `extra`."""
 
     wall_ms: Annotated[Summary | None, about("call plus wait for its output", "ms")] = None
     device_ms: Annotated[Summary | None, about("time on the GPU by CUDA events, launch gaps included", "ms")] = None
@@ -97,7 +97,7 @@ class Metrics(Section, frozen=True, kw_only=True):
     calls: Annotated[Calls | None, about("total time of many calls in a row")] = None
     drift: Annotated[Drift | None, about("error against eager over many calls")] = None
     other_shapes: Annotated[OtherShapes | None, about("error of further shapes prepared beside the timed one")] = None
-    extra: Annotated[Mapping[str, Any], about("what metrics of the user's own returned, by name")] = {}
+    extra: Annotated[Mapping[str, Any], about("results of user-defined metrics, by name")] = {}
 
 
 class MemoryKinds(Section, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class MemoryKinds(Section, frozen=True, kw_only=True):
 class Memory(Section, frozen=True, kw_only=True):
     """Memory by kind: at each phase of the cell, and the peaks of steady calls."""
 
-    phases: Annotated[Mapping[str, MemoryKinds], about("what was held at the end of each phase, by phase")] = {}
+    phases: Annotated[Mapping[str, MemoryKinds], about("memory at the end of each phase, by phase")] = {}
     peak_allocated: Annotated[int | None, about("peak of allocated in steady calls", "bytes")] = None
     peak_held: Annotated[
         int | None, about("peak_allocated plus free blocks of CUDA-graph pools, which nothing else can use", "bytes")
@@ -141,7 +141,7 @@ class ParityCheck(Section, frozen=True, kw_only=True):
     A forward pass is compared with fp32 eager, a training with the same steps done eagerly.
     """
 
-    reference: Annotated[str, about("what the outputs were compared with")]
+    reference: Annotated[str, about("the reference that the outputs were compared with")]
     passed: Annotated[bool, about("whether the error is within the tolerance")]
     rel_l2: Annotated[float | None, about("relative L2 error of the outputs; of a training: of its weights")] = None
     eager_rel_l2: Annotated[float | None, about("relative L2 error of eager in the run's dtype")] = None
@@ -153,7 +153,7 @@ class ParityCheck(Section, frozen=True, kw_only=True):
     chaotic: Annotated[bool | None, about("training: eager diverges from itself after a rounding error")] = None
     weights_judged: Annotated[bool | None, about("training: false where only losses can be judged")] = None
     loss_error: Annotated[float | None, about("training: largest relative error of a loss")] = None
-    eager_loss_error: Annotated[float | None, about("training: the same of eager after a rounding error")] = None
+    eager_loss_error: Annotated[float | None, about("training: loss_error of eager after a rounding error")] = None
     loss_tolerance: Annotated[float | None, about("training: largest loss_error that is accepted")] = None
 
 
@@ -237,7 +237,7 @@ class Round(Section, frozen=True, kw_only=True):
 
 
 class SweepPoint(Section, frozen=True, kw_only=True):
-    """Where a shape sweep stands."""
+    """The value of a shape sweep at which a cell was measured."""
 
     component: Annotated[str, about("the component that is swept")]
     axis: Annotated[str, about("the input's axis or option that is swept")]

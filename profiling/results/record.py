@@ -8,7 +8,7 @@ A reader uses attributes: `record.metrics.wall_ms.p50`. A producer constructs st
 
     sections = encode_sections(prepare=Prepare(seconds=1.5), metrics=metrics)  # plain JSON, validated here
 
-and the parent process merges what arrives: `record = record_with(record, sections)`. A metric's mapping goes through
+and the parent process merges them: `record = record_with(record, sections)`. A metric's mapping goes through
 `merge_metric`, which keeps unknown names in `metrics.extra`. The file is written and read by `profiling.results.jsonl`.
 """
 
@@ -95,6 +95,8 @@ SCHEMA = 2
 BASELINE = "baseline"
 #: The target that runs a loop of frames.
 REALTIME = "realtime"
+#: Between the hints in `weights_hint`, of which a loop has one for each network.
+HINT_SEPARATOR = " | "
 
 Status = Literal["ok", "failed", "skipped", "invalid"]
 
@@ -106,17 +108,17 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     component: Annotated[str, about("name of the component")]
     variant: Annotated[str, about("name of the variant")]
     status: Annotated[Status, about("ok, failed (wrong or broken), skipped, or invalid (another program was timed)")]
-    reason: Annotated[str | None, about("one line, exactly where status is not ok")] = None
+    reason: Annotated[str | None, about("why the status is not ok, in one line; absent for ok")] = None
     device: Annotated[str | None, about("cpu or cuda:N")] = None
     dtype: Annotated[str | None, about("dtype of the run")] = None
     scale: Annotated[str | None, about("full or tiny")] = None
-    parameters: Annotated[int | None, about("parameters of the component")] = None
+    parameters: Annotated[int | None, about("number of parameters of the component")] = None
     weights: Annotated[str | None, about("random, or the path of the checkpoint")] = None
-    weights_hint: Annotated[str | None, about("command that fetches the weights, where they are random")] = None
+    weights_hint: Annotated[str | None, about("how to get weights where they are random; of a loop, by network")] = None
     frames_per_call: Annotated[int | None, about("frames that a call makes")] = None
-    point: Annotated[SweepPoint | None, about("shape_sweep: where the sweep stands")] = None
+    point: Annotated[SweepPoint | None, about("shape_sweep: the swept value of this cell")] = None
     load: Annotated[Load | None, about("building the module and its weights")] = None
-    metrics: Annotated[Metrics, about("what the metrics measured")] = Metrics()
+    metrics: Annotated[Metrics, about("results of the metrics")] = Metrics()
     memory: Annotated[Memory | None, about("memory by kind and phase")] = None
     parity: Annotated[Parity | None, about("comparison with the reference")] = None
     prepare: Annotated[Prepare | None, about("preparing the variant")] = None
@@ -131,13 +133,13 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     passes: Annotated[tuple[FxPass, ...] | None, about("torch.fx passes in their order")] = None
     rounds: Annotated[tuple[Round, ...] | None, about("each round of a repeated cell")] = None
     roofline: Annotated[Roofline | None, about("least time of a call, and what bounds it")] = None
-    trace_analysis: Annotated[TraceAnalysis | None, about("what the profiler trace says of a call")] = None
+    trace_analysis: Annotated[TraceAnalysis | None, about("analysis of the profiler trace, per call")] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
     bad_input: Annotated[bool, about("the failure is the user's input (exit code 2); absent is false")] = False
     unreadable: Annotated[tuple[str, ...], about("damaged fields that reading dropped; never written")] = ()
 
     def __post_init__(self) -> None:
-        """Hold the rule that every reader relies on: a reason exactly where the status is not ok."""
+        """Check the status, and that there is a reason if and only if it is not ok."""
         if self.status not in ("ok", "failed", "skipped", "invalid"):
             raise ValueError(f"status must be one of ok, failed, skipped, invalid, not {self.status!r}")
         if (self.status == "ok") != (self.reason is None):
@@ -235,7 +237,7 @@ def decode_section(name: str, content: Any) -> Any:
 
 
 def record_with(record: Record, sections: Mapping[str, Any]) -> Record:
-    """Return the record with sections that `encode_sections` made replaced.
+    """Return the record with `sections`, which `encode_sections` returned, in place of its own.
 
     Raises:
         ValueError: a section that does not validate, or a field that is no section.

@@ -62,7 +62,7 @@ def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> 
         InputError: the folder holds a run and `resume` is None, or there is no run to resume, or its config is another.
 
     """
-    import yaml  # only here: a report, which writes files too, needs no package that it does not use
+    import yaml  # imported here, because a report also uses this module and must not require yaml
 
     if resume is None:
         if (run / RESULTS_FILE).exists():
@@ -106,7 +106,7 @@ def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def resume_command(run: Path) -> str:
-    """Return the command that resumes `run`, which works as pasted where the run was started."""
+    """Return the command that resumes `run`, to be pasted in the folder in which the run was started."""
     command = read_environment(run).command
     if command is None:
         return f"repeat its command with {shlex.quote(f'resume={run}')} appended"

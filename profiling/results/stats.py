@@ -13,7 +13,7 @@ Samples = Sequence[float] | NDArray[np.float64]
 
 #: A sample is counted as an outlier beyond this many median absolute deviations from the median.
 OUTLIER_MADS = 5.0
-#: Values that are drawn at once, which bounds the memory that a long run needs.
+#: Most values that are drawn at once, a bound on the memory that a long run needs.
 _PICKS_AT_ONCE = 2**22
 
 

@@ -9,6 +9,7 @@ import pytest
 from report_records import build, build_loop, frame_loop, run_data, titled, traces
 
 from profiling.report.charts import points_each
+from profiling.report.heading import network_section
 from profiling.report.realtime import realtime_section, verdict
 from profiling.report.run_data import RunData
 from profiling.results.frames import series_file
@@ -171,7 +172,7 @@ def test_a_wrong_loop_claims_no_rate_and_still_leaks() -> None:
     crashed = build("compile", target="realtime", component="realtime", status="failed", reason="no kernel")
     assert verdict(crashed) == "failed, its times do not count: no kernel."
     nothing = build_loop("compile", {"frames": 0, "target_fps": 60.0, "pace": "free"})
-    assert verdict(nothing) == "no frame was held against a deadline."
+    assert verdict(nothing) == "no frame was compared with a deadline."
 
 
 def test_settings_are_said_once_for_loops_that_share_them() -> None:
@@ -194,7 +195,7 @@ def test_the_report_says_when_the_loop_settled_and_what_it_decodes() -> None:
         "steady from frame 12 (p50 8.990 ms, p99 9.080 ms)",
         "slope −0.0100 µs a frame [−0.100, +0.0800]: not growing",
         "0.750 ms (8.3%) of a frame outside its longest path of stages",
-        "0.180 ms between two frames (at most 3.00)",
+        "0.180 ms between two frames (at most 3.00 ms)",
         "sound windowed, 30 of 120 latents (shorter windows against the whole one: 15 at 22.4 dB, 30 at 41.0 dB)",
         "clocks limited by: power cap",
     ):
@@ -254,3 +255,13 @@ def test_stages_in_turn_add_up_and_overlapping_ones_stand_apart() -> None:
     assert "outside the stages" not in traces(chart, 1)
     assert {place for bar in bars.values() for place in bar["x"]} == {"realtime.a"}
     assert chart.views[0].figure["layout"]["shapes"][0]["y0"] == 1000 / 60
+
+
+def test_each_network_of_a_loop_has_its_own_line_on_how_to_get_weights() -> None:
+    record = build_loop("a", parameters=None, dtype=None, device=None, weights_hint="world: none | picture: fetch it")
+    lines = network_section(run_data(record)).lines
+    assert list(lines) == [
+        "realtime: weights: random",
+        "realtime, weights: world: none",
+        "realtime, weights: picture: fetch it",
+    ]

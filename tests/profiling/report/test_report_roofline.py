@@ -79,7 +79,7 @@ def test_a_variant_that_was_measured_slower_is_never_advised() -> None:
     slower = build("cuda_graph", 30.0, roofline=REPLAYED)
     short, long = next_step(EAGER, [EAGER, slower])
     assert short == ""
-    assert long == "nothing faster is known, for cuda_graph was measured (30.0 ms)"
+    assert long == "no faster variant is known: cuda_graph was measured at 30.0 ms"
     other = build("cuda_graph_2", 30.0)
     assert next_step(EAGER, [EAGER, other])[0] == "cuda_graph: ~2.40 ms", "another name that begins alike"
 
