@@ -75,7 +75,7 @@ class RealtimeCell(Cell):
         specs = {role: ComponentSpec(**node).at(settings.scale) for role, node in json.loads(self.stages).items()}
         loaded, sound = self._load(specs)
         self.add(
-            parameters=loaded.parameters, frames_per_call=1, weights=loaded.weights, weights_hint=loaded.weights_hint
+            parameters=loaded.parameters, frames_per_call=1, weights=loaded.weights, weights_hints=loaded.weights_hints
         )
         with torch.inference_mode(), ExitStack() as stack:
             steps = self._prepare(variant, loaded, stack)

@@ -16,7 +16,6 @@ from profiling.components.reference import CHECK_SEED, Outputs, Reference, first
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.realtime.options import PICTURE, ROLES, SOUND, WHOLE, WORLD, LoopOptions
-from profiling.results.record import HINT_SEPARATOR
 from profiling.variants.compile import Compile
 from profiling.variants.variant import Step, Variant
 
@@ -66,7 +65,7 @@ class LoadedStages:
     references: Mapping[str, Reference]
     parameters: int
     weights: str
-    weights_hint: str | None
+    weights_hints: Mapping[str, str]
 
 
 def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict[str, Blueprint]:
@@ -149,13 +148,13 @@ def load_stages(
     eager = {name: outputs_of(component, settings.seed + CHECK_SEED) for name, component in components.items()}
     sources = {role: blueprint.weights for role, blueprint in blueprints.items()}
     same = len(set(sources.values())) == 1
-    hints = [f"{role}: {blueprint.hint}" for role, blueprint in blueprints.items() if blueprint.hint]
+    hints = {role: blueprint.hint for role, blueprint in blueprints.items() if blueprint.hint}
     return LoadedStages(
         components,
         {name: Reference(expected[name], eager[name]) for name in components},
         sum(component.parameters for component in components.values()),
         sources[WORLD] if same else ", ".join(f"{role}: {source}" for role, source in sources.items()),
-        HINT_SEPARATOR.join(hints) or None,
+        hints,
     )
 
 

@@ -10,7 +10,7 @@ from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.environment import Environment, Git, encode_environment
-from profiling.results.record import HINT_SEPARATOR, Record
+from profiling.results.record import Record
 
 _VERSIONS = ("torch", "cuda", "cudnn", "triton", "driver", "python")
 _LABELS = {"cuda": "CUDA", "cudnn": "cuDNN"}
@@ -54,8 +54,10 @@ def network_section(data: RunData) -> Section:
             parts.append(f"weights: {weights}")
         if parts:
             lines.append(one_line(f"{component}: {', '.join(parts)}"))
-        hints = next(iter(_distinct(group, "weights_hint")), "").split(HINT_SEPARATOR)
-        lines += [one_line(f"{component}, weights: {hint}") for hint in hints if weights and hint]
+        hints = _distinct(group, "weights_hint")[:1]
+        by_role = next((record.weights_hints for record in group if record.weights_hints), {})
+        hints += [f"{role}: {hint}" for role, hint in by_role.items()]
+        lines += [one_line(f"{component}, weights: {hint}") for hint in hints if weights]
     return Section("networks", "Networks", lines)
 
 

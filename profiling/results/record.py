@@ -95,8 +95,6 @@ SCHEMA = 2
 BASELINE = "baseline"
 #: The target that runs a loop of frames.
 REALTIME = "realtime"
-#: Between the hints in `weights_hint`, of which a loop has one for each network.
-HINT_SEPARATOR = " | "
 
 Status = Literal["ok", "failed", "skipped", "invalid"]
 
@@ -114,7 +112,8 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     scale: Annotated[str | None, about("full or tiny")] = None
     parameters: Annotated[int | None, about("number of parameters of the component")] = None
     weights: Annotated[str | None, about("random, or the path of the checkpoint")] = None
-    weights_hint: Annotated[str | None, about("how to get weights where they are random; of a loop, by network")] = None
+    weights_hint: Annotated[str | None, about("how to get weights where they are random")] = None
+    weights_hints: Annotated[Mapping[str, str], about("realtime: the same for each network, by role")] = {}
     frames_per_call: Annotated[int | None, about("frames that a call makes")] = None
     point: Annotated[SweepPoint | None, about("shape_sweep: the swept value of this cell")] = None
     load: Annotated[Load | None, about("building the module and its weights")] = None

@@ -258,7 +258,8 @@ def test_stages_in_turn_add_up_and_overlapping_ones_stand_apart() -> None:
 
 
 def test_each_network_of_a_loop_has_its_own_line_on_how_to_get_weights() -> None:
-    record = build_loop("a", parameters=None, dtype=None, device=None, weights_hint="world: none | picture: fetch it")
+    hints = {"world": "none", "picture": "fetch it"}
+    record = build_loop("a", parameters=None, dtype=None, device=None, weights_hint=None, weights_hints=hints)
     lines = network_section(run_data(record)).lines
     assert list(lines) == [
         "realtime: weights: random",
