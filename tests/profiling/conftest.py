@@ -1,41 +1,9 @@
-"""Fixtures that run the main job and the loop as a user does."""
+"""Fixtures of these tests: the main job and the loop, run as a user does."""
 
 import signal
-from pathlib import Path
 
-import pytest
-from as_user import Outcome, command, finished
+from user_fixtures import profile, realtime  # noqa: F401 - fixtures
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Inherited from a shell that started the tests in the background; tests that interrupt a process would hang.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture
-def profile(tmp_path):
-    """Run the main job with `overrides` in a folder outside the repository."""
-
-    def run(*overrides: str, folder: Path | None = None, **extra: str) -> Outcome:
-        folder = folder or tmp_path / "run"
-        done = finished(command(folder, *overrides), tmp_path, **extra)
-        return Outcome(done.returncode, done.stdout, done.stderr, folder)
-
-    return run
-
-
-@pytest.fixture
-def realtime(tmp_path):
-    """Run the loop with `overrides` in a folder outside the repository."""
-    count = 0
-
-    def run(*overrides: str, folder: Path | None = None) -> Outcome:
-        nonlocal count
-        count += 1
-        folder = folder or tmp_path / f"realtime{count}"
-        start = command(
-            folder, *overrides, target="realtime", quick=("device=cpu", "scale=tiny", "threads=1", "ceilings=off")
-        )
-        done = finished(start, tmp_path)
-        return Outcome(done.returncode, done.stdout, done.stderr, folder)
-
-    return run
