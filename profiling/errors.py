@@ -1,19 +1,39 @@
-"""Errors in the user's input, printed in one line (other exceptions get a traceback), and functions for their text."""
+"""Errors in the user's input, printed in one line (other exceptions get a traceback), and the text of all messages.
+
+Text from outside (names, exceptions, HTTP reasons, output of processes) becomes harmless by `printable`, and a command
+that is printed to be pasted is made by `command` and `override`.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+#: Most characters of a message. A longer one loses its middle: its end says what to type next.
+LONGEST = 2000
+#: Most characters of a recorded command line, which has a word for each option.
+LONGEST_COMMAND = 100_000
+#: Escape sequences of terminals: colours and cursor (CSI), titles and links (OSC), and the short ones.
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[ -~]"
+)
+#: Values that Hydra reads as text without quotes.
+_PLAIN_VALUE = re.compile(r"(?!(?:null|true|false|nan|inf)\Z)[A-Z_/][A-Z0-9_./-]*", re.ASCII | re.IGNORECASE)
+_BREAKS = re.compile(r" *\n[ \n]*")
+
 
 class InputError(Exception):
     """The user's input is wrong. The message is one line: the wrong value, the reason, and the next thing to type."""
 
     exit_code = 2
+
+    def __init__(self, message: object) -> None:
+        super().__init__(printable(message))
 
 
 class MissingExtraError(Exception):
@@ -41,7 +61,57 @@ def check_whole(name: str, value: object, least: int = 1, most: int | None = Non
 
 def install_hint(package: str | None) -> str:
     """Return `jinja2 is not installed. To install it: python -m pip install jinja2`, for this interpreter."""
-    return f"{package} is not installed. To install it: {python_command()} -m pip install {package}"
+    return f"{package} is not installed. To install it: {command('-m', 'pip', 'install', package)}"
+
+
+def printable(text: object, limit: int = LONGEST) -> str:
+    """Return `text` on one line of at most `limit` characters, without escape sequences and control characters.
+
+    Characters that cannot be printed (also lone surrogates and those that change the direction of text) become a space.
+    A longer text loses its middle.
+    """
+    try:
+        plain = str(text)
+    except Exception as error:  # an exception of the user's code may have a broken __str__
+        plain = f"{type(text).__name__} without text: its __str__ raises {type(error).__name__}"
+    if len(plain) > 8 * limit:  # bounds the time
+        plain = f"{plain[: 4 * limit]}\n{plain[-4 * limit :]}"
+    plain = "".join(char if char.isprintable() else "\n" for char in _ESCAPES.sub("", plain))
+    plain = _BREAKS.sub(" ", plain).strip()
+    if len(plain) <= limit:
+        return plain
+    end = (limit - 1) // 3
+    return f"{plain[: limit - 1 - end]}…{plain[len(plain) - end :]}"
+
+
+def command(*words: object) -> str:
+    """Return the shell command that starts this interpreter with `words`, to be pasted into any POSIX shell."""
+    return f"{python_command()} {shell_words(words)}"
+
+
+def shell_words(words: Iterable[object]) -> str:
+    """Return `words` quoted for a POSIX shell, on one line. A relative path that begins with a dash gets `./`."""
+    paths = (f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else word for word in words)
+    return " ".join(_quoted(str(word)) for word in paths)
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    octal = "".join(f"\\{byte:03o}" for byte in word.encode("utf-8", "surrogateescape"))
+    return f"\"$(printf '{octal}')\""
+
+
+def override(key: str, value: object) -> str:
+    """Return `key=value` in the grammar of Hydra, which reads this very text from it; not quoted for a shell."""
+    text = str(value)
+    if _PLAIN_VALUE.fullmatch(text):
+        return f"{key}={text}"
+    # Backslashes are doubled only where they would escape: before ${ (an interpolation), a quote, and at the end.
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    text = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    text = re.sub(r"(\\+)\Z", r"\1\1", text)
+    return f"{key}='{text}'"
 
 
 def python_command() -> str:
@@ -52,4 +122,4 @@ def python_command() -> str:
     this, cwd = Path(sys.executable), Path.cwd()
     if shutil.which("python") == str(this):
         return "python"
-    return shlex.quote(str(this.relative_to(cwd) if this.is_relative_to(cwd) else this))
+    return _quoted(str(this.relative_to(cwd) if this.is_relative_to(cwd) else this))

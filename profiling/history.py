@@ -18,9 +18,9 @@ from typing import Any
 from profiling.compare.cells import loop_work
 from profiling.compare.command import check_page_path, describe_error, parse_options, section_text, write_page
 from profiling.compare.loaded_run import LoadedRun, median_ms, read_run
-from profiling.errors import InputError
+from profiling.errors import InputError, printable
 from profiling.report.charts import GREY, Chart, Figure, View, axis, error_bars, figure, line, palette, plain, points
-from profiling.report.format import ABSENT, count_of, estimate, one_line, show
+from profiling.report.format import ABSENT, count_of, estimate, show
 from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table
 from profiling.results.environment import Environment
@@ -169,7 +169,7 @@ def history_page(history: History, folder: Path) -> str:
     runs = {point.run for series in history.values() for point in series}
     dates = sorted(point.date for series in history.values() for point in series if point.date)
     heading = f"{folder}: {count_of(len(runs), 'run')}{f', {dates[0]} to {dates[-1]}' if dates else ''}"
-    return render_page(f"history: {one_line(folder.resolve().name)}", [one_line(heading)], [_section(history)])
+    return render_page(f"history: {printable(folder.resolve().name)}", [printable(heading)], [_section(history)])
 
 
 def _section(history: History) -> Section:
@@ -220,7 +220,7 @@ def _chart(history: History) -> Chart:
     """Return the chart, a view for each title; a variant has the same colour and symbol in every view."""
     colours = palette(point.variant for series in history.values() for point in series)
     markers = {name: (colour, _SYMBOLS[place % len(_SYMBOLS)]) for place, (name, colour) in enumerate(colours.items())}
-    views = [View(one_line(title), _figure(series, markers)) for title, series in history.items()]
+    views = [View(printable(title), _figure(series, markers)) for title, series in history.items()]
     note = "Bars: the 95% interval of the median. Runs are in their order where not every date is known."
     return Chart("history", "Median time of the fastest correct variant", views, note)
 

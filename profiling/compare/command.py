@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from profiling.errors import InputError, install_hint
-from profiling.report.format import escaped, one_line, replace_unprintable
+from profiling.errors import InputError, install_hint, printable
+from profiling.report.format import escaped, replace_unprintable
 from profiling.report.page import Section
 from profiling.report.table import console, markdown, wrapped_line
 from profiling.results.run_folder import write_text
@@ -29,7 +29,7 @@ def describe_error(error: Exception) -> str:
     """Return the error and the file and line that raised it, in one line: `TypeError: … (cells.py:40)`."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {one_line(error)}{place}"
+    return f"{type(error).__name__}: {printable(error)}{place}"
 
 
 def check_page_path(path: Path) -> None:

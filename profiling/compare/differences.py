@@ -10,7 +10,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from profiling.compare.loaded_run import LoadedRun
-from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, shortened, show, significant
+from profiling.errors import printable
+from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, show, significant
 from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, Git, encode_environment
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
@@ -265,7 +266,7 @@ def _changed_kernels(before: Mapping[str, _Launches], after: Mapping[str, _Launc
         change = abs(times[0] - times[1])
         longer = change > _KERNEL_CHANGE * max(times) and change > _KERNEL_SHARE * total
         if one is None or two is None or one.number != two.number or longer:
-            label = f"{_where(one, two)}: {shortened(name, _LONGEST_NAME)}"
+            label = f"{_where(one, two)}: {printable(name, _LONGEST_NAME)}"
             changes.append((change, Difference(f"kernel {label}", _text(one), _text(two))))
     return [difference for _, difference in sorted(changes, key=lambda item: -item[0])]
 
@@ -277,9 +278,9 @@ def _changed_code(one: Record, two: Record) -> list[Difference]:
         return []
     return [
         Difference(
-            f"code {_where(before.get(row.name), after.get(row.name))}: {shortened(row.name, _LONGEST_NAME)}",
-            shortened(row.a, _LONGEST_FILE),
-            shortened(row.b, _LONGEST_FILE),
+            f"code {_where(before.get(row.name), after.get(row.name))}: {printable(row.name, _LONGEST_NAME)}",
+            printable(row.a, _LONGEST_FILE),
+            printable(row.b, _LONGEST_FILE),
         )
         for row in _changed(before, after)
     ]

@@ -12,8 +12,9 @@ from profiling.compare.cells import PASSED, SLOWER, CellComparison, Verdict, com
 from profiling.compare.command import paragraph, section_text
 from profiling.compare.differences import CellChanges, Difference, cell_changes, run_differences, unknown_differences
 from profiling.compare.loaded_run import LoadedRun
+from profiling.errors import LONGEST_COMMAND, printable
 from profiling.report import charts
-from profiling.report.format import count_of, estimate, one_line, shortened, show
+from profiling.report.format import count_of, estimate, show
 from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table
 
@@ -74,7 +75,7 @@ def comparison_text(comparison: Comparison, *, as_markdown: bool) -> str:
 
 def comparison_page(comparison: Comparison) -> str:
     """Return the page: the text with the conclusion first, a chart, and the commands of the runs."""
-    title = one_line(f"{comparison.b.name} compared with {comparison.a.name}")
+    title = printable(f"{comparison.b.name} compared with {comparison.a.name}")
     return render_page(title, _run_lines(comparison), _sections(comparison))
 
 
@@ -117,12 +118,12 @@ def _run_lines(comparison: Comparison) -> list[str]:
     for letter, run in comparison.runs:
         device, environment = run.environment.device, run.environment
         facts = [str(run.path), device and device.name, environment.captured_at]
-        lines.append(f"{letter}: {one_line(' · '.join(filter(None, facts)))}")
+        lines.append(f"{letter}: {printable(' · '.join(filter(None, facts)))}")
     return [*lines, *(f"{letter}: {run.damage}." for letter, run in comparison.runs if run.damage)]
 
 
 def _command(run: LoadedRun) -> str:
-    return one_line(run.environment.command or "# not known: environment.json does not hold it")
+    return printable(run.environment.command or "# not known: environment.json does not hold it", LONGEST_COMMAND)
 
 
 def _table_of_differences(title: str, differences: Sequence[Difference]) -> Table[Difference]:
@@ -183,7 +184,7 @@ def _ratio_chart(comparison: Comparison) -> charts.Chart:
     groups = {"all cells": cells} if cells else {}
     if len(cells) > _MOST_CELLS:
         groups = {cell.component: [other for other in cells if other.component == cell.component] for cell in cells}
-    views = [charts.View(one_line(name), _ratio_figure(group, comparison.threshold)) for name, group in groups.items()]
+    views = [charts.View(printable(name), _ratio_figure(group, comparison.threshold)) for name, group in groups.items()]
     left_out = len(comparison.cells) - len(cells)
     note = (
         "Left of 1, B is faster; right of 1, it is slower. Bars: the interval of the ratio. "
@@ -202,7 +203,7 @@ def _ratio_figure(cells: Sequence[CellComparison], threshold: float) -> charts.F
             if places:
                 traces.append(_ratio_trace(cells, places, verdict, known=known))
     # Cells are placed by number and not by name: two names that were shortened may be equal.
-    names = [charts.plain(shortened(".".join(cell.cell), _LONGEST_NAME)) for cell in cells]
+    names = [charts.plain(printable(".".join(cell.cell), _LONGEST_NAME)) for cell in cells]
     ticks = {"tickmode": "array", "tickvals": list(range(len(cells))), "ticktext": names}
     y = charts.axis("cell", range=[len(cells) - 0.5, -0.5], zeroline=False, **ticks)
     shown = [max(1 - _AXIS_MARGIN * threshold, 0.01), 1 + _AXIS_MARGIN * threshold]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from profiling.errors import printable
 from profiling.report.charts import FRAME_RATES
-from profiling.report.format import Estimate, estimate, listed, one_line, percent, significant
+from profiling.report.format import Estimate, estimate, listed, percent, significant
 from profiling.report.page import Section
 from profiling.report.roofline import bound_line, deciding, next_step
 from profiling.report.run_data import RunData, name_of, wrong_because
@@ -70,7 +71,7 @@ def status_section(data: RunData) -> Section:
             state = "failed" if record.status == "ok" else record.status
             lines.append(f"{name_of(record)} {state}: {record.reason or 'parity check failed'}{where}")
     lines += [f"{_cells(records, data)}: skipped, {reason}" for reason, records in skipped.items()]
-    return Section("status", "Not measured, or wrong", tuple(map(one_line, lines)))
+    return Section("status", "Not measured, or wrong", tuple(map(printable, lines)))
 
 
 def notes_section(data: RunData) -> Section:
@@ -92,7 +93,7 @@ def notes_section(data: RunData) -> Section:
         lines.append(f"No ceilings: {data.environment.ceilings_reason}")
     if data.skipped_lines:
         lines.append(f"results.jsonl: {data.skipped_lines} damaged or cut-off lines were skipped")
-    return Section("notes", "Notes", tuple(map(one_line, lines)))
+    return Section("notes", "Notes", tuple(map(printable, lines)))
 
 
 def answer_of(component: str, group: Sequence[Record]) -> Answer:
@@ -191,7 +192,7 @@ def _notes(row: Answer) -> list[str]:
     bound = bound_line(row.fastest, row.group) if row.fastest is not None else ""
     remarks = "; ".join(row.remarks)
     said = (bound, f"{remarks}." if remarks else "")
-    return [one_line(f"{row.component}: {sentence}") for sentence in said if sentence]
+    return [printable(f"{row.component}: {sentence}") for sentence in said if sentence]
 
 
 def _nothing(group: Sequence[Record]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.report.format import one_line
+from profiling.errors import printable
 
 #: A figure or a trace as plotly reads it. Every name in it has gone through `plain`.
 Figure = Mapping[str, Any]
@@ -72,7 +72,7 @@ class Chart:
 
 def plain(text: object) -> str:
     """Return `text` escaped, because plotly interprets some HTML tags and entities in names."""
-    return escape(one_line(text), quote=False)
+    return escape(printable(text), quote=False)
 
 
 def palette(names: Iterable[str]) -> dict[str, str]:

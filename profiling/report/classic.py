@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.report.format import MIB, decimals, one_line, struck
+from profiling.errors import printable
+from profiling.report.format import MIB, decimals, struck
 from profiling.results.judgement import by_component
 from profiling.results.record import Record
 
@@ -25,14 +26,14 @@ def render_classic(records: Sequence[Record]) -> str:
 
 def label(name: str) -> str:
     """Return the name people write by hand: a known variant's, else each word with a capital."""
-    words = (word[:1].upper() + word[1:] for word in one_line(name).split("_") if word)
+    words = (word[:1].upper() + word[1:] for word in printable(name).split("_") if word)
     return VARIANT_LABELS.get(name) or " ".join(words)
 
 
 def _block(record: Record) -> str:
     lines = [f"* {label(record.variant)} - {label(record.component)}"]
     if record.status != "ok":
-        lines.append(f"  {record.status.capitalize()}: {one_line(record.reason)}")
+        lines.append(f"  {record.status.capitalize()}: {printable(record.reason)}")
     latency, frames = (
         text if record.is_correct or not text else struck(text) for text in (_latency(record), _fps(record))
     )

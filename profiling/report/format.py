@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from profiling.errors import printable
+
 # Written as escapes, for they look like ASCII.
 EN_DASH = "\u2013"
 MINUS = "\u2212"
@@ -81,9 +83,9 @@ def show(value: Value | None, kind: Kind = "text") -> str:
     if value is None:
         return ABSENT
     if isinstance(value, Link):
-        return one_line(value.text)
+        return printable(value.text)
     if isinstance(value, str):
-        return one_line(value)
+        return printable(value)
     if isinstance(value, Computed):
         return f"~{_SHOW[kind](value.value)}"
     if isinstance(value, Estimate):
@@ -148,20 +150,9 @@ def listed(names: Sequence[str], *, last: str = "and") -> str:
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def shortened(text: object, most: int) -> str:
-    """Return `text` on one line, cut to `most` characters; it ends in … if it was cut."""
-    plain = one_line(text)
-    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
-
-
-def one_line(text: object) -> str:
-    """Return `text` on one line without control characters; errors of compilers have several lines and contain some."""
-    return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
-
-
 def escaped(text: object) -> str:
     """Return `text` on one line, harmless in Markdown prose and in the cell of a Markdown table."""
-    return _MARKDOWN.sub(lambda match: "\\" + match.group(), one_line(text))
+    return _MARKDOWN.sub(lambda match: "\\" + match.group(), printable(text))
 
 
 def struck(text: str) -> str:

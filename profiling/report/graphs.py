@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from profiling.report.format import Value, count_of, one_line
+from profiling.errors import printable
+from profiling.report.format import Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, first, itself, name_of
 from profiling.report.table import Column
@@ -48,7 +49,7 @@ def compile_section(data: RunData) -> Section:
         cell_table("What was compiled", _compiled(data), compiled, itself, depth="report"),
         cell_table(
             "Seconds of compiling by phase",
-            [Column[Record](one_line(name), _phase(name), "s", unit="") for name in phases],
+            [Column[Record](printable(name), _phase(name), "s", unit="") for name in phases],
             [record for record in compiled if record.compile is not None and record.compile.phases],
             itself,
             depth="report",
@@ -83,7 +84,7 @@ def file_lines(data: RunData) -> tuple[str, ...]:
         lines.append(f"compile reports: {len(indexes)}, linked in report.html")
     if traces:
         lines.append(f"profiler traces (open in ui.perfetto.dev): {(data.folder / traces[0]).parent}/")
-    return tuple(map(one_line, lines))
+    return tuple(map(printable, lines))
 
 
 def _lines(reasons: Sequence[_Reason]) -> tuple[str, ...]:
@@ -96,7 +97,7 @@ def _lines(reasons: Sequence[_Reason]) -> tuple[str, ...]:
         lines += [f"{cell}: {line}" for line in said[:_MOST]]
         if len(said) > _MOST:
             lines.append(f"{cell}: {count_of(len(said) - _MOST, 'line')} more in report.md")
-    return tuple(map(one_line, lines))
+    return tuple(map(printable, lines))
 
 
 def _reasons(record: Record) -> Iterator[_Reason]:

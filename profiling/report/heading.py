@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from profiling.report.format import MIB, one_line, significant
+from profiling.errors import LONGEST_COMMAND, printable
+from profiling.report.format import MIB, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
@@ -19,12 +20,12 @@ _LABELS = {"cuda": "CUDA", "cudnn": "cuDNN"}
 def heading_lines(environment: Environment) -> tuple[str, ...]:
     """Return up to three lines: the device, the software, the run's settings."""
     lines = (_device(environment), _software(environment), _settings(environment))
-    return tuple(one_line(" · ".join(filter(None, parts))) for parts in lines if any(parts))
+    return tuple(printable(" · ".join(filter(None, parts))) for parts in lines if any(parts))
 
 
 def command_line(environment: Environment) -> str | None:
     """Return the command that made the run, on one line."""
-    return one_line(environment.command) or None if environment.command else None
+    return printable(environment.command, LONGEST_COMMAND) or None if environment.command else None
 
 
 def ceilings_line(environment: Environment) -> str:
@@ -40,7 +41,7 @@ def ceilings_line(environment: Environment) -> str:
         parts.append(f"convolutions {_rate(ceilings.conv_flops_per_s, 'FLOP/s')}")
     costs = (("launch", ceilings.launch_us), ("gap in a graph", ceilings.gap_us), ("replay", ceilings.replay_us))
     parts += [f"{name} {significant(time, 3)} µs" for name, time in costs if time is not None]
-    return one_line(f"Measured ceilings: {', '.join(parts)}.")
+    return printable(f"Measured ceilings: {', '.join(parts)}.")
 
 
 def network_section(data: RunData) -> Section:
@@ -53,17 +54,17 @@ def network_section(data: RunData) -> Section:
         if weights:
             parts.append(f"weights: {weights}")
         if parts:
-            lines.append(one_line(f"{component}: {', '.join(parts)}"))
+            lines.append(printable(f"{component}: {', '.join(parts)}"))
         hints = _distinct(group, "weights_hint")[:1]
         by_role = next((record.weights_hints for record in group if record.weights_hints), {})
         hints += [f"{role}: {hint}" for role, hint in by_role.items()]
-        lines += [one_line(f"{component}, weights: {hint}") for hint in hints if weights]
+        lines += [printable(f"{component}, weights: {hint}") for hint in hints if weights]
     return Section("networks", "Networks", lines)
 
 
 def origin_sections(data: RunData) -> tuple[Section, ...]:
     """Return every fact of the environment under its dotted name, the run's config, and its command."""
-    facts = tuple((name, one_line(value)) for name, value in _facts(encode_environment(data.environment)))
+    facts = tuple((name, printable(value)) for name, value in _facts(encode_environment(data.environment)))
     table = Table(
         "Facts", (Column("fact", lambda row: row[0]), Column("value", lambda row: row[1])), facts, depth="page"
     )

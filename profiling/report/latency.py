@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from profiling.errors import printable
 from profiling.report.answer import can_be_ranked, median_of
 from profiling.report.charts import (
     RED,
@@ -27,7 +28,7 @@ from profiling.report.charts import (
     ranks,
     scale,
 )
-from profiling.report.format import Value, estimate, one_line
+from profiling.report.format import Value, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, Samples, cell_table, cell_words, first, itself, wrong_because
 from profiling.report.table import Column
@@ -185,7 +186,7 @@ _TIMING = (
     Column[Record](
         "clocks limited by",
         _conditions(
-            lambda latency: ", ".join(f"{one_line(k)} {v:.0%}" for k, v in latency.throttled_share.items()) or None
+            lambda latency: ", ".join(f"{printable(k)} {v:.0%}" for k, v in latency.throttled_share.items()) or None
         ),
     ),
 )
@@ -297,7 +298,7 @@ def _walls(records: Sequence[Record]) -> list[tuple[Record, Summary]]:
 def _groups(series: Sequence[Samples]) -> list[tuple[str, list[Samples]]]:
     """Return (component, its series): what one view shows."""
     names = dict.fromkeys(each.record.component for each in series)
-    return [(one_line(name), [each for each in series if each.record.component == name]) for name in names]
+    return [(printable(name), [each for each in series if each.record.component == name]) for name in names]
 
 
 def _thinned(series: Sequence[Samples]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from profiling.report.format import MIB, Estimate, Value, count_of, estimate, one_line
+from profiling.errors import printable
+from profiling.report.format import MIB, Estimate, Value, count_of, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
@@ -84,7 +85,7 @@ def _notes(launches: LaunchOverhead) -> list[str]:
     for name, chain in (("elementwise", costs), ("linear", costs.linear)):
         for note in (getattr(chain, "starvation_note", None), getattr(chain, "dispatch_bound_note", None)):
             lines += [f"{name}: {note}."] if note else []
-    return list(map(one_line, lines))
+    return list(map(printable, lines))
 
 
 def _size(chain: LaunchCosts | OperatorCost | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from profiling.errors import printable
 from profiling.report.charts import (
     GREY,
     Chart,
@@ -23,18 +24,7 @@ from profiling.report.charts import (
     points_each,
     scale,
 )
-from profiling.report.format import (
-    Value,
-    count_of,
-    decimals,
-    estimate,
-    listed,
-    one_line,
-    percent,
-    shortened,
-    signed,
-    significant,
-)
+from profiling.report.format import Value, count_of, decimals, estimate, listed, percent, signed, significant
 from profiling.report.latency import COST_COLUMNS
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
@@ -95,7 +85,7 @@ def realtime_section(data: RunData) -> Section:
         Chart("budget", "Stage budget", _budget_views(loops), "Medians of each stage; correct loops only."),
     )
     legend = (*steadiness, *unread, *LEGEND) if rows else ()
-    return Section("realtime", "Frames against the deadline", tuple(map(one_line, lines)), legend, tables, charts)
+    return Section("realtime", "Frames against the deadline", tuple(map(printable, lines)), legend, tables, charts)
 
 
 def verdict(record: Record) -> str:
@@ -175,7 +165,7 @@ def _by_number(causes: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _kind(cause: str) -> str:
     """Return the cause without the id that tells one recompile from another."""
-    return one_line("recompile" if cause.startswith("recompile") else cause)
+    return printable("recompile" if cause.startswith("recompile") else cause)
 
 
 def _growth(loop: Realtime) -> str:
@@ -258,7 +248,7 @@ def _steadiness(record: Record) -> str:
         parts.append(f"sound {loop.sound.window}, {loop.sound.decoded} of {loop.sound.window_latents} latents{shorter}")
     if loop.throttle_reasons:
         parts.append(f"clocks limited by: {', '.join(loop.throttle_reasons)}")
-    return one_line("; ".join(parts))
+    return printable("; ".join(parts))
 
 
 def _summary(title: str, clock: str, key: str, depth: Depth = "console") -> Column[Record]:
@@ -373,7 +363,7 @@ def _slow_marks(loop: Realtime) -> list[Trace]:
     colours = palette(by_cause)
     return [
         points(
-            f"slow: {shortened(cause, 60)}",
+            f"slow: {printable(cause, 60)}",
             [frame.frame for frame in frames],
             [frame.ms for frame in frames],
             _SYMBOLS[place % len(_SYMBOLS)],

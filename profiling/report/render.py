@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from profiling.errors import install_hint, python_command
+from profiling.errors import install_hint, printable, python_command
 from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.classic import render_classic
-from profiling.report.format import escaped, listed, one_line
+from profiling.report.format import escaped, listed
 from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section
 from profiling.report.heading import heading_lines, network_section, origin_sections
 from profiling.report.latency import distribution_section, latency_section
@@ -123,8 +123,8 @@ def shortened_line(text: str) -> str:
 
 
 def _title(data: RunData) -> str:
-    targets = ", ".join(dict.fromkeys(one_line(record.target) for record in data.records)) or "profile"
-    return f"{targets}: {one_line(data.folder.resolve().name)}"
+    targets = ", ".join(dict.fromkeys(printable(record.target) for record in data.records)) or "profile"
+    return f"{targets}: {printable(data.folder.resolve().name)}"
 
 
 def _bullets(lines: Sequence[str]) -> str:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from profiling.report.format import one_line, significant, times
+from profiling.errors import printable
+from profiling.report.format import significant, times
 from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
@@ -76,7 +77,7 @@ def next_step(record: Record, group: Sequence[Record]) -> tuple[str, str]:
     if call is None or call.roofline.advice is None:
         return "", ""
     # An advice reads "reason: what to do"; the evidence gives the reason already.
-    advice = one_line(call.roofline.advice).rstrip(".")
+    advice = printable(call.roofline.advice).rstrip(".")
     sentence = advice.partition(": ")[2] or advice
     short, predicted = call.roofline.next_step, call.roofline.predicted
     tried = {other.variant: other.median_ms for other in group if other.is_correct and other.median_ms is not None}
@@ -86,7 +87,7 @@ def next_step(record: Record, group: Sequence[Record]) -> tuple[str, str]:
             return "", f"no faster variant is known: {name} was measured at {significant(ms, 3)} ms"
     if predicted is not None and predicted.variant not in tried:
         return f"{predicted.variant}: ~{significant(predicted.wall_ms, 3)} ms", sentence
-    return one_line(short or sentence.partition(" (")[0]), sentence
+    return printable(short or sentence.partition(" (")[0]), sentence
 
 
 def bound_line(record: Record, group: Sequence[Record]) -> str:
@@ -115,7 +116,7 @@ def bound_line(record: Record, group: Sequence[Record]) -> str:
     if step := next_step(record, group)[1]:
         sentences.append(f"Next: {step}")
     line = ". ".join(filter(None, sentences))
-    return one_line(f"{line}{_outcome(call, group)}.") if line else ""
+    return printable(f"{line}{_outcome(call, group)}.") if line else ""
 
 
 def roofline_section(data: RunData) -> Section:

@@ -12,9 +12,9 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.errors import InputError
+from profiling.errors import InputError, printable
 from profiling.report.charts import palette
-from profiling.report.format import Link, one_line
+from profiling.report.format import Link
 from profiling.report.table import Column, Depth, Table
 from profiling.results.environment import Environment, read_environment
 from profiling.results.frames import read_series, series_file
@@ -67,12 +67,12 @@ class RunData:
             path = self.folder / file
             if not path.exists():
                 if record.realtime is not None and record.realtime.frames:
-                    lines.append(one_line(f"no frames to draw: {file} is missing"))
+                    lines.append(printable(f"no frames to draw: {file} is missing"))
                 continue
             try:
                 values = read_series(path)["frame_ms"]
             except InputError as error:
-                lines.append(one_line(f"no frames to draw: {file}: {error}"))
+                lines.append(printable(f"no frames to draw: {file}: {error}"))
                 continue
             if np.isfinite(values).any():
                 series.append(Samples(record, values))
@@ -154,4 +154,4 @@ def wrong_because(record: Record) -> str:
 def cell_words(record: Record, *, component: bool = False) -> str:
     """Return the name of the cell (the variant alone unless `component`), marked where its times do not count."""
     name, wrong = name_of(record) if component else record.variant, wrong_because(record)
-    return one_line(f"{name} ({wrong}: does not count)" if wrong else name)
+    return printable(f"{name} ({wrong}: does not count)" if wrong else name)

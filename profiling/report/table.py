@@ -33,7 +33,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from profiling.report.format import ABSENT, UNITS, Kind, Link, Value, escaped, number_of, one_line, show, struck
+from profiling.errors import printable
+from profiling.report.format import ABSENT, UNITS, Kind, Link, Value, escaped, number_of, show, struck
 
 #: The first rendering that has room for something: the console, else `report.md`, else `report.html`.
 Depth = Literal["console", "report", "page"]
@@ -60,7 +61,7 @@ class Column(Generic[Row]):
     def header(self) -> str:
         """The title with the unit."""
         unit = UNITS.get(self.kind, "") if self.unit is None else self.unit
-        return one_line(f"{self.title} {unit}")
+        return printable(f"{self.title} {unit}")
 
     @property
     def numeric(self) -> bool:
@@ -171,7 +172,9 @@ def _cell_markdown(cell: Cell) -> str:
 
 def wrapped_line(text: str, width: int = WIDTH) -> str:
     """Return a line broken to at most `width` characters, its continuation lines indented."""
-    lines = textwrap.wrap(one_line(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from profiling.errors import printable
 from profiling.report.charts import (
     GREY,
     RED,
@@ -22,7 +23,7 @@ from profiling.report.charts import (
     rounded,
     tree,
 )
-from profiling.report.format import count_of, decimals, one_line, percent, significant
+from profiling.report.format import count_of, decimals, percent, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, itself, name_of
 from profiling.report.table import Column
@@ -135,7 +136,7 @@ def trace_section(data: RunData) -> Section:
             "zoom in, and the bar on top to zoom out.",
         ),
     )
-    return Section("trace", "Inside a call", tuple(map(one_line, lines)), tables=tables, charts=charts)
+    return Section("trace", "Inside a call", tuple(map(printable, lines)), tables=tables, charts=charts)
 
 
 def class_ms(trace: TraceAnalysis) -> dict[str, float]:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from profiling.errors import printable
 from profiling.results.explained import (  # noqa: F401 - readers and producers import every struct from here
     BeforeAfter,
     Bound,
@@ -138,7 +139,10 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     unreadable: Annotated[tuple[str, ...], about("damaged fields that reading dropped; never written")] = ()
 
     def __post_init__(self) -> None:
-        """Check the status, and that there is a reason if and only if it is not ok."""
+        """Make reason and notes printable; check the status, and that there is a reason if and only if it is not ok."""
+        if self.reason is not None:
+            msgspec.structs.force_setattr(self, "reason", printable(self.reason))
+        msgspec.structs.force_setattr(self, "notes", tuple(map(printable, self.notes)))
         if self.status not in ("ok", "failed", "skipped", "invalid"):
             raise ValueError(f"status must be one of ok, failed, skipped, invalid, not {self.status!r}")
         if (self.status == "ok") != (self.reason is None):
@@ -191,7 +195,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
 
     def with_status(self, status: Status, reason: str) -> Record:
         """Return this record demoted to `status`, everything measured so far kept."""
-        return msgspec.structs.replace(self, status=status, reason=" ".join(reason.split()))
+        return msgspec.structs.replace(self, status=status, reason=reason)
 
 
 _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Record)}

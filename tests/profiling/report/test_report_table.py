@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from profiling.errors import printable
 from profiling.report.format import (
     ABSENT,
     Computed,
@@ -19,7 +20,6 @@ from profiling.report.format import (
     escaped,
     listed,
     mebibytes,
-    one_line,
     show,
     significant,
     struck,
@@ -104,7 +104,6 @@ def test_words_around_numbers() -> None:
 
 
 def test_nothing_in_a_text_can_break_a_table_or_a_line() -> None:
-    assert one_line("a\nb\r\n\tc\x1b[31m d") == "a b c [31m d"
     assert escaped("<lambda> *x* `y` ~~z~~") == "\\<lambda\\> \\*x\\* \\`y\\` \\~\\~z\\~\\~"
     assert escaped("world_model") == "world_model"
     assert escaped("__init__") == "\\_\\_init\\_\\_"
@@ -152,7 +151,7 @@ def test_names_cannot_break_a_row(name: str) -> None:
     assert len(lines) == 4
     unescaped = re.split(r"(?<!\\)\|", lines[2].replace("\\\\", ""))
     assert len(unescaped) == 4
-    assert one_line(name) in console(table)
+    assert printable(name) in console(table)
 
 
 def test_a_wide_table_is_broken_into_parts_that_repeat_the_names() -> None:
