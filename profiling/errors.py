@@ -84,6 +84,18 @@ def printable(text: object, limit: int = LONGEST) -> str:
     return f"{plain[: limit - 1 - end]}…{plain[len(plain) - end :]}"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return an exception's type and the first line of its text, in 500 characters; an InputError's whole message."""
+    if isinstance(error, InputError):
+        return str(error)
+    try:
+        text = str(error)
+    except BaseException as broken:  # the cell's code may define it
+        text = f"without text: its __str__ raises {type(broken).__name__}"
+    first = next((line for line in text[:100_000].splitlines() if line.strip()), "no message")
+    return printable(f"{type(error).__name__}: {first}", 500)
+
+
 def command(*words: object) -> str:
     """Return the shell command that starts this interpreter with `words`, to be pasted into any POSIX shell."""
     return f"{python_command()} {shell_words(words)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -92,4 +93,6 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # an interrupt keeps what has arrived
     sys.exit(main())

@@ -81,6 +81,8 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
     from profiling.run.progress import make_progress
     from profiling.run.runner import Run
 
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, an interrupt has work to keep
     progress = make_progress()
     try:
         code = Run(target, config, folder, progress, command_line(target)).execute()

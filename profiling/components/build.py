@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +25,23 @@ DISTRIBUTIONS = ("normal", "uniform", "integers", "bernoulli")
 def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> Blueprint:
     """Build the module on the run's device, floating parameters in `build_dtype`, and load or randomise its weights.
 
+    Two builds are equal, also where importing or constructing the module changes the state of the process.
+
     Raises:
         InputError: a target, argument, checkpoint or input spec is wrong.
 
     """
     device = torch.device(settings.device)
     where = f"component.{spec.key}.module"
+    with suppress(Exception):  # raised again below; imported here because only the first build would import it
+        importlib.import_module(str(spec.module["_target_"]).rpartition(".")[0])
+    set_process_state(settings)
     random.seed(settings.seed)
-    numpy.random.seed(settings.seed)  # a factory may use any of the three generators, and two builds must be equal
+    numpy.random.seed(settings.seed)  # a factory may use any of the three generators
     torch.manual_seed(settings.seed)
     with device:  # parameters are created on the device, so that a large module needs no host memory
         module = instantiate(spec.module, where)
+    set_process_state(settings)
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise InputError(f"{where}: {spec.module['_target_']} returned a {kind}, not a torch.nn.Module.")
@@ -44,6 +52,20 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     draw, *draw_extra = (input_maker(node, spec.key, module, device, run_dtype) for node in nodes)
     check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.key)
     return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(draw_extra))
+
+
+def set_process_state(settings: Settings) -> None:
+    """Set what holds for the whole process and what a module may have changed: threads, TF32, torch's defaults."""
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    if not torch.is_inference_mode_enabled():
+        torch.set_grad_enabled(True)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+    device = torch.device(settings.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 @dataclass(frozen=True)
@@ -131,8 +153,8 @@ class InputSpec:
             low, high = int(self.low), int(self.high)
             return torch.randint(low, high, self.shape, generator=generator, device=device).to(dtype)
         if self.distribution == "normal":
-            return torch.randn(self.shape, generator=generator, device=device).to(dtype)
-        values = torch.rand(self.shape, generator=generator, device=device)
+            return torch.randn(self.shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+        values = torch.rand(self.shape, generator=generator, device=device, dtype=torch.float32)
         if self.distribution == "bernoulli":
             return (values < 0.5).to(dtype)
         return (values * (self.high - self.low) + self.low).to(dtype)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from time import perf_counter
 
 from profiling.errors import InputError, check_whole
 from profiling.metrics.metric import Measured, Metric, Subject
@@ -45,11 +45,11 @@ class Calls(Metric):
 
         def row(count: int) -> float:
             synchronize(device)
-            started = time.perf_counter()
+            started = perf_counter()
             for _ in range(count):
                 subject.step.run()
             synchronize(device)
-            return time.perf_counter() - started
+            return perf_counter() - started
 
         return Measured({"calls": time_rows(row, self.calls, self.time_limit)})
 

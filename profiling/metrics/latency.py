@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import msgspec
 import psutil
@@ -44,10 +44,10 @@ class Latency(SamplingLimits, Metric):
         sample = self._sampler(subject)
         with no_garbage_collection():
             with span("warm-up"):
-                warmup = warm_up(sample, snapshot, self, time.perf_counter)
+                warmup = warm_up(sample, snapshot, self, perf_counter)
             monitor = TimedWindowMonitor(component.device)
             with span("timing"):
-                samples, stopped_by = collect(sample, self, time.perf_counter, monitor.read_clocks)
+                samples, stopped_by = collect(sample, self, perf_counter, monitor.read_clocks)
             invalid, conditions = monitor.invalid_reason(), monitor.conditions(warmup, cold=self.cold)
         clocks = summaries(samples, stopped_by, subject.seed)
         sections = {**clocks, "fps": frame_rate(clocks["wall_ms"], component), "latency": conditions}

@@ -26,6 +26,21 @@ class Measured:
     sections: Mapping[str, Any]
     problem: tuple[Literal["failed", "invalid"], str] | None = None
 
+    def __post_init__(self) -> None:
+        """Check both, so that the traceback of a mistake shows the metric's own line.
+
+        Raises:
+            TypeError: `sections` is no mapping with names as keys.
+            ValueError: `problem` is neither None nor a pair as above.
+
+        """
+        if not isinstance(self.sections, Mapping) or not all(isinstance(name, str) for name in self.sections):
+            raise TypeError("sections must map the names of the results to them")
+        match self.problem:
+            case None | ("failed" | "invalid", str()):
+                return
+        raise ValueError(f'problem={self.problem!r} must be None, ("failed", REASON) or ("invalid", REASON)')
+
 
 @dataclass(frozen=True)
 class Subject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import Literal
 
@@ -15,11 +16,30 @@ StoppedBy = Literal["interval", "iterations", "time"]
 
 @dataclass(frozen=True)
 class Sample:
-    """Milliseconds of one call of the step; host and device times only if the device works asynchronously."""
+    """Milliseconds of one call of the step; host and device times only if the device works asynchronously.
+
+    Raises:
+        ValueError: a clock went back or stood still.
+
+    """
 
     wall: float
     host: float | None = None
     device: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that time has passed."""
+        if not 0 < self.wall < inf:
+            raise ValueError(f"the wall clock {_instead(self.wall)} during a call")
+        for name, value in (("host", self.host), ("device", self.device)):  # a call without work takes 0 ms there
+            if value is not None and not 0 <= value < inf:
+                raise ValueError(f"the {name} clock {_instead(value)} during a call")
+
+
+def _instead(passed_ms: float) -> str:
+    if passed_ms == 0:
+        return "stood still"
+    return f"went back by {-passed_ms:.4g} ms" if -inf < passed_ms < 0 else f"advanced by {passed_ms} ms"
 
 
 @dataclass(frozen=True, kw_only=True)

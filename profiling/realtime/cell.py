@@ -38,8 +38,9 @@ from profiling.realtime.summary import median, stage_ms, summarize_frames
 from profiling.results.frames import Journal, Series, recover_series, stage_names
 from profiling.results.record import Parity, Prepare, SoundWindow
 from profiling.roofline.section import frame_roofline
-from profiling.run.cell import Cell, metrics_of
+from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.run.environment import ceilings_in
+from profiling.run.events import Phase
 from profiling.trace.analysis import Traces, analyze_trace
 from profiling.trace.counters import snapshot
 from profiling.trace.events import read_events, timeline
@@ -117,7 +118,7 @@ class RealtimeCell(Cell):
             for name, component in loaded.components.items():
                 stage_before, stage_started = snapshot(), time.perf_counter()
                 steps[name] = variant(component, folder)
-                stack.callback(steps[name].close)
+                stack.callback(self.close, steps[name])
                 synchronize(component.device)
                 seconds[name] = time.perf_counter() - stage_started
                 if snapshot().since(stage_before).graphs > 0:
@@ -139,7 +140,7 @@ class RealtimeCell(Cell):
                 for name, component in loaded.components.items():
                     tolerance = stage_variant(variant, name).tolerance
                     reference, seed = loaded.references[name], self.job.settings.seed
-                    measured = metric.measure(Subject(component, steps[name], reference, tolerance, seed))
+                    measured = measured_by(metric, Subject(component, steps[name], reference, tolerance, seed))
                     checks[name] = measured.sections["parity"]
                     if measured.problem is not None:
                         status, reason = measured.problem
@@ -191,7 +192,7 @@ class RealtimeCell(Cell):
 
     def _trace(self, pipeline: StagedPipeline, device: torch.device) -> None:
         """Profile some steady frames as one call, so that overlapping stages are seen to overlap."""
-        self.emit({"event": "phase", "phase": "trace"})
+        self.emit(Phase("trace"))
         frames = self.options.profile_frames
         loop = FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
 

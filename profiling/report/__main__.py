@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from profiling.errors import InputError
-from profiling.report.classic import render_classic
 from profiling.report.format import replace_unprintable
-from profiling.report.render import render_console, render_markdown, write_report
+from profiling.report.render import render_classic, render_console, render_markdown, write_report
 from profiling.report.run_data import load_run
 
 
@@ -39,10 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _text(run: Path, form: str | None) -> str:
     if form is None:
         return write_report(run)
-    data = load_run(run)
-    if form == "classic":
-        return render_classic(data.records)
-    return render_markdown(data).rstrip() if form == "markdown" else render_console(data)
+    render = {"classic": render_classic, "markdown": render_markdown, "table": render_console}[form]
+    return render(load_run(run)).rstrip()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ VARIANT_LABELS = {
 FOOTNOTE = "Times: wall clock per call (realtime: per frame). MB: 2^20 bytes."
 
 
-def render_classic(records: Sequence[Record]) -> str:
+def classic_blocks(records: Sequence[Record]) -> str:
     """Return the blocks of all cells, grouped by component."""
     blocks = [_block(record) for group in by_component(records).values() for record in group]
     return "\n\n".join([*blocks, FOOTNOTE])

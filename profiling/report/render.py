@@ -1,16 +1,18 @@
 """A run's records as the console text, `report.md`, `report.html` and `classic.txt`.
 
 One list of sections is rendered three times; each section, table and chart names the first rendering that shows it.
+A rendering never fails for one record: see `rendered`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from profiling.errors import install_hint, printable, python_command
+from profiling.errors import install_hint, printable, python_command, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
-from profiling.report.classic import render_classic
+from profiling.report.classic import classic_blocks
 from profiling.report.format import escaped, listed
 from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section
 from profiling.report.heading import heading_lines, network_section, origin_sections
@@ -25,6 +27,8 @@ from profiling.report.sweep import sweep_section
 from profiling.report.table import WIDTH, console, fits, markdown, wrapped_line
 from profiling.report.trace import trace_section
 from profiling.report.training import training_section
+from profiling.results.environment import Environment
+from profiling.results.record import Record
 from profiling.results.run_folder import write_text
 
 REPORT_FILE, PAGE_FILE, CLASSIC_FILE = "report.md", "report.html", "classic.txt"
@@ -40,8 +44,9 @@ _SECTIONS = (
         training_section,
     ),
     *(graphs_section, roofline_section, trace_section, memory_section, distribution_section),
-    *(compile_section, files_section, notes_section, network_section),
+    *(compile_section, files_section, notes_section, network_section, origin_sections),
 )
+Renderer = Callable[[RunData, Sequence[Section]], str]
 
 
 def write_report(folder: Path) -> str:
@@ -54,15 +59,14 @@ def write_report(folder: Path) -> str:
 
     """
     data = load_run(folder)
-    sections = sections_of(data)
     left = [REPORT_FILE, CLASSIC_FILE, PAGE_FILE]
     lost = ""
     try:
-        write_text(folder / REPORT_FILE, render_markdown(data, sections))
+        write_text(folder / REPORT_FILE, render_markdown(data))
         left.remove(REPORT_FILE)
-        write_text(folder / CLASSIC_FILE, render_classic(data.records) + "\n")
+        write_text(folder / CLASSIC_FILE, render_classic(data) + "\n")
         left.remove(CLASSIC_FILE)
-        write_text(folder / PAGE_FILE, render_html(data, sections))
+        write_text(folder / PAGE_FILE, render_html(data))
         left.remove(PAGE_FILE)
     except OSError as error:
         cause = error.strerror or type(error).__name__
@@ -71,18 +75,97 @@ def write_report(folder: Path) -> str:
     except ModuleNotFoundError as error:
         lost = f"{PAGE_FILE} was not written: {install_hint(error.name)}"
     page = "" if PAGE_FILE in left else f"report: {folder / PAGE_FILE}"
-    return "\n".join(filter(None, (render_console(data, sections), page, lost)))
+    return "\n".join(filter(None, (render_console(data), page, lost)))
 
 
 def sections_of(data: RunData) -> tuple[Section, ...]:
     """Return the sections of a run in their order; those that hold nothing are false."""
-    return (*(section(data) for section in _SECTIONS), *origin_sections(data))
+    return tuple(section for build in _SECTIONS for section in _listed(build(data)))
 
 
-def render_console(data: RunData, sections: Sequence[Section] | None = None) -> str:
+def _listed(built: Section | tuple[Section, ...]) -> tuple[Section, ...]:
+    return built if isinstance(built, tuple) else (built,)
+
+
+def rendered(render: Renderer, data: RunData) -> str:
+    """Return the rendering of a run. A record or section for which it raises is replaced by a line that says so.
+
+    Raises:
+        ModuleNotFoundError: a package that the rendering needs is not installed.
+
+    """
+    try:
+        return render(data, sections_of(data))
+    except ModuleNotFoundError:
+        raise
+    except Exception:
+        data = replace(data, records=tuple(_renderable(render, data, record) for record in data.records))
+    if _failure(lambda: render(data, ())) is not None:  # the heading cannot be rendered
+        data = replace(data, environment=Environment())
+    return render(data, tuple(section for build in _SECTIONS for section in _renderable_sections(render, data, build)))
+
+
+def _failure(work: Callable[[], object]) -> Exception | None:
+    try:
+        work()
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
+def _renderable(render: Renderer, data: RunData, record: Record) -> Record:
+    """Return the record, or a failed one with the same names if it cannot be rendered."""
+
+    def rendered_alone(alone: Record) -> str:
+        run = replace(data, records=(alone,))
+        return render(run, sections_of(run))
+
+    error = _failure(lambda: rendered_alone(record))
+    if error is None:
+        return record
+    reason = f"cannot be rendered, but is in the results: {reason_of(error)}"
+    bare = Record(
+        target=record.target, component=record.component, variant=record.variant, status="failed", reason=reason
+    )
+    # A section that raises for any record is not this record's fault.
+    return bare if _failure(lambda: rendered_alone(bare)) is None else record
+
+
+def _renderable_sections(
+    render: Renderer, data: RunData, build: Callable[[RunData], Section | tuple[Section, ...]]
+) -> tuple[Section, ...]:
+    error = _failure(lambda: render(data, _listed(build(data))))
+    if error is None:
+        return _listed(build(data))
+    name = build.__name__.rpartition("_")[0]
+    return (Section(name, name.capitalize(), (f"{name}: cannot be rendered: {reason_of(error)}",)),)
+
+
+def render_console(data: RunData) -> str:
     """Return the console text, 100 columns wide: the answer, failed and skipped cells, details, paths to open."""
+    return rendered(_console, data)
+
+
+def render_markdown(data: RunData) -> str:
+    """Return `report.md`: the console's text and further tables. It contains no path outside the run."""
+    return rendered(_markdown, data)
+
+
+def render_html(data: RunData) -> str:
+    """Return the page of a run; it contains no path outside the run."""
+    return rendered(_html, data)
+
+
+def render_classic(data: RunData) -> str:
+    """Return the text block of each cell, for `classic.txt`."""
+    return rendered(lambda data, _: classic_blocks(data.records), data)
+
+
+def _console(data: RunData, sections: Sequence[Section]) -> str:
     blocks = [[shortened_line(line) for line in heading_lines(data.environment)]]
-    for section in sections or sections_of(data):
+    for section in sections:
         if section.depth == "console":
             blocks.append([wrapped_line(line) for line in section.lines])
             for table in (table for table in section.tables if table and table.depth == "console"):
@@ -91,13 +174,12 @@ def render_console(data: RunData, sections: Sequence[Section] | None = None) -> 
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def render_markdown(data: RunData, sections: Sequence[Section] | None = None) -> str:
-    """Return `report.md`: the console's text and further tables. It contains no path outside the run."""
+def _markdown(data: RunData, sections: Sequence[Section]) -> str:
     parts = [
         f"## {escaped(_title(data))}",
         _bullets(heading_lines(data.environment)),
     ]
-    for section in sections or sections_of(data):
+    for section in sections:
         tables = [table for table in section.tables if table and fits(table.depth, "report")]
         if not fits(section.depth, "report") or not (tables or section.lines or section.legend or section.text):
             continue
@@ -109,9 +191,8 @@ def render_markdown(data: RunData, sections: Sequence[Section] | None = None) ->
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def render_html(data: RunData, sections: Sequence[Section] | None = None) -> str:
-    """Return the page of a run; it contains no path outside the run."""
-    return render_page(_title(data), heading_lines(data.environment), sections or sections_of(data))
+def _html(data: RunData, sections: Sequence[Section]) -> str:
+    return render_page(_title(data), heading_lines(data.environment), sections)
 
 
 def shortened_line(text: str) -> str:

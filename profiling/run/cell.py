@@ -6,32 +6,34 @@ is measured, so that a later crash does not lose it.
 
 from __future__ import annotations
 
-import time
+import contextlib
+import os
+import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from msgspec.structs import replace
 
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.errors import InputError, MissingExtraError
-from profiling.metrics.metric import Metric, Subject
+from profiling.errors import reason_of
+from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Metrics, Prepare, Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
 from profiling.run.environment import ceilings_in
+from profiling.run.events import Emit, End, Phase, Sections
 from profiling.run.job import Job
 from profiling.run.trace_passes import TracePasses
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.trace.spans import span
 from profiling.variants.variant import Step, Variant
-
-Emit = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass
@@ -44,30 +46,19 @@ class Cell(ABC):
     problems: list[tuple[Status, str]] = field(default_factory=list)  # (status, reason) that metrics reported
     notes: list[str] = field(default_factory=list)
     compiled: bool = False  # whether a compiler replaced operators of the module
+    _folder: str = field(default_factory=os.getcwd, init=False)  # in which each phase begins
 
     @classmethod
     def computes_in(cls, dtype: str, **_procedure: Any) -> str:
         """Return the dtype of matrix products in a run of this `dtype`, in which the ceilings are measured."""
         return dtype
 
-    def run(self) -> None:
-        """Run the cell and send its status, also where it raises an exception."""
-        try:
-            with span(self.job.component.name), span(self.job.variant):
-                self.measure()
-        except MissingExtraError as error:
-            self._end("skipped", str(error))
-            return
-        except Exception as error:
-            traceback.print_exc()
-            self._end("failed", reason_of(error), bad_input=isinstance(error, InputError))
-            return
+    def run(self) -> End:
+        """Run the cell and return its status; an exception of the code of the cell is not caught."""
+        with span(self.job.component.name), span(self.job.variant):
+            self.measure()
         # "failed" (a wrong result) is reported before "invalid" (a disturbed measurement).
-        status, reason = min(self.problems, key=lambda problem: problem[0]) if self.problems else ("ok", None)
-        self._end(status, reason)
-
-    def _end(self, status: Status, reason: str | None, *, bad_input: bool = False) -> None:
-        self.emit({"event": "end", "status": status, "reason": reason, "bad_input": bad_input})
+        return End(*min(self.problems, key=lambda problem: problem[0])) if self.problems else End("ok")
 
     @abstractmethod
     def measure(self) -> None:
@@ -80,7 +71,7 @@ class Cell(ABC):
             ValueError: a section does not fit its type, or holds a number that is not finite.
 
         """
-        self.emit({"event": "sections", "sections": encode_sections(**sections)})
+        self.emit(Sections(encode_sections(**sections)))
 
     def note(self, line: str) -> None:
         """Add a remark of one line to the record."""
@@ -89,34 +80,45 @@ class Cell(ABC):
 
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """Show the phase in the progress display, and run the block in an NVTX and profiler range of that name."""
-        self.emit({"event": "phase", "phase": phase})
+        """Show the phase in the progress display, and run the block in an NVTX and profiler range of that name.
+
+        The phase begins in the working directory in which the cell began: checkpoints may have relative paths.
+        """
+        self.emit(Phase(phase))
+        os.chdir(self._folder)
         with span(phase):
             yield
 
     @contextmanager
     def best_effort(self, action: str) -> Iterator[None]:
-        """Run a block that explains the numbers; if it raises, add the note "`action` failed: …" to the record."""
+        """Run a block that measures nothing; if it raises, add the note "`action` failed: …" to the record."""
         try:
             yield
-        except Exception as error:  # measured times are valid without an explanation
-            traceback.print_exc()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # measured times are valid without it, whatever it raises
+            print_traceback(error)
             self.note(f"{action} failed: {reason_of(error)}")
 
     def prepare(self, variant: Variant, component: Component) -> Step:
         """Prepare the step (compile, capture, …) and record the duration, between two moments of an idle device."""
         with self.phase("prepare"):
-            before, started = snapshot(), time.perf_counter()
+            before, started = snapshot(), perf_counter()
             step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
             synchronize(component.device)
-            seconds = time.perf_counter() - started
+            seconds = perf_counter() - started
             step.run()
             synchronize(component.device)
-            first_call_s = time.perf_counter() - started
+            first_call_s = perf_counter() - started
             counters = snapshot().since(before)
             self.add(prepare=Prepare(seconds=seconds, first_call_s=first_call_s, **asdict(counters)))
             self.compiled = counters.graphs > 0
             return step
+
+    def close(self, step: Step) -> None:
+        """Close the step; what that raises does not hide why the cell failed."""
+        with self.best_effort("close() of the variant"):
+            step.close()
 
     def run_metric(self, name: str, metric: Metric, subject: Subject) -> None:
         """Run a metric, send its results and keep the problem that it reports, if any.
@@ -126,7 +128,7 @@ class Cell(ABC):
 
         """
         with self.phase(name):
-            measured = metric.measure(subject)
+            measured = measured_by(metric, subject)
         if measured.problem is not None:
             self.problems.append(measured.problem)
         try:
@@ -153,9 +155,9 @@ class Cell(ABC):
 
     def trace(self, component: Component, step: Step) -> None:
         """Write a profiler trace of the step into the run folder, and send its analysis."""
-        self.emit({"event": "phase", "phase": "trace"})  # trace_step opens the range itself
+        self.emit(Phase("trace"))  # trace_step opens the range itself
         with self.best_effort("the profiler trace"):
-            started = time.perf_counter()
+            started = perf_counter()
             files = trace_step(
                 step.run,
                 component=component.name,
@@ -170,7 +172,7 @@ class Cell(ABC):
                 analysis = passes.analyze(Path(self.job.run) / files.trace)
                 if analysis is not None:
                     self.add(trace_analysis=analysis)
-            self.add(trace=replace(files, seconds=time.perf_counter() - started))
+            self.add(trace=replace(files, seconds=perf_counter() - started))
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:
@@ -179,7 +181,25 @@ def metrics_of(job: Job) -> dict[str, Metric]:
     return dict(sorted(metrics.items(), key=lambda item: not item[1].needs_reference))
 
 
-def reason_of(error: Exception) -> str:
-    """Return one line that describes an exception; for an InputError its message, unchanged."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
-    return lines[0] if isinstance(error, InputError) else f"{type(error).__name__}: {lines[0]}"
+def measured_by(metric: Metric, subject: Subject) -> Measured:
+    """Return what the metric measured.
+
+    Raises:
+        TypeError: it returned something else than a `Measured`.
+
+    """
+    measured = metric.measure(subject)
+    if not isinstance(measured, Measured):
+        kind = type(measured).__name__
+        raise TypeError(f"measure() of {type(metric).__name__} returned a {kind}. Return a Measured.")
+    return measured
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the traceback on standard error, which the cell's code may have closed."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from profiling.components.reference import (
 )
 from profiling.metrics.metric import Metric, Subject
 from profiling.results.record import Load, OtherShapes, merge_metric
-from profiling.run.cell import Cell, metrics_of
+from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.trace.profiler import synchronize
 from profiling.variants.variant import Step, Variant
 
@@ -76,14 +76,14 @@ class ForwardCell(Cell):
                 if settings.trace:
                     self.trace(component, step)
             finally:
-                step.close()
+                self.close(step)
 
     def _load(self, dtype: torch.dtype) -> Blueprint:
         with self.phase("load"):
-            started = time.perf_counter()
+            started = perf_counter()
             blueprint = build(self.job.component, self.job.settings, dtype)
             synchronize(blueprint.device)
-            load = Load(seconds=time.perf_counter() - started)
+            load = Load(seconds=perf_counter() - started)
             self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
             return blueprint
 
@@ -100,7 +100,7 @@ class ForwardCell(Cell):
     def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
         """Check parity again after the timing, to detect a stale buffer or an overwritten graph pool."""
         for metric in metrics.values():
-            again = metric.measure(subject) if metric.needs_reference and not self.problems else None
+            again = measured_by(metric, subject) if metric.needs_reference and not self.problems else None
             if again is not None and again.problem is not None:
                 status, reason = again.problem
                 self.problems.append((status, f"correct before the timing, wrong after it: {reason}"))

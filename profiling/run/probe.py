@@ -6,7 +6,7 @@ It runs in a process of its own, because the process that starts cells never imp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,20 +16,21 @@ from msgspec import to_builtins
 from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import Settings
 from profiling.components.weights import find_weights
-from profiling.errors import InputError
+from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Metric
 from profiling.results.environment import encode_environment
+from profiling.run.cell import print_traceback
 from profiling.run.environment import ceilings_of, environment
+from profiling.run.events import Emit, End, Phase, Probed
 from profiling.run.job import Job
 from profiling.run.revisions import module_states
 from profiling.variants.variant import Variant
 
 
-def probe(jobs: tuple[Job, ...], on_phase: Callable[[str], None] = lambda phase: None) -> dict[str, Any]:
+def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
     """Resolve the settings and check every option of every job before the first one runs.
 
-    Returns {"settings": resolved Settings, "environment": keys of environment.json, "skip": {variant: reason}}.
-    `on_phase` is called with "ceilings" before the ceilings are measured or read.
+    The phase "ceilings" is sent before the ceilings are measured or read.
 
     Raises:
         InputError: this machine lacks the device or dtype, or an option, checkpoint or target is wrong.
@@ -55,14 +56,26 @@ def probe(jobs: tuple[Job, ...], on_phase: Callable[[str], None] = lambda phase:
     if revisions:
         facts["module_git"] = to_builtins(revisions)
     if settings.ceilings == "auto":
-        on_phase("ceilings")
+        emit(Phase("ceilings"))
         try:
             dtype = cell.func.computes_in(settings.dtype, **cell.keywords)
             facts["ceilings"] = to_builtins(ceilings_of(replace(settings, dtype=dtype), machine))
         except RuntimeError as error:  # the run goes on without rooflines
             facts["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
-    skip = {name: reason for name, variant in variants.items() if (reason := variant.unavailable(device))}
-    return {"settings": asdict(settings), "environment": facts, "skip": skip}
+    ends = {name: _unavailable(variant, device) for name, variant in variants.items()}
+    return Probed(asdict(settings), facts, {name: end for name, end in ends.items() if end is not None})
+
+
+def _unavailable(variant: Variant, device: torch.device) -> End | None:
+    """Return the end of the variant's cells where they cannot run."""
+    try:
+        reason = variant.unavailable(device)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        print_traceback(error)
+        return End("failed", f"unavailable() of the variant failed: {reason_of(error)}")
+    return None if reason is None else End("skipped", str(reason) or "its unavailable() gives no reason")
 
 
 def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:

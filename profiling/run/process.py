@@ -1,11 +1,13 @@
 """Performs tasks (probe the device, run a cell), each in a process of its own or in this one, and relays their events.
 
-`Isolated` starts a fresh process for each task, so that a crash or a hang costs one cell. `InProcess` is for debuggers.
+`Isolated` starts a fresh process for each task, so that a crash or a hang costs one cell. Nothing that a task started
+outlives its end, or the end of this process, unnoticed. `InProcess` is for debuggers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import selectors
@@ -15,13 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-OnEvent = Callable[[Mapping[str, Any]], None]
+import psutil
+
+from profiling.run.events import Emit, Event, EventReader
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -29,14 +33,34 @@ TORCH_TRACE = "TORCH_TRACE"
 PROBE_SECONDS = 300.0
 #: Seconds that a process may take to exit after it has sent its result (CUDA teardown, worker pools).
 EXIT_SECONDS = 30.0
+#: Seconds in which processes that a cell has started may end by themselves, as the compiler's own workers do.
+ORPHAN_SECONDS = 5.0
+#: Longest wait of a selector, whose API takes no more than some weeks, in seconds.
+LONGEST_WAIT = 3600.0
+#: Most bytes that are read once the process has ended: the largest capacity of a pipe.
+LAST_BYTES = 2**20
 LAST_LINES = 3
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+
+
+@dataclass(frozen=True)
+class Performed:
+    """How the process of a task ended.
+
+    `death` says in words how it died; None: it ended normally, after its result. `notes` are remarks for the record.
+    """
+
+    death: str | None = None
+    lost_events: int = 0
+    notes: tuple[str, ...] = ()
 
 
 class Executor(Protocol):
     """Performs the tasks that `profiling.run.worker.perform` lists."""
 
-    def perform(self, task: Mapping[str, Any], name: str, on_event: OnEvent) -> str | None:
-        """Perform `task` and pass its events to `on_event`; return how its process died, None if it ended normally."""
+    def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
+        """Perform `task` and pass its events to `on_event`; return how its process ended."""
+        ...
 
 
 class InProcess:
@@ -47,12 +71,14 @@ class InProcess:
         if trace:  # torch reads it when it is imported
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
-    def perform(self, task: Mapping[str, Any], name: str, on_event: OnEvent) -> None:
+    def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
         """Perform the task in this process."""
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
 
-        with compile_cache(fresh=self._fresh_cache) as variables, environment_variables(variables):
+        with compile_cache(fresh=self._fresh_cache) as variables, restored_process():
+            os.environ.update(variables)
             perform(task, on_event)
+        return Performed()
 
 
 class Isolated:
@@ -60,24 +86,29 @@ class Isolated:
 
     def __init__(self, run: Path, *, trace: bool, fresh_cache: bool, timeout: float) -> None:
         self._run, self._trace, self._fresh_cache, self._timeout = run, trace, fresh_cache, timeout
+        self._orphans = Orphans()
 
-    def perform(self, task: Mapping[str, Any], name: str, on_event: OnEvent) -> str | None:
+    def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
         """Perform the task in a fresh process, with a separate compile log if the run is traced."""
-        files = self._run / "cells" / name
-        files.parent.mkdir(exist_ok=True)
         timeout = self._timeout if "cell" in task else PROBE_SECONDS
         users_folder, cells_folder = os.environ.get(TORCH_TRACE), self._run / "torch_trace" / name
         trace = {TORCH_TRACE: str(cells_folder)} if self._trace and users_folder is None else {}
         logs_before = _compile_logs(users_folder)
-        with compile_cache(fresh=self._fresh_cache) as variables:
-            ending = run_isolated(
-                task, files=files, timeout=timeout, on_event=on_event, environment={**trace, **variables}
-            )
-        if self._trace and users_folder is not None:  # torch wrote there; the run gets a copy
-            cells_folder.mkdir(parents=True, exist_ok=True)
-            for log in _compile_logs(users_folder) - logs_before:
-                shutil.copy(log, cells_folder)
-        return None if ending == Ending("exited", 0) else ending.describe(log_of(files))
+        try:
+            files = self._run / "cells" / name
+            files.parent.mkdir(exist_ok=True)
+            with compile_cache(fresh=self._fresh_cache) as variables:
+                environment = {**os.environ, **trace, **variables}
+                with self._orphans.adopted():
+                    performed = run_isolated(task, files, timeout, on_event, environment)
+                    notes = self._orphans.notes()
+            if self._trace and users_folder is not None:  # torch wrote there; the run gets a copy
+                cells_folder.mkdir(parents=True, exist_ok=True)
+                for log in _compile_logs(users_folder) - logs_before:
+                    shutil.copy(log, cells_folder)
+        except OSError as error:  # a name that is too long for a file, for example
+            return Performed(f"could not be run: {error.strerror or error}")
+        return replace(performed, notes=(*performed.notes, *notes))
 
 
 @contextmanager
@@ -91,18 +122,38 @@ def compile_cache(*, fresh: bool) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process, and restore the previous values on exit."""
-    previous = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def restored_process() -> Iterator[None]:
+    """Restore on exit what the block changes for the whole process and what the next cell or this run needs.
+
+    That is the working directory, environment variables, standard streams, signal handlers, and timers.
+    """
+    folder, variables = Path.cwd(), dict(os.environ)
+    names = ("stdin", "stdout", "stderr")
+    streams, descriptors = [getattr(sys, name) for name in names], [_duplicate(number) for number in range(len(names))]
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     try:
         yield
     finally:
-        for name, value in previous.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+        for number, (name, stream, descriptor) in enumerate(zip(names, streams, descriptors, strict=True)):
+            if descriptor is not None:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            if stream is not None and stream.closed:
+                stream = open(number, stream.mode, encoding=stream.encoding, errors=stream.errors, closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+def _duplicate(descriptor: int) -> int | None:
+    with contextlib.suppress(OSError):  # it is closed
+        return os.dup(descriptor)
+    return None
 
 
 def _compile_logs(folder: str | None) -> set[Path]:
@@ -111,17 +162,24 @@ def _compile_logs(folder: str | None) -> set[Path]:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: `exit_code` is negative for a signal, as in `subprocess`."""
+    """How a process ended: `exit_code` is negative for a signal, as in `subprocess`.
 
-    kind: Literal["exited", "timeout"]
+    It was killed at the `timeout`, or because it `lingered` after its result; else it has exited by itself.
+    """
+
+    kind: Literal["exited", "timeout", "lingered"]
     exit_code: int
 
     def describe(self, log: Path) -> str:
         """Return one line with the timeout, exit code or signal, and the last lines of the log."""
         if self.kind == "timeout":
             ending = "hung: killed at the cell_timeout"
+        elif self.kind == "lingered":
+            ending = f"did not exit within {EXIT_SECONDS:g} s and was killed"
         elif self.exit_code < 0:
             ending = f"killed by {_signal_name(-self.exit_code)}"
+        elif self.exit_code == 0:
+            ending = "exited with code 0 before its result arrived"
         else:
             ending = f"exited with code {self.exit_code}"
         lines = last_lines(log)
@@ -129,38 +187,134 @@ class Ending:
 
 
 def run_isolated(
-    task: Mapping[str, Any], *, files: Path, timeout: float, on_event: OnEvent, environment: Mapping[str, str]
-) -> Ending:
-    """Run `task` in a fresh Python process, with `environment` added to the variables; its output is in `<files>.log`.
+    task: Mapping[str, Any], files: Path, timeout: float, on_event: Emit, environment: Mapping[str, str]
+) -> Performed:
+    """Run `task` in a fresh Python process with the variables `environment`; its output is in `<files>.log`.
 
-    `timeout` is in seconds. The process leads a process group, which is killed as a whole at the timeout or when the
-    caller is interrupted.
+    `timeout` is in seconds. The process leads a process group, which is killed as a whole when the process has ended,
+    at the timeout, and when this process is interrupted or dies, whatever kills it.
+
+    Raises:
+        OSError: a file of the cell, or the process, cannot be made.
+
     """
     task_file = files.with_name(f"{files.name}.json")
-    task_file.write_text(json.dumps(task))
+    reader = EventReader()
+    try:
+        task_file.write_text(json.dumps(task))
+        with log_of(files).open("wb") as output:
+            ending = _run_worker(task_file, output, timeout, reader, on_event, environment)
+    finally:
+        task_file.unlink(missing_ok=True)
+    done = ending == Ending("exited", 0) and reader.has_result
+    return Performed(None if done else ending.describe(log_of(files)), reader.lost, reader.notes)
+
+
+def _run_worker(
+    task_file: Path, output: Any, timeout: float, reader: EventReader, on_event: Emit, environment: Mapping[str, str]
+) -> Ending:
     read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as events, log_of(files).open("wb") as output:
+    with os.fdopen(read_end, "rb") as pipe:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "profiling.run.worker", str(task_file), str(write_end)],
-                stdin=subprocess.PIPE,  # never written: the worker ends when it closes
+                [sys.executable, "-m", "profiling.run.worker", str(task_file), str(write_end), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(write_end,),
                 start_new_session=True,
-                env={**os.environ, **environment},
+                env=environment,
             )
         finally:
             os.close(write_end)
+        with _guarded_group(process.pid):
+            try:
+                for event in _events(pipe, process, timeout, reader):
+                    on_event(event)
+                return Ending("exited", process.wait())
+            except subprocess.TimeoutExpired:
+                return Ending("lingered" if reader.has_result else "timeout", _kill_group(process))
+            finally:
+                _kill_group(process)
+
+
+@contextmanager
+def _guarded_group(group: int) -> Iterator[None]:
+    """Kill the process group also if this process dies inside the block without a chance to do so (SIGKILL).
+
+    A shell does that when its standard input closes, whose other end only this process holds.
+    """
+    command = ["/bin/sh", "-c", f"read -r line; kill -s KILL -- -{group}"]
+    try:
+        guard = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError:  # no shell: only the worker itself then dies with this process
+        yield
+        return
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
+
+
+class Orphans:
+    """Finds the processes that a cell started and that go on after its process group was killed.
+
+    Without Linux's prctl or /proc it finds none.
+    """
+
+    def __init__(self) -> None:
+        self._own = {child.pid for child in _children()}
+        self._named: set[int] = set()
+
+    @contextmanager
+    def adopted(self) -> Iterator[None]:
+        """Let processes whose parent dies inside the block become children of this process."""
+        _set_subreaper(True)
         try:
-            for event in _events(events, process, time.monotonic() + timeout):
-                on_event(event)
-            return Ending("exited", process.wait(timeout=EXIT_SECONDS))
-        except subprocess.TimeoutExpired:
-            return Ending("timeout", _kill_group(process))
+            yield
         finally:
-            _kill_group(process)
-            task_file.unlink(missing_ok=True)
+            _set_subreaper(False)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return one line that names the processes that go on after `ORPHAN_SECONDS`, each only once."""
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while running := [child for child in _children() if not self._has_ended(child)]:
+            if time.monotonic() >= deadline:
+                self._named |= {child.pid for child in running}
+                names = ", ".join(f"{_name(child)} (process {child.pid})" for child in running)
+                return (f"the cell left processes running, which may disturb later cells: {names}",)
+            time.sleep(0.05)
+        return ()
+
+    def _has_ended(self, child: psutil.Process) -> bool:
+        """Return whether an adopted process has ended, and reap it; True for those that are not of this cell."""
+        if child.pid in self._own:
+            return True
+        with contextlib.suppress(psutil.Error, OSError):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                return child.pid in self._named
+            os.waitpid(child.pid, os.WNOHANG)
+        return True
+
+
+def _set_subreaper(on: bool) -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_SUBREAPER, int(on), 0, 0, 0)
+
+
+def _children() -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error, OSError):
+        return psutil.Process().children()
+    return []
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.name()
+    return "unknown"
 
 
 def log_of(files: Path) -> Path:
@@ -176,41 +330,47 @@ def last_lines(log: Path) -> list[str]:
     return []
 
 
-def _events(pipe: Any, process: subprocess.Popen[bytes], deadline: float) -> Iterator[Mapping[str, Any]]:
-    """Yield events until the process has ended or closed the pipe.
+def _events(pipe: Any, process: subprocess.Popen[bytes], timeout: float, reader: EventReader) -> Iterator[Event]:
+    """Yield events until the process has ended, whoever else holds the pipe open.
 
-    Both the process and the pipe are polled, because a forked child may hold the pipe open after the process has died.
-    After its "end" event a process has `EXIT_SECONDS` to exit.
+    After its result a process has `EXIT_SECONDS` to exit.
 
     Raises:
-        subprocess.TimeoutExpired: the deadline (of `time.monotonic`) passed first.
+        subprocess.TimeoutExpired: the process has not ended after `timeout` seconds.
 
     """
     os.set_blocking(pipe.fileno(), False)
+    deadline, has_result = time.monotonic() + timeout, False
     process_descriptor = os.pidfd_open(process.pid)
-    buffer, ended = b"", False
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             selector.register(process_descriptor, selectors.EVENT_READ)
-            while not ended:
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise subprocess.TimeoutExpired("cell", 0)
-                ended = any(key.fileobj == process_descriptor for key, _ in ready)
-                while chunk := _read(pipe.fileno()):
-                    *lines, buffer = (buffer + chunk).split(b"\n")
-                    for event in map(json.loads, lines):
-                        if event.get("event") == "end":
-                            deadline = min(deadline, time.monotonic() + EXIT_SECONDS)
-                        yield event
-                ended = ended or chunk == b""
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise subprocess.TimeoutExpired("cell", timeout)
+                ready = [key.fileobj for key, _ in selector.select(min(left, LONGEST_WAIT))]
+                if process_descriptor in ready:
+                    break
+                if ready:
+                    chunk = _read(pipe.fileno())
+                    yield from reader.feed(chunk or b"")
+                    if chunk == b"":  # the cell's code has closed its end
+                        selector.unregister(pipe)
+                if reader.has_result and not has_result:
+                    has_result, deadline = True, min(deadline, time.monotonic() + EXIT_SECONDS)
+        rest = LAST_BYTES
+        while rest > 0 and (chunk := _read(pipe.fileno())):
+            yield from reader.feed(chunk)
+            rest -= len(chunk)
+        reader.close()
     finally:
         os.close(process_descriptor)
 
 
 def _read(descriptor: int) -> bytes | None:
-    """Return the bytes waiting in the pipe, b"" if it is closed, None if there are none at the moment."""
+    """Return the bytes that wait in the pipe, b"" if it is closed, None if there are none at the moment."""
     try:
         return os.read(descriptor, 1 << 20)
     except BlockingIOError:

@@ -13,13 +13,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from profiling.components.spec import Settings
-from profiling.errors import InputError
+from profiling.errors import InputError, printable
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
 from profiling.results.jsonl import append_record
 from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import prepare_folder, write_json
+from profiling.run.events import BadInput, End, Event, Phase, Probed, Sections
 from profiling.run.job import Job, RunConfig
-from profiling.run.process import Executor, InProcess, Isolated
+from profiling.run.process import Executor, InProcess, Isolated, Performed
 from profiling.run.progress import Progress
 from profiling.run.revisions import TOOL, git_state, tool_version
 from profiling.run.rounds import rounds_done, with_round, with_speedup
@@ -34,30 +35,47 @@ MAY_DIFFER = ("device_reason", "dtype_reason", "scale_reason", "ceilings", "ceil
 class CellEvents:
     """The events that a cell's process has sent, from which a record is made even if the process died."""
 
-    base: Record
+    measured: Record  # with the sections that have arrived
     progress: Progress
-    death: str | None = None  # how the process died, in words; None: it ended normally
-    sections: dict[str, Any] = field(default_factory=dict)
-    end: Mapping[str, Any] | None = None
+    performed: Performed = field(default_factory=Performed)  # how the process ended
+    damage: list[str] = field(default_factory=list)  # what is missing in the record, and why
+    end: End | None = None
 
-    def receive(self, event: Mapping[str, Any]) -> None:
+    def receive(self, event: Event) -> None:
         """Handle an event: the phase that the cell has reached, sections of its record, or its end."""
-        if event["event"] == "phase":
-            self.progress.phase(event["phase"])
-        elif event["event"] == "sections":
-            self.sections |= event["sections"]
-        elif event["event"] == "end":
+        if isinstance(event, Phase):
+            self.progress.phase(printable(event.phase))
+        elif isinstance(event, Sections):
+            for name, content in event.sections.items():
+                try:
+                    self.measured = record_with(self.measured, {name: content})
+                except ValueError as error:
+                    self.damage.append(str(error))
+        elif isinstance(event, End):
             self.end = event
 
     def record(self) -> Record:
-        """Return the record, with everything that was measured, even if the process died."""
-        record = record_with(self.base, self.sections)
-        if self.end is None:
-            return record.with_status("failed", f"the process {self.death}")
-        record = replace(record, **{key: self.end[key] for key in ("status", "reason", "bad_input")})
-        if self.death is None:
-            return record
-        return _with_note(record, f"after the cell's end, its process {self.death}")
+        """Return the record, with everything that was measured, even if the process died or events are missing."""
+        performed, end = self.performed, self.end
+        damage = list(self.damage)
+        if performed.lost_events:
+            damage.append(f"{performed.lost_events} events of its process were lost")
+        notes = [*performed.notes, *damage]
+        if end is None:
+            status, reason = "failed", f"the process {performed.death}"
+        elif damage and end.status != "failed":
+            status, reason = "failed", f"the record is incomplete: {'; '.join(damage)}"
+        else:
+            status, reason = end.status, end.reason
+        if end is not None and performed.death is not None:
+            notes.append(f"after the cell's end, its process {performed.death}")
+        return replace(
+            self.measured,
+            status=status,
+            reason=reason,
+            bad_input=end is not None and end.bad_input,
+            notes=(*self.measured.notes, *notes),
+        )
 
 
 @dataclass
@@ -82,9 +100,9 @@ class Run:
         config = self.config
         self.records = {record.cell: record for record in prepare_folder(self.folder, config.source, config.resume)}
         executor = self._executor()
-        answer = self._probe(executor)
-        self._write_environment(answer["environment"], resumed=bool(self.records))
-        settings = Settings(**answer["settings"])
+        probed = self._probe(executor)
+        self._write_environment(probed.environment, resumed=bool(self.records))
+        settings = Settings(**probed.settings)
         jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
         turns = [(round_, job) for round_ in range(1, config.rounds + 1) for job in jobs]
         due = [turn for turn in turns if self._is_due(*turn)]
@@ -93,13 +111,14 @@ class Run:
             self.progress.say(
                 f"resuming {self.folder}: {len(turns) - len(due)} of {len(turns)} {cells} done, {len(due)} left"
             )
-        skip: Mapping[str, str] = answer["skip"]
-        self._say_skipped({job.variant: skip[job.variant] for _, job in due if job.variant in skip})
+        skip = probed.not_run
+        self._say_not_run({job.variant: skip[job.variant] for _, job in due if job.variant in skip})
         total, number = sum(job.variant not in skip for _, job in due), 0
         for round_, job in due:
             if job.variant in skip:
                 if round_ == 1:
-                    self._keep(replace(self._base_record(job), reason=skip[job.variant]))
+                    end = skip[job.variant]
+                    self._keep(self._base_record(job).with_status(end.status, end.reason or "not run"))
                 continue
             number += 1
             if self._is_due(round_, job):  # the cell may have failed in an earlier round
@@ -109,11 +128,11 @@ class Run:
         self._complete()
         return exit_code(tuple(self.records.values()))
 
-    def _say_skipped(self, reasons: Mapping[str, str]) -> None:
-        """Print a line for each reason why variants are skipped, instead of one for each of their cells."""
-        for reason in dict.fromkeys(reasons.values()):
-            names = ", ".join(name for name, each in reasons.items() if each == reason)
-            self.progress.say(f"skipped: {names} ({reason})")
+    def _say_not_run(self, ends: Mapping[str, End]) -> None:
+        """Print a line for each reason why variants do not run, instead of one for each of their cells."""
+        for end in dict.fromkeys(ends.values()):
+            names = ", ".join(name for name, each in ends.items() if each == end)
+            self.progress.say(f"{end.status}: {names} ({printable(end.reason)})")
 
     def _executor(self) -> Executor:
         settings = self.config.settings
@@ -128,25 +147,26 @@ class Run:
         record = self.records.get((job.component.name, job.variant))
         return record is None or (record.status == "ok" and rounds_done(record) < round_)
 
-    def _probe(self, executor: Executor) -> Mapping[str, Any]:
+    def _probe(self, executor: Executor) -> Probed:
         """Call `probe` in another process: it resolves the settings and checks every option. Return its result."""
         self.progress.begin("run", 0, 0)
         self.progress.phase("probe")
         jobs = self.config.jobs(self.target, self.config.settings, str(self.folder.absolute()))
-        answers: list[Mapping[str, Any]] = []
+        answers: list[Event] = []
 
-        def receive(event: Mapping[str, Any]) -> None:
-            if event["event"] == "phase":
-                self.progress.phase(event["phase"])
+        def receive(event: Event) -> None:
+            if isinstance(event, Phase):
+                self.progress.phase(event.phase)
             else:
                 answers.append(event)
 
-        death = executor.perform({"probe": [job.to_json() for job in jobs]}, "probe", receive)
-        if not answers:
-            raise InputError(f"probing the device failed: the process {death}. To debug it, add isolation=none.")
-        if answers[-1]["event"] == "bad_input":
-            raise InputError(answers[-1]["message"])
-        return answers[-1]
+        performed = executor.perform({"probe": [job.to_json() for job in jobs]}, "probe", receive)
+        answer = answers[-1] if answers else None
+        if isinstance(answer, Probed):
+            return answer
+        if isinstance(answer, BadInput):
+            raise InputError(answer.message)
+        raise InputError(f"probing the device failed: the process {performed.death}. To debug it, add isolation=none.")
 
     def _write_environment(self, facts: Mapping[str, Any], *, resumed: bool) -> None:
         """Write `environment.json`; in a resumed run, compare it with the present machine instead.
@@ -188,7 +208,7 @@ class Run:
         self._remove_files(job, first_round=round_ == 1)
         events = CellEvents(self._base_record(job), self.progress)
         try:
-            events.death = executor.perform({"cell": job.to_json()}, job.name, events.receive)
+            events.performed = executor.perform({"cell": job.to_json()}, job.name, events.receive)
         except KeyboardInterrupt:
             self.config.files.recover(self.folder, job)  # completes the files of a cell that gets no record
             if events.end is not None:

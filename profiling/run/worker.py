@@ -1,72 +1,94 @@
-"""The process that performs one task: it reads the task from a file and sends events through a pipe, as JSON lines.
+"""The process that performs one task: it reads the task from a file and sends events to its parent.
 
-    python -m profiling.run.worker TASK_FILE EVENT_FD
-
-Its standard input is a pipe that the parent holds open. When the parent dies, even by SIGKILL, the pipe closes and this
-process exits at once, which frees its GPU memory.
+python -m profiling.run.worker TASK_FILE EVENT_DESCRIPTOR PARENT
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+import signal
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
-from profiling.components.instantiate import partial_of
-from profiling.errors import InputError
-from profiling.run.job import Job
-from profiling.run.probe import probe
 
-Emit = Callable[[Mapping[str, Any]], None]
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process as soon as the process `parent` has died, also while it holds the GIL."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    end_with(int(sys.argv[3]))  # before the imports, which take seconds
+
+import torch  # noqa: E402
+
+from profiling.components.build import set_process_state  # noqa: E402
+from profiling.components.instantiate import partial_of  # noqa: E402
+from profiling.errors import InputError, MissingExtraError, reason_of  # noqa: E402
+from profiling.run.cell import print_traceback  # noqa: E402
+from profiling.run.events import BadInput, Emit, End, sender  # noqa: E402
+from profiling.run.job import Job  # noqa: E402
+from profiling.run.probe import probe  # noqa: E402
 
 
 def main() -> None:
     """Perform the task of the command line."""
-    task_file, descriptor = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    task_file, descriptor, _ = sys.argv[1:]
     os.set_inheritable(int(descriptor), False)  # a compile worker that outlives this process must not keep it open
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    with os.fdopen(int(descriptor), "w", buffering=1) as pipe:
-
-        def emit(event: Mapping[str, Any]) -> None:
-            pipe.write(json.dumps(event) + "\n")
-
-        perform(json.loads(Path(task_file).read_text()), emit)
+    task, emit = json.loads(Path(task_file).read_text()), sender(int(descriptor))
+    try:
+        perform(task, emit)
+    except KeyboardInterrupt as error:  # from the cell's own code: Ctrl-C in a terminal reaches only the parent
+        _fail(task, error, emit)
 
 
 def perform(task: Mapping[str, Any], emit: Emit) -> None:
-    """Perform `task`: {"probe": [job, …]} or {"cell": job}, where a job is its JSON text."""
-    if "probe" in task:
-        jobs = tuple(Job.from_json(text) for text in task["probe"])
-        try:
-            emit({"event": "probe", **probe(jobs, lambda phase: emit({"event": "phase", "phase": phase}))})
-        except InputError as error:
-            emit({"event": "bad_input", "message": str(error)})
+    """Perform `task`: {"probe": [job, …]} or {"cell": job}, where a job is its JSON text.
+
+    Whatever the code of a cell raises is the task's result, with a traceback on standard error.
+
+    Raises:
+        KeyboardInterrupt: the user stopped the run; there is no result.
+
+    """
+    try:
+        if "probe" in task:
+            emit(probe(tuple(Job.from_json(text) for text in task["probe"]), emit))
+        else:
+            job = Job.from_json(task["cell"])
+            set_process_state(job.settings)
+            torch.use_deterministic_algorithms(False)  # an earlier cell of this process may have asked for them
+            emit(partial_of(job.procedure, job.target)(job=job, emit=emit).run())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit
+        _fail(task, error, emit)
+
+
+def _fail(task: Mapping[str, Any], error: BaseException, emit: Emit) -> None:
+    """Send the result of a task that raised `error`."""
+    if "cell" in task and isinstance(error, MissingExtraError):
+        emit(End("skipped", str(error)))
         return
-    job = Job.from_json(task["cell"])
-    set_globals(job)
-    partial_of(job.procedure, job.target)(job=job, emit=emit).run()
-
-
-def set_globals(job: Job) -> None:
-    """Set threads, TF32 and the current device, which hold for the whole process."""
-    settings = job.settings
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
-    device = torch.device(settings.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-
-
-def _exit_with_parent() -> None:
-    os.read(0, 1)  # blocks until the parent's end closes; a buffered read would hold a lock that the exit needs
-    os._exit(1)
+    if "probe" in task and isinstance(error, InputError | MissingExtraError):
+        emit(BadInput(str(error)))
+        return
+    print_traceback(error)
+    reason = reason_of(error)
+    if "probe" in task:
+        emit(BadInput(f"probing the device failed: {reason}. The traceback is in cells/probe.log of the run."))
+    else:
+        emit(End("failed", reason, bad_input=isinstance(error, InputError)))
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ class TrainingCell(Cell):
             self.add(parity=_parity(timed), training=Training(log=trajectory.log, eager_log=eager.log))
             self._measure_step(metrics, Subject(component, step, None, variant.tolerance, settings.seed), trainer)
         finally:
-            step.close()
+            self.close(step)
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
         self._judge(timed, deterministic)
 
@@ -185,7 +185,7 @@ class TrainingCell(Cell):
             try:
                 trajectory = trainer.train(step.run)
             finally:
-                step.close()
+                self.close(step)
         return compare_trajectories(trajectory, eager, trainer.start, self.options)
 
     def _judge(self, timed: ParityCheck, deterministic: ParityCheck) -> None:

@@ -66,7 +66,7 @@ def test_committed_runs_fit_a_hundred_columns_and_show_the_same_tables_everywher
 
     data = load_run(committed)
     sections = sections_of(data)
-    text, document = render_console(data, sections), render_markdown(data, sections)
+    text, document = render_console(data), render_markdown(data)
     assert max(len(line) for line in text.splitlines() if str(committed) not in line) <= 100
     for table in (table for section in sections for table in section.tables if table):
         assert not fits(table.depth, "console") or console(table) in text
