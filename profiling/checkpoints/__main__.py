@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return max(_download(entry) for entry in entries)
     except InputError as error:
         return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _fail("interrupted. What has arrived is kept: repeat the command to resume", 130)
+    except KeyboardInterrupt as interruption:
+        return _fail(f"interrupted{interruption}. To go on, repeat the command", 130)
 
 
 def _download(entry: Entry) -> int:

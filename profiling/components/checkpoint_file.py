@@ -7,7 +7,6 @@ parallel) or `core.` (a world model's wrapper); `_orig_mod` anywhere (torch.comp
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -17,9 +16,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from profiling.errors import InputError, did_you_mean
+from profiling.components.checkpoint_format import PYTORCH_ZIP, SAFETENSORS, check_format
+from profiling.errors import InputError, did_you_mean, printable
 
-PYTORCH_ZIP, PYTORCH_LEGACY, SAFETENSORS = "pytorch zip", "pytorch legacy", "safetensors"
 Shape = tuple[int, ...]
 #: A function that returns the names and shapes of a state dict; called only when they are needed.
 Shapes = Callable[[], Mapping[str, Shape]]
@@ -27,6 +26,7 @@ _CONTAINERS = ("ema", "model")  # a file with both: the averaged weights (ema) a
 _WRAPPERS = ("module.", "core.")
 _EMA = "ema_model."
 _NAMES_SHOWN = 3
+_LONGEST_NAME = 400  # characters; a name is the path of an attribute
 
 
 def load_into(
@@ -69,19 +69,22 @@ def read(path: Path, wanted: Collection[str] = ()) -> dict[str, Tensor]:
     The tensors are on the CPU and memory-mapped, except those of PyTorch's legacy format.
     Raises InputError, in one line, for anything that is not a state dict.
     """
-    file_format = _format_of(path)
-    content = _open_safetensors(path) if file_format == SAFETENSORS else _open_pytorch(path, file_format)
+    _check_path(path)
     try:
+        file_format = check_format(path, path.suffix)
+        content = _open_safetensors(path) if file_format == SAFETENSORS else _open_pytorch(path, file_format)
         tensors = plain_names(content, wanted)
         for name, value in tensors.items():
             _check_tensor(name, value)
     except InputError as error:
         raise InputError(f"checkpoint '{path}' {error}") from None
+    except OSError as error:
+        raise InputError(f"checkpoint '{path}' cannot be read: {error.strerror}") from None
     return tensors
 
 
-def _format_of(path: Path) -> str:
-    """Detect the format from the first bytes. Raises InputError when the file has none or cannot be read."""
+def _check_path(path: Path) -> None:
+    """Raise InputError unless `path` is a regular file; reading a pipe or a device would never end."""
     try:
         if path.is_dir():
             raise InputError(f"checkpoint '{path}' is a folder: name the file in it")
@@ -90,16 +93,8 @@ def _format_of(path: Path) -> str:
             raise InputError(f"checkpoint '{path}' does not exist.{did_you_mean(path.name, siblings)}")
         if not path.is_file():
             raise InputError(f"checkpoint '{path}' is not a regular file")
-        with path.open("rb") as file:
-            head = file.read(9)
     except OSError as error:
         raise InputError(f"checkpoint '{path}' cannot be read: {error.strerror}") from None
-    if not head:
-        raise InputError(f"checkpoint '{path}' is empty (0 bytes): download or copy it again")
-    # A safetensors file starts with eight bytes of header length, then the header's JSON object.
-    if head[8:] == b"{" or path.suffix == ".safetensors":
-        return SAFETENSORS
-    return PYTORCH_ZIP if head.startswith(b"PK\x03\x04") else PYTORCH_LEGACY
 
 
 def _open_safetensors(path: Path) -> dict[str, Tensor]:
@@ -107,9 +102,8 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except Exception as error:  # its own SafetensorError, but also OSError, TypeError and ValueError
-        reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"checkpoint '{path}' is damaged, cut short or not a safetensors file ({reason}): download or copy it again"
+            f"is damaged, cut short or not a safetensors file ({printable(error, 200)}): download or copy it again"
         ) from None
 
 
@@ -118,17 +112,8 @@ def _open_pytorch(path: Path, file_format: str) -> object:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch would warn before the error is printed in one line
             return torch.load(path, map_location="cpu", weights_only=True, mmap=file_format == PYTORCH_ZIP)
-    except Exception as error:  # damaged bytes raise anything: KeyError, EOFError, RuntimeError, MemoryError, …
-        if requested := re.search(r"GLOBAL (\S+)", str(error)):
-            reason = (
-                f"is refused: its pickle requests {requested[1]}, and a pickle with more than plain tensors can run "
-                "code. Save its state dict alone, or as safetensors"
-            )
-        elif "TorchScript" in str(error):
-            reason = "is a TorchScript program, not weights: save the module's state_dict() instead"
-        else:
-            reason = "is damaged, cut short or not a PyTorch checkpoint: download or copy it again"
-        raise InputError(f"checkpoint '{path}' {reason}") from None
+    except Exception:  # damaged bytes raise anything: KeyError, EOFError, RuntimeError, MemoryError, …
+        raise InputError("is damaged, cut short or not a PyTorch checkpoint: download or copy it again") from None
 
 
 def _check_tensor(name: str, value: object) -> None:
@@ -137,8 +122,8 @@ def _check_tensor(name: str, value: object) -> None:
             f"is not a state dict: its entry '{name}' is a {type(value).__name__}, not a tensor "
             "(expected: a state dict, or one under 'ema' or 'model')"
         )
-    if value.layout != torch.strided or value.is_quantized or value.is_meta:
-        raise InputError(f"holds '{name}' as a sparse, quantised or meta tensor: save it dense")
+    if value.layout != torch.strided:
+        raise InputError(f"holds '{name}' as a sparse tensor: save it dense")
 
 
 def plain_names(content: object, wanted: Collection[str] = ()) -> dict[str, Any]:
@@ -157,8 +142,9 @@ def plain_names(content: object, wanted: Collection[str] = ()) -> dict[str, Any]
         raise InputError("holds an empty state dict")
     entries: dict[str, Any] = {}
     for key, value in content.items():
-        if not isinstance(key, str):
-            raise InputError(f"is not a state dict: its key {key!r} is not a name")
+        if not isinstance(key, str) or not key.isprintable() or len(key) > _LONGEST_NAME:
+            shown = printable(ascii(key), 60) if isinstance(key, str | int) else f"of type {type(key).__name__}"
+            raise InputError(f"is not a state dict: its key {shown} is not a name")
         name = ".".join(part for part in key.split(".") if part != "_orig_mod")
         if name in entries:
             raise InputError(f"holds '{name}' twice, with and without '_orig_mod'")

@@ -11,12 +11,14 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
 from msgspec import Meta
+from yaml.composer import ComposerError
 
-from profiling.errors import InputError, did_you_mean, python_command
+from profiling.errors import InputError, did_you_mean, printable, python_command
 from profiling.results.run_folder import write_text
 
 MANIFEST = Path(__file__).resolve().parents[2] / "checkpoints" / "manifest.yaml"
@@ -24,7 +26,9 @@ _LOCK_HEADER = """\
 # sha256 and size in bytes of each file in manifest.yaml, recorded at its first download and checked ever after.
 # Commit this file. Remove an entry only to accept a new version of a published file.
 """
-_Text = Annotated[str, Meta(min_length=1)]
+_MOST_BYTES = 256 * 1024  # of a manifest or lock file: some thousand entries
+_LONGEST_PART = 240  # bytes of a file's or folder's name: most file systems allow 255, `.part.etag` is appended
+_Text = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}\Z")]
 _Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 
 
@@ -40,11 +44,11 @@ class _LockFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Annotated[str, Meta(pattern=r"^[\w.-]+$")]  # part of a command and of a file name
+    name: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")]  # part of a command and a file name
     components: Annotated[tuple[_Text, ...], Meta(min_length=1)]
     size_class: _Text
-    path: _Text
-    url: Annotated[str, Meta(pattern=r"^https?://[^/\s]+/")]
+    path: Annotated[str, Meta(min_length=1, max_length=1000)]
+    url: Annotated[str, Meta(pattern=r"\Ahttps?://[^/\s]+/[^\s\x00-\x1f\x7f]*\Z", max_length=2000)]
     sha256: _Sha256 | None = None
 
 
@@ -90,26 +94,47 @@ def load_manifest(source: Path = MANIFEST) -> tuple[Entry, ...]:
 
     Raises InputError when either file is unreadable or invalid, or when they disagree about a digest.
     """
-    if not source.exists():
-        raise InputError(f"manifest '{source}' does not exist: name one with --manifest PATH")
     try:
+        if not source.exists():
+            raise InputError(f"manifest '{source}' does not exist: name one with --manifest PATH")
         listed = msgspec.convert(_read_yaml(source), _ManifestFile).files
         for field in ("name", "path"):
-            values = [getattr(item, field) for item in listed]
-            for value in values:
-                if values.count(value) > 1:
-                    raise ValueError(f"two entries have the {field} '{value}'")
+            _check_distinct(field, [getattr(item, field) for item in listed])
         lock = source.resolve().with_name("lock.yaml")
         recorded = read_lock(lock)
-        return tuple(_entry(item, lock, recorded.get(item.name)) for item in listed)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"manifest '{source}' is invalid: {' '.join(str(error).split())}") from None
+        entries = tuple(_entry(item, lock, recorded.get(item.name)) for item in listed)
+        own = {file.name.casefold() for file in (source, source.resolve(), lock)}
+        for entry in entries:
+            if PurePosixPath(entry.path).parts[1].casefold() in {*own, ".locks"}:
+                raise ValueError(f"'{entry.name}': path '{entry.path}' is a file that the downloads themselves use")
+        return entries
+    except (OSError, ValueError) as error:
+        raise InputError(f"manifest '{source}' is invalid: {error}") from None
+
+
+def _check_distinct(field: str, values: Sequence[str]) -> None:
+    """Raise a ValueError for two equal values; some file systems do not distinguish upper and lower case."""
+    first: dict[str, str] = {}
+    for value in values:
+        other = first.setdefault(value.casefold(), value)
+        if other is not value:
+            case = "" if other == value else f" and '{other}', which differ only in case"
+            raise ValueError(f"two entries have the {field} '{value}'{case}")
+    for value in values:
+        for folder in PurePosixPath(value.casefold()).parents:
+            if str(folder) in first:
+                raise ValueError(f"the {field} '{first[str(folder)]}' is a folder of '{value}'")
 
 
 def _entry(listed: _Listed, lock: Path, locked: Locked | None) -> Entry:
     folder, parts = lock.parent.name, PurePosixPath(listed.path).parts
-    if len(parts) < 2 or parts[0] != folder or ".." in parts:
-        raise ValueError(f"'{listed.name}': path must stay inside '{folder}/', not '{listed.path}'")
+    if len(parts) < 2 or parts[0] != folder or ".." in parts or "/".join(parts) != listed.path:
+        raise ValueError(f"'{listed.name}': path must be a file inside '{folder}/', not '{listed.path}'")
+    if not listed.path.isprintable() or any(len(part.encode()) > _LONGEST_PART for part in parts):
+        raise ValueError(f"'{listed.name}': path '{printable(listed.path, 60)}' is too long or cannot be printed")
+    if listed.path.casefold().endswith((".part", ".part.etag")):
+        raise ValueError(f"'{listed.name}': path '{listed.path}' has the name of an unfinished download")
+    _check_url(listed)
     sha256 = listed.sha256.lower() if listed.sha256 else None
     if sha256 and locked and sha256 != locked.sha256:
         raise ValueError(
@@ -122,15 +147,25 @@ def _entry(listed: _Listed, lock: Path, locked: Locked | None) -> Entry:
     return Entry(**fields, file=lock.parent.parent / listed.path, lock=lock, sha256_source=source)
 
 
+def _check_url(listed: _Listed) -> None:
+    """Raise a ValueError, which never holds the url, because it can hold a password."""
+    try:
+        parsed = urlsplit(listed.url)
+        valid = bool(parsed.hostname) and parsed.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError(f"'{listed.name}': the host or port of its url is invalid")
+
+
 def read_lock(lock: Path) -> dict[str, Locked]:
     """Return digest and size by name; empty when the file does not exist. Raises InputError when it is invalid."""
-    if not lock.exists():
-        return {}
     try:
+        if not lock.exists():
+            return {}
         return msgspec.convert(_read_yaml(lock) or {}, _LockFile).files or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"lock file '{lock}' is invalid ({reason}): restore it with git checkout") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"lock file '{lock}' is invalid ({error}): restore it with git checkout") from None
 
 
 def record(lock: Path, name: str, seen: Locked) -> bool:
@@ -186,5 +221,29 @@ def verify(entry: Entry) -> str:
     return sha256
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases: with them, a few lines can stand for gigabytes, or hold themselves."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            problem = "aliases (*name) are not accepted"
+            raise ComposerError(problem=problem, problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
 def _read_yaml(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    """Raise OSError or ValueError; the latter holds a line number and no text of the file, where passwords can be."""
+    if not path.is_file():  # reading a pipe or a device would never end
+        raise ValueError("it is not a regular file")
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
+    text = content.decode()
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{line}{error.problem}") from None
+    except Exception as error:  # PyYAML raises anything for false tags and depth: KeyError, RecursionError, …
+        raise ValueError(f"it is not valid YAML ({type(error).__name__})") from None

@@ -35,12 +35,19 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
         fill_degenerate(module, settings.seed)
         return "random", hint
     for entry in load_manifest():
-        if entry.file.resolve() == path.resolve():
+        if _is_same_file(entry.file, path):
             verify(entry)
     published_shapes = getattr(module, "published_shapes", dict)()
     others = {name: shapes for name, shapes in published_shapes.items() if name != spec.key}
     load_into(module, path, part=spec.part, others=others)
     return str(path), None
+
+
+def _is_same_file(first: Path, second: Path) -> bool:
+    try:
+        return first.samefile(second)
+    except (OSError, ValueError):  # missing, or not a possible path: `load_into` says which
+        return False
 
 
 def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, str | None]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +33,8 @@ class Remote:
     statuses: list[int | None] = field(default_factory=list)
     cuts: list[int | None] = field(default_factory=list)
     seconds_per_chunk: float = 0.0
+    raw: Iterable[bytes] | None = None  # an answer sent as it is, piece by piece, instead of the file
+    resets: bool = False  # a cut is a reset of the connection, not its end
 
 
 class Server(ThreadingHTTPServer):
@@ -41,6 +44,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, Remote] = {}
         self.log: list[Served] = []
+        self.closing = threading.Event()
 
     @property
     def url(self) -> str:
@@ -64,8 +68,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(served.status)
             self.send_header("Content-Length", "0")
             self.end_headers()
-            return
-        self._send_file(remote, served)
+        elif remote.raw is not None:
+            self._send_pieces(remote.raw, remote, served)
+        else:
+            self._send_file(remote, served)
 
     def _send_file(self, remote: Remote, served: Served):
         start, size = self._start(remote), len(remote.body)
@@ -83,13 +89,20 @@ class _Handler(BaseHTTPRequestHandler):
         if not remote.no_length:
             self.send_header("Content-Length", str(remote.announced or len(body)))
         self.end_headers()
-        self.close_connection = True
         cut = remote.cuts.pop(0) if remote.cuts else None
-        for at in range(0, len(body[:cut]), 64 * 1024):
-            chunk = body[:cut][at : at + 64 * 1024]
-            self.wfile.write(chunk)
-            served.sent += len(chunk)
-            time.sleep(remote.seconds_per_chunk)
+        self._send_pieces(
+            (body[:cut][at : at + 64 * 1024] for at in range(0, len(body[:cut]), 64 * 1024)), remote, served
+        )
+        if cut is not None and remote.resets:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def _send_pieces(self, pieces: Iterable[bytes], remote: Remote, served: Served):
+        self.close_connection = True
+        for piece in pieces:
+            self.wfile.write(piece)
+            served.sent += len(piece)
+            if self.server.closing.wait(remote.seconds_per_chunk):
+                return
 
     def _start(self, remote: Remote) -> int:
         asked, condition = self.headers.get("Range"), self.headers.get("If-Range")
@@ -111,6 +124,7 @@ def serving() -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.closing.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
-from http_server import Remote, Server
+from http_server import Remote, Server, serving
 
 from profiling.components.manifest import Entry, load_manifest, select
+
+
+def checkpoint(size: int, seed: int = 0) -> bytes:
+    """Return a file of PyTorch's legacy format: five pickles (magic number, protocol, system, no weights) and noise."""
+    head = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02}.\x80\x02]."
+    return head + random.Random(seed).randbytes(size - len(head))
 
 
 class Published:
@@ -50,3 +59,15 @@ class Published:
 
     def partial_files(self) -> list[str]:
         return sorted(path.name for path in self.root.rglob("*.part*"))
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[Server]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def published(tmp_path, server) -> Published:
+    return Published(tmp_path, server)

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from profiling.components import weights
 from profiling.components.manifest import MANIFEST, Locked, load_manifest, read_lock, record, select, verify
@@ -24,7 +24,7 @@ GOOD = {
 def write(root: Path, content: object) -> Path:
     manifest = root / "checkpoints" / "manifest.yaml"
     manifest.parent.mkdir(exist_ok=True)
-    manifest.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    manifest.write_text(content if isinstance(content, str) else json.dumps(content))  # YAML too, without aliases
     return manifest
 
 
