@@ -365,10 +365,11 @@ def _read_head(response: requests.Response, part: _Part, version: str | None) ->
     if status in _TRANSIENT_STATUS:
         raise _AttemptError(reason)
     span = re.fullmatch(rf"bytes (?:({_SIZE})-({_SIZE})|\*)/({_SIZE})", headers.get("Content-Range", ""))
-    same = span is not None and (offered or version) == version
-    if status == 416 and same and int(span[3]) == part.size:
+    if (offered or version) != version:
+        span = None  # of another version
+    if status == 416 and span and int(span[3]) == part.size:
         return part.size  # everything had arrived already
-    resumed = status == 206 and same and span[1] == str(part.size) and int(span[2]) < int(span[3])
+    resumed = status == 206 and span and span[1] == str(part.size) and int(span[2]) < int(span[3])
     if status in (206, 416) and not resumed:
         part.discard()
         raise _AttemptError(f"HTTP {status} does not match the requested range")
@@ -378,7 +379,7 @@ def _read_head(response: requests.Response, part: _Part, version: str | None) ->
     encoding = headers.get("Content-Encoding", "identity"), headers.get("Transfer-Encoding", "identity")
     if not re.fullmatch(_SIZE, length) or encoding != ("identity", "identity"):
         raise DownloadError(f"{response.url}: the server does not send the file's size, truncation is undetectable")
-    if span is not None and status == 206:
+    if span and resumed:
         return int(span[3])
     part.restart(offered if _VERSION.fullmatch(offered) else None)
     return int(length)

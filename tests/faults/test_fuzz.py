@@ -5,14 +5,20 @@ less than a minute.
 """
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_record import record, summary
 
+from profiling.components.checkpoint_file import load_into
+from profiling.components.manifest import load_manifest
+from profiling.errors import InputError
 from profiling.report.render import render_console, render_html, render_markdown
 from profiling.report.run_data import RunData
 from profiling.results.environment import Environment, decode_environment
@@ -123,3 +129,113 @@ def test_arbitrary_environment(content):
     known = {"dtype": "float32", **content}
     environment = decode_environment(json.dumps(known).encode())
     assert environment.dtype == "float32"
+
+
+YAML = ["files:", "- ", "  ", "\n", "&a", "*a", "<<: ", "{", "[", "!!int ", "!!bool x", "? ", "'"]
+yaml_text = st.text(max_size=60) | st.lists(st.sampled_from(YAML)).map("".join) | json_values.map(json.dumps)
+ENTRY = {
+    "name": "vae",
+    "components": ["decoder"],
+    "size_class": "1M",
+    "path": "checkpoints/vae.pt",
+    "url": "https://host/vae.pt",
+    "sha256": "0" * 64,
+}
+LOCKED = {"files": {"vae": {"sha256": "0" * 64, "size": 3}}}
+
+
+def load_fuzzed_manifest(folder: Path, manifest: bytes, lock: bytes) -> None:
+    """Load a manifest: its entries are inside its folder, or it is refused in one line."""
+    source = folder / "checkpoints" / "manifest.yaml"
+    source.parent.mkdir()
+    source.write_bytes(manifest)
+    source.with_name("lock.yaml").write_bytes(lock)
+    entries, message = (), ""
+    try:
+        entries = load_manifest(source)
+    except InputError as error:
+        message = str(error)
+    assert message.isprintable()
+    for entry in entries:
+        assert entry.file.resolve().is_relative_to(source.parent)
+        assert f"{entry.path}{entry.name}{entry.components}".isprintable()
+
+
+@pytest.mark.fault(
+    "manifest.yaml or lock.yaml of arbitrary bytes or YAML",
+    happens="loaded, or refused in one line, exit 2",
+    kept="the file",
+)
+@bounded(100)
+@given(content=st.one_of(st.binary(max_size=60), yaml_text.map(lambda text: text.encode("utf-8", "surrogatepass"))))
+def test_arbitrary_manifest(tmp_path_factory, content):
+    load_fuzzed_manifest(tmp_path_factory.mktemp("fuzz"), content, b"")
+    load_fuzzed_manifest(tmp_path_factory.mktemp("fuzz"), json.dumps({"files": [ENTRY]}).encode(), content)
+
+
+@pytest.mark.fault(
+    "any value of manifest.yaml or lock.yaml replaced",
+    happens="loaded, or refused in one line, exit 2",
+    kept="the file",
+)
+@bounded(300)
+@given(data=st.data())
+def test_a_field_of_the_manifest_replaced(tmp_path_factory, data):
+    manifest, lock = {"files": [ENTRY]}, LOCKED
+    value = data.draw(st.one_of(json_values, st.text().map(lambda text: f"checkpoints/{text}"), st.text(max_size=300)))
+    if data.draw(st.booleans()):
+        manifest = planted(manifest, data.draw(st.sampled_from(paths(manifest))), value)
+    else:
+        lock = planted(lock, data.draw(st.sampled_from(paths(lock))), value)
+    load_fuzzed_manifest(tmp_path_factory.mktemp("fuzz"), json.dumps(manifest).encode(), json.dumps(lock).encode())
+
+
+def checkpoint_bytes(form: str) -> bytes:
+    file = BytesIO()
+    state = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
+    if form == "safetensors":
+        return safetensors.torch.save(state)
+    torch.save(state, file, _use_new_zipfile_serialization=form == "zip")
+    return file.getvalue()
+
+
+CHECKPOINTS = {form: checkpoint_bytes(form) for form in ("zip", "legacy", "safetensors")}
+
+
+@pytest.mark.fault(
+    "bytes of a checkpoint replaced, inserted or removed", happens="loaded, or refused in one line", kept="the file"
+)
+@pytest.mark.parametrize("form", CHECKPOINTS)
+@bounded(150)
+@given(data=st.data())
+def test_bytes_of_a_checkpoint(tmp_path_factory, form, data):
+    content = bytearray(CHECKPOINTS[form])
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(content)))
+        end = start + data.draw(st.sampled_from([0, 1, 1, 1, 2, 4, 8, 64]))
+        content[start:end] = data.draw(st.binary(min_size=end - start, max_size=end - start) | st.binary(max_size=16))
+    load_fuzzed_checkpoint(tmp_path_factory.mktemp("fuzz") / "w.pt", bytes(content))
+
+
+@pytest.mark.fault("a checkpoint of arbitrary bytes", happens="refused in one line", kept="the file")
+@bounded(150)
+@given(
+    content=st.tuples(
+        st.sampled_from([b"", b"PK\x03\x04", b"\x80\x02", CHECKPOINTS["legacy"][:15], b"\x02" + bytes(7) + b"{"]),
+        st.binary(max_size=200),
+    ).map(b"".join)
+)
+def test_arbitrary_checkpoint(tmp_path_factory, content):
+    load_fuzzed_checkpoint(tmp_path_factory.mktemp("fuzz") / "w.pt", content)
+
+
+def load_fuzzed_checkpoint(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    message = str(path)
+    try:
+        load_into(torch.nn.Linear(2, 2), path)
+    except InputError as error:
+        message = str(error)
+    assert message.isprintable()
+    assert str(path) in message
+    assert path.read_bytes() == content
