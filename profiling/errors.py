@@ -70,10 +70,7 @@ def printable(text: object, limit: int = LONGEST) -> str:
     Characters that cannot be printed (also lone surrogates and those that change the direction of text) become a space.
     A longer text loses its middle.
     """
-    try:
-        plain = str(text)
-    except Exception as error:  # an exception of the user's code may have a broken __str__
-        plain = f"{type(text).__name__} without text: its __str__ raises {type(error).__name__}"
+    plain = _text_of(text)
     if len(plain) > 8 * limit:  # bounds the time
         plain = f"{plain[: 4 * limit]}\n{plain[-4 * limit :]}"
     plain = "".join(char if char.isprintable() else "\n" for char in _ESCAPES.sub("", plain))
@@ -88,12 +85,15 @@ def reason_of(error: BaseException) -> str:
     """Return an exception's type and the first line of its text, in 500 characters; an InputError's whole message."""
     if isinstance(error, InputError):
         return str(error)
-    try:
-        text = str(error)
-    except BaseException as broken:  # the cell's code may define it
-        text = f"without text: its __str__ raises {type(broken).__name__}"
-    first = next((line for line in text[:100_000].splitlines() if line.strip()), "no message")
+    first = next((line for line in _text_of(error)[:100_000].splitlines() if line.strip()), "no message")
     return printable(f"{type(error).__name__}: {first}", 500)
+
+
+def _text_of(thing: object) -> str:
+    try:
+        return str(thing)
+    except BaseException as error:  # the user's code may define it
+        return f"{type(thing).__name__} without text: its __str__ raises {type(error).__name__}"
 
 
 def command(*words: object) -> str:

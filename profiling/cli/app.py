@@ -7,25 +7,27 @@ import errno
 import math
 import os
 import re
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hydra
+import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from profiling.errors import InputError, did_you_mean, python_command
+from profiling.errors import InputError, did_you_mean, python_command, shell_words
 from profiling.report.format import replace_unprintable
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import new_folder, remove_refused_run, resume_command
@@ -33,6 +35,10 @@ from profiling.run.job import RunConfig
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 INTERRUPTED = 130
+#: Config groups of which a run chooses several files.
+LISTS = ("component", "variant", "metric")
+#: Most values of a YAML file after its aliases are replaced.
+MOST_NODES = 100_000
 
 Target = Callable[[DictConfig, Path], int]
 
@@ -64,13 +70,10 @@ def launch(target: str, run: Target) -> int:
             raise KeyboardInterrupt  # ends all runs of a --multirun
 
     def compose_and_run() -> int:
+        check_arguments(sys.argv[1:])  # before Hydra, which makes the run's folder
         hydra.main(version_base=None, config_path=str(CONF), config_name=target)(task)()
         return max(codes, default=0)
 
-    for argument in sys.argv[1:]:  # checked before Hydra, which would make the folder
-        key, _, folder = argument.partition("=")
-        if key == "resume" and folder not in ("", "null") and not Path(folder).is_dir():
-            return _print_error(f"resume={folder}: there is no such folder. Give the folder of the interrupted run.")
     return _exit_code_of(compose_and_run, target)
 
 
@@ -117,7 +120,7 @@ def command_line(target: str) -> str:
         of_the_sweep = re.compile(r"--multirun$|-m$|hydra\.(sweep|sweeper|run|launcher)\b")
         others = [item for item in arguments if not of_the_sweep.match(item) and item.partition("=")[0] not in swept]
         arguments = [*others, *overrides]
-    return shlex.join(["python", "-m", f"profiling.{target}", *arguments])
+    return shell_words(["python", "-m", f"profiling.{target}", *arguments])
 
 
 def register_resolvers() -> None:
@@ -134,6 +137,89 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
 
 
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Check what Hydra accepts and does not mean, or answers with a traceback.
+
+    Raises:
+        InputError: an argument that is not printable text, an override without a key, a key that is given twice or
+            deleted, a config group whose value is no name, a YAML file that cannot be read, or no folder to resume.
+        HydraException: an override that cannot be parsed.
+
+    """
+    for argument in arguments:
+        if not argument.isprintable():
+            raise InputError(
+                f"{argument!r} holds control characters, or bytes that are not UTF-8. Rename what it names."
+            )
+    given: dict[str, str] = {}
+    for override in OverridesParser.create().parse_overrides(get_args_parser().parse_args(arguments).overrides):
+        key, text = override.get_key_element().lstrip("+~"), override.input_line or ""
+        if not key:
+            raise InputError(f"{text!r} names no key. Write KEY=VALUE; --help shows the keys.")
+        if key in given:
+            raise InputError(f"{key} is given twice: {given[key]} and {text}. Leave one out.")
+        given[key] = text
+        if override.is_delete() and "." not in key and key not in LISTS:
+            raise InputError(f"{text}: {key} cannot be deleted. Leave it out, or give it another value.")
+        if override.is_delete() or override.is_sweep_override():
+            continue
+        value = override.value()
+        if key in _groups():
+            check_choices(key, value)
+        if key == "resume" and value is not None:
+            folder = OmegaConf.create({"folder": value}).folder  # without the escapes of an interpolation
+            if not isinstance(folder, str) or not Path(folder).is_dir():
+                raise InputError(f"resume={folder}: there is no such folder. Give the folder of the interrupted run.")
+
+
+def check_choices(group: str, value: object) -> None:
+    """Check the value of a config group, and that the YAML files that it names can be read.
+
+    Raises:
+        InputError: it is no name and no list of names, or a file is not valid YAML.
+
+    """
+    names = value if isinstance(value, list) and group in LISTS else [value]
+    if not all(isinstance(name, str) for name in names):
+        example = f"{group}=[NAME,NAME]" if group in LISTS else f"{group}=NAME"
+        raise InputError(f"{group}={value!r} does not name YAML files. Write {example}; --help lists the names.")
+    for path in (folder / group / f"{name}.yaml" for folder in _config_folders() for name in names):
+        if path.is_file():
+            check_yaml(path)
+
+
+def check_yaml(path: Path) -> None:
+    """Check that Hydra can read a YAML file: its aliases are replaced by copies, which can be endless or far too many.
+
+    Raises:
+        InputError: it is not valid UTF-8 or YAML, contains itself, or has more than `MOST_NODES` values.
+
+    """
+    sizes: dict[yaml.Node, float] = {}
+
+    def size(node: yaml.Node) -> float:
+        if node not in sizes:
+            sizes[node] = math.inf  # of a node that contains itself
+            pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
+            sizes[node] = 1 + sum(
+                size(part) for pair in pairs for part in (pair if isinstance(pair, tuple) else (pair,))
+            )
+        return sizes[node]
+
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
+        if node is not None and size(node) > MOST_NODES:
+            raise ValueError(f"its aliases make it contain itself, or stand for more than {MOST_NODES:,} values")
+    except RecursionError:
+        raise InputError(f"{path} is not valid: it is nested too deeply.") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{path} is not valid: {error}. Correct the file.") from None
+
+
+def _groups() -> set[str]:
+    return {"hydra", *(path.name for path in CONF.iterdir() if path.is_dir())}
+
+
 def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Check that the top key of each chosen YAML is the file's name; another key could overwrite another file's entry.
 
@@ -141,12 +227,14 @@ def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
         InputError: a file whose top key is not its name.
 
     """
-    for override in overrides:
-        chosen = re.fullmatch(r"(component|variant|metric)=\[(.*)\]", override)
-        if chosen is None:
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        group = override.key_or_group
+        if group not in LISTS or override.is_delete():
             continue
-        group, names = chosen[1], [name.strip() for name in chosen[2].split(",") if name.strip()]
-        keys = set(cfg.get(group) or {})
+        value: Any = override.value()
+        names = [value] if isinstance(value, str) else list(value)
+        node = cfg.get(group)
+        keys = set(node) if isinstance(node, DictConfig) else set()
         wrong = [name for name in names if name not in keys] or (names if keys - set(names) else [])
         if wrong:
             raise InputError(f"{group}/{wrong[0]}.yaml must have one top key, its own name: `{wrong[0]}:`")
@@ -171,11 +259,10 @@ def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ or error.__context__
         return _print_error(explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target))
-    except YAMLError as error:
+    except yaml.YAMLError as error:
         return _print_error(f"a YAML file is not valid: {' '.join(str(error).split())}")
-    except BrokenPipeError:
-        _drop_output()
-        return 0
+    except RecursionError:
+        return _print_error("the config is nested too deeply, or contains itself. Correct the YAML files.")
     except OSError as error:
         return _print_error(explain_os_error(error))
 

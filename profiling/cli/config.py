@@ -9,10 +9,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from profiling.components.spec import ComponentSpec, Settings
-from profiling.errors import InputError, did_you_mean
+from profiling.components.spec import ComponentSpec, Settings, check_target, decode
+from profiling.errors import InputError
 from profiling.run.job import RunConfig
 
+_SETTINGS = tuple(item.name for item in fields(Settings))
+_OF_THE_RUN = ("isolation", "cell_timeout", "resume", "rounds")
+_SET_BY_THE_TOOL = {"name", "point", "extra_inputs"}
 #: Keys that each component has, with an example.
 REQUIRED = {"module": "{_target_: my_package.MyNetwork}", "inputs": "{x: {shape: [1, 3, 224, 224]}}"}
 
@@ -30,16 +33,22 @@ def read_config(cfg: DictConfig) -> RunConfig:
         raise InputError(f"config: {str(error).splitlines()[0]}") from error
     assert isinstance(source, dict)
     plain: dict[str, Any] = {str(key): value for key, value in source.items()}
-    components = tuple(read_component(name, node) for name, node in (plain.get("component") or {}).items())
+    missing = [name for name in (*_SETTINGS, *_OF_THE_RUN) if name not in plain]
+    if missing:
+        raise InputError(f"the config has no {missing[0]}. Do not delete it: leave out ~{missing[0]}.")
+    groups: dict[str, Mapping[str, Any]] = {}
+    for group in ("component", "variant", "metric"):
+        groups[group] = plain.get(group) or {}
+        if not isinstance(groups[group], Mapping):
+            raise InputError(f"{group}={groups[group]!r}: name YAML files, {group}=[NAME,NAME] for example.")
     for group in ("variant", "metric"):
-        for name, node in (plain.get(group) or {}).items():
-            if not isinstance(node, Mapping) or "_target_" not in node:
-                raise InputError(f"{group}.{name} has no _target_. Add _target_: package.module.Class to its YAML.")
+        for name, node in groups[group].items():
+            check_target(node, f"{group}.{name}")
     return RunConfig(
-        components=components,
-        variants=plain.get("variant") or {},
-        metrics=plain.get("metric") or {},
-        settings=_settings({item.name: plain[item.name] for item in fields(Settings)}),
+        components=tuple(read_component(str(name), node) for name, node in groups["component"].items()),
+        variants=groups["variant"],
+        metrics=groups["metric"],
+        settings=_settings({name: plain[name] for name in _SETTINGS}),
         isolation=plain["isolation"],
         cell_timeout=_number("cell_timeout", plain["cell_timeout"]),
         resume=plain["resume"],
@@ -52,21 +61,18 @@ def read_component(name: str, node: Any) -> ComponentSpec:
     """Turn a component's node, resolved to plain data, into its spec.
 
     Raises:
-        InputError: an unknown key, or a required one that is missing.
+        InputError: an unknown key, a required one that is missing, or a value of another type.
 
     """
+    where = f"component.{name}"
     if not isinstance(node, Mapping):
-        raise InputError(
-            f"component.{name} is not a mapping. Its YAML has the top key `{name}:` with module and inputs below it."
-        )
-    keys = [item.name for item in fields(ComponentSpec) if item.name != "name"]
-    for key in node:
-        if key not in keys:
-            raise InputError(f"component.{name}.{key} is unknown.{did_you_mean(str(key), keys)}")
+        raise InputError(f"{where} is no mapping. Its YAML has the top key `{name}:` with module and inputs below it.")
     for key, example in REQUIRED.items():
         if not isinstance(node.get(key), Mapping):
-            raise InputError(f"component.{name}.{key} is missing. Add it to the YAML, for example {key}: {example}")
-    return ComponentSpec(name=name, **node)
+            raise InputError(f"{where}.{key} is missing. Add it to the YAML, for example {key}: {example}")
+    for key in _SET_BY_THE_TOOL & set(node):
+        raise InputError(f"{where}.{key} is not for a YAML: the tool sets it. Leave it out.")
+    return decode(ComponentSpec, {"name": name, **node}, where)
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:

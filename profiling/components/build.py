@@ -12,14 +12,13 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from profiling.components.component import Component, MakeInputs, check_arguments
 from profiling.components.instantiate import instantiate, partial_of
-from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.spec import ComponentSpec, InputSpec, Settings, input_specs
 from profiling.components.weights import give_weights
-from profiling.errors import InputError, did_you_mean
-
-DISTRIBUTIONS = ("normal", "uniform", "integers", "bernoulli")
+from profiling.errors import InputError
 
 
 def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> Blueprint:
@@ -33,7 +32,9 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     """
     device = torch.device(settings.device)
     where = f"component.{spec.key}.module"
-    with suppress(Exception):  # raised again below; imported here because only the first build would import it
+    with suppress(
+        Exception, SystemExit
+    ):  # raised again below; imported here because only the first build would import it
         importlib.import_module(str(spec.module["_target_"]).rpartition(".")[0])
     set_process_state(settings)
     random.seed(settings.seed)
@@ -45,6 +46,7 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise InputError(f"{where}: {spec.module['_target_']} returned a {kind}, not a torch.nn.Module.")
+    check_built(module, where)
     module = module.to(device, build_dtype).eval()
     weights, hint = give_weights(module, spec, settings)
     run_dtype = getattr(torch, settings.dtype)
@@ -66,6 +68,28 @@ def set_process_state(settings: Settings) -> None:
     device = torch.device(settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def check_built(module: nn.Module, where: str) -> None:
+    """Check that the module has parameters that can be loaded, cast and counted.
+
+    Raises:
+        InputError: its class does not call `super().__init__()`, or a parameter has no shape yet or no memory.
+
+    """
+    if "_parameters" not in vars(module):
+        raise InputError(f"{where}: {type(module).__name__}.__init__ does not call super().__init__(). Add the call.")
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise InputError(
+                f"{where}: {name} has no shape before the first call (a lazy layer). Give the layer its sizes, or name "
+                "a function as _target_ that calls the module once and returns it."
+            )
+        if tensor.is_meta:
+            raise InputError(
+                f"{where}: {name} is on device meta, without memory. Build the module without torch.device('meta'), "
+                "or call its to_empty and load its weights in the factory."
+            )
 
 
 @dataclass(frozen=True)
@@ -126,70 +150,38 @@ def input_maker(
 
     """
     if "_target_" in node:
-        make_inputs = partial_of(node, f"component.{component}.inputs")
-        return lambda generator: make_inputs(module, generator=generator, device=device, dtype=dtype)
-    specs = parse_input_specs(node, component)
-    return lambda generator: {name: spec.draw(generator, dtype) for name, spec in specs.items()}
+        where = f"component.{component}.inputs"
+        make_inputs = partial_of(node, where)
+
+        def draw(generator: torch.Generator) -> Mapping[str, torch.Tensor]:
+            made = make_inputs(module, generator=generator, device=device, dtype=dtype)
+            if not isinstance(made, Mapping) or not all(isinstance(each, torch.Tensor) for each in made.values()):
+                kinds = [type(each).__name__ for each in made.values()] if isinstance(made, Mapping) else []
+                raise InputError(
+                    f"{where}: {node['_target_']} returned a {type(made).__name__} {f'of {kinds}' if kinds else ''}. "
+                    "Return a dict with a tensor for each argument of forward."
+                )
+            return made
+
+        return draw
+    specs = input_specs(node, component)
+    for name, spec in specs.items():
+        if spec.dtype != "auto" and not isinstance(getattr(torch, spec.dtype, None), torch.dtype):
+            where = f"component.{component}.inputs.{name}"
+            raise InputError(f"{where}.dtype={spec.dtype} is not a torch dtype. Use auto, float32, int64, bool, …")
+    return lambda generator: {name: draw_input(spec, generator, dtype) for name, spec in specs.items()}
 
 
-@dataclass(frozen=True)
-class InputSpec:
-    """One input: `normal` (mean 0, std 1), `uniform` or `integers` in [low, high), `bernoulli` (0 or 1, half each).
-
-    `dtype` auto is the run's dtype; an explicit one ("int64", "float32") does not depend on it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str = "auto"
-    distribution: str = "normal"
-    low: float = 0.0
-    high: float = 1.0
-
-    def draw(self, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor of `shape` on the generator's device, in `dtype` where the spec's own is auto."""
-        device = generator.device
-        dtype = dtype if self.dtype == "auto" else getattr(torch, self.dtype)
-        if self.distribution == "integers":
-            low, high = int(self.low), int(self.high)
-            return torch.randint(low, high, self.shape, generator=generator, device=device).to(dtype)
-        if self.distribution == "normal":
-            return torch.randn(self.shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
-        values = torch.rand(self.shape, generator=generator, device=device, dtype=torch.float32)
-        if self.distribution == "bernoulli":
-            return (values < 0.5).to(dtype)
-        return (values * (self.high - self.low) + self.low).to(dtype)
-
-
-def parse_input_specs(specs: Mapping[str, Any], component: str) -> dict[str, InputSpec]:
-    """Read the `inputs` of a component's YAML.
-
-    Raises:
-        InputError: an unknown key, dtype or distribution, or an invalid shape or range.
-
-    """
-    return {name: _parse(spec, f"component.{component}.inputs.{name}") for name, spec in specs.items()}
-
-
-def _parse(spec: Any, where: str) -> InputSpec:
-    if not isinstance(spec, Mapping) or "shape" not in spec:
-        raise InputError(f"{where} has no shape. Write it as {{shape: [1, 3, 224, 224], distribution: normal}}.")
-    known = tuple(InputSpec.__dataclass_fields__)
-    for key in spec:
-        if key not in known:
-            raise InputError(
-                f"{where}.{key} is unknown: an input spec has {', '.join(known)}.{did_you_mean(key, known)}"
-            )
-    shape = spec["shape"]
-    if not isinstance(shape, list | tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise InputError(f"{where}.shape={shape} must be a list of positive integers, for example [1, 3, 224, 224].")
-    parsed = InputSpec(**{**spec, "shape": tuple(shape)})
-    if parsed.distribution not in DISTRIBUTIONS:
-        raise InputError(
-            f"{where}.distribution={parsed.distribution} is none of {', '.join(DISTRIBUTIONS)}."
-            f"{did_you_mean(parsed.distribution, DISTRIBUTIONS)}"
-        )
-    if parsed.dtype != "auto" and not isinstance(getattr(torch, parsed.dtype, None), torch.dtype):
-        raise InputError(f"{where}.dtype={parsed.dtype} is not a torch dtype. Use auto, float32, int64, bool, …")
-    if parsed.distribution in ("uniform", "integers") and parsed.high <= parsed.low:
-        raise InputError(f"{where}: high={parsed.high} must be above low={parsed.low}.")
-    return parsed
+def draw_input(spec: InputSpec, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    """Return an input on the generator's device, in `dtype` where the spec's own is auto."""
+    device = generator.device
+    dtype = dtype if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    if spec.distribution == "integers":
+        low, high = int(spec.low), int(spec.high)
+        return torch.randint(low, high, spec.shape, generator=generator, device=device).to(dtype)
+    if spec.distribution == "normal":
+        return torch.randn(spec.shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    values = torch.rand(spec.shape, generator=generator, device=device, dtype=torch.float32)
+    if spec.distribution == "bernoulli":
+        return (values < 0.5).to(dtype)
+    return (values * (spec.high - spec.low) + spec.low).to(dtype)

@@ -7,10 +7,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
 
-from profiling.errors import InputError, MissingExtraError, did_you_mean, install_hint
+from profiling.errors import InputError, MissingExtraError, did_you_mean, install_hint, reason_of
 
 #: Optional packages, each with an extra of the same name.
 OPTIONAL_PACKAGES = ("diffusers", "transformers")
@@ -29,7 +28,7 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
     """
     try:
         return hydra_instantiate(dict(node), **arguments, _convert_="all")
-    except InstantiationException as error:
+    except (Exception, SystemExit) as error:  # SystemExit: a module of the user that exits when it is imported
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -39,8 +38,8 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
             raise cause from None
         if isinstance(cause, ModuleNotFoundError) and cause.name in OPTIONAL_PACKAGES:
             raise MissingExtraError(install_hint(cause.name)) from error
-        target, lines = str(node.get("_target_")), str(cause).splitlines() or [type(cause).__name__]
-        detail = missing_name(target) or f"{type(cause).__name__}: {lines[0]}"
+        target = str(node.get("_target_"))
+        detail = missing_name(target) or reason_of(cause)
         raise InputError(f"{where}: {target}: {detail}") from error
 
 
@@ -49,7 +48,7 @@ def missing_name(target: str) -> str:
     module, _, name = target.rpartition(".")
     try:
         names = vars(importlib.import_module(module))
-    except (ImportError, ValueError):
+    except (Exception, SystemExit):  # the caller has the reason
         return ""
     return "" if name in names else f"{module} has no {name!r}.{did_you_mean(name, names)}"
 

@@ -2,17 +2,142 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
-from profiling.errors import InputError, check_choice, check_whole
+import msgspec
+
+from profiling.errors import InputError, check_choice, check_whole, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "float16")
 SCALES = ("auto", "full", "tiny")
 CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
 CEILINGS = ("auto", "off")  # off: bandwidth and FLOP rate are not measured, so there is no roofline
 COMPILE_CACHES = ("fresh", "shared")  # fresh: each cell compiles from an empty cache, so that prepare times compare
+
+
+#: Distributions of an input.
+DISTRIBUTIONS = ("normal", "uniform", "integers", "bernoulli")
+#: Most elements of an input (64 Gi, 128 GiB in a 16-bit dtype): no device has room for more.
+MOST_ELEMENTS = 2**36
+_KINDS = {
+    **{"object": "a mapping", "array": "a list", "str": "text", "int": "a whole number", "float": "a number"},
+    **{"bool": "true or false", "null": "null"},
+}
+
+Kind = TypeVar("Kind")
+
+
+def decode(kind: type[Kind], node: Any, where: str) -> Kind:
+    """Return the config node `where` as the dataclass `kind`, whose hints give the types of its values.
+
+    Raises:
+        InputError: the node is no mapping, or has an unknown key, a missing one, or a value of another type.
+
+    """
+    if not isinstance(node, Mapping):
+        raise InputError(f"{where}={node!r} must be a mapping, with a key for each of its options.")
+    known = [each.name for each in fields(kind)]  # pyright: ignore[reportArgumentType] - a dataclass
+    for key in node:
+        if key not in known:
+            raise InputError(f"{where}.{key} is unknown: there are {', '.join(known)}.{did_you_mean(str(key), known)}")
+    try:
+        return msgspec.convert(dict(node), kind)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$")
+        if types := re.fullmatch(r"Expected `(.*)`, got `(.*)`", reason):
+            reason = f"must be {_in_words(types[1])}, not {_in_words(types[2])}"
+        raise InputError(f"{where}{path.rstrip('`')} {reason}. Correct the YAML, or the command line.") from None
+
+
+def decode_options(kind: type[Kind], node: Any, where: str) -> Kind:
+    """Decode the options of a target, whose node also names their class as `_target_`."""
+    options = {key: value for key, value in node.items() if key != "_target_"} if isinstance(node, Mapping) else node
+    return decode(kind, options, where)
+
+
+def _in_words(types: str) -> str:
+    return " or ".join(_KINDS.get(kind, kind) for kind in types.split(" | "))
+
+
+def check_target(node: Any, where: str) -> None:
+    """Raise an InputError unless the node is a mapping with a `_target_`, the dotted path of a class or function."""
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise InputError(f"{where} has no _target_. Add one: _target_: package.module.ClassOrFunction")
+    if not isinstance(node["_target_"], str) or not node["_target_"].strip():
+        raise InputError(
+            f"{where}._target_={node['_target_']!r} must be the dotted path of a class or function, "
+            "package.module.ClassOrFunction for example."
+        )
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input: `normal` (mean 0, std 1), `uniform` or `integers` in [low, high), `bernoulli` (0 or 1, half each).
+
+    `dtype` auto is the run's dtype; an explicit one ("int64", "float32") does not depend on it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "auto"
+    distribution: str = "normal"
+    low: float = 0.0
+    high: float = 1.0
+
+    @classmethod
+    def of(cls, node: Any, where: str) -> InputSpec:
+        """Read the node of an input.
+
+        Raises:
+            InputError: an unknown key, a value of another type, an invalid shape, distribution or range.
+
+        """
+        if not isinstance(node, Mapping) or "shape" not in node:
+            raise InputError(f"{where} has no shape. Write it as {{shape: [1, 3, 224, 224], distribution: normal}}.")
+        spec = decode(cls, node, where)
+        shape = list(spec.shape)
+        if any(size < 1 for size in shape):
+            raise InputError(f"{where}.shape={shape} must be positive integers, [1, 3, 224, 224] for example.")
+        if math.prod(shape) > MOST_ELEMENTS:
+            raise InputError(f"{where}.shape={shape} has more than {MOST_ELEMENTS:,} elements. Choose a smaller one.")
+        check_choice(f"{where}.distribution", spec.distribution, DISTRIBUTIONS)
+        for name in ("low", "high"):
+            if not math.isfinite(getattr(spec, name)):
+                raise InputError(f"{where}.{name}={getattr(spec, name)} must be a finite number.")
+        low, high = (int(spec.low), int(spec.high)) if spec.distribution == "integers" else (spec.low, spec.high)
+        if spec.distribution in ("uniform", "integers") and not -(2**63) <= low < high < 2**63:
+            raise InputError(f"{where}: high={spec.high} must be above low={spec.low}, and both within 64 bits.")
+        return spec
+
+
+def input_specs(node: Mapping[str, Any], component: str) -> dict[str, InputSpec]:
+    """Read the `inputs` of a component that are given as shapes, by argument.
+
+    Raises:
+        InputError: an unknown key, a value of another type, an invalid shape, distribution or range.
+
+    """
+    return {name: InputSpec.of(spec, f"component.{component}.inputs.{name}") for name, spec in node.items()}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """Changes of a component at scale tiny."""
+
+    module: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    frames_per_call: int | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The axis of a shape sweep, and its values."""
+
+    axis: str | None = None
+    values: tuple[int, ...] | int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,15 +168,22 @@ class ComponentSpec:
     def __post_init__(self) -> None:
         """Check the values that can be checked without building the module."""
         where = f"component.{self.key}"
-        if "_target_" not in self.module:
-            raise InputError(f"{where}.module has no _target_. Add one: _target_: package.module.ClassOrFactory")
+        check_target(self.module, f"{where}.module")
+        if self.initialise is not None:
+            check_target(self.initialise, f"{where}.initialise")
         if not self.inputs:
             raise InputError(f"{where}.inputs is empty. Give each argument of forward a shape, or inputs a _target_.")
-        if unknown := set(self.tiny) - {"module", "inputs", "frames_per_call"}:
-            raise InputError(f"{where}.tiny.{min(unknown)} is unknown: tiny holds module, inputs, frames_per_call.")
-        for owner, frames in ((where, self.frames_per_call), (f"{where}.tiny", self.tiny.get("frames_per_call", 1))):
-            check_whole(f"{owner}.frames_per_call", frames)
-        if {"frames", "batch"} & set(self.tiny.get("inputs", {})) and "frames_per_call" not in self.tiny:
+        if "_target_" in self.inputs:
+            check_target(self.inputs, f"{where}.inputs")
+        else:
+            input_specs(self.inputs, self.key)
+        tiny = decode(Tiny, self.tiny, f"{where}.tiny")
+        if self.sweep is not None:
+            decode(Sweep, self.sweep, f"{where}.sweep")
+        check_whole(f"{where}.frames_per_call", self.frames_per_call)
+        if tiny.frames_per_call is not None:
+            check_whole(f"{where}.tiny.frames_per_call", tiny.frames_per_call)
+        elif {"frames", "batch"} & set(tiny.inputs):
             raise InputError(f"{where}.tiny.inputs changes how many frames a call makes: add tiny.frames_per_call too.")
         if self.kind not in (None, "image", "audio"):
             raise InputError(f"{where}.kind={self.kind!r} must be image, audio or null.")
@@ -73,7 +205,7 @@ class ComponentSpec:
             extra_inputs=extra_inputs,
             module={**self.module, **self.tiny.get("module", {})},
             inputs=_merged(self.inputs, self.tiny.get("inputs", {})),
-            frames_per_call=self.tiny.get("frames_per_call", self.frames_per_call),
+            frames_per_call=self.tiny.get("frames_per_call") or self.frames_per_call,
             tiny={},
         )
 
@@ -101,10 +233,9 @@ class Settings:
         check_choice("checkpoint", self.checkpoint, CHECKPOINTS)
         check_choice("compile_cache", self.compile_cache, COMPILE_CACHES)
         check_choice("ceilings", self.ceilings, CEILINGS)
-        if self.threads is not None and self.threads < 1:
-            raise InputError(f"threads={self.threads} must be at least 1, or null for one per core.")
-        if self.seed < 0:
-            raise InputError(f"seed={self.seed} must be 0 or more.")
+        if self.threads is not None:
+            check_whole("threads", self.threads, 1, 4096)
+        check_whole("seed", self.seed, 0, 2**32 - 1)  # of numpy
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from omegaconf import DictConfig
 
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_config
+from profiling.components.spec import decode_options
 from profiling.errors import InputError
+from profiling.launch_overhead.options import CalibrationOptions
 from profiling.results.record import Record
 from profiling.run.job import CellFiles
 
@@ -33,6 +35,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
     config = read_config(cfg)
     if config.settings.trace:
         raise InputError("trace=true: launch_overhead has no step to trace. Leave it out.")
+    decode_options(CalibrationOptions, config.source["calibration"], "calibration")  # before any process is started
     procedure = {"_target_": CELL, "options": config.source["calibration"]}
     return execute(TARGET, replace(config, procedure=procedure, files=LaunchCosts()), folder)
 

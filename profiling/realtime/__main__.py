@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_config
-from profiling.components.spec import ComponentSpec
+from profiling.components.spec import ComponentSpec, decode_options
 from profiling.errors import InputError, did_you_mean
 from profiling.realtime.options import ROLES, WHOLE, WORLD, WORLD_OPTIONS, LoopOptions
 from profiling.run.job import RunConfig
@@ -27,10 +27,8 @@ def run(cfg: DictConfig, folder: Path) -> int:
     from profiling.realtime.recovery import FrameFiles  # imports numpy, which would slow --help down
 
     config = read_config(cfg)
-    options: Any = config.source["loop"]
-    if not isinstance(options, Mapping):
-        raise InputError(f"loop={options}: set its options one by one, loop.frames=600 for example. See --help.")
-    LoopOptions.of(options)  # checks them before any process is started
+    options = config.source["loop"]
+    decode_options(LoopOptions, options, "loop")  # checks them before any process is started
     stages = chosen_stages(config)
     stages[WORLD] = with_denoising(stages[WORLD], config.source)
     procedure = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from profiling.errors import InputError, check_choice, check_whole
 
@@ -59,11 +57,6 @@ class LoopOptions:
     sound_snr_db: float = 40.0
     gc: str = "frozen"
     profile_frames: int = 20
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> LoopOptions:
-        """Return the options of a config node, which may have a `_target_`."""
-        return cls(**{key: value for key, value in options.items() if key != "_target_"})
 
     def __post_init__(self) -> None:
         """Check every value."""

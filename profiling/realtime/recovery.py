@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profiling.components.spec import decode_options
 from profiling.realtime.options import WORLD, WORLD_OPTIONS, LoopOptions
 from profiling.results.frames import recover_series, series_file
 from profiling.results.record import Realtime
@@ -38,7 +39,7 @@ class FrameFiles(CellFiles):
             return {}
         from profiling.realtime.summary import summarize_frames  # imports scipy, which takes 1 s
 
-        options = LoopOptions.of(job.procedure["options"])
+        options = decode_options(LoopOptions, job.procedure["options"], "loop")
         loop = describe_loop(options, job.procedure["stages"], job.settings.device)
         return {"realtime": summarize_frames(series, loop)}
 

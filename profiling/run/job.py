@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.errors import InputError, check_whole
+from profiling.errors import InputError, check_whole, printable
 from profiling.results.record import Record
 
 
@@ -78,6 +79,26 @@ class CellFiles:
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 
 
+#: Longest name. A file has the names of a component and a variant and up to 50 more characters, and may have 255.
+LONGEST_NAME = 100
+_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{{0,{LONGEST_NAME - 1}}}")
+
+
+def check_names(group: str, names: Iterable[str]) -> None:
+    """Check names of components, variants or metrics, which become names of files and keys of records.
+
+    Raises:
+        InputError: a name is too long, or holds a character that is not safe in a file's name.
+
+    """
+    for name in names:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InputError(
+                f"{group} {printable(repr(name), LONGEST_NAME)} cannot be the name of a file. Rename it: letters a-z, "
+                f"digits and _ first, then also - . @ = +, at most {LONGEST_NAME} characters."
+            )
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The config of a run: its components × variants, in that order, and options that concern all cells."""
@@ -99,6 +120,17 @@ class RunConfig:
         for group, members in (("component", self.components), ("variant", self.variants)):
             if not members:
                 raise InputError(f"{group}=[] leaves nothing to run. Name at least one {group}.")
+        check_names("component", [spec.name for spec in self.components])
+        check_names("variant", self.variants)
+        check_names("metric", self.metrics)
+        cells: dict[str, str] = {}
+        for cell in (f"{spec.name}.{variant}" for spec in self.components for variant in self.variants):
+            other = cells.setdefault(cell.lower(), cell)
+            if other is not cell:
+                raise InputError(
+                    f"the cells {other} and {cell} would share their files. Rename a component or a variant: names "
+                    "must differ by more than upper and lower case."
+                )
         if self.isolation not in ("process", "none"):
             raise InputError(f"isolation={self.isolation} is none of process, none.")
         if not 0 < self.cell_timeout < float("inf"):

@@ -9,6 +9,8 @@ from omegaconf import DictConfig
 
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_config
+from profiling.components.spec import check_target, decode_options
+from profiling.training_step.options import TrainingOptions
 
 TARGET = "training_step"
 CELL = "profiling.training_step.cell.TrainingCell"
@@ -17,6 +19,8 @@ CELL = "profiling.training_step.cell.TrainingCell"
 def run(cfg: DictConfig, folder: Path) -> int:
     """Train every component under every variant."""
     config = read_config(cfg)
+    decode_options(TrainingOptions, config.source["training"], "training")  # before any process is started
+    check_target(config.source["optimizer"], "optimizer")
     procedure = {"_target_": CELL, "options": config.source["training"], "optimizer": config.source["optimizer"]}
     return execute(TARGET, replace(config, procedure=procedure), folder)
 

@@ -55,7 +55,9 @@ def command(
     start = [sys.executable, "-m", f"profiling.{target}", f"--config-dir={OUTSIDE}"]
     flags = [item for item in overrides if item.startswith("--")]  # argparse wants them before the overrides
     keys = [item for item in overrides if not item.startswith("--")]
-    return [*start, *flags, f"hydra.run.dir={folder}", *quick, *keys]
+    given = {item.partition("=")[0] for item in keys}
+    defaults = [item for item in (f"hydra.run.dir={folder}", *quick) if item.partition("=")[0] not in given]
+    return [*start, *flags, *defaults, *keys]
 
 
 def finished(start: list[str], cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:

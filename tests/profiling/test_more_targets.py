@@ -1,12 +1,11 @@
 """shape_sweep, training_step and launch_overhead as a user runs them, tiny on a CPU."""
 
 import json
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from as_user import OUTSIDE, finished
+from as_user import command, finished
 from test_conf import composed
 
 from profiling.cli.config import read_config
@@ -29,8 +28,7 @@ QUICK_LATENCY = (
 
 def started(target: str, folder: Path, *overrides: str, code: int = 0) -> str:
     """Run a target and return what it printed."""
-    flags = [f"--config-dir={OUTSIDE}", f"hydra.run.dir={folder}", *QUICK]
-    done = finished([sys.executable, "-m", f"profiling.{target}", *flags, *overrides], folder.parent)
+    done = finished(command(folder, *overrides, target=target, quick=QUICK), folder.parent)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -1,0 +1,259 @@
+"""Wrong input."""
+
+import importlib
+import os
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from as_user import OUTSIDE, QUICK
+
+from profiling.cli.app import launch
+
+NET = ("component=[net]", "variant=[baseline]")
+LINE = "one line, exit 2"
+
+
+def fault(planted, happens=LINE, kept="nothing is measured"):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+def rows(group):
+    """Make a parameter of each row: (what is planted, overrides, words of the line)."""
+    return [pytest.param(overrides, says, id=planted, marks=fault(planted)) for planted, overrides, says in group]
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch, capsys):
+    """Run a target in this process; return (exit code, error lines)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+
+    def start(*overrides, target="generic_forward", config_dir=OUTSIDE, quick=(*QUICK, "isolation=none")):
+        given = {item.partition("=")[0].lstrip("+~") for item in overrides}
+        defaults = [item for item in quick if item.partition("=")[0] not in given]
+        monkeypatch.setattr(sys, "argv", ["-", f"--config-dir={config_dir}", *defaults, *overrides])
+        file = target if (Path(__file__).parents[2] / "profiling" / f"{target}.py").is_file() else f"{target}.__main__"
+        code = launch(target, importlib.import_module(f"profiling.{file}").run)
+        return code, capsys.readouterr().err
+
+    yield start
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def is_refused(outcome, says):
+    code, err = outcome
+    assert code == 2, err
+    lines = err.splitlines()
+    assert [line for line in lines if line.startswith("error: ")] == lines, err
+    assert len(lines) == 1
+    assert says in err
+    assert not list(Path("runs").rglob("*.*")), "nothing is left"
+
+
+ARGUMENTS = (
+    ("a number in place of a component", ("component=[5]", "variant=[baseline]"), "component=[NAME,NAME]"),
+    ("null in place of the components", ("component=null", "variant=[baseline]"), "component=[NAME,NAME]"),
+    ("null in place of the variants", ("component=[net]", "variant=null"), "variant=[NAME,NAME]"),
+    ("null in place of the metrics", (*NET, "metric=null"), "metric=[NAME,NAME]"),
+    ("a number in place of the settings", (*NET, "settings=5"), "settings=NAME"),
+    ("an unknown component", ("component=[nte]", "variant=[baseline]"), "Did you mean"),
+    ("no component", ("component=[]", "variant=[baseline]"), "Name at least one component"),
+    ("a deleted option (`~device`)", (*NET, "~device"), "cannot be deleted"),
+    ("a value without a key (`=5`)", (*NET, "=5"), "names no key"),
+    ("the same option twice", (*NET, "seed=1", "seed=2"), "seed is given twice"),
+    ("the same option twice, once with a plus", (*NET, "seed=1", "++seed=1"), "seed is given twice"),
+    ("an empty argument", (*NET, ""), "--help"),
+    ("an argument with a line break", (*NET, "device=cpu\n"), "control characters"),
+    ("an argument that is not UTF-8", (*NET, os.fsdecode(b"device=\xff")), "not UTF-8"),
+    ("an argument that is cut off", (*NET, "seed=${"), "seed="),
+    ("a reference to a key that is not there", (*NET, "seed=${nope}"), "nope"),
+    ("an option that refers to itself", (*NET, "seed=${seed}"), "Recursive"),
+    ("a list in place of a folder to resume", (*NET, "resume=[a]"), "no such folder"),
+    ("null in place of the run's folder", (*NET, "hydra.run.dir=null"), "hydra.run.dir"),
+    ("a seed beyond 32 bits", (*NET, "seed=4294967296"), "0 to 4294967295"),
+    ("a trillion threads", (*NET, "threads=1000000000000"), "1 to 4096"),
+    ("a list in place of a device", (*NET, "device=[cpu]"), "device"),
+    ("a flag in place of a number", (*NET, "rounds=true"), "rounds=True"),
+    ("no number in place of a time", (*NET, "cell_timeout=soon"), "cell_timeout"),
+)
+
+
+@pytest.mark.parametrize(("overrides", "says"), rows(ARGUMENTS))
+def test_arguments(started, overrides, says):
+    is_refused(started(*overrides), says)
+
+
+COMPONENT = (
+    ("`tiny: null`", "+component.net.tiny=null", "tiny must be a mapping, not null"),
+    ("`tiny: 5`", "+component.net.tiny=5", "tiny must be a mapping"),
+    ("`tiny` as a list", "+component.net.tiny=[1]", "tiny must be a mapping, not a list"),
+    ("`tiny.inputs: 5`", "+component.net.tiny.inputs=5", "tiny.inputs must be a mapping"),
+    ("`tiny.frames_per_call: 0`", "+component.net.tiny.frames_per_call=0", "at least 1"),
+    ("an unknown key in `tiny`", "+component.net.tiny.modul=5", "Did you mean 'module'"),
+    ("`checkpoint: 5`", "+component.net.checkpoint=5", "checkpoint must be text or null"),
+    ("`kind` as a list", "+component.net.kind=[image]", "kind must be text or null"),
+    ("an unknown kind", "+component.net.kind=video", "kind"),
+    ("a flag in place of frames_per_call", "+component.net.frames_per_call=true", "frames_per_call"),
+    ("an unknown key", "+component.net.modul=5", "Did you mean 'module'"),
+    ("a key that only the tool sets", "+component.net.point=5", "Leave it out"),
+    ("`initialise: 5`", "+component.net.initialise=5", "initialise must be a mapping"),
+    ("`sweep: 5`", "+component.net.sweep=5", "sweep must be a mapping"),
+    ("`module: null`", "component.net.module=null", "module is missing"),
+    ("a _target_ that is no text", "component.net.module._target_=5", "dotted path"),
+    ("an empty _target_", "component.net.module._target_=''", "dotted path"),
+    ("`inputs: null`", "component.net.inputs=null", "inputs is missing"),
+    ("`inputs: 5`", "component.net.inputs=5", "inputs is missing"),
+    ("a number in place of an input", "component.net.inputs.x=5", "has no shape"),
+    ("a shape that is a number", "component.net.inputs.x.shape=5", "shape must be a list"),
+    ("a flag in a shape", "component.net.inputs.x.shape=[2,true]", "shape[1] must be a whole number"),
+    ("a fraction in a shape", "component.net.inputs.x.shape=[2,8.5]", "shape[1] must be a whole number"),
+    ("a negative length in a shape", "component.net.inputs.x.shape=[2,-8]", "positive"),
+    ("a shape of a trillion elements", "component.net.inputs.x.shape=[1000000,1000000]", "elements"),
+    ("a dtype that is a number", "+component.net.inputs.x.dtype=5", "dtype must be text"),
+    ("an unknown distribution", "+component.net.inputs.x.distribution=gaussian", "normal"),
+    ("a distribution that is a list", "+component.net.inputs.x.distribution=[1]", "distribution must be text"),
+    ("a bound that is text", "component.net.inputs.gain.low=abc", "low must be a number"),
+    ("a bound that is not finite", "component.net.inputs.gain.high=inf", "finite"),
+    ("bounds in the wrong order", "component.net.inputs.gain.high=0.1", "above low"),
+    ("an unknown key of an input", "+component.net.inputs.x.shap=5", "Did you mean 'shape'"),
+    ("a variant that is a number", "variant.baseline=5", "variant.baseline has no _target_"),
+    ("a variant whose _target_ is no text", "variant.baseline._target_=5", "dotted path"),
+    ("a metric without _target_", "~metric.latency._target_", "metric.latency has no _target_"),
+)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [pytest.param(item, says, id=what, marks=fault(f"component YAML: {what}")) for what, item, says in COMPONENT],
+)
+def test_component_yaml(started, override, says):
+    is_refused(started(*NET, override), says)
+
+
+TARGETS = (
+    ("realtime: `loop: 5`", "realtime", ("loop=5",), "loop"),
+    ("realtime: an unknown option of the loop", "realtime", ("+loop.framse=5",), "Did you mean 'frames'"),
+    ("realtime: text in place of frames", "realtime", ("loop.frames=many",), "loop.frames"),
+    ("realtime: a list in place of a schedule", "realtime", ("loop.schedule=[a]",), "loop.schedule"),
+    ("realtime: a number in place of the actions", "realtime", ("loop.actions=5",), "loop.actions"),
+    ("realtime: `stages: 5`", "realtime", ("stages=5",), "stages"),
+    ("realtime: `mix` with a list", "realtime", ("mix=[a]",), "mix"),
+    ("realtime: a mix of lists", "realtime", ("mix={world:[a],picture:[b],sound:[c]}",), "mix.world"),
+    ("realtime: a deleted loop", "realtime", ("~loop",), "cannot be deleted"),
+    ("shape_sweep: `values: {}`", "shape_sweep", ("component=[net]", "values={}"), "values"),
+    ("shape_sweep: text among the values", "shape_sweep", ("component=[net]", "values=[1,a]"), "values"),
+    ("shape_sweep: a list in place of the axis", "shape_sweep", ("component=[net]", "axis=[x]"), "axis"),
+    ("shape_sweep: an axis that is not there", "shape_sweep", ("component=[net]", "axis=y.1"), "axis"),
+    ("shape_sweep: inputs that are numbers", "shape_sweep", ("component=[net]", "component.net.inputs.x=5"), "shape"),
+    ("shape_sweep: a value of a trillion", "shape_sweep", ("component=[net]", "values=[1000000000000]"), "elements"),
+    ("training_step: `training: 5`", "training_step", ("training=5",), "training"),
+    ("training_step: text in place of steps", "training_step", ("training.steps=many",), "training.steps"),
+    ("training_step: changes that are text", "training_step", ("training.lr_changes=[[1,a]]",), "lr_changes"),
+    ("training_step: changes that are a number", "training_step", ("training.lr_changes=5",), "lr_changes"),
+    ("training_step: `optimizer: null`", "training_step", ("optimizer=null",), "optimizer"),
+    ("training_step: an optimizer that is a number", "training_step", ("optimizer._target_=5",), "optimizer"),
+    ("launch_overhead: text in place of rounds", "launch_overhead", ("calibration.rounds=many",), "rounds"),
+    ("launch_overhead: `calibration: 5`", "launch_overhead", ("calibration=5",), "calibration"),
+    ("launch_overhead: counts that are text", "launch_overhead", ("calibration.counts=[a,b,c]",), "counts"),
+    ("launch_overhead: a component", "launch_overhead", ("component=[net]",), "component"),
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "says"),
+    [pytest.param(target, items, says, id=what, marks=fault(what)) for what, target, items, says in TARGETS],
+)
+def test_targets(started, target, overrides, says):
+    quick = ("device=cpu", "scale=tiny", "threads=1", "ceilings=off", "isolation=none")
+    is_refused(started(*overrides, target=target, quick=quick), says)
+
+
+LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+FILES = (
+    ("is not UTF-8", b"mine: {module: \xff}", "mine.yaml"),
+    ("holds a NUL", b"mine: {module: \0}", "mine.yaml"),
+    ("is cut off", b"mine: {module: {", "mine.yaml"),
+    ("contains itself", b"mine: &x\n  module: {_target_: torch.nn.ReLU, x: *x}\n  inputs: {}\n", "contain itself"),
+    ("stands for ten billion values by its aliases", LAUGHS.encode(), "100,000 values"),
+    ("is nested ten thousand times", b"mine: " + b"[" * 10_000, "nested too deeply"),
+    ("is a list", b"- 1\n- 2\n", "component"),
+    ("is empty", b"", "mine"),
+    ("has a key that is no text", b"5: {module: {_target_: torch.nn.ReLU}}", "mine"),
+    ("has another top key", b"other: {module: {_target_: torch.nn.ReLU}, inputs: {input: {shape: [1]}}}", "`mine:`"),
+    ("sets a file outside the run as its name", b"../../x: {module: {_target_: a.B}, inputs: {}}", "`mine:`"),
+    ("has a date in place of a shape", b"mine: {module: {_target_: a.B}, inputs: {x: {shape: 2026-01-01}}}", "shape"),
+    ("has keys that are numbers", b"mine: {module: {_target_: a.B}, inputs: {5: {shape: [1]}}}", "inputs"),
+)
+
+
+@pytest.mark.parametrize("chosen", ["component=[mine]", "component=mine"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [pytest.param(content, says, id=what, marks=fault(f"a YAML file that {what}")) for what, content, says in FILES],
+)
+def test_yaml_files(started, tmp_path, content, says, chosen):
+    (tmp_path / "conf" / "component").mkdir(parents=True)
+    (tmp_path / "conf" / "component" / "mine.yaml").write_bytes(content)
+    is_refused(started(chosen, "variant=[baseline]", config_dir=tmp_path / "conf"), says)
+
+
+MODULES = (
+    ("has another class", "class Nett: pass", "Did you mean 'Nett'"),
+    ("cannot be parsed", "def f(:", "SyntaxError"),
+    ("imports what is not installed", "import not_installed_anywhere", "not_installed_anywhere"),
+    ("exits when it is imported", "import sys; sys.exit(0)", "SystemExit"),
+    ("raises an exception without text", "class E(Exception):\n  def __str__(self): raise ValueError\nraise E", "E: "),
+    ("raises an exception of a thousand lines", "raise ValueError('a\\n' * 1000)", "ValueError: a"),
+    (
+        "does not call super().__init__()",
+        "class Net(torch.nn.Module):\n  def __init__(self): pass",
+        "super().__init__()",
+    ),
+    (
+        "sets a layer before super().__init__()",
+        "class Net(torch.nn.Module):\n  def __init__(self): self.x = torch.nn.ReLU()",
+        "Net: ",
+    ),
+    ("has a layer without sizes", "class Net(torch.nn.LazyLinear):\n  def __init__(self): super().__init__(3)", "lazy"),
+    ("is on device meta", "def Net(): return torch.nn.Linear(2, 2, device='meta')", "meta"),
+    ("is no module", "def Net(): return 5", "not a torch.nn.Module"),
+    ("is not callable", "Net = 5", "Net"),
+    ("calls itself without end", "def Net(): return Net()", "RecursionError"),
+    ("has inputs that are null", "Net = torch.nn.Identity\ndef inputs(m, **_): pass", "returned a NoneType"),
+    (
+        "has inputs that are a list",
+        "Net = torch.nn.Identity\ndef inputs(m, **_): return [torch.ones(1)]",
+        "returned a list",
+    ),
+    ("has inputs that are numbers", "Net = torch.nn.Identity\ndef inputs(m, **_): return {'input': 5}", "int"),
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        pytest.param(code, says, id=what, marks=fault(f"a user's module that {what}", kept="the other cells"))
+        for what, code, says in MODULES
+    ],
+)
+def test_user_modules(started, tmp_path, monkeypatch, code, says):
+    """The error is known when the module is built, so that it is a row and other cells are measured."""
+    name = f"planted_{abs(hash(code))}"
+    (tmp_path / f"{name}.py").write_text(f"import torch\n{textwrap.dedent(code)}\n")
+    made = f"{{_target_: {name}.inputs}}" if "def inputs" in code else "{input: {shape: [2]}}"
+    (tmp_path / "conf" / "component").mkdir(parents=True)
+    (tmp_path / "conf" / "component" / "mine.yaml").write_text(
+        f"mine: {{module: {{_target_: {name}.Net}}, inputs: {made}}}"
+    )
+    code, err = started("component=[mine]", "variant=[baseline]", config_dir=tmp_path / "conf")
+    assert code == 2, err
+    assert says in " ".join(err.split())
