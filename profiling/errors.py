@@ -7,12 +7,18 @@ that is printed to be pasted is made by `command` and `override`.
 from __future__ import annotations
 
 import difflib
+import io
+import os
 import re
 import shlex
 import shutil
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 #: Most characters of a message. A longer one loses its middle: its end says what to type next.
 LONGEST = 2000
@@ -94,6 +100,59 @@ def _text_of(thing: object) -> str:
         return str(thing)
     except BaseException as error:  # the user's code may define it
         return f"{type(thing).__name__} without text: its __str__ raises {type(error).__name__}"
+
+
+class _ErrorStream(io.FileIO):
+    """The raw stream of standard error. What it cannot write (a closed terminal, a full disk) is lost and no error."""
+
+    def write(self, content: Buffer, /) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return len(memoryview(content))
+
+
+def prepare_output() -> None:
+    """Make it safe to print, whatever standard output and error are: closed, full, of a terminal that goes away.
+
+    Characters that an encoding lacks are replaced. A descriptor that was closed becomes /dev/null; otherwise the next
+    file that is opened would get its number, and messages of libraries would go into that file. `print_text` reports
+    what standard output cannot hold; standard error is best effort, because no run may end for a line of progress.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it has no path, and lives as long as this process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stderr is sys.__stderr__:  # and not one that a test or a notebook put in its place
+        raw = io.BufferedWriter(_ErrorStream(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True, write_through=True)
+    if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get("COLUMNS", "80")):
+        del os.environ["COLUMNS"]  # argparse and rich would take it as it is
+
+
+def print_text(text: str) -> None:
+    """Print the result of a command. A reader that has closed the pipe (`head`, for example) is no error.
+
+    Raises:
+        InputError: standard output cannot be written: it is on a full disk, for example.
+
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        discard_output()
+        if not isinstance(error, BrokenPipeError):
+            raise InputError(f"standard output cannot be written: {error.strerror}. Send it elsewhere.") from None
+
+
+def discard_output() -> None:
+    """Discard further output: Python would try to write what it holds once more when it ends, and fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command(*words: object) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from profiling.compare.cells import loop_work
 from profiling.compare.command import check_page_path, describe_error, parse_options, section_text, write_page
 from profiling.compare.loaded_run import LoadedRun, median_ms, read_run
-from profiling.errors import InputError, printable
+from profiling.errors import InputError, prepare_output, print_text, printable
 from profiling.report.charts import GREY, Chart, Figure, View, axis, error_bars, figure, line, palette, plain, points
 from profiling.report.format import ABSENT, count_of, estimate, show
 from profiling.report.page import Section, render_page
@@ -52,6 +52,7 @@ History = Mapping[str, tuple[HistoryPoint, ...]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the history; return the exit code."""
+    prepare_output()
     parser = argparse.ArgumentParser(
         prog="python -m profiling.history",
         description="The fastest correct variant of each component, run by run.",
@@ -63,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.html:
             check_page_path(options.html)
         history = read_history(options.folder)
-        print(history_text(history, as_markdown=options.markdown))
+        print_text(history_text(history, as_markdown=options.markdown))
     except (InputError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(error)}", file=sys.stderr)
         return InputError.exit_code
     if options.html and not write_page(options.html, lambda: history_page(history, options.folder)):
         return InputError.exit_code
@@ -89,10 +90,10 @@ def read_history(folder: Path) -> History:
         try:
             points_of_run = _points(read_run(run), os.path.relpath(run, folder))
         except (InputError, OSError) as error:
-            print(f"skipped {run}: {error}", file=sys.stderr)
+            print(printable(f"skipped {run}: {error}"), file=sys.stderr)
             continue
         except Exception as error:  # a fault in one run must not hide the others
-            print(f"skipped {run}: {describe_error(error)}", file=sys.stderr)
+            print(printable(f"skipped {run}: {describe_error(error)}"), file=sys.stderr)
             continue
         for title, point in points_of_run.items():
             history.setdefault(title, []).append(point)

@@ -27,8 +27,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from profiling.errors import InputError, did_you_mean, python_command, shell_words
-from profiling.report.format import replace_unprintable
+from profiling.errors import (
+    InputError,
+    did_you_mean,
+    discard_output,
+    prepare_output,
+    print_text,
+    python_command,
+    shell_words,
+)
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import new_folder, remove_refused_run, resume_command
 from profiling.run.job import RunConfig
@@ -45,7 +52,7 @@ Target = Callable[[DictConfig, Path], int]
 
 def main(target: str, run: Target) -> None:
     """Run a target from the command line and exit with its code."""
-    replace_unprintable()
+    prepare_output()
     sys.exit(launch(target, run))
 
 
@@ -54,7 +61,9 @@ def launch(target: str, run: Target) -> int:
 
     With --multirun the exit code is the highest of all runs.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal is gone
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
     register_resolvers()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
     codes: list[int] = []
@@ -100,10 +109,7 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
     finally:
         progress.close()
     if (folder / RESULTS_FILE).exists():
-        try:
-            print(write_report(folder), flush=True)
-        except BrokenPipeError:
-            _drop_output()
+        print_text(write_report(folder))
     return code
 
 
@@ -263,13 +269,11 @@ def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
         return _print_error(f"a YAML file is not valid: {' '.join(str(error).split())}")
     except RecursionError:
         return _print_error("the config is nested too deeply, or contains itself. Correct the YAML files.")
+    except BrokenPipeError:  # the reader of --help is gone
+        discard_output()
+        return 0
     except OSError as error:
         return _print_error(explain_os_error(error))
-
-
-def _drop_output() -> None:
-    """Discard further output after the reader of the pipe (`head`, for example) has closed it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(message: str) -> int:

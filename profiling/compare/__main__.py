@@ -9,17 +9,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from profiling.compare.command import check_page_path, describe_error, parse_options, write_page
 from profiling.compare.loaded_run import read_run
 from profiling.compare.output import EXIT_CODES, Comparison, comparison_page, comparison_text
-from profiling.errors import InputError
+from profiling.errors import InputError, prepare_output, print_text, printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print how B compares with A; return the exit code."""
+    prepare_output()
     parser = argparse.ArgumentParser(
         prog="python -m profiling.compare",
         description="Compare two runs, cell by cell.",
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
     except Exception as error:  # a traceback would end with exit code 1, which means slower
         failure = f"{options.a} and {options.b} cannot be compared: {describe_error(error)}"
-        print(f"error: {failure}. Leave the cell out with --cells, or repeat the run.", file=sys.stderr)
+        print(f"error: {printable(failure)}. Leave the cell out with --cells, or repeat the run.", file=sys.stderr)
     return InputError.exit_code
 
 
@@ -52,8 +52,7 @@ def _compare(options: argparse.Namespace) -> int:
     a, b = (read_run(path, options.cells) for path in (options.a, options.b))
     comparison = Comparison(a, b, options.threshold)
     text = comparison_text(comparison, as_markdown=options.markdown)
-    with suppress(BrokenPipeError):  # the reader, `head` for example, closed the pipe
-        print(text, flush=True)
+    print_text(text)
     if options.html:
         write_page(options.html, lambda: comparison_page(comparison))
     return comparison.exit_code

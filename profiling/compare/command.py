@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from profiling.errors import InputError, install_hint, printable
-from profiling.report.format import escaped, replace_unprintable
+from profiling.errors import InputError, install_hint, printable, shell_words
+from profiling.report.format import escaped
 from profiling.report.page import Section
 from profiling.report.table import console, markdown, wrapped_line
 from profiling.results.run_folder import write_text
@@ -21,7 +21,6 @@ def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | No
     """Add the options of both commands to `parser` and parse the command line."""
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, for a pull request")
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page with charts (name it *.html)")
-    replace_unprintable()
     return parser.parse_args(arguments)
 
 
@@ -40,11 +39,13 @@ def check_page_path(path: Path) -> None:
 
     """
     if path.is_dir():
-        raise InputError(f"--html {path} is a folder. Name a file in it: --html {path / 'page.html'}")
+        raise InputError(f"--html {path} is a folder. Name a file in it: {shell_words(['--html', path / 'page.html'])}")
     if path.suffix != _SUFFIX:
-        raise InputError(f"--html {path} does not end in {_SUFFIX}. Name a page: --html {path.with_suffix(_SUFFIX)}")
+        page = shell_words(["--html", path.with_suffix(_SUFFIX)])
+        raise InputError(f"--html {path} does not end in {_SUFFIX}. Name a page: {page}")
     if not path.parent.is_dir():
-        raise InputError(f"--html {path}: there is no folder {path.parent}. Make it first: mkdir -p {path.parent}")
+        mkdir = shell_words(["mkdir", "-p", path.parent])
+        raise InputError(f"--html {path}: there is no folder {path.parent}. Make it first: {mkdir}")
 
 
 def write_page(path: Path, render: Callable[[], str]) -> bool:
@@ -58,9 +59,9 @@ def write_page(path: Path, render: Callable[[], str]) -> bool:
     except Exception as error:  # a fault of the page must not turn the printed result into a traceback
         reason = f"{describe_error(error)}. Leave --html out."
     else:
-        print(f"open in a browser: {path}", file=sys.stderr)
+        print(f"open in a browser: {printable(path)}", file=sys.stderr)
         return True
-    print(f"error: {path} was not written: {reason}", file=sys.stderr)
+    print(f"error: {printable(f'{path} was not written: {reason}')}", file=sys.stderr)
     return False
 
 

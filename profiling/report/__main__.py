@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from profiling.errors import InputError
-from profiling.report.format import replace_unprintable
+from profiling.errors import InputError, prepare_output, print_text, printable
 from profiling.report.render import render_classic, render_console, render_markdown, write_report
 from profiling.report.run_data import load_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a run's report and rewrite its files; return 0, or 2 where the folder is no run."""
+    prepare_output()
     parser = argparse.ArgumentParser(
         prog="python -m profiling.report",
         description="Print a run again and rewrite its report.md, report.html and classic.txt.",
@@ -24,14 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run's folder, printed at the end of the run")
     parser.add_argument("--format", choices=("table", "markdown", "classic"), help="print only this and write no file")
     chosen = parser.parse_args(arguments)
-    replace_unprintable()
     try:
-        text = _text(chosen.run, chosen.format)
-        with suppress(BrokenPipeError):  # the reader, `head` for example, closed the pipe
-            print(text, flush=True)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        print_text(_text(chosen.run, chosen.format))
+    except (InputError, OSError) as error:
+        print(f"error: {printable(error)}", file=sys.stderr)
+        return InputError.exit_code
     return 0
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -180,9 +178,3 @@ _SHOW: Mapping[Kind, Callable[[float], str]] = {
     "fps": lambda value: significant(value, 3),
     "error": lambda value: f"{value:.1e}",
 }
-
-
-def replace_unprintable() -> None:
-    """Make stdout print ? for each character that its encoding lacks, × for example, instead of raising."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from profiling.errors import install_hint, printable, python_command, reason_of
+from profiling.errors import command, install_hint, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.classic import classic_blocks
 from profiling.report.format import escaped, listed
@@ -70,11 +70,11 @@ def write_report(folder: Path) -> str:
         left.remove(PAGE_FILE)
     except OSError as error:
         cause = error.strerror or type(error).__name__
-        again = f"Make room or change the permissions, then: {python_command()} -m profiling.report {folder}"
+        again = f"Make room or change the permissions, then: {command('-m', 'profiling.report', folder)}"
         lost = f"{listed(left)} could not be written: {cause}. {again}"
     except ModuleNotFoundError as error:
         lost = f"{PAGE_FILE} was not written: {install_hint(error.name)}"
-    page = "" if PAGE_FILE in left else f"report: {folder / PAGE_FILE}"
+    page = "" if PAGE_FILE in left else f"report: {printable(folder / PAGE_FILE)}"
     return "\n".join(filter(None, (render_console(data), page, lost)))
 
 
@@ -170,7 +170,7 @@ def _console(data: RunData, sections: Sequence[Section]) -> str:
             blocks.append([wrapped_line(line) for line in section.lines])
             for table in (table for table in section.tables if table and table.depth == "console"):
                 blocks.append([*([f"{table.title}:", ""] if table.title != section.title else []), console(table)])
-    blocks.append([*file_lines(data), f"run: {data.folder}"])
+    blocks.append([*file_lines(data), f"run: {printable(data.folder)}"])
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 

@@ -10,6 +10,7 @@ from rich import progress
 from rich.console import Console
 from rich.markup import escape
 
+from profiling.errors import LONGEST_COMMAND, printable
 from profiling.results.record import Record
 
 PHASES = {
@@ -73,8 +74,11 @@ class PlainProgress:
         self.say(textwrap.fill(line, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
     def say(self, line: str) -> None:
-        """Print a line unchanged, so that a command in it can be pasted."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        """Print a line unwrapped, so that a command in it can be pasted; it may have continuation lines."""
+        parts = [
+            part[: len(part) - len(part.lstrip(" "))] + printable(part, LONGEST_COMMAND) for part in line.split("\n")
+        ]
+        self._console.print("\n".join(parts), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Do nothing: there is no live line."""

@@ -17,7 +17,7 @@ BEFORE_ANY_CELL = {
     "near stage": (["stages.picture=picture_stag"], "Did you mean 'picture_stage'"),
     "no stage": (["stages=null"], "stages.world=None"),
     "no stages": (["stages=fast"], "stages.picture=picture_stage"),
-    "no options": (["loop=fast"], "loop.frames=600"),
+    "no options": (["loop=fast"], "must be a mapping"),
     "half a mix": (["mix={world:baseline,picture:baseline}"], "sound:baseline}"),
     "a mix of all": (["mix=baseline"], "mix={world:baseline"),
     "a mix of nothing": (["mix={world:baseline,picture:baseline,sound:[baseline]}"], "mix.sound"),

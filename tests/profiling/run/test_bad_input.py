@@ -56,7 +56,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_one_line_says_what_to_type(profile, case):
     overrides, text = WRONG[case]
-    outcome = profile(*overrides, "isolation=none" if case != "isolation" else "isolation=thread")
+    outcome = profile(*overrides, *(() if case == "isolation" else ("isolation=none",)))
     assert outcome.code == 2, outcome.out + outcome.err
     assert any(text in line for line in (outcome.err + outcome.out).splitlines()), outcome.err + outcome.out
     if "Traceback" in outcome.err:  # a cell's own log, which isolation=none shows
