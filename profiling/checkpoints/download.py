@@ -83,31 +83,21 @@ def download(
     """Make sure that the file of `entry` is on disk and verified; return a short description of what was done.
 
     `notice` gets a line each time the download has to wait.
-    Raises InputError when a file with another SHA-256 is on disk or arrives, or when the folder is a link that leads
-    out of the manifest's folder. Raises DownloadError when the network, the server or the disk fails, or when what
-    arrives is no checkpoint. What has arrived is kept and resumed by the next call if the server gives its file a
-    version. Each message, also that of the KeyboardInterrupt, says whether it is kept.
+    Raises InputError when a file with another SHA-256 is on disk or arrives. Raises DownloadError when the network, the
+    server or the disk fails, or when what arrives is no checkpoint. What has arrived is kept and resumed by the next
+    call if the server gives its file a version. Each message, also that of the KeyboardInterrupt, says whether it is
+    kept.
     """
     part = _Part(entry.file.with_name(entry.file.name + ".part"))
     try:
         if not entry.file.exists():
-            _make_folder(entry)
+            entry.file.parent.mkdir(parents=True, exist_ok=True)
             with _exclusive(entry, f"{entry.name}.download", notice):
                 if not entry.file.exists():  # another process may have downloaded it meanwhile
                     return _download(entry, part, progress, notice, retries or Retries())
         return _verify_existing(entry)
     except OSError as error:
         raise DownloadError(_disk_problem(entry, part, error)) from None
-
-
-def _make_folder(entry: Entry) -> None:
-    folder, root = entry.file.parent, entry.lock.parent
-    if not folder.resolve().is_relative_to(root.resolve()):
-        raise InputError(
-            f"'{entry.path}' leads out of '{root.name}/' through a symbolic link, to '{folder.resolve()}'. Replace the "
-            "link by a folder, or download the file yourself and repeat the command to verify it"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _download(entry: Entry, part: _Part, progress: Progress, notice: Notice, retries: Retries) -> str:
