@@ -30,6 +30,8 @@ _ESCAPES = re.compile(
 )
 #: Values that Hydra reads as text without quotes.
 _PLAIN_VALUE = re.compile(r"(?!(?:null|true|false|nan|inf)\Z)[A-Z_/][A-Z0-9_./-]*", re.ASCII | re.IGNORECASE)
+#: Numbers from here on are no times, shares or limits of anybody, and overflow when they are computed with.
+_HUGE = 1e100
 _BREAKS = re.compile(r" *\n[ \n]*")
 
 
@@ -58,11 +60,31 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
         raise InputError(f"{name}={value} is none of {', '.join(choices)}.{did_you_mean(str(value), choices)}")
 
 
-def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+def check_whole(name: str, value: object, least: int = 1, most: int = 10**9) -> None:
     """Raise an InputError unless the value of option `name` is a whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        limits = f"at least {least}" if most is None else f"{least} to {most}"
-        raise InputError(f"{name}={value!r} must be a whole number, {limits}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{name}={_short(value)} must be a whole number, at least {least} and at most {most}.")
+
+
+def check_number(
+    name: str, value: object, *, above: float | None = None, least: float | None = None, below: float = _HUGE
+) -> None:
+    """Raise an InputError unless the value of option `name` is a finite number in the range that is named.
+
+    It must be above `above`, at least `least`, and below `below`.
+    """
+    limits = [f"above {above:g}"] if above is not None else []
+    limits += [f"at least {least:g}"] if least is not None else []
+    limits += [f"below {below:g}"] if below < _HUGE else []
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and -_HUGE < value < min(below, _HUGE)
+    fits = fits and (above is None or value > above) and (least is None or value >= least)
+    if not fits:
+        raise InputError(f"{name}={_short(value)} must be a finite number{', ' * bool(limits)}{' and '.join(limits)}.")
+
+
+def _short(value: object) -> str:
+    # An int of more than 4300 digits has no text in Python.
+    return "a number of thousands of digits" if isinstance(value, int) and abs(value) > 10**60 else repr(value)
 
 
 def install_hint(package: str | None) -> str:
@@ -91,8 +113,8 @@ def reason_of(error: BaseException) -> str:
     """Return an exception's type and the first line of its text, in 500 characters; an InputError's whole message."""
     if isinstance(error, InputError):
         return str(error)
-    first = next((line for line in _text_of(error)[:100_000].splitlines() if line.strip()), "no message")
-    return printable(f"{type(error).__name__}: {first}", 500)
+    lines = (printable(line, 500) for line in _text_of(error)[:100_000].splitlines())
+    return printable(f"{type(error).__name__}: {next(filter(None, lines), 'no message')}", 500)
 
 
 def _text_of(thing: object) -> str:

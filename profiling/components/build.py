@@ -105,6 +105,26 @@ class Blueprint:
     hint: str | None  # how to get the published weights, if these are random
     draw_extra: tuple[MakeInputs, ...] = ()  # inputs of the further shapes that a step is prepared for
 
+    def checksums(self) -> list[float]:
+        """Return a number for each floating-point parameter, to compare two builds without keeping both."""
+        with torch.no_grad():
+            weights = (weight for weight in self.module.parameters() if weight.is_floating_point())
+            norms = [torch.linalg.vector_norm(weight).double() for weight in weights]
+            return torch.stack(norms).tolist() if norms else []
+
+    def check_same(self, checksums: list[float]) -> None:
+        """Compare with the checksums of another build.
+
+        Raises:
+            InputError: the weights are others, so that the outputs of the two cannot be compared.
+
+        """
+        if not numpy.allclose(self.checksums(), checksums, rtol=1e-6, atol=0, equal_nan=True):
+            raise InputError(
+                f"component {self.spec.name}: two builds of it have different weights. Let its module draw them from "
+                "torch's, numpy's or Python's global random generator without seeding it, or load a checkpoint."
+            )
+
     def cast(self, dtype: torch.dtype) -> None:
         """Cast the module in place, and return the memory that this frees to the device."""
         self.module.to(dtype)

@@ -17,6 +17,7 @@ SCALES = ("auto", "full", "tiny")
 CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
 CEILINGS = ("auto", "off")  # off: bandwidth and FLOP rate are not measured, so there is no roofline
 COMPILE_CACHES = ("fresh", "shared")  # fresh: each cell compiles from an empty cache, so that prepare times compare
+MOST_THREADS = 4096  # starting more fails or takes the machine down
 
 
 #: Distributions of an input.
@@ -234,8 +235,8 @@ class Settings:
         check_choice("compile_cache", self.compile_cache, COMPILE_CACHES)
         check_choice("ceilings", self.ceilings, CEILINGS)
         if self.threads is not None:
-            check_whole("threads", self.threads, 1, 4096)
-        check_whole("seed", self.seed, 0, 2**32 - 1)  # of numpy
+            check_whole("threads", self.threads, most=MOST_THREADS)
+        check_whole("seed", self.seed, least=0, most=2**32 - 1)  # numpy takes no larger one
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from profiling.components.trees import map_tensors
-from profiling.errors import InputError
+from profiling.errors import InputError, check_whole
 from profiling.graphs.capture import CaptureError, audit_and_warm_up, capture, no_autocast_cache, preserved_state
 from profiling.graphs.captured_call import CapturedCall, StaticInputs
 from profiling.graphs.signature import signature
@@ -276,10 +276,8 @@ def check_options(*, max_graphs: int, warmup: int) -> None:
         InputError: fewer than one graph or one warm-up call.
 
     """
-    if max_graphs < 1:
-        raise InputError(f"max_graphs={max_graphs}: the cache needs room for at least 1 graph. Try max_graphs=8.")
-    if warmup < 1:
-        raise InputError(f"warmup={warmup}: capture needs at least 1 call before it. Try warmup=3.")
+    check_whole("max_graphs", max_graphs)
+    check_whole("warmup", warmup)
 
 
 def _device_of(inputs: list[torch.Tensor]) -> torch.device:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-from profiling.errors import InputError, check_whole
+from profiling.errors import InputError, check_number, check_whole
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Calls as CallsSection
 from profiling.results.record import CallsPoint
@@ -31,12 +31,11 @@ class Calls(Metric):
 
     def __post_init__(self) -> None:
         """Check the options, and sort the numbers of calls."""
+        if not isinstance(self.calls, list | tuple) or not self.calls:
+            raise InputError(f"calls={self.calls!r} must list at least one number of calls, as in calls=[1,10,100].")
         for number in self.calls:
             check_whole("calls", number)
-        if not self.calls:
-            raise InputError("calls=[] is empty. Give at least one number of calls, for example calls=[1,10,100].")
-        if not self.time_limit > 0:
-            raise InputError(f"time_limit={self.time_limit} must be more than 0: the seconds for one number of calls.")
+        check_number("time_limit", self.time_limit, above=0)
         object.__setattr__(self, "calls", tuple(sorted(set(self.calls))))
 
     def measure(self, subject: Subject) -> Measured:

@@ -11,7 +11,7 @@ from typing import Any
 
 from profiling.components.component import Component
 from profiling.components.reference import Outputs, relative_l2, to_host
-from profiling.errors import InputError, check_whole
+from profiling.errors import check_number, check_whole
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Drift as DriftSection
 
@@ -33,8 +33,8 @@ class Drift(Metric):
     def __post_init__(self) -> None:
         """Check the options."""
         check_whole("calls", self.calls)
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise InputError(f"tolerance={self.tolerance} must be above 0, or null for no limit.")
+        if self.tolerance is not None:
+            check_number("tolerance", self.tolerance, above=0)
 
     def measure(self, subject: Subject) -> Measured:
         """Run eager, then the step, over the same calls, and compare each call."""

@@ -27,7 +27,7 @@ class Memory(Metric):
     """Record each kind at each phase, and the peak over `iterations` calls after warm-up, in a separate pass.
 
     Raises:
-        InputError: fewer than one iteration.
+        InputError: a number of iterations that is out of range.
 
     """
 

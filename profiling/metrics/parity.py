@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from profiling.components.reference import CHECK_SEED, Outputs, relative_l2, to_host
-from profiling.errors import InputError
+from profiling.errors import check_number
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Parity as ParitySection
 
@@ -30,8 +30,8 @@ class Parity(Metric):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if self.factor < 1 or self.floor < 0:
-            raise InputError(f"factor={self.factor}, floor={self.floor}: factor must be at least 1, floor 0 or more.")
+        check_number("factor", self.factor, least=1)
+        check_number("floor", self.floor, least=0)
 
     def measure(self, subject: Subject) -> Measured:
         """Run the step on the check inputs, then restore the run's own inputs."""

@@ -8,7 +8,7 @@ from math import inf
 from statistics import median
 from typing import Literal
 
-from profiling.errors import InputError, check_whole
+from profiling.errors import InputError, check_number, check_whole
 from profiling.results.stats import relative_half_width
 
 StoppedBy = Literal["interval", "iterations", "time"]
@@ -64,11 +64,7 @@ class SamplingLimits:
         for name in ("min_iterations", "max_iterations", "warmup_min_iterations", "warmup_max_iterations"):
             check_whole(name, getattr(self, name))
         for name in ("interval", "max_seconds", "warmup_max_seconds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise InputError(f"{name}={value} must be more than 0.")
-        if self.interval >= 1:
-            raise InputError(f"interval={self.interval} must be a share of the median below 1, such as 0.01 for 1%.")
+            check_number(name, getattr(self, name), above=0, below=1 if name == "interval" else inf)
         for low, high in (
             ("min_iterations", "max_iterations"),
             ("warmup_min_iterations", "warmup_max_iterations"),

@@ -95,6 +95,7 @@ class RealtimeCell(Cell):
         settings, whole = self.job.settings, self.options.schedule == "one_graph"
         with self.phase("load"):
             exact = build_stages(specs, settings)
+            checksums = {role: blueprint.checksums() for role, blueprint in exact.items()}
         with self.phase("reference"), torch.inference_mode():
             world = exact[WORLD].component(torch.float32, settings.seed)
             stage = exact[SOUND].module
@@ -103,6 +104,8 @@ class RealtimeCell(Cell):
         del exact, world, stage
         with self.phase("load"), torch.inference_mode():
             blueprints = build_stages(specs, settings)
+            for role, blueprint in blueprints.items():
+                blueprint.check_same(checksums[role])
             if sound.decoded is not None:
                 cast(SoundStage, blueprints[SOUND].module).decoded = sound.decoded
             priorities = PRIORITIES if self.options.schedule == "overlap" else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiling.errors import InputError, check_choice, check_whole
+from profiling.errors import check_choice, check_number, check_whole
 
 #: Roles of components, each also a stage: the world model makes the latents of a frame, the others decode them.
 WORLD, PICTURE, SOUND = "world", "picture", "sound"
@@ -22,6 +22,9 @@ CHOICES = {
     "sound": ("exact", "auto", "windowed"),
     "gc": ("frozen", "on", "off"),
 }
+
+#: Two days at 60 frames a second, whose actions and times still fit into memory.
+MOST_FRAMES = 10**7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +68,9 @@ class LoopOptions:
         for name in ("frames", "warmup_frames", "sound_latents", "profile_frames"):
             value = getattr(self, name)
             if value is not None or name in ("sound_latents", "profile_frames"):
-                check_whole(f"loop.{name}", value)
+                check_whole(f"loop.{name}", value, most=MOST_FRAMES)
         for name in ("fps", "sound_snr_db"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise InputError(f"loop.{name}={value!r}: must be a number above 0.")
+            check_number(f"loop.{name}", getattr(self, name), above=0)
 
     def counts(self, device_type: str) -> tuple[int, int]:
         """Return (timed frames, warm-up frames) for a device type, "cpu" or "cuda"."""

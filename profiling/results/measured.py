@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from profiling.results.field import Section, about
+from profiling.results.field import Duration, Section, about
 
 #: Low and high end of a 95% interval.
 Interval = tuple[float, float]
@@ -17,7 +17,7 @@ class Summary(Section, frozen=True, kw_only=True):
     n: Annotated[int, about("number of samples")]
     mean: Annotated[float, about("arithmetic mean", "ms")]
     std: Annotated[float | None, about("standard deviation (ddof 1), absent for a single sample", "ms")] = None
-    min: Annotated[float, about("shortest sample", "ms")]
+    min: Annotated[Duration, about("shortest sample", "ms")]
     p50: Annotated[float, about("median", "ms")]
     p90: Annotated[float, about("90th percentile", "ms")]
     p95: Annotated[float, about("95th percentile", "ms")]
@@ -59,7 +59,7 @@ class CallsPoint(Section, frozen=True, kw_only=True):
     """The duration of a number of calls in a row."""
 
     calls: Annotated[int, about("number of calls")]
-    seconds: Annotated[float, about("duration of all of them, preparation excluded", "s")]
+    seconds: Annotated[Duration, about("duration of all of them, preparation excluded", "s")]
     measured: Annotated[bool, about("false: extrapolated from the time of a call in the longest row measured")]
 
 
@@ -67,7 +67,7 @@ class Calls(Section, frozen=True, kw_only=True):
     """Total time of 1, 10, 100, … calls in a row, waiting once at the end."""
 
     points: Annotated[tuple[CallsPoint, ...], about("a row for each number of calls, ascending")]
-    seconds_per_call: Annotated[float, about("time of a call in the longest row measured", "s")]
+    seconds_per_call: Annotated[Duration, about("time of a call in the longest row measured", "s")]
 
 
 class Drift(Section, frozen=True, kw_only=True):
@@ -167,14 +167,14 @@ class Parity(ParityCheck, frozen=True, kw_only=True):
 class Load(Section, frozen=True, kw_only=True):
     """Building the module and loading or randomising its weights."""
 
-    seconds: Annotated[float, about("duration", "s")]
+    seconds: Annotated[Duration, about("duration", "s")]
 
 
 class Prepare(Section, frozen=True, kw_only=True):
     """Preparing the variant: compiling, warming up and capturing, before any sample."""
 
-    seconds: Annotated[float, about("from the start until the step is ready", "s")]
-    first_call_s: Annotated[float | None, about("from the start until the first output", "s")] = None
+    seconds: Annotated[Duration, about("from the start until the step is ready", "s")]
+    first_call_s: Annotated[Duration | None, about("from the start until the first output", "s")] = None
     stages: Annotated[Mapping[str, float], about("realtime: seconds of each stage", "s")] = {}
     compiles: Annotated[int | None, about("frames that Dynamo compiled, failures and cache hits included")] = None
     recompiles: Annotated[int | None, about("compiles of a function that was compiled before")] = None
@@ -199,8 +199,8 @@ class TrainingStepRow(Section, frozen=True, kw_only=True):
 
     step: Annotated[int, about("number of the step, from 0")]
     loss: Annotated[float | None, about("loss; absent where it is not finite")] = None
-    data_ms: Annotated[float | None, about("wait for the batch", "ms")] = None
-    step_ms: Annotated[float | None, about("duration of the step", "ms")] = None
+    data_ms: Annotated[Duration | None, about("wait for the batch", "ms")] = None
+    step_ms: Annotated[Duration | None, about("duration of the step", "ms")] = None
 
 
 class Training(Section, frozen=True, kw_only=True):

@@ -35,6 +35,9 @@ from profiling.trace.profiler import synchronize, trace_step
 from profiling.trace.spans import span
 from profiling.variants.variant import Step, Variant
 
+#: Most characters of a traceback; the text of an exception may be of any length.
+_TRACEBACK = 100_000
+
 
 @dataclass
 class Cell(ABC):
@@ -107,8 +110,12 @@ class Cell(ABC):
             step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
             synchronize(component.device)
             seconds = perf_counter() - started
-            step.run()
-            synchronize(component.device)
+            try:
+                step.run()
+                synchronize(component.device)
+            except BaseException:
+                self.close(step)
+                raise
             first_call_s = perf_counter() - started
             counters = snapshot().since(before)
             self.add(prepare=Prepare(seconds=seconds, first_call_s=first_call_s, **asdict(counters)))
@@ -196,8 +203,11 @@ def measured_by(metric: Metric, subject: Subject) -> Measured:
 
 
 def print_traceback(error: BaseException) -> None:
-    """Print the traceback on standard error, which the cell's code may have closed."""
+    """Print the traceback on standard error, which the cell's code may have closed, without escape sequences."""
     text = "".join(traceback.format_exception(error))
+    if len(text) > _TRACEBACK:
+        text = f"{text[: _TRACEBACK // 2]}\n[…]\n{text[-_TRACEBACK // 2 :]}"
+    text = "".join(char if char.isprintable() or char == "\n" else " " for char in text)
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):

@@ -50,11 +50,13 @@ class ForwardCell(Cell):
 
         reached("start")
         blueprint = self._load(torch.float32 if with_reference else run_dtype)
+        checksums = blueprint.checksums()
         expected = self._expected(blueprint) if with_reference else None
         if expected is not None:
             # Build it again: a module may keep tensors of its first call, which was in float32.
             del blueprint
             blueprint = build(job.component, settings, torch.float32)
+            blueprint.check_same(checksums)
         blueprint.cast(run_dtype)
         with torch.inference_mode():
             reference = None if expected is None else Reference(expected, self._eager(blueprint))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.errors import InputError, check_whole, printable
+from profiling.errors import InputError, check_choice, check_number, check_whole, printable
 from profiling.results.record import Record
 
 
@@ -131,11 +131,9 @@ class RunConfig:
                     f"the cells {other} and {cell} would share their files. Rename a component or a variant: names "
                     "must differ by more than upper and lower case."
                 )
-        if self.isolation not in ("process", "none"):
-            raise InputError(f"isolation={self.isolation} is none of process, none.")
-        if not 0 < self.cell_timeout < float("inf"):
-            raise InputError(f"cell_timeout={self.cell_timeout} must be more than 0 (seconds).")
-        check_whole("rounds", self.rounds)
+        check_choice("isolation", self.isolation, ("process", "none"))
+        check_number("cell_timeout", self.cell_timeout, above=0)
+        check_whole("rounds", self.rounds, most=10_000)
 
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
         """Return one job per cell, under the resolved `settings`."""

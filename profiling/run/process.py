@@ -125,16 +125,17 @@ def compile_cache(*, fresh: bool) -> Iterator[dict[str, str]]:
 def restored_process() -> Iterator[None]:
     """Restore on exit what the block changes for the whole process and what the next cell or this run needs.
 
-    That is the working directory, environment variables, standard streams, signal handlers, and timers.
+    That is the working directory, environment variables, standard streams, signal handlers, and the timer of SIGALRM.
     """
     folder, variables = Path.cwd(), dict(os.environ)
     names = ("stdin", "stdout", "stderr")
     streams, descriptors = [getattr(sys, name) for name in names], [_duplicate(number) for number in range(len(names))]
+    timer = signal.getitimer(signal.ITIMER_REAL)
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
         for number, handler in handlers.items():
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)

@@ -55,11 +55,11 @@ def with_round(before: Record | None, new: Record, number: int, total: int, *, s
 
 
 def with_speedup(record: Record, baseline: Record | None, *, seed: int) -> Record:
-    """Add the speedup, the median wall time of the baseline over that of `record`, if both are ok and timed."""
+    """Add the speedup, the median wall time of the baseline over that of `record`, if both are ok and timed above 0."""
     if record.variant == BASELINE or baseline is None or baseline.status != "ok" or record.status != "ok":
         return record
     samples, baseline_samples = samples_by_round(record), samples_by_round(baseline)
-    if not samples or not baseline_samples:
+    if not samples or not baseline_samples or min(map(min, (*samples, *baseline_samples))) <= 0:
         return record
     ratio, low, high = ratio_interval(baseline_samples, samples, seed=seed)
     calls = break_even_calls(record, baseline)
@@ -107,7 +107,7 @@ def _short(summary: Summary | None) -> RoundSummary | None:
 def _merged_metrics(before: Metrics, new: Metrics, number: int, seed: int) -> Metrics:
     merged = {clock: _merged_summary(getattr(before, clock), getattr(new, clock), seed) for clock in CLOCKS}
     fps, wall = new.fps, merged["wall_ms"]
-    if fps is not None and new.wall_ms is not None and wall is not None:
+    if fps is not None and new.wall_ms is not None and wall is not None and wall.min > 0:
         frames = fps.mean * new.wall_ms.mean  # frames of a call, times 1000 ms
         fps = FrameRate(mean=frames / wall.mean, min=frames / wall.max, max=frames / wall.min)
     return replace(new, **merged, fps=fps, latency=_merged_conditions(before.latency, new.latency, number))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from profiling.errors import InputError, check_choice, check_whole
+from profiling.errors import InputError, check_choice, check_number, check_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,8 @@ class TrainingOptions:
         for name, least in (("steps", 2), ("log_every", 1), ("batches", 1), ("workers", 0)):
             check_whole(f"training.{name}", getattr(self, name), least)
         for name in ("clip_norm", "tolerance", "loss_tolerance"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
-                raise InputError(f"training.{name}={value!r}: a number above 0{', or null' * (name == 'clip_norm')}.")
+            if getattr(self, name) is not None or name != "clip_norm":
+                check_number(f"training.{name}", getattr(self, name), above=0)
         if self.autocast is not None:
             check_choice("training.autocast", self.autocast, ("bfloat16", "float16"))
         if self.lr_changes is None:

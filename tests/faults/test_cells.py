@@ -1,0 +1,726 @@
+"""One cell is one row, whatever it does."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import psutil
+import pytest
+import torch
+from as_user import OUTSIDE, ROOT, command, environment
+from make_record import record as made_record
+
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.errors import InputError
+from profiling.metrics.calls import Calls
+from profiling.metrics.drift import Drift
+from profiling.metrics.latency import Latency
+from profiling.metrics.memory import Memory
+from profiling.metrics.parity import Parity
+from profiling.metrics.sampling import Sample
+from profiling.realtime.options import LoopOptions
+from profiling.report import render
+from profiling.report.render import render_classic, render_console, render_html, render_markdown
+from profiling.report.run_data import RunData
+from profiling.results.environment import Environment
+from profiling.results.jsonl import append_record, read_records
+from profiling.results.record import FrameRate, Metrics, Prepare, encode_sections
+from profiling.results.stats import summarize
+from profiling.run import events, process, worker
+from profiling.run.events import End, EventReader, Phase, Sections
+from profiling.run.job import FORWARD, Job, RunConfig
+from profiling.run.process import InProcess, Isolated
+from profiling.run.rounds import with_round, with_speedup
+from profiling.run.runner import CellEvents
+from profiling.training_step.options import TrainingOptions
+
+SILENT = SimpleNamespace(phase=lambda phase: None)
+SETTINGS = Settings(device="cpu", dtype="float32", scale="tiny", ceilings="off", threads=1)
+PARITY = {"parity": {"_target_": "profiling.metrics.parity.Parity"}}
+
+
+def fault(planted, happens, kept=""):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+def rows(kept, *faults):
+    """Return parameters, one for each (values, what goes wrong, what happens)."""
+    return [
+        pytest.param(*values, marks=fault(planted, happens, kept), id=planted) for *values, planted, happens in faults
+    ]
+
+
+@pytest.fixture(autouse=True)
+def outside_code(monkeypatch):
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+
+
+def job(folder, *, module=None, variant=None, metrics=None, name="net"):
+    module = module or {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 8}
+    inputs = {"x" if "cell_faults" in module["_target_"] else "input": {"shape": [2, 8]}}
+    return Job(
+        target="generic_forward",
+        component=ComponentSpec(name=name, module=module, inputs=inputs),
+        variant="tried",
+        variant_options=variant or {"_target_": "profiling.variants.baseline.Baseline"},
+        metrics=metrics or {},
+        settings=SETTINGS,
+        run=str(folder),
+        procedure=FORWARD,
+    )
+
+
+def received(job):
+    return CellEvents(made_record(variant="tried").with_status("skipped", "not run"), SILENT)
+
+
+def record_of(folder, **parts):
+    """Run a cell in this process, as isolation=none does, and return its record as it is read from the results."""
+    cell = job(folder, **parts)
+    seen = received(cell)
+    seen.performed = InProcess(folder, trace=False, fresh_cache=False).perform(
+        {"cell": cell.to_json()}, "cell", seen.receive
+    )
+    append_record(folder, seen.record())
+    (kept,) = read_records(folder).records
+    return kept
+
+
+# What the code of a cell raises.
+
+
+def raises(what, where="call"):
+    return {"_target_": "cell_faults.Raises", "fault": what, "where": where}
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    rows(
+        "every other row",
+        ("sys_exit", "SystemExit: 0", "a variant calls sys.exit(0)", "its row fails and names SystemExit"),
+        ("generator_exit", "GeneratorExit", "a variant raises GeneratorExit", "its row fails and names it"),
+        (
+            "mute",
+            "__str__ raises",
+            "the text of a variant's error exits",
+            "its row fails, named by type",
+        ),
+        (
+            "long",
+            "RuntimeError: xxx",
+            "a variant's error has 10 MB of text",
+            "its row fails with 500 characters",
+        ),
+        (
+            "escapes",
+            "cleared",
+            "an error's text clears the screen",
+            "its row fails, without escape sequences",
+        ),
+    ),
+)
+def test_what_a_variant_raises(tmp_path, capfd, what, text):
+    record = record_of(tmp_path, variant=raises(what))
+    assert record.status == "failed"
+    assert text in record.reason
+    assert record.reason.isprintable()
+    assert len(record.reason) < 600
+    assert record.parameters == 72, "what came before is kept"
+    assert "Traceback" in capfd.readouterr().err
+
+
+@fault("Ctrl-C under isolation=none", "the run ends with exit code 130 and names resume=", "finished cells")
+def test_interrupt_in_this_process(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        record_of(tmp_path, variant=raises("interrupt"))
+
+
+def worker_events(monkeypatch, tmp_path, task):
+    """Run the main function of a cell's process here, and return the events that it sends."""
+    (tmp_path / "task.json").write_text(json.dumps(task))
+    read_end, write_end = os.pipe()
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path / "task.json"), str(write_end), str(os.getppid())])
+    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb"):
+        worker.main()
+        return list(EventReader().feed(os.read(pipe.fileno(), 1 << 16)))
+
+
+@fault("the code of a cell raises KeyboardInterrupt", "its row fails", "every other row")
+def test_interrupt_in_a_worker(monkeypatch, tmp_path):
+    task = {"cell": job(tmp_path, variant=raises("interrupt")).to_json()}
+    end = worker_events(monkeypatch, tmp_path, task)[-1]
+    assert end == End("failed", "KeyboardInterrupt: no message")
+
+
+@fault("a cell cannot even be set up (its procedure does not exist)", "its row fails", "every other row")
+def test_a_cell_that_cannot_be_set_up(monkeypatch, tmp_path):
+    broken = json.loads(job(tmp_path).to_json()) | {"procedure": {"_target_": "profiling.run.forward.Nothing"}}
+    end = worker_events(monkeypatch, tmp_path, {"cell": json.dumps(broken)})[-1]
+    assert end.status == "failed"
+    assert "Nothing" in end.reason
+
+
+@fault("a variant's unavailable() raises", "its rows fail, and name unavailable()", "every other row")
+@pytest.mark.parametrize("what", ["plain", "sys_exit"])
+def test_unavailable_raises(monkeypatch, tmp_path, what):
+    task = {"probe": [job(tmp_path, variant=raises(what, "unavailable")).to_json()]}
+    probed = worker_events(monkeypatch, tmp_path, task)[-1]
+    assert probed.not_run["tried"].status == "failed"
+    assert "unavailable()" in probed.not_run["tried"].reason
+
+
+@fault("the module of a variant calls sys.exit(0) when it is imported", "refused, exit 2, with the reason")
+def test_the_probe_exits(monkeypatch, tmp_path):
+    (tmp_path / "exits_at_import.py").write_text("raise SystemExit(0)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task = {"probe": [job(tmp_path, variant={"_target_": "exits_at_import.Variant"}).to_json()]}
+    refused = worker_events(monkeypatch, tmp_path, task)[-1]
+    assert "SystemExit: 0" in refused.message
+    assert "cells/probe.log" in refused.message
+
+
+@fault("a variant's close() raises", "a note in its row, which stays ok", "its measurements")
+def test_close_raises(tmp_path):
+    record = record_of(tmp_path, variant=raises("sys_exit", "close"), metrics=PARITY)
+    assert (record.status, record.parity.passed) == ("ok", True)
+    assert "close() of the variant failed: SystemExit: 0" in record.notes
+
+
+@fault("close() raises after the step has", "its row fails for the first reason, with the second as a note")
+def test_close_raises_too(tmp_path):
+    record = record_of(tmp_path, variant=raises("plain", "step+close"))
+    assert record.reason == "RuntimeError: planted"
+    assert "close()" in record.notes[-1]
+
+
+@fault("a variant's explain() exits", "a note in its row, which stays ok", "its measurements")
+def test_explain_exits(tmp_path):
+    record = record_of(tmp_path, variant=raises("sys_exit", "explain"))
+    assert record.status == "ok"
+    assert "explain() of the variant failed: SystemExit: 0" in record.notes
+
+
+@pytest.mark.parametrize(
+    "what",
+    rows(
+        "its measurements",
+        ("unknown", "explain() returns an unknown section", "a note in its row"),
+        ("none", "explain() returns None", "a note in its row"),
+        ("number", "explain() returns a number", "a note in its row"),
+        ("not a number", "explain() returns NaN", "a note in its row"),
+        ("object", "explain() returns what JSON cannot hold", "a note in its row"),
+    ),
+)
+def test_explain_returns(tmp_path, what):
+    record = record_of(tmp_path, variant={"_target_": "cell_faults.Explains", "what": what})
+    assert record.status == "ok"
+    assert "explain() of the variant failed" in record.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    rows(
+        "what other metrics measured",
+        ("none", "Return a Measured", "a metric returns None", "its row fails, and names the metric"),
+        ("list", "names of the results", "a metric returns a list of results", "its row fails"),
+        ("status", "broken", "a metric reports an unknown status", "its row fails"),
+        ("reason", "None", "a metric reports a failure without a reason", "its row fails"),
+        ("not a number", "finite", "a metric returns NaN", "its row fails, and names the number"),
+        ("object", "JSON", "a metric returns what JSON cannot hold", "its row fails"),
+        ("wall", "wall_ms", "a metric returns a section of another shape", "its row fails"),
+        ("phase", "planted in start", "a metric raises when a phase begins", "its row fails"),
+    ),
+)
+def test_what_a_metric_returns(tmp_path, what, text):
+    returns = {"_target_": "cell_faults.Returns", "what": what}
+    record = record_of(tmp_path, metrics={**PARITY, "mine": returns})
+    assert record.status == "failed"
+    assert text in record.reason
+    assert what == "phase" or record.parity.passed
+
+
+@fault("a metric names its results like fields of a row (status, device)", "they are kept apart; the row stays ok")
+def test_results_named_like_fields(tmp_path):
+    record = record_of(tmp_path, metrics={"mine": {"_target_": "cell_faults.Returns", "what": "identity"}})
+    assert (record.status, record.component) == ("ok", "net")
+    assert record.metrics.extra == {"device": {}, "status": "failed", "component": [1]}
+    assert "net" in render_console(RunData((record,), Environment(), tmp_path))
+
+
+@fault("a metric returns text that is no Unicode", "its row fails")
+def test_text_that_cannot_be_sent(monkeypatch, tmp_path):
+    metrics = {"mine": {"_target_": "cell_faults.Returns", "what": "surrogate"}}
+    end = worker_events(monkeypatch, tmp_path, {"cell": job(tmp_path, metrics=metrics).to_json()})[-1]
+    assert end.status == "failed"
+    assert "metric mine" in end.reason
+
+
+# What the code of a cell changes for the whole process.
+
+
+def process_state():
+    return {
+        "defaults": (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()),
+        "flags": (torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32),
+        "folder": Path.cwd(),
+        "variables": dict(os.environ),
+        "signals": signal.getsignal(signal.SIGINT),
+        "alarm": 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100,  # pytest has one of its own, of 300 s
+    }
+
+
+@pytest.fixture
+def restored(monkeypatch):
+    monkeypatch.setattr(torch, "save", torch.save)  # restored after the test
+    monkeypatch.setattr(time, "perf_counter_ns", time.perf_counter_ns)
+    generators = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(generators[0])
+    numpy.random.set_state(generators[1])
+    torch.set_rng_state(generators[2])
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.use_deterministic_algorithms(False)
+    torch.set_grad_enabled(True)
+
+
+QUICK_LATENCY = {
+    "_target_": "profiling.metrics.latency.Latency",
+    "min_iterations": 3,
+    "max_iterations": 5,
+    "warmup_min_iterations": 1,
+    "warmup_max_seconds": 0.1,
+}
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize(
+    "what",
+    rows(
+        "its row and the next one are right",
+        ("dtype", "a module sets torch's default dtype to float64", "set back for the tool's own code"),
+        ("device", "a module sets torch's default device", "set back for the tool's own code"),
+        ("grad", "a module switches gradients off for the whole process", "set back before the next cell"),
+        ("deterministic", "a module asks for deterministic algorithms", "set back before the next cell"),
+        ("tf32", "a module switches TF32 on", "set back to the run's setting"),
+        ("threads", "a module sets the number of threads", "set back to the run's setting"),
+        ("folder", "a module changes the working directory", "set back at each phase"),
+        ("variables", "a module changes environment variables", "restored after the cell"),
+        ("signals", "a module ignores Ctrl-C", "restored after the cell: Ctrl-C works"),
+        ("alarm", "a module leaves a timer that would kill the process", "stopped after the cell"),
+        ("save", "a module replaces torch.save", "not used by the tool"),
+        ("clock", "a module replaces Python's clock by one that goes back", "not used by the tool"),
+    ),
+)
+def test_what_a_module_changes(tmp_path, what):
+    before = process_state()
+    changes = {"_target_": "cell_faults.Changes", "what": what}
+    record = record_of(tmp_path, module=changes, metrics={**PARITY, "latency": QUICK_LATENCY})
+    assert record.status == "ok", record.reason
+    (tmp_path / "next").mkdir()
+    following = record_of(tmp_path / "next", metrics={**PARITY, "latency": QUICK_LATENCY})
+    assert following.status == "ok", following.reason
+    assert following.metrics.wall_ms.min > 0
+    assert torch.get_num_threads() == SETTINGS.threads
+    assert process_state() == before
+
+
+@pytest.mark.usefixtures("restored")
+@fault("a module has other weights each time it is built", "the row fails and says so", "the other rows")
+def test_two_builds_differ(tmp_path):
+    record = record_of(tmp_path, module={"_target_": "cell_faults.Changes", "what": "seeds"}, metrics=PARITY)
+    assert record.status == "failed"
+    assert "two builds of it have different weights" in record.reason
+
+
+@fault(
+    "a module closes standard output (isolation=none)",
+    "the next cell runs, and the report is printed",
+    "all rows",
+)
+def test_a_module_closes_the_output(profile):
+    module = ("_target_=cell_faults.Changes", "width=null", "what=output")
+    closes = [f"{'+' * (key == 'what=output')}component.net.module.{key}" for key in module]
+    outcome = profile("component=[net]", "variant=[baseline,faulty_raise]", "isolation=none", *closes)
+    assert [record.status for record in outcome.records.values()] == ["ok", "failed"], outcome.err
+    assert f"run: {outcome.folder}" in outcome.out
+
+
+# Clocks.
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "text"),
+    rows(
+        "the other rows",
+        (-5_000_000, "went back by 5 ms", "the clock goes back", "the row fails and says by how much: no latency"),
+        (0, "stood still", "the clock stands still", "the row fails and says so: no latency"),
+    ),
+)
+def test_a_clock_that_is_wrong(monkeypatch, tmp_path, step_ns, text):
+    ticks = iter(range(10**9))
+    monkeypatch.setattr("profiling.metrics.clocks.perf_counter_ns", lambda: step_ns * next(ticks))
+    record = record_of(tmp_path, metrics={**PARITY, "latency": QUICK_LATENCY})
+    assert record.status == "failed"
+    assert f"the wall clock {text} during a call" in record.reason
+    assert record.metrics.wall_ms is None
+    assert record.parity.passed
+
+
+@pytest.mark.parametrize(
+    "device_ms",
+    rows(
+        "the other rows",
+        (-1.0, "a CUDA event reports a negative time", "the row fails: no latency"),
+        (math.nan, "a CUDA event reports no number", "the row fails: no latency"),
+        (math.inf, "a CUDA event reports an infinite time", "the row fails: no latency"),
+    ),
+)
+def test_a_device_clock_that_is_wrong(device_ms):
+    with pytest.raises(ValueError, match="the device clock"):
+        Sample(wall=1.0, host=0.5, device=device_ms)
+
+
+@fault("the clock goes back while a variant is prepared", "the row fails, and names the section")
+def test_a_negative_duration():
+    with pytest.raises(ValueError, match="section prepare"):
+        encode_sections(prepare=Prepare(seconds=-1.0))
+
+
+@fault("a metric of the user reports wall times of 0 ms", "a row without speedup and frame rate", "the samples")
+def test_no_ratio_of_zero():
+    zero = made_record(metrics=Metrics(wall_ms=summarize([0.0, 0.0]), fps=FrameRate(mean=0, min=0, max=0)))
+    other = made_record("v", metrics=Metrics(wall_ms=summarize([2.0, 2.0])))
+    for one, two in ((zero, other), (other, zero)):
+        compared = with_speedup(with_round(with_round(None, one, 1, 2), one, 2, 2), two, seed=0)
+        assert compared.speedup is None
+        assert compared.metrics.wall_ms.n == 4
+
+
+# Numbers that an API underneath refuses.
+
+
+def job_config(**options):
+    given = {"cell_timeout": 60.0, "rounds": 1} | options
+    variants = {"baseline": {"_target_": "profiling.variants.baseline.Baseline"}}
+    component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
+    return RunConfig((component,), variants, {}, SETTINGS, "process", resume=None, source={}, **given)
+
+
+HUGE = 10**5000
+REFUSED = {
+    "seed": [(Settings, value) for value in (2**32, -1, HUGE)],
+    "threads": [(Settings, value) for value in (0, 10**9)],
+    "cell_timeout": [(job_config, value) for value in (0, -1.0, math.inf, math.nan, HUGE)],
+    "rounds": [(job_config, value) for value in (0, 10**9)],
+    "max_seconds": [(Latency, value) for value in (0, math.nan, math.inf, "1", True, HUGE)],
+    "interval": [(Latency, value) for value in (0, 1, -1e-3)],
+    "max_iterations": [(Latency, value) for value in (0, 1.5, 10**18, HUGE)],
+    "calls": [*((Calls, (value,)) for value in (0, 10**30)), (Calls, 5), (Calls, ()), (Drift, 0), (Drift, HUGE)],
+    "time_limit": [(Calls, value) for value in (0, math.nan, math.inf)],
+    "tolerance": [(kind, value) for kind in (Drift, TrainingOptions) for value in (0, -1.0, math.nan, math.inf)],
+    "factor": [(Parity, value) for value in (0.5, math.nan, math.inf, None)],
+    "floor": [(Parity, value) for value in (-1e-9, math.nan, math.inf)],
+    "iterations": [(Memory, value) for value in (0, HUGE, None)],
+    "frames": [(LoopOptions, value) for value in (0, 10**9, HUGE)],
+    "fps": [(LoopOptions, value) for value in (0, -60, math.nan, math.inf)],
+}
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param(option, marks=fault(f"{option} is out of range, not finite or absurdly large", "refused, exit 2"))
+        for option in REFUSED
+    ],
+)
+def test_numbers_that_are_refused(option):
+    for kind, value in REFUSED[option]:
+        with pytest.raises(InputError) as error:
+            kind(**{option: value})
+        assert f"{option}=" in str(error.value)
+        assert len(str(error.value)) < 200
+
+
+@fault("the largest seed and the longest cell_timeout", "accepted")
+def test_numbers_that_are_accepted():
+    assert Settings(seed=2**32 - 1).seed == 2**32 - 1
+    numpy.random.seed(2**32 - 1)
+    assert job_config(cell_timeout=1e9).cell_timeout == 1e9
+
+
+# The channel of a cell's process, and its life. Its place is taken by a short script.
+
+
+CHANNEL = """
+import json, os, subprocess, sys, time
+FD, N = int(sys.argv[4]), iter(range(10**9))
+
+def send(**event):
+    os.write(FD, (json.dumps([next(N), event]) + "\\n").encode())
+
+def end():
+    send(event="end", status="ok")
+
+def start(*command, **options):
+    print(subprocess.Popen(command, **options).pid, file=open(os.environ["PID"], "w"))
+
+"""
+
+
+@pytest.fixture
+def isolated(monkeypatch, tmp_path):
+    """Run a task whose process is a Python script; return its record. `SEND` and `FD` are its channel."""
+
+    def run(script, *, timeout=60.0):
+        program = tmp_path / "python"
+        program.write_text(f"#!{sys._base_executable} -IS\n{CHANNEL}{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PID", str(tmp_path / "pid"))
+        monkeypatch.setattr(process, "sys", SimpleNamespace(executable=str(program)))
+        executor = Isolated(tmp_path, trace=False, fresh_cache=False, timeout=timeout)
+        seen = received(None)
+        seen.performed = executor.perform({"cell": "{}"}, "net.tried", seen.receive)
+        append_record(tmp_path, seen.record())
+        return read_records(tmp_path).records[0]
+
+    return run
+
+
+SENT = 'send(event="sections", sections={"parameters": 7})\n'
+
+
+@pytest.mark.parametrize(
+    "written",
+    rows(
+        "all that the cell measured; its row stays ok",
+        ('b"hello\\n"', "a library writes text to the channel", "a note with the text"),
+        ('b"{\\n"', "half a JSON object arrives on the channel", "a note with the text"),
+        ('b"[]\\n"', "a list arrives on the channel", "a note with the text"),
+        ('b"null\\n7\\n"', "other JSON arrives on the channel", "a note that counts the lines"),
+        ('b"\\xff\\xfe\\x00\\n"', "bytes that are no Unicode arrive on the channel", "a note"),
+        ('b"[" * 100_000 + b"\\n"', "deeply nested JSON arrives on the channel", "a note"),
+        ('b\'[0, {"event": "end", "status": "failed"}]\\n\'', "an event without its reason arrives", "a note"),
+        ('b\'[0, {"event": "explode"}]\\n\'', "an unknown event arrives", "a note with the text"),
+        ('b"x" * 100_000_000 + b"\\n"', "100 MB without a newline arrive on the channel", "a note; memory is bounded"),
+    ),
+)
+def test_what_is_no_event(monkeypatch, isolated, written):
+    monkeypatch.setattr(events, "LONGEST", 10_000_000)
+    record = isolated(f"{SENT}left = memoryview({written})\nwhile left: left = left[os.write(FD, left):]\nend()")
+    assert (record.status, record.parameters) == ("ok", 7), record.reason
+    assert "wrote to the channel" in record.notes[0]
+    assert len(record.notes[0]) < 300
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    rows(
+        "all that arrived",
+        (
+            "next(N)",
+            "1 events of its process were lost",
+            "an event is lost on the channel",
+            "the row fails and says so",
+        ),
+        ('send(event="sections", sections={"speedup": 1})', "speedup", "a section has another shape", "the row fails"),
+        ('send(event="sections", sections={"status": "ok"})', "status", "a cell sends its own status", "the row fails"),
+        ('send(event="end", status="fine")', "lost", "a cell sends an unknown status", "the row fails"),
+    ),
+)
+def test_what_damages_a_record(isolated, script, text):
+    record = isolated(f"{SENT}{script}\nend()")
+    assert (record.status, record.parameters) == ("failed", 7)
+    assert "incomplete" in record.reason
+    assert text in record.reason
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    rows(
+        "all that arrived",
+        (
+            "os._exit(0)",
+            "exited with code 0 before its result",
+            "a cell's code exits with code 0",
+            "the row fails",
+        ),
+        ("os._exit(7)", "exited with code 7", "the code of a cell exits with code 7", "the row fails with the code"),
+        ("os.kill(os.getpid(), 11)", "SIGSEGV", "the code of a cell crashes", "the row fails with the signal"),
+        ("os.close(FD)", "before its result", "the code of a cell closes the channel", "the row fails"),
+    ),
+)
+def test_how_a_process_ends(isolated, script, text):
+    record = isolated(SENT + script)
+    assert (record.status, record.parameters) == ("failed", 7)
+    assert text in record.reason
+
+
+@fault("a cell ends and its process does not", "killed after 30 s, with a note", "its row, which stays ok")
+def test_a_process_that_lingers(monkeypatch, isolated):
+    monkeypatch.setattr(process, "EXIT_SECONDS", 0.2)
+    record = isolated(f"{SENT}end()\ntime.sleep(60)")
+    assert record.status == "ok"
+    assert "did not exit within" in record.notes[0]
+
+
+@fault("a process writes to the channel without end", "killed at the cell_timeout", "all that arrived")
+def test_a_flooded_channel(isolated):
+    record = isolated(f"{SENT}while True: os.write(FD, b'x\\n' * 10_000)", timeout=1.0)
+    assert (record.status, record.parameters) == ("failed", 7)
+    assert "cell_timeout" in record.reason
+
+
+@fault("cell_timeout=1e9, more than a system call takes", "accepted", "the row")
+def test_a_long_timeout(isolated):
+    assert isolated(f"{SENT}end()", timeout=1e9).status == "ok"
+
+
+@fault("a process of a cell leaves its session", "a note names it: later cells may be disturbed", "the row")
+def test_a_process_that_escapes(monkeypatch, isolated, tmp_path):
+    monkeypatch.setattr(process, "ORPHAN_SECONDS", 0.3)
+    record = isolated(f"start('sleep', '60', start_new_session=True)\n{SENT}end()")
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    assert record.status == "ok"
+    assert f"sleep (process {pid})" in record.notes[0]
+
+
+@fault("a cell's process leaves others in its own group", "killed with it; no note", "the row")
+def test_processes_of_the_group(isolated, tmp_path):
+    record = isolated(f"start('sleep', '60')\n{SENT}end()")
+    assert record.notes == ()
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+@fault("the code of a cell forks, and both processes go on", "the copy ends silently", "the row")
+def test_a_fork_that_returns():
+    read_end, write_end = os.pipe()
+    emit = events.sender(write_end)
+    child = os.fork()
+    if child == 0:
+        try:
+            emit(Phase("twice"))
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    emit(Phase("once"))
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert list(EventReader().feed(os.read(read_end, 1000))) == [Phase("once")]
+    for end in (read_end, write_end):
+        os.close(end)
+
+
+@fault("a section of a record is larger than a message may be", "the row fails and says so")
+def test_an_event_that_is_too_long(monkeypatch):
+    monkeypatch.setattr(events, "LONGEST", 1000)
+    with pytest.raises(ValueError, match="can be sent"):
+        events.sender(1)(Sections({"weights": "x" * 2000}))
+
+
+@fault("the files of a cell cannot be made (a name of 249 characters)", "its row fails, and says why", "the other rows")
+def test_a_long_name(tmp_path):
+    performed = Isolated(tmp_path, trace=False, fresh_cache=False, timeout=5).perform(
+        {"cell": "{}"}, f"{'x' * 249}.baseline", print
+    )
+    assert performed.death == "could not be run: File name too long"
+
+
+# A real process.
+
+
+@fault(
+    "the run is killed (SIGKILL) while a cell holds Python's lock",
+    "the cell's process ends at once, and so do the processes that it started",
+    "finished cells",
+)
+def test_the_worker_ends_with_its_parent(tmp_path):
+    folder = tmp_path / "run"
+    started = command(folder, "component=[net]", "variant=[holds_the_lock]")
+    run = subprocess.Popen(started, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    pids = folder / "cells" / "pids"
+    deadline = time.monotonic() + 120
+    while not pids.exists() and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.1)
+    processes = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+    run.kill()
+    run.wait()
+    _, running = psutil.wait_procs(processes, timeout=20)
+    assert [each for each in running if each.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.parametrize(
+    "imported",
+    rows(
+        "",
+        ("profiling", "Ctrl-C in the first moment of a command", "one line, exit 130"),
+        ("hydra.core", "Ctrl-C while a command imports its libraries", "one line, exit 130"),
+    ),
+)
+def test_an_early_interrupt(imported):
+    """`-X importtime` prints a line as soon as a module has been imported."""
+    start = [sys.executable, "-X", "importtime", "-m", "profiling.generic_forward", "component=[net]"]
+    with subprocess.Popen(start, env=environment(), stderr=subprocess.PIPE, text=True, cwd=ROOT) as run:
+        for line in run.stderr:
+            if line.rpartition("|")[2].strip() == imported:
+                run.send_signal(signal.SIGINT)
+                break
+        rest = [line for line in run.stderr if not line.startswith("import time:")]
+    assert run.returncode == 130
+    assert rest == ["interrupted\n"]
+
+
+# The report.
+
+
+RENDERINGS = (render_console, render_markdown, render_html, render_classic)
+
+
+def run_data(folder, *records):
+    return RunData(records, Environment(), folder)
+
+
+@pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda rendering: rendering.__name__)
+@fault("a record that one of the report's tables cannot show", "a failed row that says so", "the other rows")
+def test_a_record_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
+    def is_correct(record):
+        return 1 / (record.wall_p50 != 666.0) and correct(record)
+
+    good, bad = made_record(p50=1.25), made_record("bad", p50=666.0)
+    correct = type(bad).is_correct.fget
+    monkeypatch.setattr(type(bad), "is_correct", property(is_correct))
+    text = rendering(run_data(tmp_path, good, bad))
+    assert "cannot be rendered, but is in the results: ZeroDivisionError" in text.replace("\n  ", " ")
+    assert "1.25" in text
+
+
+@pytest.mark.parametrize("rendering", RENDERINGS[:3], ids=lambda rendering: rendering.__name__)
+@fault("a section of the report that raises an error", "a line in its place", "the other sections and all rows")
+def test_a_section_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
+    def memory_section(data):
+        raise RuntimeError("planted")
+
+    sections = [memory_section if build.__name__ == "memory_section" else build for build in render._SECTIONS]
+    monkeypatch.setattr(render, "_SECTIONS", sections)
+    text = rendering(run_data(tmp_path, made_record(p50=1.25)))
+    assert "memory: cannot be rendered: RuntimeError: planted" in text.replace("\\", "")
+    assert "1.25" in text
+    assert "in the results" not in text, "no record is to blame"
+
+
+@fault("an environment that the report's heading cannot show", "a report without it", "all rows")
+def test_a_heading_that_cannot_be_rendered(monkeypatch, tmp_path):
+    def heading_lines(environment):
+        return (f"threads {1 / (environment.threads or 1):g}",) if environment.threads != 13 else (1 / 0,)
+
+    monkeypatch.setattr(render, "heading_lines", heading_lines)
+    data = RunData((made_record(p50=1.25),), Environment(threads=13), tmp_path)
+    assert "1.25" in render_console(data)
