@@ -76,9 +76,12 @@ def check_number(
     limits = [f"above {above:g}"] if above is not None else []
     limits += [f"at least {least:g}"] if least is not None else []
     limits += [f"below {below:g}"] if below < _HUGE else []
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and -_HUGE < value < min(below, _HUGE)
-    fits = fits and (above is None or value > above) and (least is None or value >= least)
-    if not fits:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (-_HUGE if least is None else least) <= value < min(below, _HUGE)
+        or (above is not None and value <= above)
+    ):
         raise InputError(f"{name}={_short(value)} must be a finite number{', ' * bool(limits)}{' and '.join(limits)}.")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from profiling.errors import InputError, check_choice, check_whole, did_you_mean
+from profiling.errors import InputError, check_choice, check_number, check_whole, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "float16")
 SCALES = ("auto", "full", "tiny")
@@ -106,8 +106,7 @@ class InputSpec:
             raise InputError(f"{where}.shape={shape} has more than {MOST_ELEMENTS:,} elements. Choose a smaller one.")
         check_choice(f"{where}.distribution", spec.distribution, DISTRIBUTIONS)
         for name in ("low", "high"):
-            if not math.isfinite(getattr(spec, name)):
-                raise InputError(f"{where}.{name}={getattr(spec, name)} must be a finite number.")
+            check_number(f"{where}.{name}", getattr(spec, name))
         low, high = (int(spec.low), int(spec.high)) if spec.distribution == "integers" else (spec.low, spec.high)
         if spec.distribution in ("uniform", "integers") and not -(2**63) <= low < high < 2**63:
             raise InputError(f"{where}: high={spec.high} must be above low={spec.low}, and both within 64 bits.")

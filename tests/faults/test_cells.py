@@ -184,7 +184,6 @@ def test_the_probe_exits(monkeypatch, tmp_path):
     task = {"probe": [job(tmp_path, variant={"_target_": "exits_at_import.Variant"}).to_json()]}
     refused = worker_events(monkeypatch, tmp_path, task)[-1]
     assert "SystemExit: 0" in refused.message
-    assert "cells/probe.log" in refused.message
 
 
 @fault("a variant's close() raises", "a note in its row, which stays ok", "its measurements")
@@ -323,12 +322,13 @@ QUICK_LATENCY = {
 def test_what_a_module_changes(tmp_path, what):
     before = process_state()
     changes = {"_target_": "cell_faults.Changes", "what": what}
-    record = record_of(tmp_path, module=changes, metrics={**PARITY, "latency": QUICK_LATENCY})
+    metrics = {**PARITY, "latency": QUICK_LATENCY} if what == "clock" else PARITY
+    record = record_of(tmp_path, module=changes, metrics=metrics)
     assert record.status == "ok", record.reason
+    assert what != "clock" or record.metrics.wall_ms.min > 0
     (tmp_path / "next").mkdir()
-    following = record_of(tmp_path / "next", metrics={**PARITY, "latency": QUICK_LATENCY})
+    following = record_of(tmp_path / "next", metrics=metrics)
     assert following.status == "ok", following.reason
-    assert following.metrics.wall_ms.min > 0
     assert torch.get_num_threads() == SETTINGS.threads
     assert process_state() == before
 
