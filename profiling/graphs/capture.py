@@ -183,7 +183,7 @@ def capture(
             other_stream = any(finding.fault == "other stream" for finding in audit.findings)
             with _RequireCapture() if other_stream else nullcontext():
                 output = call()
-        except Exception as error:
+        except BaseException as error:  # also SystemExit: an open capture would break whatever runs next
             try:
                 graph.capture_end()
             except RuntimeError:

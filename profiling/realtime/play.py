@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import perf_counter  # bound here: a network may replace the one in `time`
 
 from profiling.results.frames import NAMES
 
@@ -24,11 +25,11 @@ class Clock:
 
     def now(self) -> float:
         """Return seconds since an arbitrary moment."""
-        return time.perf_counter()
+        return perf_counter()
 
     def pause(self, until: float) -> None:
         """Sleep for a part of the time before `until`; the caller checks the clock and calls again."""
-        left = until - time.perf_counter()
+        left = until - perf_counter()
         if left > LATE_WAKE:
             time.sleep(min(left - LATE_WAKE, LATE_WAKE))
 

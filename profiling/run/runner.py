@@ -13,9 +13,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from profiling.components.spec import Settings
-from profiling.errors import InputError, printable
+from profiling.errors import InputError, printable, reason_of
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
-from profiling.results.jsonl import append_record
+from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import prepare_folder, write_json
 from profiling.run.events import BadInput, End, Event, Phase, Probed, Sections
@@ -212,9 +212,9 @@ class Run:
         except KeyboardInterrupt:
             self.config.files.recover(self.folder, job)  # completes the files of a cell that gets no record
             if events.end is not None:
-                self._keep(self._with_speedup(self._in_round(events.record(), round_)))
+                self._keep(self._merged(events.record(), round_))
             raise
-        record = self._with_speedup(self._in_round(events.record(), round_))
+        record = self._merged(events.record(), round_)
         self._keep(record)
         complete = self._with_files(record, job)
         if complete != record:
@@ -250,6 +250,18 @@ class Run:
             shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
         self.config.files.clear(self.folder, job.name, first_round=first_round)
 
+    def _merged(self, record: Record, round_: int) -> Record:
+        """Merge the record of a round with those before it, and add the speedup.
+
+        A metric of the user may report numbers that cannot be computed with: then the record is failed.
+        """
+        try:
+            merged = self._in_round(record, round_)
+            encode_record(merged)
+        except Exception as error:
+            return record.with_status("failed", f"its rounds cannot be merged: {reason_of(error)}")
+        return self._with_speedup(merged)
+
     def _in_round(self, record: Record, round_: int) -> Record:
         """Merge the record of a round with those of the rounds before it."""
         if self.config.rounds == 1:
@@ -259,7 +271,12 @@ class Run:
 
     def _with_speedup(self, record: Record) -> Record:
         baseline = self.records.get((record.component, BASELINE))
-        return with_speedup(record, baseline, seed=self.config.settings.seed)
+        try:
+            compared = with_speedup(record, baseline, seed=self.config.settings.seed)
+            encode_record(compared)
+        except Exception as error:
+            return _with_note(record, f"no speedup: {reason_of(error)}")
+        return compared
 
     def _with_files(self, record: Record, job: Job) -> Record:
         """Add the sections that are read from the cell's files, or a note for each file that cannot be read."""
@@ -269,8 +286,8 @@ class Run:
         for reader in readers:
             try:
                 record = reader(record, job)
-            except (CompileLogError, OSError, ValueError) as error:
-                record = _with_note(record, " ".join(str(error).split()))
+            except Exception as error:  # the files are those of the cell's code
+                record = _with_note(record, str(error) if isinstance(error, CompileLogError) else reason_of(error))
         if record.rounds:
             self.config.files.keep_round(self.folder, job.name, len(record.rounds))
         return record
@@ -318,7 +335,7 @@ def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
 
 
 def _with_note(record: Record, note: str) -> Record:
-    return replace(record, notes=(*record.notes, note))
+    return replace(record, notes=tuple(dict.fromkeys((*record.notes, note))))
 
 
 def exit_code(records: tuple[Record, ...]) -> int:

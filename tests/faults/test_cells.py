@@ -17,6 +17,7 @@ import pytest
 import torch
 from as_user import OUTSIDE, ROOT, command, environment
 from make_record import record as made_record
+from make_record import summary as made_summary
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
@@ -39,7 +40,7 @@ from profiling.run.events import End, EventReader, Phase, Sections
 from profiling.run.job import FORWARD, Job, RunConfig
 from profiling.run.process import InProcess, Isolated
 from profiling.run.rounds import with_round, with_speedup
-from profiling.run.runner import CellEvents
+from profiling.run.runner import CellEvents, Run
 from profiling.training_step.options import TrainingOptions
 
 SILENT = SimpleNamespace(phase=lambda phase: None)
@@ -403,6 +404,32 @@ def test_no_ratio_of_zero():
         compared = with_speedup(with_round(with_round(None, one, 1, 2), one, 2, 2), two, seed=0)
         assert compared.speedup is None
         assert compared.metrics.wall_ms.n == 4
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("summary", "status"),
+    rows(
+        "the other rows",
+        (made_summary(2.0), "failed", "a metric of the user reports statistics without samples", "no second round"),
+        (summarize([1e308]), "failed", "a metric of the user reports times near the largest number", "no second round"),
+        (
+            summarize([5e-324]),
+            "ok",
+            "a metric of the user reports times near the smallest number",
+            "a note: no speedup",
+        ),
+    ),
+)
+def test_numbers_that_cannot_be_merged(tmp_path, summary, status):
+    run = Run("t", job_config(rounds=2), tmp_path, SILENT, "")
+    for variant, wall in (("baseline", summarize([2.0, 3.0])), ("v", summary)):
+        for round_ in (1, 2):
+            merged = run._merged(made_record(variant, metrics=Metrics(wall_ms=wall)), round_)
+            run._keep(merged)
+    assert (merged.status, merged.speedup) == (status, None)
+    assert (merged.reason or merged.notes[-1]).startswith(("its rounds cannot be merged", "no speedup"))
+    assert [record.status for record in read_records(tmp_path).records] == ["ok", status]
 
 
 # Numbers that an API underneath refuses.
