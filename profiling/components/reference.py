@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from profiling.components.component import Component
-from profiling.components.trees import named_tensors, tensors_in
+from profiling.components.outputs import Outputs, readable, to_host
 from profiling.errors import InputError
 
 #: Added to the run's seed for the inputs of the check, so that they differ from those a variant is prepared with.
 CHECK_SEED = 7919
 
-Outputs = dict[str, Tensor]  # the tensors of an output, by path
+#: A step that is right once, or that leaves a wrong state or wrong inputs behind, is wrong in the second call.
+CHECK_CALLS = 2
+
+CheckCalls = tuple[Outputs, ...]  # what each call of the check returned, and its inputs after it
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Outputs to compare with. They are in host memory, so that they take none on the device during the timing."""
+    """Outputs of each call of the check, in host memory, so that they take none on the device during the timing."""
 
-    outputs: Outputs  # of the fp32 eager module, float32
-    eager: Outputs  # of the eager module in the run's dtype
+    outputs: CheckCalls  # of the fp32 eager module
+    eager: CheckCalls  # of the eager module in the run's dtype
 
 
-def first_call(component: Component, seed: int) -> Outputs:
-    """Return the outputs of the component's first eager call, on the inputs of `seed`.
+def first_call(component: Component, seed: int) -> CheckCalls:
+    """Return what `outputs_of` does, for a module that is called for the first time.
 
     Raises:
         InputError: the module itself fails on its inputs.
@@ -53,30 +54,41 @@ def first_call(component: Component, seed: int) -> Outputs:
         ) from error
 
 
-def outputs_of(component: Component, seed: int) -> Outputs:
-    """Run the component eagerly from its initial state on the inputs of `seed`; return the outputs in host memory.
+def outputs_of(component: Component, seed: int) -> CheckCalls:
+    """Run the component eagerly, as `check_calls` does; return the outputs of each call.
 
     Raises:
-        InputError: the output holds no tensor, so there is nothing to compare.
+        InputError: the output holds no number, so there is nothing to compare, or holds what cannot be compared.
 
     """
-    component.reset()
-    component.refill(seed)
-    output = component.call()
-    if not tensors_in(output):
+    calls = check_calls(component, component.call, seed)
+    output = {path: leaf for path, leaf in calls[0].items() if path[0] == "output"}
+    where = f"component {component.name}: forward returned"
+    for path, leaf in output.items():
+        if leaf.problem is not None:
+            what = leaf.form if path == ("output",) else f"{readable(path)} ({leaf.form})"
+            raise InputError(f"{where} {what}, which cannot be compared: {leaf.problem}.")
+    tensors = [leaf.numbers for leaf in output.values() if leaf.dtype and leaf.numbers is not None]
+    if not any(tensor.numel() for tensor in tensors):
+        content = "only empty tensors" if tensors else f"{output['output',].form}, which holds no tensor"
         raise InputError(
-            f"component {component.name}: forward returned {type(output).__name__}, which holds no tensor. Return a "
-            "tensor, or a dict, tuple, list or dataclass of tensors."
+            f"{where} {content}, so there is nothing to compare. Return a tensor, or a dict, tuple, list or dataclass "
+            "of tensors."
         )
-    return to_host(output)
+    return calls
 
 
-def to_host(output: object) -> Outputs:
-    """Copy every tensor of `output` to host memory, floating-point ones as float32."""
-    return {
-        path: tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
-        for path, tensor in named_tensors(output)
-    }
+def check_calls(component: Component, run: Callable[[], Any], seed: int) -> CheckCalls:
+    """Call `run` `CHECK_CALLS` times from the initial state, each time on the inputs of `seed`.
+
+    Return for each call its output and the inputs as the call left them.
+    """
+    component.reset()
+    calls = []
+    for _ in range(CHECK_CALLS):
+        component.refill(seed)
+        calls.append(to_host(output=run(), inputs=component.inputs))
+    return tuple(calls)
 
 
 @contextmanager
@@ -88,23 +100,3 @@ def strict_float32() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-def relative_l2(output: Any, reference: Any) -> float:
-    """Return ‖output − reference‖ / ‖reference‖ of the worst tensor, computed in float64.
-
-    The result is inf if structure or shapes differ, or if a value is NaN.
-    """
-    actual, expected = dict(named_tensors(output)), dict(named_tensors(reference))
-    if actual.keys() != expected.keys():
-        return math.inf
-    return max((_relative_l2(actual[path], tensor) for path, tensor in expected.items()), default=0.0)
-
-
-def _relative_l2(output: Tensor, reference: Tensor) -> float:
-    if output.shape != reference.shape:
-        return math.inf
-    wide = reference.double()
-    distance, norm = float((output.double() - wide).norm()), float(wide.norm())
-    ratio = distance / norm if norm > 0 else (0.0 if distance == 0 else math.inf)
-    return math.inf if math.isnan(ratio) else ratio

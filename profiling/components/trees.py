@@ -1,59 +1,57 @@
-"""Nested structures of tensors: listing and replacing the tensors in one, and those that an operator writes to."""
+"""Nested structures of tensors: opening a container, listing and replacing tensors, and those an operator writes to."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.utils._pytree import (
+    SUPPORTED_NODES,
+    GetAttrKey,
+    MappingKey,
+    SequenceKey,
+    is_namedtuple_instance,
+    is_structseq_instance,
+)
 
 
-def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield (path, tensor) for each tensor in `tree`, in a fixed order; other leaves are ignored.
+def children(tree: Any) -> Iterator[tuple[Hashable, Any]] | None:
+    """Return (key, content) for each entry of a container, in a fixed order; None where `tree` is a leaf.
 
-    A path joins keys, indices and field names with dots; a tensor that is the whole tree has the path "output".
+    Containers are mappings, tuples, lists, dataclass instances, and types that are registered with torch's pytree. As
+    text a key is what Python code writes to get the entry: `['a']`, `[0]` or `.name`.
     """
-    if isinstance(tree, Tensor):
-        yield path or "output", tree
-        return
-    for key, value in _children(tree):
-        yield from named_tensors(value, f"{path}.{key}" if path else str(key))
+    node = _node(tree)
+    return None if node is None else zip(map(node.key, node.names), node.values, strict=True)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """Return the tensors in `tree` in the order of `named_tensors`."""
-    return [tensor for _, tensor in named_tensors(tree)]
+    """Return the tensors in `tree` in the order of `children`; other leaves are ignored."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    node = _node(tree)
+    return [] if node is None else [tensor for value in node.values for tensor in tensors_in(value)]
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Return `tree` with `function` applied to each tensor; structure and other leaves are kept.
+    """Return `tree` with `function` applied to each tensor; structure, types of containers and other leaves are kept.
 
-    The structure is copied without calling constructors, so a container whose `__init__` checks its arguments (a
-    transformers `ModelOutput`, for example) keeps its type.
+    Mappings and dataclasses are copied without calling their constructor, which may check its arguments (that of a
+    transformers `ModelOutput`, for example).
     """
     if isinstance(tree, Tensor):
         return function(tree)
-    if isinstance(tree, Mapping):
-        mapped = {key: map_tensors(function, value) for key, value in tree.items()}
-        if type(tree) is dict:
-            return mapped
-        twin: Any = copy.copy(tree)
-        for key, value in mapped.items():
-            twin[key] = value
-        return twin
-    if isinstance(tree, tuple):
-        items = [map_tensors(function, value) for value in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-    if isinstance(tree, list):
-        return [map_tensors(function, value) for value in tree]
-    if _is_dataclass_instance(tree):
-        twin = copy.copy(tree)
-        for field in dataclasses.fields(tree):
-            object.__setattr__(twin, field.name, map_tensors(function, getattr(tree, field.name)))
-        return twin
-    return tree
+    kind = type(tree)
+    if kind is tuple or kind is list:  # the plain types directly: a replay maps its outputs in every call
+        return kind([map_tensors(function, value) for value in tree])
+    if kind is dict:
+        return {key: map_tensors(function, value) for key, value in tree.items()}
+    node = _node(tree)
+    return tree if node is None else node.rebuild([map_tensors(function, value) for value in node.values])
 
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -65,16 +63,58 @@ def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             yield from tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
 
 
-def _children(tree: Any) -> Iterator[tuple[Any, Any]]:
+class _Node(NamedTuple):
+    """An open container: its entries, and the function that makes a container of the same kind from other values."""
+
+    key: Callable[[Any], Hashable]  # makes a key from a name; lazily, since replays map tensors without needing keys
+    names: Iterable[Any]
+    values: Sequence[Any]
+    rebuild: Callable[[list[Any]], Any]
+
+
+def _node(tree: Any) -> _Node | None:
+    kind = type(tree)
+    if isinstance(tree, tuple):
+        if is_namedtuple_instance(tree):
+            return _Node(GetAttrKey, kind._fields, tree, partial(tuple.__new__, kind))
+        rebuild = kind if is_structseq_instance(tree) else partial(tuple.__new__, kind)
+        return _Node(SequenceKey, range(len(tree)), tree, rebuild)
+    if isinstance(tree, list):
+        return _Node(SequenceKey, range(len(tree)), tree, partial(_list_like, tree))
     if isinstance(tree, Mapping):
-        yield from tree.items()
-    elif isinstance(tree, tuple | list):
-        names = getattr(tree, "_fields", range(len(tree)))
-        yield from zip(names, tree, strict=True)
-    elif _is_dataclass_instance(tree):
-        for field in dataclasses.fields(tree):
-            yield field.name, getattr(tree, field.name)
+        return _Node(MappingKey, tree.keys(), list(tree.values()), partial(_mapping_like, tree))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = [field.name for field in dataclasses.fields(tree)]
+        return _Node(GetAttrKey, names, [getattr(tree, name) for name in names], partial(_dataclass_like, tree, names))
+    registered = SUPPORTED_NODES.get(kind)
+    if registered is None:
+        return None
+    values, context = registered.flatten_fn(tree)
+    names = range(len(values))
+    if registered.flatten_with_keys_fn is None:
+        return _Node(SequenceKey, names, values, lambda new: registered.unflatten_fn(new, context))
+    keys = [key for key, _ in registered.flatten_with_keys_fn(tree)[0]]
+    return _Node(keys.__getitem__, names, values, lambda new: registered.unflatten_fn(new, context))
 
 
-def _is_dataclass_instance(tree: Any) -> bool:
-    return dataclasses.is_dataclass(tree) and not isinstance(tree, type)
+def _list_like(tree: list[Any], values: list[Any]) -> list[Any]:
+    twin = copy.copy(tree)
+    twin[:] = values
+    return twin
+
+
+def _mapping_like(tree: Mapping[Any, Any], values: list[Any]) -> Mapping[Any, Any]:
+    items = dict(zip(tree, values, strict=True))
+    if not isinstance(tree, MutableMapping):
+        return type(tree)(items)  # pyright: ignore[reportCallIssue] - a frozen mapping is made from a dict
+    twin = copy.copy(tree)
+    for key, value in items.items():
+        twin[key] = value
+    return twin
+
+
+def _dataclass_like(tree: Any, names: Sequence[str], values: list[Any]) -> Any:
+    twin = copy.copy(tree)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(twin, name, value)
+    return twin

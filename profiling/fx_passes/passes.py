@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from profiling.components.reference import relative_l2
+from profiling.components.outputs import relative_l2
 from profiling.errors import InputError
 from profiling.fx_passes.nodes import written_by
 

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.fx.node import base_types
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import is_structseq_instance
 from torch.utils.weak import WeakIdKeyDictionary
 
 from profiling.components.trees import tensors_in
@@ -141,6 +142,8 @@ class _Recorder(TorchFunctionMode):
         """Return the output with nodes for tensors; dataclasses and mappings of other types are constructed anew."""
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*(self._output(item) for item in value))
+        if is_structseq_instance(value):  # torch.return_types.max, for example
+            return self.graph.call_function(type(value), (tuple(self._output(item) for item in value),))
         if isinstance(value, tuple | list):
             return (tuple if isinstance(value, tuple) else list)(self._output(item) for item in value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiling.components.component import Component
-from profiling.components.reference import Outputs, relative_l2, to_host
+from profiling.components.outputs import Outputs, difference, to_host
 from profiling.errors import check_number, check_whole
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Drift as DriftSection
@@ -43,11 +43,12 @@ class Drift(Metric):
         outputs = self._outputs(component, subject.step.run, subject.seed)
         component.refill(subject.seed)
         component.reset()
-        errors = [relative_l2(*pair) for pair in zip(outputs, expected, strict=True)]
+        differences = [difference(*pair) for pair in zip(outputs, expected, strict=True)]
+        for call, each in enumerate(differences):
+            if each.fault is not None:
+                return Measured({}, ("failed", f"drift: unlike eager's in call {call}: {each.fault}"))
+        errors = [each.error for each in differences]
         worst = max(errors)
-        if worst == float("inf"):
-            reason = f"drift: output of call {errors.index(worst)} is not finite, or has another structure than eager's"
-            return Measured({}, ("failed", reason))
         section = DriftSection(calls=self.calls, rel_l2=tuple(errors), max=worst, last=errors[-1])
         if self.tolerance is not None and worst > self.tolerance:
             reason = f"drift: relative L2 error {worst:.2g} in call {errors.index(worst)}, allowed {self.tolerance:.2g}"
@@ -59,5 +60,5 @@ class Drift(Metric):
         outputs = []
         for call in range(self.calls):
             component.refill(seed + call)
-            outputs.append(to_host(run()))
+            outputs.append(to_host(output=run()))
         return outputs

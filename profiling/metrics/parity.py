@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from profiling.components.reference import CHECK_SEED, Outputs, relative_l2, to_host
+import torch
+
+from profiling.components.outputs import LeafError, Outputs, Path, leaf_errors, mismatch, readable
+from profiling.components.reference import CHECK_SEED, check_calls
 from profiling.errors import check_number
 from profiling.metrics.metric import Measured, Metric, Subject
+from profiling.results.record import OutputError
 from profiling.results.record import Parity as ParitySection
+
+REFERENCE = "fp32 eager"
+#: Number of outputs whose errors are recorded, the worst first.
+RECORDED = 16
+#: Largest fraction of elements of an integer or bool output that may differ, however many of eager's own do.
+MOST_DIFFERING = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(Metric):
-    """Compare with the fp32 eager reference.
+    """Compare each tensor and number of the output with the fp32 eager reference, in two calls on the same inputs.
 
     The largest relative L2 error allowed is `factor` times that of eager in the run's dtype, and at least `floor`: in
-    float32, eager is the reference and has an error of 0, but another order of the same sums is no fault.
+    float32, eager is the reference and has an error of 0, but another order of the same sums is no fault. Of an integer
+    or bool tensor the fraction of differing elements may be `factor` times that of eager (0: none may differ); one that
+    is exactly eager's is right. A variant's own tolerance replaces both.
+
+    Structure, dtype, shape, device and other values must be those of eager in the run's dtype. So must the inputs after
+    the call, which a step must not write to unless eager does.
 
     Raises:
         InputError: a factor below 1 or a negative floor, which eager itself would fail.
@@ -37,45 +53,125 @@ class Parity(Metric):
         """Run the step on the check inputs, then restore the run's own inputs."""
         component, reference = subject.component, subject.reference
         assert reference is not None, "the cell computes a reference if a metric needs one"
-        component.reset()
-        component.refill(subject.seed + CHECK_SEED)
-        outputs = to_host(subject.step.run())
+        outputs = check_calls(component, subject.step.run, subject.seed + CHECK_SEED)
         component.refill(subject.seed)
         component.reset()
-        eager = relative_l2(reference.eager, reference.outputs)
-        tolerance = subject.tolerance if subject.tolerance is not None else max(self.factor * eager, self.floor)
-        if outputs.keys() != reference.outputs.keys():
-            reason = f"parity: the outputs are {sorted(outputs)}, those of the reference {sorted(reference.outputs)}"
-            return Measured({"parity": ParitySection(reference="fp32 eager", passed=False)}, ("failed", reason))
-        error = relative_l2(outputs, reference.outputs)
-        passed = math.isfinite(eager) and error <= tolerance
-        numbers: dict[str, Any] = {
-            "rel_l2": error,
-            "eager_rel_l2": eager,
-            "tolerance": tolerance,
-            "max_abs": max_abs(outputs, reference.outputs),
-            **decibels(component.kind, outputs, reference.outputs),
+        calls = zip(outputs, reference.outputs, reference.eager, strict=True)
+        checks = [self._check(subject, *call) for call in calls]
+        number, (section, reason) = next((pair for pair in enumerate(checks) if pair[1][1]), (0, checks[0]))
+        if reason is None:
+            return Measured({"parity": section})
+        when = f"in call {number + 1} on the same inputs, the first was right: " if number else ""
+        return Measured({"parity": section}, ("failed", f"parity: {when}{reason}"))
+
+    def _check(
+        self, subject: Subject, outputs: Outputs, reference: Outputs, eager: Outputs
+    ) -> tuple[ParitySection, str | None]:
+        """Compare the outputs of one call; return the section, and in one line why the check failed, if it did."""
+        dtype = str(subject.component.dtype).removeprefix("torch.")
+
+        def failed(reason: str, **numbers: float) -> tuple[ParitySection, str]:
+            return ParitySection(reference=REFERENCE, passed=False, **_finite(numbers)), reason
+
+        if (fault := mismatch(eager, reference, dtypes=False)) is not None:
+            return failed(f"eager's own output in {dtype} has another structure than in float32: {fault}")
+        eager_errors = leaf_errors(eager, reference)
+        broken = next((each for each in eager_errors if each.fault), None)
+        eager_l2 = max((each.error for each in eager_errors if not each.exact), default=0.0)
+        tolerance = subject.tolerance if subject.tolerance is not None else max(self.factor * eager_l2, self.floor)
+        if broken is not None:
+            return failed(f"eager's own output in {dtype} is not finite or not comparable: {broken} {broken.fault}")
+        limits = {"eager_rel_l2": eager_l2, "tolerance": tolerance}
+        if subject.tolerance is None and self.factor * eager_l2 >= 1:
+            reason = f"eager in {dtype} has itself an error of {eager_l2:.2g}, so that an output of zeros would pass"
+            return failed(f"{reason}: use dtype=float32", **limits)
+        if (fault := mismatch(outputs, eager)) is not None:
+            return failed(f"other outputs than eager's in {dtype}: {fault}", **limits)
+        judged = [
+            _JudgedLeaf(each, self._limit(subject, each, eager_error, tolerance), _as_eager(each, eager))
+            for each, eager_error in zip(leaf_errors(outputs, reference), eager_errors, strict=True)
+        ]
+        judged.sort(key=lambda leaf: leaf.excess, reverse=True)
+        wrong = [leaf for leaf in judged if not leaf.passed]
+        errors = [leaf.error for leaf in judged]
+        numbers = {
+            **limits,
+            "max_abs": max((each.max_abs for each in errors if _is_output(each.path)), default=0.0),
+            **decibels(subject.component.kind, outputs, reference),
         }
-        finite: dict[str, Any] = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        section = {"parity": ParitySection(reference="fp32 eager", passed=passed, **finite)}
-        if passed:
-            return Measured(section)
-        if not math.isfinite(eager):
-            reason = f"parity: eager's own output in {str(component.dtype).removeprefix('torch.')} is not finite"
-            return Measured(section, ("failed", reason))
-        value = f"{error:.2g}" if math.isfinite(error) else "not finite"
-        reason = f"parity: relative L2 error {value} against the fp32 eager reference, allowed {tolerance:.2g}"
-        return Measured(section, ("failed", reason))
+        if any(not each.exact for each in errors):
+            numbers["rel_l2"] = max(each.error for each in errors if not each.exact)
+        section = ParitySection(
+            reference=REFERENCE,
+            passed=not wrong,
+            outputs=tuple(leaf.section() for leaf in judged[:RECORDED] if _is_output(leaf.error.path) or leaf.excess),
+            **_finite(numbers),
+        )
+        return section, _reason(wrong) if wrong else None
+
+    def _limit(self, subject: Subject, error: LeafError, eager: LeafError, tolerance: float) -> float:
+        """Return the largest error of a leaf: integers and bools may differ where eager's own do, by `factor`."""
+        if not error.exact or subject.tolerance is not None:
+            return tolerance
+        return min(self.factor * eager.error, MOST_DIFFERING)
 
 
-def max_abs(outputs: Outputs, reference: Outputs) -> float:
-    """Return the largest absolute difference over all outputs, in the outputs' unit; inf where shapes differ."""
-    return max(
-        float((outputs[path].double() - expected.double()).abs().max())
-        if outputs[path].shape == expected.shape
-        else math.inf
-        for path, expected in reference.items()
-    )
+@dataclass(frozen=True)
+class _JudgedLeaf:
+    """A tensor or number of the output: its error, the largest that is accepted, and whether it is just as eager's."""
+
+    error: LeafError
+    tolerance: float
+    as_eager: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within the tolerance, or integers are those of eager."""
+        return self.error.error <= self.tolerance or (self.error.exact and self.as_eager)
+
+    @property
+    def excess(self) -> tuple[bool, float]:
+        """Sorts leaves: failed before passed, then by the error in units of its tolerance."""
+        ratio = self.error.error / self.tolerance if self.tolerance else math.inf if self.error.error else 0.0
+        return not self.passed, ratio
+
+    def section(self) -> OutputError:
+        """Return what the record holds of this leaf."""
+        error, leaf = self.error, self.error.leaf
+        shape = tuple(leaf.shape) if all(isinstance(size, int) for size in leaf.shape) else None
+        measure = "differing" if error.exact else "rel_l2"
+        numbers = _finite({measure: error.error, "tolerance": self.tolerance, "max_abs": error.max_abs})
+        return OutputError(
+            path=readable(error.path), dtype=leaf.dtype or leaf.form, shape=shape, passed=self.passed, **numbers
+        )
+
+
+def _as_eager(error: LeafError, eager: Outputs) -> bool:
+    numbers, expected = error.leaf.numbers, eager[error.path].numbers
+    return numbers is not None and expected is not None and error.exact and torch.equal(numbers, expected)
+
+
+def _is_output(path: Path) -> bool:
+    """Return whether a path belongs to the output, and not to the inputs as the call left them."""
+    return path[0] == "output"
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Leave out numbers that are not finite, which a record cannot hold."""
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _reason(wrong: Sequence[_JudgedLeaf]) -> str:
+    """Return in one line what is wrong with the worst leaf, and how many others are wrong."""
+    error, tolerance = wrong[0].error, wrong[0].tolerance
+    others = f"; {len(wrong) - 1} more outputs are wrong" if len(wrong) > 1 else ""
+    if error.fault is not None:
+        return f"{error} {error.fault}{others}"
+    if error.exact:
+        what = f"{error.error:.2g} of the elements of {error} differ from"
+    else:
+        what = f"relative L2 error {error.error:.2g} of {error} against"
+    return f"{what} the fp32 eager reference, allowed {tolerance:.2g}{others}"
 
 
 def decibels(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[str, float]:
@@ -83,11 +179,12 @@ def decibels(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[str
     if kind is None:
         return {}
     values = []
-    for path, expected in reference.items():
-        wide, output = expected.double(), outputs[path].double()
-        if output.shape != wide.shape:
-            return {}
-        noise = float((output - wide).square().mean())
+    for path, leaf in reference.items():
+        expected, actual = leaf.numbers, outputs[path].numbers
+        if not _is_output(path) or expected is None or actual is None or leaf.kind == "complex" or not actual.numel():
+            continue
+        wide = expected.double()
+        noise = float((actual.double() - wide).square().mean())
         signal = float((wide.max() - wide.min()).square()) if kind == "image" else float(wide.square().mean())
         if noise > 0 and signal > 0:
             values.append(10 * math.log10(signal / noise))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -12,7 +12,7 @@ import torch
 from models.playback import WholeFrame
 from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
-from profiling.components.reference import CHECK_SEED, Outputs, Reference, first_call, outputs_of, strict_float32
+from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, first_call, outputs_of, strict_float32
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.realtime.options import PICTURE, ROLES, SOUND, WHOLE, WORLD, LoopOptions
@@ -92,7 +92,7 @@ def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict
     return blueprints
 
 
-def reference_outputs(blueprints: Mapping[str, Blueprint], settings: Settings, *, whole: bool) -> dict[str, Outputs]:
+def reference_outputs(blueprints: Mapping[str, Blueprint], settings: Settings, *, whole: bool) -> dict[str, CheckCalls]:
     """Return the outputs of the float32 modules, by stage, for inputs that no variant is prepared with.
 
     Raises:
@@ -103,15 +103,17 @@ def reference_outputs(blueprints: Mapping[str, Blueprint], settings: Settings, *
     with torch.inference_mode(), strict_float32():
         outputs = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in components.items()}
     if not whole:  # the call of the whole frame has checked them: it passes them on
-        _check_latents(blueprints, components, list(outputs[WORLD].values()))
+        first = outputs[WORLD][0]
+        latents = [leaf.shape for path, leaf in first.items() if path[0] == "output" and leaf.numbers is not None]
+        _check_latents(blueprints, components, latents)
     return outputs
 
 
 def _check_latents(
-    blueprints: Mapping[str, Blueprint], components: Mapping[str, Component], latents: list[torch.Tensor]
+    blueprints: Mapping[str, Blueprint], components: Mapping[str, Component], latents: Sequence[tuple[int, ...]]
 ) -> None:
-    """Compare the shapes of the latents with those that the decoders take; copying would broadcast some silently."""
-    shapes = [list(tensor.shape) for tensor in latents]
+    """Compare the shapes `latents` with those that the decoders take; copying would broadcast some silently."""
+    shapes = [list(shape) for shape in latents]
     if len(latents) != 2:
         raise InputError(
             f"stages.world={blueprints[WORLD].spec.name}: it returns {shapes}. It must return two latents, for picture "
@@ -128,7 +130,7 @@ def _check_latents(
 
 def load_stages(
     blueprints: Mapping[str, Blueprint],
-    expected: Mapping[str, Outputs],
+    expected: Mapping[str, CheckCalls],
     settings: Settings,
     *,
     whole: bool,

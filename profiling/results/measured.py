@@ -135,6 +135,19 @@ class Memory(Section, frozen=True, kw_only=True):
         return next(((kind, size) for kind, size in peaks if size is not None), None)
 
 
+class OutputError(Section, frozen=True, kw_only=True):
+    """The error of a tensor or number of the output. A number that is not finite is absent."""
+
+    path: Annotated[str, about("where it is in the output, as Python code: output['latent'][0]; or in the inputs")]
+    dtype: Annotated[str, about("its dtype")]
+    shape: Annotated[tuple[int, ...] | None, about("its shape, absent where parts have different shapes")] = None
+    passed: Annotated[bool, about("whether the error is within the tolerance, or its integers are those of eager")]
+    rel_l2: Annotated[float | None, about("relative L2 error")] = None
+    differing: Annotated[float | None, about("integer or bool: fraction of elements that differ", "0 to 1")] = None
+    tolerance: Annotated[float | None, about("largest rel_l2 or differing that is accepted")] = None
+    max_abs: Annotated[float | None, about("largest absolute difference", "the output's unit")] = None
+
+
 class ParityCheck(Section, frozen=True, kw_only=True):
     """A comparison with the reference. A number that is not finite is absent.
 
@@ -147,6 +160,9 @@ class ParityCheck(Section, frozen=True, kw_only=True):
     eager_rel_l2: Annotated[float | None, about("relative L2 error of eager in the run's dtype")] = None
     tolerance: Annotated[float | None, about("largest rel_l2 that is accepted")] = None
     max_abs: Annotated[float | None, about("largest absolute difference", "the output's unit")] = None
+    outputs: Annotated[
+        tuple[OutputError, ...], about("errors of single outputs and of inputs that were changed, the worst 16 first")
+    ] = ()
     psnr_db: Annotated[float | None, about("peak signal-to-noise ratio of pictures, worst output", "dB")] = None
     snr_db: Annotated[float | None, about("signal-to-noise ratio of sound, worst output", "dB")] = None
     statistics_rel_l2: Annotated[float | None, about("training: relative L2 error of running statistics")] = None

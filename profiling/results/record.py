@@ -78,6 +78,7 @@ from profiling.results.measured import (  # noqa: F401 - readers and producers i
     MemoryKinds,
     Metrics,
     OtherShapes,
+    OutputError,
     Parity,
     ParityCheck,
     Prepare,

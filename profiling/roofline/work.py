@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from profiling.components.component import Component
-from profiling.components.trees import named_tensors
+from profiling.components.trees import tensors_in
 from profiling.results.environment import Ceilings
 from profiling.trace.operator_costs import (
     Access,
@@ -78,7 +78,7 @@ def work_of(component: Component) -> Work:
     size = {
         "weights": weights_read,
         "inputs": recorder.bytes_by("inputs")[0],
-        "outputs": distinct_bytes(tensor for _, tensor in named_tensors(output) if not recorder.holds(tensor)),
+        "outputs": distinct_bytes(tensor for tensor in tensors_in(output) if not recorder.holds(tensor)),
         "state_read": state_read,
         "state_written": state_written + weights_written,
     }

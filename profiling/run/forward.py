@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
@@ -13,16 +12,8 @@ import torch
 from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import (
-    CHECK_SEED,
-    Outputs,
-    Reference,
-    first_call,
-    outputs_of,
-    relative_l2,
-    strict_float32,
-    to_host,
-)
+from profiling.components.outputs import Difference, difference, to_host
+from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, first_call, outputs_of, strict_float32
 from profiling.metrics.metric import Metric, Subject
 from profiling.results.record import Load, OtherShapes, merge_metric
 from profiling.run.cell import Cell, measured_by, metrics_of
@@ -89,13 +80,13 @@ class ForwardCell(Cell):
             self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
             return blueprint
 
-    def _expected(self, blueprint: Blueprint) -> Outputs:
+    def _expected(self, blueprint: Blueprint) -> CheckCalls:
         """Return the outputs of the float32 module, the reference of every variant."""
         seed = self.job.settings.seed
         with self.phase("reference"), torch.inference_mode(), strict_float32():
             return first_call(blueprint.component(torch.float32, seed), seed + CHECK_SEED)
 
-    def _eager(self, blueprint: Blueprint) -> Outputs:
+    def _eager(self, blueprint: Blueprint) -> CheckCalls:
         seed = self.job.settings.seed
         return outputs_of(blueprint.component(blueprint.run_dtype, seed), seed + CHECK_SEED)
 
@@ -113,18 +104,26 @@ class ForwardCell(Cell):
         if len(step.extra_steps) < len(component.extra_inputs):
             self.note("the variant returns no steps for the other shapes, so those were not checked")
             return
-        limit = max(OTHER_SHAPES_FLOOR, OTHER_SHAPES_FACTOR * _distance(step.run, component.call))
+        if not component.extra_inputs:
+            return
+        timed = _distance(component, step.run, component.call)
         pairs = zip(step.extra_steps, component.extra_inputs, strict=True)
-        distances = [_distance(run, partial(component.module, **inputs)) for run, inputs in pairs]
-        if distances and all(map(math.isfinite, distances)):
-            other_shapes = OtherShapes(rel_l2_to_eager=max(distances), limit=limit)
-            self.metrics, _ = merge_metric(self.metrics, {"other_shapes": other_shapes})
-            self.add(metrics=self.metrics)
-        if not all(distance <= limit for distance in distances):
-            reason = f"relative L2 to eager of another prepared shape is {max(distances):.2g}, limit {limit:.2g}"
+        others = [_distance(component, run, partial(component.module, **inputs)) for run, inputs in pairs]
+        if (fault := next((each.fault for each in (timed, *others) if each.fault), None)) is not None:
+            self.problems.append(("failed", f"beside other prepared shapes, unlike eager's: {fault}"))
+            return
+        worst, limit = max(each.error for each in others), max(OTHER_SHAPES_FLOOR, OTHER_SHAPES_FACTOR * timed.error)
+        self.metrics, _ = merge_metric(self.metrics, {"other_shapes": OtherShapes(rel_l2_to_eager=worst, limit=limit)})
+        self.add(metrics=self.metrics)
+        if worst > limit:
+            reason = f"relative L2 to eager of another prepared shape is {worst:.2g}, limit {limit:.2g}"
             self.problems.append(("failed", reason))
 
 
-def _distance(run: Callable[[], Any], eager: Callable[[], Any]) -> float:
-    """Return the relative L2 error of the output of `run` against that of `eager`."""
-    return relative_l2(to_host(run()), to_host(eager()))
+def _distance(component: Component, run: Callable[[], Any], eager: Callable[[], Any]) -> Difference:
+    """Return the difference of the output of `run` from that of `eager`, each from the initial state."""
+    outputs = []
+    for call in (eager, run):  # eager first: it must not read inputs that the step has changed
+        component.reset()
+        outputs.append(to_host(output=call()))
+    return difference(outputs[1], outputs[0])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiling.components.trees import named_tensors
+from profiling.components.trees import tensors_in
 from profiling.results.record import ModuleTime
 from profiling.trace.events import MODULE, Span
 
@@ -88,7 +88,7 @@ class _BorrowedWeights(TorchDispatchMode):
 
     def _owner(self, args: Any, kwargs: Any) -> str | None:
         """Return the path of the submodule whose tensors are used; None if there is none, or while its forward runs."""
-        addresses = [tensor.data_ptr() for _, tensor in named_tensors((args, kwargs)) if _has_address(tensor)]
+        addresses = [tensor.data_ptr() for tensor in tensors_in((args, kwargs)) if _has_address(tensor)]
         for owners in (self._weights, self._buffers):
             used = [owners[address] for address in addresses if address in owners]
             if used:

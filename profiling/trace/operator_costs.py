@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from profiling.components.trees import named_tensors, written_tensors
+from profiling.components.trees import tensors_in, written_tensors
 from profiling.trace.events import Operator
 
 _aten = torch.ops.aten
@@ -105,10 +105,10 @@ def accesses_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     target, and may write a part of it (a slot of a ring). Custom operators count by their arguments, read whole; their
     in-place arguments count as overwritten, with at most as many bytes as the other arguments have.
     """
-    given = [tensor for _, tensor in named_tensors((tuple(args), dict(kwargs)))]
+    given = tensors_in((tuple(args), dict(kwargs)))
     written = list(written_tensors(func, args, kwargs))
     known = {address_of(tensor) for tensor in given}
-    fresh = [tensor for _, tensor in named_tensors(result) if address_of(tensor) not in known]
+    fresh = [tensor for tensor in tensors_in(result) if address_of(tensor) not in known]
     if (not written and not fresh) or (not given and "empty" in func._schema.name):
         return [], []
     targets = {id(tensor) for tensor in written}

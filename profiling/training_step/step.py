@@ -133,10 +133,15 @@ class Snapshot:
 
     def weights(self) -> Tensor:
         """Return all trained weights as one fp64 vector."""
-        return torch.cat([tensor.double().flatten() for tensor in self._tensors[: self._weights]])
+        return torch.cat([_real_vector(tensor) for tensor in self._tensors[: self._weights]])
 
     def statistics(self) -> Tensor:
-        """Return all floating buffers (running means and variances) as one fp64 vector, empty without any."""
+        """Return all floating and complex buffers (running means and variances) as one fp64 vector, maybe empty."""
         buffers = self._tensors[self._weights : self._weights + self._buffers]
-        floating = [tensor.double().flatten() for tensor in buffers if tensor.is_floating_point()]
-        return torch.cat([torch.empty(0, dtype=torch.float64), *floating])
+        vectors = [_real_vector(each) for each in buffers if each.is_floating_point() or each.is_complex()]
+        return torch.cat([torch.empty(0, dtype=torch.float64), *vectors])
+
+
+def _real_vector(tensor: Tensor) -> Tensor:
+    """Return the elements as an fp64 vector; of complex ones the real and the imaginary parts."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().flatten()

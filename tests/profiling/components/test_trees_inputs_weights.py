@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from profiling.components.build import draw_input
-from profiling.components.reference import relative_l2
+from profiling.components.outputs import relative_l2
 from profiling.components.spec import input_specs
-from profiling.components.trees import map_tensors, named_tensors
+from profiling.components.trees import children, map_tensors, tensors_in
 from profiling.components.weights import fill_degenerate
 from profiling.errors import InputError
 
@@ -28,10 +28,12 @@ TREE = OrderedDict(
 )
 
 
-def test_every_tensor_has_a_name():
-    assert [name for name, _ in named_tensors(TREE)] == ["a", "b.0", "b.1.0", "c.left", "d.inside"]
-    assert [name for name, _ in named_tensors(torch.ones(1))] == ["output"]
-    assert list(named_tensors({"x": None, "y": 3})) == []
+def test_every_entry_has_a_key():
+    keys = {key: [str(inner) for inner, _ in children(content) or ()] for key, content in TREE.items()}
+    assert keys == {"a": [], "b": ["[0]", "[1]"], "c": [".left", ".right"], "d": [".inside", ".label"]}
+    assert [str(key) for key, _ in children(TREE)] == ["['a']", "['b']", "['c']", "['d']"]
+    assert [tensor.numel() for tensor in tensors_in(TREE)] == [2, 1, 3, 1, 2]
+    assert tensors_in({"x": None, "y": 3}) == []
 
 
 def test_mapping_keeps_the_structure_and_the_original():

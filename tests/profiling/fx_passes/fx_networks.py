@@ -5,7 +5,8 @@ from collections import Counter
 import torch
 from torch import nn
 
-from profiling.components.trees import named_tensors
+from profiling.components.outputs import mismatch, to_host
+from profiling.components.trees import tensors_in
 from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.tracer import trace
 
@@ -47,12 +48,9 @@ def applied(passes, module, tolerance=1e-10, **inputs):
 
 
 def assert_same(output, reference, tolerance):
-    actual, expected = dict(named_tensors(output)), dict(named_tensors(reference))
-    assert type(output) is type(reference)
-    assert actual.keys() == expected.keys()
-    for path, tensor in expected.items():
-        assert actual[path].dtype == tensor.dtype
-        assert (actual[path].double() - tensor.double()).norm() <= tolerance * tensor.double().norm()
+    assert mismatch(to_host(output=output), to_host(output=reference)) is None
+    for actual, expected in zip(tensors_in(output), tensors_in(reference), strict=True):
+        assert (actual.double() - expected.double()).norm() <= tolerance * expected.double().norm()
 
 
 def calls(traced):

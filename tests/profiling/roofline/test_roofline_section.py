@@ -98,10 +98,10 @@ def test_without_ceilings_or_where_counting_fails_the_frames_are_kept(realtime, 
     (record,) = read_records(realtime(*FEW).folder).records
     assert (record.status, record.roofline) == ("ok", None), "ceilings=off"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    failing = (  # the 9th call is the first one after the 5 frames
+    failing = (  # the 10th call is the first one after the 5 frames
         "component=[world_model_frame,failing_picture,sound_stage]",
         "stages.picture=failing_picture",
-        "component.failing_picture.module.call=9",
+        "component.failing_picture.module.call=10",
         "metric=[]",
     )
     outcome = realtime(*FEW, "ceilings=auto", *failing)

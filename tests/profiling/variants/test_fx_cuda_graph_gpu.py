@@ -11,7 +11,7 @@ from models.clip import build_clip_text, clip_text_inputs, randomise_clip
 from profiling.cli.app import CONF
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import relative_l2
+from profiling.components.outputs import relative_l2
 from profiling.fx_passes.tracer import trace
 from profiling.graphs import CudaGraphed
 from profiling.variants.gains import replay_ms

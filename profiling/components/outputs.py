@@ -1,0 +1,269 @@
+"""Outputs of a call, copied to host memory as leaves by path, and the comparison of two outputs leaf by leaf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, ValuesView
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils._pytree import GetAttrKey
+
+from profiling.components.trees import children
+
+#: A sparse tensor with more elements is not made dense, which would take more than 2 GiB in float64.
+MOST_DENSE = 2**28
+#: Below this norm squares lose digits in float64, so that values are scaled first.
+_LEAST_NORM = 1e-140
+
+Kind = Literal["floating", "complex", "exact", "container", "constant"]
+#: The name of what was copied ("output", "inputs"), then the keys that lead to a leaf.
+Path = tuple[str, *tuple[Hashable, ...]]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What lies at a path: a container without its content, a tensor or number in host memory, or another value.
+
+    `form` is its type in words, for a tensor with dtype, shape, layout and device. A right output has equal forms and
+    constants. `numbers` are dense; None for what has none. `problem` says why the leaf cannot be compared.
+    """
+
+    kind: Kind
+    form: str
+    shape: tuple[Any, ...] = ()
+    dtype: str = ""
+    numbers: Tensor | None = None
+    constant: Any = None
+    problem: str | None = None
+
+
+Outputs = Mapping[Path, Leaf]
+
+
+@dataclass(frozen=True)
+class LeafError:
+    """The distance of a tensor or number from its reference.
+
+    `error` is the relative L2 error; of an integer or bool leaf (`exact`), the fraction of elements that differ. Where
+    it is inf, `fault` says why. `max_abs` is the largest absolute difference.
+    """
+
+    path: Path
+    leaf: Leaf
+    error: float
+    max_abs: float
+    fault: str | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the elements are integers or bools, which are equal or not."""
+        return self.leaf.kind == "exact"
+
+    def __str__(self) -> str:
+        """Return `output['a'] (float32 [4, 8] on cpu)`."""
+        return f"{readable(self.path)} ({self.leaf.form})"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest error of any leaf; inf where `fault` names a leaf that has another form, or is missing."""
+
+    error: float
+    fault: str | None = None
+
+
+def readable(path: Path) -> str:
+    """Return a path as Python code: `output['a'][0].left`."""
+    return "".join(map(str, path))
+
+
+def to_host(**trees: Any) -> Outputs:
+    """Copy all leaves of the trees to host memory; each path begins with the tree's name."""
+    return {path: leaf for name, tree in trees.items() for path, leaf in _leaves((name,), tree, ())}
+
+
+def mismatch(output: Outputs, expected: Outputs, *, dtypes: bool = True) -> str | None:
+    """Return the first leaf of `output` that has another form than in `expected`, is missing, or is extra, else None.
+
+    Compared are types of containers and their keys, shapes, and values that are no numbers; with `dtypes` also dtypes,
+    layouts and devices. The order of keys in a mapping does not count, and strides do not.
+    """
+    extra = next((path for path in output if path not in expected), None)
+    for path, leaf in expected.items():
+        other = output.get(path)
+        if other is None:
+            return f"{readable(path)} is missing" + (f", {readable(extra)} is not expected" if extra else "")
+        if other.problem is not None:
+            return f"{readable(path)} cannot be compared: {other.problem}"
+        same = (other.form, other.constant) == (leaf.form, leaf.constant)
+        if not same and (dtypes or leaf.numbers is None or (other.kind, other.shape) != (leaf.kind, leaf.shape)):
+            return f"{readable(path)} is {_described(other)}, not {_described(leaf)}"
+    return f"{readable(extra)} is not expected" if extra else None
+
+
+def leaf_errors(output: Outputs, reference: Outputs) -> list[LeafError]:
+    """Return the error of each tensor and number, computed in float64; both must have the same structure and shapes."""
+    errors = []
+    for path, leaf in reference.items():
+        if leaf.numbers is not None:
+            numbers = output[path].numbers
+            assert numbers is not None
+            measure = _share_of_differing if leaf.kind == "exact" else _relative_l2
+            errors.append(LeafError(path, output[path], *measure(numbers, leaf.numbers)))
+    return errors
+
+
+def difference(output: Outputs, expected: Outputs, *, dtypes: bool = True) -> Difference:
+    """Return the largest error of any leaf, and the fault of the first that has no error; see `mismatch`."""
+    fault = mismatch(output, expected, dtypes=dtypes)
+    if fault is not None:
+        return Difference(math.inf, fault)
+    worst = max(leaf_errors(output, expected), key=lambda each: each.error, default=None)
+    if worst is None:
+        return Difference(0.0)
+    return Difference(worst.error, f"{worst} {worst.fault}" if worst.fault else None)
+
+
+def relative_l2(output: Any, reference: Any) -> float:
+    """Return the largest error of a leaf of `output`, as `LeafError` has it; dtypes may differ.
+
+    The result is inf if structure or shapes differ, or if a value is NaN.
+    """
+    return difference(to_host(output=output), to_host(output=reference), dtypes=False).error
+
+
+def _leaves(path: Path, value: Any, around: tuple[int, ...]) -> Iterator[tuple[Path, Leaf]]:
+    """Yield (path, leaf) for `value` and all that it contains; `around` are the ids of the containers it is in."""
+    if isinstance(value, Tensor):
+        yield path, _tensor_leaf(value)
+    elif isinstance(value, numpy.ndarray | numpy.generic):
+        yield path, _array_leaf(value)
+    elif isinstance(value, float | complex):
+        kind, dtype = ("floating", torch.float64) if isinstance(value, float) else ("complex", torch.complex128)
+        yield path, Leaf(kind, _type_name(value), numbers=torch.tensor(value, dtype=dtype))
+    elif isinstance(value, Iterator | ValuesView):
+        yield path, _incomparable(value, "it can be read only once: return a list or a tuple")
+    elif id(value) in around:
+        yield path, _incomparable(value, "it contains itself")
+    else:
+        entries = children(value)
+        if entries is None and _is_record(value):
+            entries = iter([(GetAttrKey(name), content) for name, content in vars(value).items()])
+        if entries is None:
+            yield path, _constant_leaf(value)
+            return
+        yield path, Leaf("container", _type_name(value))
+        for key, content in entries:
+            yield from _leaves((*path, key), content, (*around, id(value)))
+
+
+def _is_record(value: Any) -> bool:
+    """Return whether an object's content is its attributes: it is no function, module, class or enum member."""
+    return bool(getattr(value, "__dict__", None)) and not callable(value) and not isinstance(value, ModuleType | Enum)
+
+
+def _constant_leaf(value: Any) -> Leaf:
+    """Return the leaf of text, None, a whole number or another value; without an own `==` only its type counts."""
+    comparable = type(value).__eq__ is not object.__eq__
+    return Leaf("constant", _type_name(value), constant=value if comparable else None)
+
+
+def _described(leaf: Leaf) -> str:
+    text = "" if leaf.constant is None else f" {leaf.constant!r}"
+    return leaf.form + (text if len(text) <= 60 else f"{text[:60]}…")
+
+
+def _tensor_leaf(tensor: Tensor) -> Leaf:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:
+        parts = [part.detach().to("cpu", copy=True).reshape(-1) for part in tensor.unbind()]
+        shape = tuple(tuple(part.shape) for part in tensor.unbind())
+        numbers = torch.cat([torch.empty(0, dtype=tensor.dtype), *parts])
+        kind = _kind(numbers.dtype)
+        return Leaf(kind, f"nested {dtype} {list(map(list, shape))} on {tensor.device.type}", shape, dtype, numbers)
+    layout = "" if tensor.layout == torch.strided else f" {str(tensor.layout).removeprefix('torch.')}"
+    form = f"{dtype} {list(tensor.shape)}{layout} on {tensor.device.type}"
+    if tensor.is_meta:
+        return _incomparable(tensor, "it has no values", form)
+    if layout and tensor.numel() > MOST_DENSE:
+        return _incomparable(tensor, f"it is too large to be made dense ({tensor.numel()} elements)", form)
+    copied = tensor.detach().to("cpu", copy=True)
+    try:
+        numbers = copied.dequantize() if copied.is_quantized else copied
+        numbers = (numbers.to_dense() if layout else numbers).resolve_conj().resolve_neg()
+        numbers.flatten()[:1].to(_wide(numbers.dtype))  # some dtypes cannot be converted
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        return _incomparable(tensor, f"{type(error).__name__}: {str(error).splitlines()[0]}", form)
+    return Leaf(_kind(numbers.dtype), form, tuple(tensor.shape), dtype, numbers)
+
+
+def _array_leaf(array: numpy.ndarray | numpy.generic) -> Leaf:
+    form = f"{_type_name(array)} {array.dtype} {list(array.shape)}"
+    try:
+        numbers = torch.from_numpy(numpy.array(array))
+    except TypeError:
+        return _incomparable(array, f"torch has no dtype {array.dtype}", form)
+    return Leaf(_kind(numbers.dtype), form, array.shape, str(array.dtype), numbers)
+
+
+def _incomparable(value: Any, problem: str, form: str | None = None) -> Leaf:
+    return Leaf("constant", form or _type_name(value), problem=problem)
+
+
+def _kind(dtype: torch.dtype) -> Kind:
+    return "floating" if dtype.is_floating_point else "complex" if dtype.is_complex else "exact"
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    kinds = {"floating": torch.float64, "complex": torch.complex128, "exact": torch.int64}
+    return kinds[_kind(dtype)]
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _share_of_differing(output: Tensor, reference: Tensor) -> tuple[float, float, None]:
+    """Return (fraction of elements that differ, largest difference), comparing as int64: float64 would round."""
+    if reference.numel() == 0:
+        return 0.0, 0.0, None
+    differing = output.to(torch.int64) != reference.to(torch.int64)
+    return float(differing.double().mean()), float((output.double() - reference.double()).abs().max()), None
+
+
+def _relative_l2(output: Tensor, reference: Tensor) -> tuple[float, float, str | None]:
+    """Return (‖output − reference‖ / ‖reference‖, largest absolute difference, why the error is inf)."""
+    if reference.numel() == 0:
+        return 0.0, 0.0, None
+    expected, actual = reference.to(_wide(reference.dtype)), output.to(_wide(reference.dtype))
+    distance, norm = _norms(actual, expected)
+    scale = 1.0
+    if not (math.isfinite(distance) and math.isfinite(norm) and norm > _LEAST_NORM):
+        if expected.isnan().any():
+            return math.inf, math.inf, "cannot be judged: the reference itself has NaN there"
+        if actual.isnan().any():
+            return math.inf, math.inf, "has NaN"
+        if not torch.equal(actual.where(actual.isinf(), 0), expected.where(expected.isinf(), 0)):
+            return math.inf, math.inf, "is infinite where the reference is not, or not where the reference is"
+        actual, expected = (tensor.where(~tensor.isinf(), 0) for tensor in (actual, expected))
+        scale = float(expected.abs().max())
+        if scale == 0:
+            wrong = float(actual.abs().max())
+            return (math.inf, wrong, "is not zero, and the reference is zero everywhere") if wrong else (0.0, 0.0, None)
+        actual, expected = actual / scale, expected / scale
+        distance, norm = _norms(actual, expected)
+    max_abs = float((actual - expected).abs().max()) * scale
+    if not math.isfinite(distance):
+        return math.inf, max_abs, "is too far from the reference for a number"
+    return distance / norm, max_abs, None
+
+
+def _norms(actual: Tensor, expected: Tensor) -> tuple[float, float]:
+    return float((actual - expected).norm()), float(expected.norm())

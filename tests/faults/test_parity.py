@@ -1,0 +1,635 @@
+"""Parity: a wrong output is never passed as right."""
+
+import math
+from collections import OrderedDict, deque, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from profiling.components.component import Component
+from profiling.components.outputs import to_host
+from profiling.components.reference import CHECK_SEED, Reference, outputs_of
+from profiling.errors import InputError
+from profiling.metrics.drift import Drift
+from profiling.metrics.metric import Subject
+from profiling.metrics.parity import Parity
+from profiling.results.record import encode_sections
+from profiling.training_step.options import TrainingOptions
+from profiling.training_step.step import Snapshot, TrainingStep
+from profiling.training_step.trajectory import Trajectory, compare_trajectories
+from profiling.variants.variant import Step
+
+bounded = settings(
+    max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
+KEPT = "the other cells, and the errors measured"
+
+
+def fault(planted: str, happens: str = "the cell is failed: the reason names the output", kept: str = KEPT):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+class Net(nn.Module):
+    """A module whose forward is a function of its input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+def component_of(function: Callable[[torch.Tensor], Any], dtype: torch.dtype = torch.float32) -> Component:
+    def make(generator: torch.Generator) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(4, 8, generator=generator, dtype=torch.float32).to(dtype)}
+
+    inputs = make(torch.Generator().manual_seed(0))
+    return Component("net", Net(function), inputs, make, torch.device("cpu"), dtype, 1, "random")
+
+
+def problem_of(
+    function: Callable[[torch.Tensor], Any],
+    wrong: Callable[[Any], Any] = lambda output: output,
+    eager: Callable[[torch.Tensor], Any] | None = None,
+    metric: Parity | None = None,
+    run: Callable[[Component], Callable[[], Any]] | None = None,
+) -> str | None:
+    """Check a step that returns `wrong(output)`, or the step that `run` makes; return why parity failed, or None.
+
+    `function` is the forward of the reference, `eager` that of eager in the run's dtype if it is another.
+    """
+    reference = outputs_of(component_of(function), CHECK_SEED)
+    component = component_of(eager or function)
+    near = outputs_of(component, CHECK_SEED)
+    component.refill(0)
+    step = run(component) if run else lambda: wrong(component.call())
+    measured = (metric or Parity()).measure(Subject(component, Step(step), Reference(reference, near), None, 0))
+    encode_sections(**measured.sections)  # fits into a record
+    assert measured.sections["parity"].passed is (measured.problem is None)
+    return None if measured.problem is None else measured.problem[1]
+
+
+# --- one planted error anywhere in a nested output
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass(frozen=True)
+class Box:
+    left: Any
+    right: Any
+
+
+DTYPES = {
+    "floating": (torch.float32, torch.float16, torch.bfloat16, torch.float64),
+    "complex": (torch.complex64, torch.complex128),
+    "integer": (torch.int64, torch.int32, torch.uint8),
+    "bool": (torch.bool,),
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor: its kind, dtype, shape, seed, and the view of other memory that it is."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    seed: int
+    view: str = "none"
+
+    def make(self) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            wide = torch.complex128 if self.dtype.is_complex else torch.float64
+            tensor = torch.randn(self.shape, generator=generator, dtype=wide).to(self.dtype)
+            if self.seed % 5 == 0 and tensor.numel() > 2 and not self.dtype.is_complex:
+                tensor.view(-1)[-1] = -math.inf  # as in a mask
+        else:
+            tensor = torch.randint(0, 2 if self.dtype is torch.bool else 100, self.shape, generator=generator)
+            tensor = tensor.to(self.dtype)
+        if self.view == "transposed":
+            return tensor.T.contiguous().T if tensor.ndim == 2 else tensor
+        if self.view == "strided":
+            return torch.stack([tensor, tensor], dim=-1)[..., 1]
+        if self.view == "conj" and self.dtype.is_complex:
+            return tensor.conj().clone().conj()
+        return tensor
+
+
+def drawn(*kinds: str, shapes: tuple[tuple[int, ...], ...] = ((), (3,), (2, 3))) -> st.SearchStrategy[Drawn]:
+    dtypes = [dtype for kind in kinds for dtype in DTYPES[kind]]
+    views = st.sampled_from(["none", "transposed", "strided", "conj"])
+    return st.builds(Drawn, st.sampled_from(dtypes), st.sampled_from(shapes), st.integers(0, 99), views)
+
+
+ANY_TENSOR = drawn(*DTYPES, shapes=((), (0,), (3,), (2, 3), (2, 0)))
+PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.floats(allow_nan=False))
+KEYS = st.lists(st.sampled_from(["a", "b", "a.b", "['a']", "", 0, 1, ("a", 0)]), min_size=4, max_size=4, unique=True)
+MAPPINGS, SEQUENCES, RECORDS = (dict, OrderedDict), (list, tuple, deque), (Pair, Box, SimpleNamespace)
+
+
+def container(kind: type, keys: list[Any], values: list[Any]) -> tuple[Any, list[str]]:
+    """Return a container of the values, and how Python code gets each of them."""
+    if kind in MAPPINGS:
+        used = keys[: len(values)]
+        return kind(zip(used, values, strict=True)), [f"[{key!r}]" for key in used]
+    if kind in SEQUENCES:
+        return kind(values), [f"[{index}]" for index in range(len(values))]
+    values = [*values, None, None][:2]
+    return kind(**dict(zip(("left", "right"), values, strict=True))), [".left", ".right"]
+
+
+@st.composite
+def around(draw: Callable[..., Any]) -> tuple[Callable[[Any], Any], str]:
+    """Draw what surrounds an output: a function that builds all of it anew, and the path in it."""
+    levels = []
+    for _ in range(draw(st.integers(0, 3))):
+        kind = draw(st.sampled_from((*MAPPINGS, *SEQUENCES, *RECORDS)))
+        beside = draw(st.lists(st.one_of(ANY_TENSOR, PLAIN), max_size=1 if kind in RECORDS else 3))
+        levels.append((kind, draw(KEYS), beside, draw(st.integers(0, len(beside)))))
+
+    def build(inner: Any) -> Any:
+        for kind, keys, beside, position in reversed(levels):
+            values = [leaf.make() if isinstance(leaf, Drawn) else leaf for leaf in beside]
+            values.insert(position, inner)
+            inner, _ = container(kind, keys, values)
+        return inner
+
+    path = "output"
+    for kind, keys, beside, position in levels:
+        path += container(kind, keys, [*beside, None])[1][position]
+    return build, path
+
+
+def compared(right: Any, other: Any) -> tuple[str | None, float | None]:
+    """Compare a step that returns `other` with a reference that returned `right`; return reason and error."""
+    expected = (to_host(output=right, inputs={}),) * 2
+    component = Component("net", nn.Identity(), {}, lambda _: {}, torch.device("cpu"), torch.float32, 1, "random")
+    subject = Subject(component, Step(lambda: other), Reference(expected, expected), None, 0)
+    measured = Parity().measure(subject)
+    encode_sections(**measured.sections)
+    error = max((leaf.rel_l2 or leaf.differing or 0.0 for leaf in measured.sections["parity"].outputs), default=0.0)
+    return (measured.problem[1] if measured.problem else None), error
+
+
+@bounded
+@given(around(), st.one_of(ANY_TENSOR, PLAIN))
+def test_an_equal_output_is_right_with_error_0(surroundings, leaf):
+    build, _ = surroundings
+    right = build(leaf.make() if isinstance(leaf, Drawn) else leaf)
+    other = build(replace(leaf, view="none").make() if isinstance(leaf, Drawn) else leaf)
+    assert compared(right, other) == (None, 0.0)
+
+
+def one_element(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone(memory_format=torch.contiguous_format).resolve_conj()
+        tensor.view(-1)[0] = change(tensor.view(-1)[0])
+        return tensor
+
+    return changed
+
+
+def other_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    same_kind = next(kind for kind in DTYPES.values() if tensor.dtype in kind)
+    return tensor.to(next((dtype for dtype in same_kind if dtype != tensor.dtype), torch.uint8))
+
+
+TENSOR_ERRORS = {
+    "one element of a float tensor": (drawn("floating"), one_element(lambda x: x * 1.5 + 1)),
+    "NaN in one element": (drawn("floating"), one_element(lambda x: x * math.nan)),
+    "infinity in one element": (drawn("floating"), one_element(lambda x: x * 0 + math.inf)),
+    "only the imaginary part of one element": (drawn("complex"), one_element(lambda x: x + 1j)),
+    "one integer of a tensor": (drawn("integer"), one_element(lambda x: x + 1)),
+    "one flipped bool": (drawn("bool"), one_element(lambda x: ~x)),
+    "the dtype of a tensor": (drawn(*DTYPES), other_dtype),
+    "the shape of a tensor": (drawn(*DTYPES), lambda tensor: tensor[None]),
+    "the shape of an empty tensor": (drawn(*DTYPES, shapes=((0,), (2, 0))), lambda tensor: tensor[None]),
+    "a tensor replaced by a number": (drawn(*DTYPES, shapes=((),)), lambda tensor: tensor.item()),
+}
+
+
+@pytest.mark.parametrize(
+    "error", [pytest.param(error, marks=fault(f"wrong: {error}"), id=error) for error in TENSOR_ERRORS]
+)
+def test_one_wrong_tensor_anywhere_in_a_nested_output(error):
+    leaves, plant = TENSOR_ERRORS[error]
+
+    @bounded
+    @given(around(), leaves)
+    def check(surroundings, leaf):
+        build, path = surroundings
+        reason, _ = compared(build(leaf.make()), build(plant(leaf.make())))
+        assert reason is not None
+        assert f"{path} " in reason
+
+    check()
+
+
+PLAIN_ERRORS = {
+    "a number that is no tensor": (0.5, 0.6),
+    "a complex number's imaginary part": (1 + 1j, 1 - 1j),
+    "a whole number": (2**63, 2**63 + 1),
+    "a number by a bool": (1, True),
+    "a whole number by a float": (1, 1.0),
+    "text": ("x", "y"),
+    "None by 0": (None, 0),
+    "a set": ({1, 2}, {1, 3}),
+}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [pytest.param(*pair, marks=fault(f"wrong: {error}"), id=error) for error, pair in PLAIN_ERRORS.items()],
+)
+def test_one_wrong_value_anywhere_in_a_nested_output(right, wrong):
+    @bounded
+    @given(around())
+    def check(surroundings):
+        build, path = surroundings
+        assert compared(build(right), build(right)) == (None, 0.0)
+        reason, _ = compared(build(right), build(wrong))
+        assert reason is not None
+        assert f"{path} " in reason
+
+    check()
+
+
+ONE, TWO = torch.ones(2), torch.ones(2) * 2
+STRUCTURE_ERRORS = {
+    "a missing key": ({"a": ONE, "b": TWO}, {"a": ONE}, "['b'] is missing"),
+    "an extra key": ({"a": ONE}, {"a": ONE, "b": TWO}, "['b'] is not expected"),
+    "a renamed key": ({"a": ONE}, {"b": ONE}, "['a'] is missing"),
+    "a key of another type": ({1: ONE}, {"1": ONE}, "[1] is missing"),
+    "a list for a tuple": ((ONE,), [ONE], " is list, not tuple"),
+    "a dict for a mapping of another type": (OrderedDict(a=ONE), {"a": ONE}, " is dict, not collections.OrderedDict"),
+    "a tuple for a namedtuple": (Pair(ONE, TWO), (ONE, TWO), " is tuple, not "),
+    "a tuple for what torch.max returns": (ONE.max(0), tuple(ONE.max(0)), " is tuple, not torch.return_types.max"),
+    "a dict for a dataclass": (Box(ONE, TWO), {"left": ONE, "right": TWO}, " is dict, not "),
+    "an empty list for an empty dict": ({}, [], " is list, not dict"),
+    "one tensor fewer in a list": ([ONE, ONE], [ONE], "[1] is missing"),
+    "no output at all": (ONE, None, " is NoneType, not float32 [2]"),
+    "one dict for another with the same flattened names": ({"a": {"b": ONE}}, {"a.b": ONE}, "['a'] is missing"),
+    "two tensors whose flattened names collide, exchanged": (
+        {"a": {"b": ONE}, "a.b": TWO},
+        {"a": {"b": TWO}, "a.b": ONE},
+        "relative L2 error 1 of ",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        pytest.param(*case, marks=fault(f"wrong structure: {error}"), id=error)
+        for error, case in STRUCTURE_ERRORS.items()
+    ],
+)
+def test_a_wrong_structure_anywhere_in_a_nested_output(right, wrong, says):
+    @bounded
+    @given(around())
+    def check(surroundings):
+        build, path = surroundings
+        assert compared(build(right), build(right)) == (None, 0.0)
+        reason, _ = compared(build(right), build(wrong))
+        assert reason is not None
+        assert (says if says.endswith(" of ") else path + says) in reason
+
+    check()
+
+
+# --- tensors that are compared in a way of their own
+
+
+def sparse(dense: torch.Tensor) -> torch.Tensor:
+    return dense.to_sparse()
+
+
+def nested(dense: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([dense[0], dense[1, :3]])
+
+
+def quantized(dense: torch.Tensor) -> torch.Tensor:
+    return torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8)
+
+
+@dataclass
+class Holder:
+    """A dataclass with content that is no tensor."""
+
+    array: Any
+
+
+LAYOUTS = {
+    "sparse": sparse,
+    "nested": nested,
+    "quantized": quantized,
+    "negative view": lambda x: torch._neg_view(x),
+    "complex with conjugate bit": lambda x: torch.complex(x, x).conj(),
+    "expanded": lambda x: x[:1].expand(5, 8),
+    "8-bit float": lambda x: x.to(torch.float8_e4m3fn),
+    "NumPy array": lambda x: Holder(x.numpy().copy()),
+    "NumPy number": lambda x: numpy.float32(x[0, 0]),
+    "attribute of an object": lambda x: SimpleNamespace(mean=x, name="latent"),
+    "half complex": lambda x: torch.complex(x, x).to(torch.complex32),
+}
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=fault(f"wrong numbers in an output of another layout: {name}"), id=name)
+             for name, form in LAYOUTS.items()]
+)  # fmt: skip
+def test_layouts(form):
+    def forward(x):
+        return {"a": form(x), "b": x * 2}
+
+    assert problem_of(forward) is None
+    reason = problem_of(forward, run=lambda c: lambda: forward(c.inputs["x"] * 1.5) | {"b": c.inputs["x"] * 2})
+    assert reason is not None
+    assert "output['a']" in reason
+
+
+@fault("a variant returns a dense tensor for eager's sparse one")
+def test_dense_for_sparse():
+    reason = problem_of(sparse, lambda output: output.to_dense())
+    assert reason is not None
+    assert "not float32 [4, 8] sparse_coo on cpu" in reason
+
+
+@fault("a variant returns a tensor without values, on the meta device")
+def test_meta_tensor():
+    reason = problem_of(lambda x: [x], lambda output: [output[0].to("meta")])
+    assert reason is not None
+    assert "output[0] cannot be compared: it has no values" in reason
+
+
+@fault("the largest of an output's integers differ by one, beyond the 53 bits of a double")
+def test_large_integers():
+    assert problem_of(lambda x: torch.tensor([2**53 + 1]), lambda output: output - 1) is not None
+
+
+@fault(
+    "a float64 output is computed in float32", "the cell is failed where the tolerance asks for more than float32 has"
+)
+def test_float64_stays():
+    reason = problem_of(lambda x: x.double().exp(), lambda y: y.float().double(), metric=Parity(floor=1e-12))
+    assert reason is not None
+    assert "relative L2 error" in reason
+
+
+@pytest.mark.parametrize("size", [1e-160, 1e200])
+@fault("numbers so small or large that their squares have no value in a double")
+def test_extreme_magnitudes(size):
+    def forward(x):
+        return x.double() * size
+
+    assert problem_of(forward) is None
+    assert problem_of(forward, lambda y: y * (1 + 5e-5)) is None
+    reason = problem_of(forward, lambda y: y * (1 + 2e-4))
+    assert reason is not None
+    assert "relative L2 error 0.0002 of output" in reason
+
+
+@fault("a small output is wrong beside a right one of huge magnitude")
+def test_huge_beside_small():
+    reason = problem_of(lambda x: {"big": x * 1e30, "small": x * 1e-6}, lambda y: {**y, "small": y["small"] * 2})
+    assert reason is not None
+    assert "output['small']" in reason
+    assert "output['big']" not in reason
+
+
+@fault("an output is zero everywhere, and a variant's is not")
+def test_zero_reference():
+    assert problem_of(lambda x: x * 0) is None
+    reason = problem_of(lambda x: x * 0, lambda y: y + 1e-9)
+    assert reason is not None
+    assert "the reference is zero everywhere" in reason
+
+
+@fault("infinities of a mask have another sign, or are at other places")
+def test_infinities():
+    def forward(x):
+        return torch.where(x > 0, x, -math.inf)
+
+    assert problem_of(forward) is None
+    for wrong in (torch.abs, lambda y: y.flip(0), lambda y: y.clamp(min=-1e9)):
+        reason = problem_of(forward, wrong)
+        assert reason is not None
+        assert "output (float32 [4, 8] on cpu) is infinite" in reason
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@fault("the output of a variant is not finite, under any tolerance")
+def test_an_output_that_is_not_finite_never_passes(value):
+    reason = problem_of(lambda x: x + 1, lambda y: y * value, metric=Parity(floor=1e9))
+    assert reason is not None
+    assert reason.startswith("parity: output (float32 [4, 8] on cpu) ")
+
+
+# --- the reference itself
+
+
+@fault("the fp32 reference itself has NaN", "the cell is failed: the reason names the reference and the output")
+def test_nan_in_the_reference():
+    reason = problem_of(lambda x: {"good": x, "bad": x.log()})
+    assert reason is not None
+    assert "output['bad']" in reason
+    assert "the reference itself has NaN" in reason
+
+
+@fault("eager overflows in the run's dtype, and so does a variant", "the cell is failed: the reason names eager")
+def test_eager_overflows():
+    reason = problem_of(lambda x: x.exp(), eager=lambda x: x.exp() * math.inf)
+    assert reason is not None
+    assert "eager's own output" in reason
+
+
+@fault(
+    "eager in half precision is so far from the reference that an output of zeros would pass",
+    "the cell is failed: the reason says so and names dtype=float32",
+)
+def test_eager_too_far():
+    reason = problem_of(lambda x: x, lambda y: y * 0, eager=lambda x: x * 1.6)
+    assert reason is not None
+    assert "dtype=float32" in reason
+
+
+@fault("integers differ from the reference more often than twice as often as eager's")
+def test_integers_may_differ_as_eager_does():
+    def share(elements):
+        return lambda x: torch.arange(100) + (torch.arange(100) < elements) * 7
+
+    near = share(5)
+    assert problem_of(share(0), lambda _: share(10)(None), eager=near) is None
+    reason = problem_of(share(0), lambda _: share(11)(None), eager=near)
+    assert reason is not None
+    assert "0.11 of the elements of output (int64 [100] on cpu) differ" in reason
+    assert problem_of(share(0), eager=share(90)) is None, "just as eager's"
+    assert problem_of(share(0), lambda _: share(89)(None), eager=share(90)) is not None
+
+
+@fault(
+    "eager returns a tuple in one call and a list in the next", "the cell is failed: the reason names eager's output"
+)
+def test_eager_changes_its_structure():
+    calls = iter([tuple, tuple, list, list])
+    reason = problem_of(lambda x: next(calls)([x]), run=lambda c: lambda: [c.inputs["x"]])
+    assert reason is not None
+    assert "eager's own output in float32 has another structure" in reason
+
+
+LINE = "one line, exit 2: names the output and what to return"
+
+
+INCOMPARABLE = {
+    "forward returns a generator": (lambda x: (y for y in [x]), "returned generator"),
+    "an iterator inside an output": (lambda x: {"a": [x, iter([x])]}, "output['a'][1]"),
+    "a view of a dict's values in an output": (lambda x: [x, {"a": x}.values()], "output[1]"),
+    "an output on the meta device": (lambda x: {"a": x.to("meta")}, "output['a']"),
+    "an output of empty tensors only": (lambda x: x[:0], "only empty tensors"),
+    "an output without a tensor": (lambda x: {"a": 1.5}, "no tensor"),
+    "a sparse output that is too large to be made dense": (
+        lambda x: torch.sparse_coo_tensor(torch.zeros(2, 1), torch.ones(1), (2**20, 2**20)),
+        "too large to be made dense",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("forward", "says"), [pytest.param(*case, marks=fault(name, LINE), id=name) for name, case in INCOMPARABLE.items()]
+)
+def test_outputs_that_cannot_be_compared(forward, says):
+    with pytest.raises(InputError) as caught:
+        outputs_of(component_of(forward), CHECK_SEED)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@fault("an output that contains itself", LINE)
+def test_recursive_output():
+    def forward(x):
+        output = [x]
+        output.append(output)
+        return output
+
+    with pytest.raises(InputError, match="contains itself"):
+        outputs_of(component_of(forward), CHECK_SEED)
+
+
+# --- steps that are right only when they are looked at
+
+
+@fault("a step returns what eager returned before, for other inputs")
+def test_an_output_for_the_old_inputs():
+    def stale(component):
+        output = component.call()
+        return lambda: output
+
+    assert problem_of(lambda x: x + 1, run=stale) is not None
+
+
+@fault(
+    "a step is right in the first call of the check and wrong in the next",
+    "the cell is failed: the reason names the call",
+)
+def test_right_only_once():
+    def once(component):
+        calls = iter([1.0])
+        return lambda: component.call() * next(calls, 1.5)
+
+    reason = problem_of(lambda x: x + 1, run=once)
+    assert reason is not None
+    assert "in call 2 on the same inputs, the first was right: relative L2 error 0.5 of output" in reason
+
+
+@fault("the structure of a step's output changes from call to call", "the cell is failed: the reason names the call")
+def test_structure_changes():
+    def changes(component):
+        kinds = iter([list])
+        return lambda: next(kinds, tuple)(component.call())
+
+    reason = problem_of(lambda x: [x], run=changes)
+    assert reason is not None
+    assert "in call 2" in reason
+    assert "output is tuple, not list" in reason
+
+
+@fault("a step overwrites its inputs, which eager does not", "the cell is failed: the reason names the input")
+def test_inputs_are_overwritten():
+    def overwrites(component):
+        def run():
+            output = component.call()
+            component.inputs["x"].zero_()
+            return output
+
+        return run
+
+    reason = problem_of(lambda x: x + 1, run=overwrites)
+    assert reason is not None
+    assert "inputs['x'] (float32 [4, 8] on cpu)" in reason
+
+
+@fault("eager overwrites an input in place, and a step does not", "the cell is failed: the reason names the input")
+def test_inputs_are_not_overwritten():
+    assert problem_of(lambda x: x.mul_(2)) is None
+    reason = problem_of(lambda x: x.mul_(2), run=lambda c: lambda: c.inputs["x"] * 2)
+    assert reason is not None
+    assert "inputs['x']" in reason
+
+
+@fault("an output is an input, a parameter or the same tensor twice, and is overwritten later", "compared as it was")
+def test_aliased_outputs():
+    weight = nn.Parameter(torch.ones(3))
+
+    def forward(x):
+        return {"input": x, "view": x[1:], "weight": weight, "twice": [x, x]}
+
+    assert problem_of(forward) is None
+    assert problem_of(forward, lambda y: {**y, "twice": [y["twice"][0], y["twice"][1] * 2]}) is not None
+
+
+# --- the brothers of the check
+
+
+@fault(
+    "drift of a complex output in the imaginary part alone", "recorded call by call; fails where there is a tolerance"
+)
+def test_drift_of_an_imaginary_part():
+    component = component_of(lambda x: torch.complex(x, x))
+    step = Step(lambda: torch.complex(component.inputs["x"], component.inputs["x"] * 1.5))
+    measured = Drift(calls=3, tolerance=0.1).measure(Subject(component, step, None, None, 0))
+    assert measured.sections["drift"].max == pytest.approx(0.5 / math.sqrt(2))
+    assert measured.problem is not None
+
+
+@fault("a step with a state returns another structure or dtype in a later call", "failed: names call and output")
+def test_drift_names_the_output():
+    component = component_of(lambda x: {"a": x})
+    dtypes = iter([torch.float32, torch.float64])
+    step = Step(lambda: {"a": component.inputs["x"].to(next(dtypes))})
+    measured = Drift(calls=2).measure(Subject(component, step, None, None, 0))
+    assert measured.problem is not None
+    assert "call 1: output['a'] is float64 [4, 8] on cpu, not float32 [4, 8] on cpu" in measured.problem[1]
+
+
+@fault("a training moves the imaginary part of complex weights elsewhere", "the cell is failed")
+def test_training_of_complex_weights():
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    step = TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1), TrainingOptions())
+    start, ends = Snapshot(step), []
+    for end in (1 + 1j, 1 + 2j):
+        nn.init.constant_(model.weight, end)
+        after = Snapshot(step)
+        ends.append(Trajectory([1.0], after.weights(), after.statistics(), ()))
+    assert compare_trajectories(ends[0], ends[0], start, TrainingOptions()).passed
+    assert not compare_trajectories(ends[1], ends[0], start, TrainingOptions()).passed
