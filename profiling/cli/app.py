@@ -70,7 +70,8 @@ def launch(target: str, run: Target) -> int:
 
     def checked_run(cfg: DictConfig) -> int:
         check_names(cfg, HydraConfig.get().overrides.task)
-        return run(cfg, Path(HydraConfig.get().runtime.output_dir))
+        runtime: Any = OmegaConf.to_container(HydraConfig.get().runtime, resolve=False)  # a folder may be named ${x}
+        return run(cfg, Path(runtime["output_dir"]))
 
     def task(cfg: DictConfig) -> None:
         # Errors are caught here and not around Hydra, which would print more and end a --multirun at the first one.

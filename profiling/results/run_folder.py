@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from profiling.errors import InputError, python_command
+from profiling.errors import InputError, command, override, shell_words
 from profiling.results.environment import ENVIRONMENT_FILE, read_environment
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import Record
@@ -66,7 +66,8 @@ def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> 
 
     if resume is None:
         if (run / RESULTS_FILE).exists():
-            raise InputError(f"{run} holds a run already. Choose another hydra.run.dir, or add resume={run} to go on.")
+            resumption = shell_words([override("resume", run)])
+            raise InputError(f"{run} holds a run already. Choose another hydra.run.dir, or add {resumption} to go on.")
         (run / "cells").mkdir(parents=True, exist_ok=True)
         write_text(run / CONFIG_FILE, yaml.safe_dump(dict(config), sort_keys=False))
         return ()
@@ -107,11 +108,10 @@ def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 def resume_command(run: Path) -> str:
     """Return the command that resumes `run`, to be pasted in the folder in which the run was started."""
-    command = read_environment(run).command
-    if command is None:
-        return f"repeat its command with {shlex.quote(f'resume={run}')} appended"
-    words = [word for word in shlex.split(command)[1:] if not word.startswith("resume=")]
-    return f"{python_command()} {shlex.join([*words, f'resume={run}'])}"
+    recorded, resumption = read_environment(run).command, override("resume", run)
+    if recorded is None:
+        return f"repeat its command with {shell_words([resumption])} appended"
+    return command(*(word for word in shlex.split(recorded)[1:] if not word.startswith("resume=")), resumption)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -1,16 +1,25 @@
 """Names, text from outside, and printed commands."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from as_user import environment
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from profiling.cli.app import launch
+from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError, command, override, printable
+from profiling.results.jsonl import read_records
 from profiling.results.record import Record
+from profiling.results.run_folder import resume_command
+from profiling.run.job import LONGEST_NAME, RunConfig
+
+REFUSED = "refused, exit 2: says which names are fine"
 
 HOSTILE_TEXT = {
     "colours and a cleared screen": "\x1b[31mred\x1b[0m\x1b[2J\x9b5A",
@@ -107,3 +116,116 @@ def test_commands_can_be_pasted(folder, shell, tmp_path, monkeypatch):
     assert not path.startswith("-")
     parsed = OverridesParser.create().parse_override(argument)
     assert OmegaConf.create({"resume": parsed.value()}).resume == folder
+
+
+def config(components=("net",), variants=("baseline",), metrics=("latency",)):
+    node = {"_target_": "package.Class"}
+    return RunConfig(
+        components=tuple(ComponentSpec(name, node, node) for name in components),
+        variants=dict.fromkeys(variants, node),
+        metrics=dict.fromkeys(metrics, node),
+        settings=Settings(),
+        isolation="process",
+        cell_timeout=1.0,
+        resume=None,
+        source={},
+    )
+
+
+BAD_NAMES = {
+    "a path out of the run's folder": "../../x",
+    "a slash": "a/b",
+    "a leading dot": ".hidden",
+    "a leading dash": "-rf",
+    "a space": "a b",
+    "a line break": "a\nb",
+    "a NUL": "a\0b",
+    "an escape sequence": "\x1b[31m",
+    "a star": "a*",
+    "a dollar sign": "$HOME",
+    "249 characters": "x" * 249,
+    "nothing": "",
+    "a letter beyond ASCII": "modèle",
+}
+
+
+@pytest.mark.parametrize("group", ["components", "variants", "metrics"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, id=what, marks=fault(f"the name of a component, variant or metric is {what}", REFUSED))
+        for what, name in BAD_NAMES.items()
+    ],
+)
+def test_names(name, group):
+    with pytest.raises(InputError, match="Rename it") as caught:
+        config(**{group: ("net", name)})
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+SAME_FILES = {
+    "differ only by case": (("Net", "net"), ("baseline",)),
+    "are `a.b` with `c`, and `a` with `b.c`": (("a.b", "a"), ("c", "b.c")),
+}
+
+
+@pytest.mark.parametrize(
+    ("components", "variants"),
+    [
+        pytest.param(*names, id=what, marks=fault(f"names of two cells {what}: one file for both", REFUSED))
+        for what, names in SAME_FILES.items()
+    ],
+)
+def test_cells_with_the_same_files(components, variants):
+    with pytest.raises(InputError, match="share their files"):
+        config(components, variants)
+
+
+def test_good_names_and_the_longest_file():
+    name = "x" * LONGEST_NAME
+    config(("net", "net@batch=4", "net@x.0=1-8", "A_1", name), ("baseline", name, "compile+fx"))
+    longest = f"{name}.{name}.round1000.frames.npz.{2**22}.part"
+    assert len(longest) <= 255
+
+
+@pytest.mark.parametrize("chosen", ["component=[{}]", "component={}", "+component={}"])
+@fault("a component is chosen without brackets, and its YAML names a file outside the run", REFUSED, "files outside")
+def test_a_name_however_it_arrives(chosen, tmp_path, monkeypatch, capsys):
+    from profiling.generic_forward import run
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "component").mkdir()
+    (tmp_path / "component" / "evil.yaml").write_text(
+        "evil: {module: {_target_: torch.nn.ReLU}, inputs: {input: {shape: [1]}}}\n"
+        "../../x: {module: {_target_: torch.nn.ReLU}, inputs: {input: {shape: [1]}}}\n"
+    )
+    arguments = [f"--config-dir={tmp_path}", chosen.format("evil"), "variant=[baseline]", "isolation=none"]
+    monkeypatch.setattr(sys, "argv", ["-", *arguments])
+    assert launch("generic_forward", run) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert {path.name for path in tmp_path.iterdir()} <= {"component", "runs"}
+
+
+NASTY = 'it\'s $(touch executed); a=b, "c" ${x} [d] {e} \\'
+
+
+@fault(
+    "a run in a folder with spaces, quotes, `$(…)`, `;` and `=` is interrupted",
+    "the printed line resumes it",
+    "finished cells",
+)
+def test_resumed_by_pasting(profile, tmp_path):
+    """The first run fails at its second cell as on a full disk; the command that it recorded is pasted into a shell."""
+    folder = tmp_path / NASTY
+    options = ("component=[net]", "variant=[baseline]", "isolation=none", override("hydra.run.dir", folder))
+    done = profile(*options, folder=folder)
+    assert done.code == 0, done.err
+    lines = [line for line in (folder / "results.jsonl").read_text().splitlines() if line]
+    (folder / "results.jsonl").write_text("")
+    again = subprocess.run(
+        ["bash", "-c", resume_command(folder)], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr
+    assert len(read_records(folder).records) == len({json.loads(line)["component"] for line in lines}) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [NASTY]
