@@ -16,7 +16,7 @@ from profiling.errors import InputError
 from profiling.report.format import count_of
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
 from profiling.results.frames import read_series, series_file
-from profiling.results.jsonl import RESULTS_FILE, read_records, read_results
+from profiling.results.jsonl import RESULTS_FILE, read_file, read_records, read_results
 from profiling.results.judgement import samples_by_round
 from profiling.results.record import Record
 from profiling.results.run_folder import CONFIG_FILE
@@ -115,7 +115,7 @@ def read_samples(run: LoadedRun, record: Record) -> Rounds:
 
 def _read_config(path: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+        content = yaml.safe_load(read_file(path).decode(errors="replace"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):  # ValueError: an impossible date, 2026-02-30
         return {}
     return content if isinstance(content, dict) else {}

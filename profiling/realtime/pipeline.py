@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +17,8 @@ from profiling.components.component import Component
 from profiling.errors import InputError
 from profiling.realtime.options import DELIVER, PICTURE, SOUND, WHOLE, WORLD, LoopOptions
 from profiling.realtime.play import Clock, Pipeline
+from profiling.results.frames import UNREADABLE
+from profiling.results.jsonl import read_file
 from profiling.variants.variant import Step
 
 #: Drawn actions: fraction of a mouse movement kept in the next frame, and probability a frame that a button changes.
@@ -58,9 +60,9 @@ def read_actions(path: Path, axes: int, buttons: int) -> Actions:
 
     """
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with np.load(io.BytesIO(read_file(path)), allow_pickle=False) as content:
             arrays = {name: content[name].astype(np.float32, casting="same_kind") for name in ("mouse", "btn")}
-    except (OSError, ValueError, TypeError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except (*UNREADABLE, KeyError, AttributeError) as error:
         raise InputError(
             f"loop.actions={path}: {' '.join(str(error).split())}. Save it with numpy.savez(path, mouse=[n, {axes}], "
             f"btn=[n, {buttons}])."

@@ -18,7 +18,7 @@ from profiling.report.format import Link
 from profiling.report.table import Column, Depth, Table
 from profiling.results.environment import Environment, read_environment
 from profiling.results.frames import read_series, series_file
-from profiling.results.jsonl import read_records
+from profiling.results.jsonl import read_file, read_records
 from profiling.results.judgement import by_component
 from profiling.results.record import Record
 from profiling.results.run_folder import CONFIG_FILE
@@ -86,7 +86,7 @@ class RunData:
     def config(self) -> str:
         """Return the text of the run's config file; empty where there is none."""
         try:
-            return (self.folder / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+            return read_file(self.folder / CONFIG_FILE).decode(errors="replace")
         except OSError:
             return ""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from profiling.results.field import Section, about
-from profiling.results.jsonl import read_content, repaired
+from profiling.results.jsonl import read_content, read_file, repaired
 from profiling.results.record import LaunchCalibration
 
 ENVIRONMENT_FILE = "environment.json"
@@ -117,7 +117,7 @@ _NAMES = {field.name for field in msgspec.structs.fields(Environment)} - {"other
 def read_environment(run: Path) -> Environment:
     """Return the run's environment; empty where the file is missing, cut off or no object."""
     try:
-        return decode_environment((run / ENVIRONMENT_FILE).read_bytes())
+        return decode_environment(read_file(run / ENVIRONMENT_FILE))
     except OSError:
         return Environment()
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.errors import InputError
+from profiling.results.jsonl import read_file
 from profiling.results.run_folder import write_bytes
 
 Array = NDArray[np.float64]
@@ -46,8 +47,8 @@ NAMES = (*TIMES, "due_ms", "wait_ms", "rest_ms", "gap_ms", *MEMORY, *DISTURBANCE
 #: Resolution of the host's clock: times closer than this are equal.
 TICK_MS = 1e-6
 
-# Exceptions of numpy and zipfile for a file that is no archive, is damaged or encrypted, or holds other data.
-_UNREADABLE = (OSError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+#: Exceptions of numpy and zipfile for a file that is no archive, is damaged or encrypted, or holds other data.
+UNREADABLE = (OSError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 def series_file(cell: str) -> str:
@@ -108,9 +109,9 @@ def read_series(path: Path) -> dict[str, Array]:
 
     """
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with np.load(io.BytesIO(read_file(path)), allow_pickle=False) as content:
             series = {name: np.asarray(content[name], dtype=np.float64) for name in content.files}
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} cannot be read as series of frames: {reason}. Repeat the run.") from None
     if "frame_ms" not in series or {values.shape for values in series.values()} != {(frame_count(series),)}:

@@ -8,6 +8,7 @@ InputError.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -25,6 +26,8 @@ RESULTS_FILE = "results.jsonl"
 #: Levels of nesting below which nothing is read; a record has 8.
 DEEPEST = 64
 LARGEST = 2**63
+#: Most bytes of a file that is read; a record has some kilobytes.
+MOST_BYTES = 2**30
 
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$", re.DOTALL)
 _BOM = b"\xef\xbb\xbf"
@@ -68,6 +71,21 @@ def encode_record(record: Record) -> bytes:
     return json.dumps(content, allow_nan=False).encode()
 
 
+def read_file(path: Path) -> bytes:
+    """Return the content of a file of a run.
+
+    Raises:
+        OSError: it cannot be read, has more than `MOST_BYTES`, or is no regular file: a FIFO would block, and a device
+            may never end.
+
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if path.stat().st_size > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES / 2**30:g} GiB", str(path))
+    return path.read_bytes()
+
+
 def read_records(run: Path) -> Results:
     """Read a run's records.
 
@@ -85,12 +103,16 @@ def read_results(path: Path) -> Results:
     """Read the records of a file like `results.jsonl`, whatever it is called.
 
     Raises:
-        InputError: it holds results of another schema.
+        InputError: it cannot be read, or holds results of another schema.
 
     """
+    try:
+        content = read_file(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}. Name a folder that a run printed.") from None
     newest: dict[tuple[str, str], Record] = {}
     skipped = 0
-    for line in path.read_bytes().removeprefix(_BOM).split(b"\n"):
+    for line in content.removeprefix(_BOM).split(b"\n"):
         if not line.strip():
             continue
         try:

@@ -1,13 +1,12 @@
 """Names, text from outside, and printed commands."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from as_user import environment
+from as_user import finished
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -87,6 +86,32 @@ FOLDERS = {
 }
 
 
+@pytest.fixture
+def pasted(tmp_path, monkeypatch):
+    """Paste a command into a shell in which a stub stands for the interpreter; return the stub's arguments."""
+    stub = tmp_path / "bin" / "python"
+    stub.parent.mkdir()
+    stub.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > '{tmp_path}/bin/arguments'\n")
+    stub.chmod(0o755)
+    path = f"{stub.parent}{os.pathsep}{os.environ['PATH']}"
+
+    def paste(make_line, shell="bash"):
+        with monkeypatch.context() as patched:
+            patched.setenv("PATH", path)
+            patched.setattr(sys, "executable", str(stub))
+            line = make_line()
+        assert line.isprintable()
+        before = set(tmp_path.iterdir())
+        start = [shell, "-c", os.fsencode(line)]
+        done = subprocess.run(start, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == b""
+        assert set(tmp_path.iterdir()) == before, "something was executed"
+        return [os.fsdecode(word) for word in (tmp_path / "bin" / "arguments").read_bytes().split(b"\0")[:-1]]
+
+    return paste
+
+
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 @pytest.mark.parametrize(
     "folder",
@@ -97,21 +122,10 @@ FOLDERS = {
         for name, folder in FOLDERS.items()
     ],
 )
-def test_commands_can_be_pasted(folder, shell, tmp_path, monkeypatch):
-    """A stub in place of the interpreter writes its arguments down; Hydra must read the folder from them."""
-    stub = tmp_path / "bin" / "python"
-    stub.parent.mkdir()
-    stub.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > '{tmp_path}/arguments'\n")
-    stub.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{stub.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(sys, "executable", str(stub))
-    line = command("-m", "profiling.x", Path(folder), override("resume", folder))
-    assert line.isprintable()
-    done = subprocess.run([shell, "-c", os.fsencode(line)], cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == b""
-    assert {path.name for path in tmp_path.iterdir()} == {"bin", "arguments"}, "nothing was executed"
-    _, _, path, argument = map(os.fsdecode, (tmp_path / "arguments").read_bytes().split(b"\0")[:-1])
+def test_commands_can_be_pasted(folder, shell, pasted):
+    """Hydra must read the folder from the override, and argparse from the path."""
+    words = pasted(lambda: command("-m", "profiling.x", Path(folder), override("resume", folder)), shell)
+    _, _, path, argument = words
     assert Path(path) == Path(folder)
     assert not path.startswith("-")
     parsed = OverridesParser.create().parse_override(argument)
@@ -215,17 +229,15 @@ NASTY = 'it\'s $(touch executed); a=b, "c" ${x} [d] {e} \\'
     "the printed line resumes it",
     "finished cells",
 )
-def test_resumed_by_pasting(profile, tmp_path):
-    """The first run fails at its second cell as on a full disk; the command that it recorded is pasted into a shell."""
+def test_resumed_by_pasting(profile, pasted, tmp_path):
+    """Without its records a run counts as one that was killed."""
     folder = tmp_path / NASTY
     options = ("component=[net]", "variant=[baseline]", "isolation=none", override("hydra.run.dir", folder))
     done = profile(*options, folder=folder)
     assert done.code == 0, done.err
-    lines = [line for line in (folder / "results.jsonl").read_text().splitlines() if line]
     (folder / "results.jsonl").write_text("")
-    again = subprocess.run(
-        ["bash", "-c", resume_command(folder)], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
+    arguments = pasted(lambda: resume_command(folder))
+    again = finished([sys.executable, *arguments], tmp_path)
     assert again.returncode == 0, again.stderr
-    assert len(read_records(folder).records) == len({json.loads(line)["component"] for line in lines}) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == [NASTY]
+    assert [record.status for record in read_records(folder).records] == ["ok"]
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", NASTY}

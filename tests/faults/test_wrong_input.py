@@ -3,6 +3,7 @@
 import importlib
 import os
 import signal
+import socket
 import sys
 import textwrap
 from pathlib import Path
@@ -10,7 +11,12 @@ from pathlib import Path
 import pytest
 from as_user import OUTSIDE, QUICK
 
+import profiling.compare.__main__ as compare
+import profiling.report.__main__ as report
+from profiling import history
 from profiling.cli.app import launch
+from profiling.results.jsonl import append_record
+from profiling.results.record import Record
 
 NET = ("component=[net]", "variant=[baseline]")
 LINE = "one line, exit 2"
@@ -257,3 +263,75 @@ def test_user_modules(started, tmp_path, monkeypatch, code, says):
     code, err = started("component=[mine]", "variant=[baseline]", config_dir=tmp_path / "conf")
     assert code == 2, err
     assert says in " ".join(err.split())
+
+
+COMMANDS = {"report": report.main, "compare": compare.main, "history": history.main}
+
+
+def make_fifo(path):
+    os.mkfifo(path)
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def make_huge(path):
+    path.mkdir()
+    (path / "results.jsonl").touch()
+    os.truncate(path / "results.jsonl", 10**11)  # no block of it is on the disk
+
+
+SPECIAL = {
+    "a FIFO": make_fifo,
+    "a socket": make_socket,
+    "an endless device": lambda path: path.symlink_to("/dev/zero"),
+    "an empty folder": lambda path: path.mkdir(),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a folder in place of the records": lambda path: (path / "results.jsonl").mkdir(parents=True),
+    "a FIFO in place of the records": lambda path: (path.mkdir(), os.mkfifo(path / "results.jsonl")),
+    "an endless device in place of the records": lambda path: (
+        path.mkdir(),
+        (path / "results.jsonl").symlink_to("/dev/zero"),
+    ),
+    "records of 100 GB": lambda path: (
+        path.mkdir(),
+        (path / "results.jsonl").touch(),
+        os.truncate(path / "results.jsonl", 10**11),
+    ),
+    "bytes that are no records": lambda path: path.write_bytes(bytes(range(256)) * 10),
+    "nothing": lambda path: None,
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=what, marks=fault(f"report, compare or history of {what}", kept=""))
+        for what, make in SPECIAL.items()
+    ],
+)
+def test_no_run(make, command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    make(Path("given"))
+    arguments = ["given", "given"] if command == "compare" else ["given"]
+    assert COMMANDS[command](arguments) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("skipped ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("file", ["environment.json", "config.yaml"])
+@fault("the environment or config of a run is a FIFO", "report and compare ignore the file", "the records")
+def test_a_fifo_inside_a_run(file, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    append_record(run, Record(target="generic_forward", component="net", variant="baseline", status="ok"))
+    os.mkfifo(run / file)
+    assert report.main([str(run)]) == 0
+    compare.main([str(run), str(run)])
+    assert "Traceback" not in capsys.readouterr().err
