@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 import yaml
@@ -153,13 +153,19 @@ def check_arguments(arguments: Sequence[str]) -> None:
         HydraException: an override that cannot be parsed.
 
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the working directory was deleted. Change to another folder.") from None
     for argument in arguments:
         if not argument.isprintable():
             raise InputError(
                 f"{argument!r} holds control characters, or bytes that are not UTF-8. Rename what it names."
             )
+    parser = get_args_parser()
+    parser.error = _refuse_argument  # instead of printing the usage of Hydra
     given: dict[str, str] = {}
-    for override in OverridesParser.create().parse_overrides(get_args_parser().parse_args(arguments).overrides):
+    for override in OverridesParser.create().parse_overrides(parser.parse_args(arguments).overrides):
         key, text = override.get_key_element().lstrip("+~"), override.input_line or ""
         if not key:
             raise InputError(f"{text!r} names no key. Write KEY=VALUE; --help shows the keys.")
@@ -177,6 +183,10 @@ def check_arguments(arguments: Sequence[str]) -> None:
             folder = OmegaConf.create({"folder": value}).folder  # without the escapes of an interpolation
             if not isinstance(folder, str) or not Path(folder).is_dir():
                 raise InputError(f"resume={folder}: there is no such folder. Give the folder of the interrupted run.")
+
+
+def _refuse_argument(message: str) -> NoReturn:
+    raise InputError(f"{message}. Options with a dash stand before the first KEY=VALUE; --help shows the usage.")
 
 
 def check_choices(group: str, value: object) -> None:

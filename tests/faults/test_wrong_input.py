@@ -4,18 +4,20 @@ import importlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from as_user import OUTSIDE, QUICK
+from as_user import OUTSIDE, QUICK, ROOT, command, environment
 
 import profiling.compare.__main__ as compare
 import profiling.report.__main__ as report
 from profiling import history
 from profiling.cli.app import launch
-from profiling.results.jsonl import append_record
+from profiling.errors import shell_words
+from profiling.results.jsonl import append_record, read_records
 from profiling.results.record import Record
 
 NET = ("component=[net]", "variant=[baseline]")
@@ -76,6 +78,9 @@ ARGUMENTS = (
     ("the same option twice", (*NET, "seed=1", "seed=2"), "seed is given twice"),
     ("the same option twice, once with a plus", (*NET, "seed=1", "++seed=1"), "seed is given twice"),
     ("an empty argument", (*NET, ""), "--help"),
+    ("an unknown option (`--nope`)", (*NET, "--nope"), "--help"),
+    ("an option between two keys", (*NET, "--config-dir=x", "seed=1"), "before the first KEY=VALUE"),
+    ("an option without its value", (*NET, "--config-name"), "expected one argument"),
     ("an argument with a line break", (*NET, "device=cpu\n"), "control characters"),
     ("an argument that is not UTF-8", (*NET, os.fsdecode(b"device=\xff")), "not UTF-8"),
     ("an argument that is cut off", (*NET, "seed=${"), "seed="),
@@ -306,7 +311,7 @@ SPECIAL = {
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize(
     "make",
     [
@@ -314,11 +319,11 @@ SPECIAL = {
         for what, make in SPECIAL.items()
     ],
 )
-def test_no_run(make, command, tmp_path, monkeypatch, capsys):
+def test_no_run(make, name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     make(Path("given"))
-    arguments = ["given", "given"] if command == "compare" else ["given"]
-    assert COMMANDS[command](arguments) == 2
+    arguments = ["given", "given"] if name == "compare" else ["given"]
+    assert COMMANDS[name](arguments) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("skipped ")]
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
@@ -335,3 +340,85 @@ def test_a_fifo_inside_a_run(file, tmp_path, capsys):
     assert report.main([str(run)]) == 0
     compare.main([str(run), str(run)])
     assert "Traceback" not in capsys.readouterr().err
+
+
+@fault("the working directory was deleted")
+def test_no_working_directory(started, tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    try:
+        code, err = started(*NET)
+    finally:
+        os.chdir(tmp_path)
+    assert code == 2
+    assert "the working directory was deleted" in err
+
+
+ENVIRONMENTS = {
+    "HOME is not set": {"HOME": None},
+    "TMPDIR does not exist": {"TMPDIR": "/nonexistent"},
+    "the locale is C, which has no UTF-8": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+    "COLUMNS is 0": {"COLUMNS": "0"},
+    "COLUMNS is negative": {"COLUMNS": "-5"},
+    "COLUMNS is larger than an integer of C": {"COLUMNS": "9" * 30},
+    "COLUMNS is no number": {"COLUMNS": "\u00b2"},
+    "PYTHONPATH names what is not there": {"PYTHONPATH": f"/nonexistent::{os.fsdecode(bytes([255]))}"},
+}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param(variables, id=what, marks=fault(what, "the report is printed", ""))
+        for what, variables in ENVIRONMENTS.items()
+    ],
+)
+def test_environments(variables, tmp_path):
+    """A command as a process, which is cheap for a report: it imports no torch."""
+    append_record(tmp_path, Record(target="generic_forward", component="net", variant="baseline", status="ok"))
+    path = f"{ROOT}{os.pathsep}{variables.get('PYTHONPATH', '')}"
+    given = {**os.environ, **variables, "PYTHONPATH": path}
+    env = {name: value for name, value in given.items() if value is not None}
+    done = subprocess.run([sys.executable, "-m", "profiling.report", tmp_path], env=env, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"baseline" in done.stdout
+    assert done.stderr == b""
+
+
+STREAMS = {
+    "standard output is a full disk": (">/dev/full", 2, "cannot be written"),
+    "standard output is closed": (">&-", 0, ""),
+    "standard error is closed": ("2>&-", 0, ""),
+    "standard error is a full disk": ("2>/dev/full", 0, ""),
+    "all three standard streams are closed": ("<&- >&- 2>&-", 0, ""),
+    "the reader of standard output is gone": ("| true", 0, ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "says"),
+    [
+        pytest.param(*case, id=what, marks=fault(f"report: {what}", "one line, exit 2" if case[1] else "exit 0", ""))
+        for what, case in STREAMS.items()
+    ],
+)
+def test_streams(streams, code, says, tmp_path):
+    append_record(tmp_path, Record(target="generic_forward", component="net", variant="baseline", status="ok"))
+    line = f"set -o pipefail; {shell_words([sys.executable, '-m', 'profiling.report', tmp_path])} {streams}"
+    done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == bool(says)
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.slow
+@fault("a run whose standard output and error are closed", "the run goes on, exit 0", "all records and the report")
+def test_a_run_without_streams(tmp_path):
+    line = f"{shell_words(command(tmp_path / 'run', *NET, 'isolation=none'))} <&- >&- 2>&-"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment())
+    assert done.returncode == 0
+    assert [record.status for record in read_records(tmp_path / "run").records] == ["ok"]
+    assert (tmp_path / "run" / "report.html").exists()
