@@ -8,16 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_component, read_config
-from profiling.components.spec import ComponentSpec
-from profiling.errors import InputError, did_you_mean
+from profiling.components.spec import ComponentSpec, Sweep, decode
+from profiling.errors import InputError, check_whole, did_you_mean
 
 TARGET = "shape_sweep"
-#: The sweep of a component whose YAML has none.
-DEFAULT_SWEEP = {"axis": "batch", "values": [1, 2, 4, 8]}
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
@@ -34,10 +32,10 @@ def points_of(cfg: DictConfig, spec: ComponentSpec) -> list[ComponentSpec]:
         InputError: an axis that the component's inputs do not have, or values that are not whole numbers from 1 up.
 
     """
-    sweep = {**DEFAULT_SWEEP, **(spec.sweep or {})}
-    axis = sweep["axis"] if cfg.axis is None else str(cfg.axis)
-    given = sweep["values"] if cfg["values"] is None else cfg["values"]
-    values = list(given) if OmegaConf.is_list(given) or isinstance(given, list) else [given]
+    sweep = decode(Sweep, spec.sweep or {}, f"component.{spec.key}.sweep")
+    axis = sweep.axis if cfg.axis is None else str(cfg.axis)
+    given: Any = sweep.values if cfg["values"] is None else cfg["values"]
+    values = list(given) if OmegaConf.is_list(given) or isinstance(given, tuple) else [given]
     if not values or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
         raise InputError(f"values={values}: must be whole numbers from 1 up, values=[1,2,4,8] for example.")
     points = [_point(cfg.component[spec.name], spec.name, axis, value) for value in sorted(set(values))]
@@ -51,13 +49,14 @@ def _point(node: DictConfig, name: str, axis: str, value: int) -> ComponentSpec:
     node = copy.deepcopy(node)
     OmegaConf.set_struct(node, False)
     computed = "frames_per_call" in node and OmegaConf.is_interpolation(node, "frames_per_call")
-    before = _set_axis(node.inputs, axis, value, f"component.{name}.inputs")
+    are_shapes = "_target_" not in node.inputs
+    before = _set_axis(node.inputs, axis, value, f"component.{name}.inputs", are_shapes=are_shapes)
     if not computed:
         node.frames_per_call = _scaled(node.get("frames_per_call", 1), value, before)
     tiny = node.get("tiny")
     if tiny and tiny.get("inputs") and _has_axis(tiny.inputs, axis):
-        before = _set_axis(tiny.inputs, axis, value, f"component.{name}.tiny.inputs")
-    if tiny and "frames_per_call" in tiny:
+        before = _set_axis(tiny.inputs, axis, value, f"component.{name}.tiny.inputs", are_shapes=are_shapes)
+    if tiny and tiny.get("frames_per_call"):
         tiny.frames_per_call = _scaled(tiny.frames_per_call, value, before)
     resolved: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     spec = read_component(f"{name}@{axis}={value}", resolved)
@@ -76,41 +75,48 @@ def _all_points(points: Sequence[ComponentSpec], name: str, axis: str) -> Compon
     )
 
 
-def _set_axis(inputs: DictConfig, axis: str, value: int, where: str) -> int:
+def _set_axis(inputs: DictConfig, axis: str, value: int, where: str, *, are_shapes: bool) -> int:
     """Set `axis` (an argument of the input maker, `batch`, or `INPUT.N`) and return its previous value.
 
     Where inputs are given as shapes, the batch is the first dimension of the first input, and of all others with the
     same first dimension.
     """
-    if "_target_" in inputs:
+    if not are_shapes:
         options = [str(key) for key in inputs if key != "_target_"]
         if axis not in options:
             raise InputError(f"axis={axis}: {where} has no {axis!r}.{did_you_mean(axis, options)} {_choice(options)}")
-        before, inputs[axis] = inputs[axis], value
+        before = inputs[axis]
+        check_whole(f"{where}.{axis}", before)
+        inputs[axis] = value
         return before
+    shapes = _shapes(inputs)
     first, _, dim = axis.partition(".")
-    batch = next((_length(node) for node in inputs.values()), None)
-    swept = [key for key, node in inputs.items() if key == first or (axis == "batch" and _length(node) == batch)]
-    place = int(dim) if dim.isdigit() else 0
-    dims = [f"{key}.{i}" for key in inputs for i in range(len(inputs[key].get("shape", ())))]
+    batch = next((shape[0] for shape in shapes.values()), None)
+    swept = [shape for key, shape in shapes.items() if key == first or (axis == "batch" and shape[0] == batch)]
+    place = int(dim) if dim.isdecimal() else 0
+    dims = [f"{key}.{i}" for key, shape in shapes.items() for i in range(len(shape))]
     if not swept or (axis != "batch" and axis not in dims):
         raise InputError(f"axis={axis}: {where} has no such dimension. {_choice(['batch', *dims])}")
-    before = [inputs[key].shape[place] for key in swept]
-    for key in swept:
-        if not OmegaConf.is_interpolation(inputs[key].shape, place):
-            inputs[key].shape[place] = value
-    return before[0]
+    before = swept[0][place]
+    for shape in swept:
+        if not OmegaConf.is_interpolation(shape, place):
+            shape[place] = value
+    return before
 
 
 def _has_axis(inputs: DictConfig, axis: str) -> bool:
     first, _, dim = axis.partition(".")
-    shapes = [key for key in inputs if OmegaConf.is_dict(inputs[key]) and "shape" in inputs[key]]
+    shapes = _shapes(inputs)
     return axis in inputs or (dim != "" and first in shapes) or (axis == "batch" and bool(shapes))
 
 
-def _length(node: DictConfig) -> int | None:
-    shape = node.get("shape")
-    return shape[0] if shape else None
+def _shapes(inputs: DictConfig) -> dict[str, ListConfig]:
+    """Return the shapes of the inputs that are given as shapes of at least one dimension."""
+    return {
+        str(key): node.shape
+        for key, node in inputs.items()
+        if OmegaConf.is_dict(node) and OmegaConf.is_list(node.get("shape")) and node.shape
+    }
 
 
 def _choice(options: Sequence[str]) -> str:

@@ -136,8 +136,8 @@ class Tiny:
 class Sweep:
     """The axis of a shape sweep, and its values."""
 
-    axis: str | None = None
-    values: tuple[int, ...] | int | None = None
+    axis: str = "batch"
+    values: tuple[int, ...] | int = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,7 @@ class ComponentSpec:
             raise InputError(f"{where}.tiny.inputs changes how many frames a call makes: add tiny.frames_per_call too.")
         if self.kind not in (None, "image", "audio"):
             raise InputError(f"{where}.kind={self.kind!r} must be image, audio or null.")
+        self.at("tiny")  # checks what the changes make of module and inputs
 
     @property
     def key(self) -> str:

@@ -15,15 +15,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_record import record, summary
+from omegaconf import OmegaConf
 
+from profiling.cli.config import read_component
+from profiling.components.build import build
 from profiling.components.checkpoint_file import load_into
 from profiling.components.manifest import load_manifest
+from profiling.components.spec import Settings
 from profiling.errors import InputError
 from profiling.report.render import render_console, render_html, render_markdown
 from profiling.report.run_data import RunData
 from profiling.results.environment import Environment, decode_environment
 from profiling.results.jsonl import Results, decode_record, encode_record, read_results
 from profiling.results.record import Metrics, Record
+from profiling.shape_sweep import points_of
 
 #: A line that no schema check refuses, so that every mutation reaches the typed reader.
 LINE = json.loads(
@@ -239,3 +244,45 @@ def load_fuzzed_checkpoint(path: Path, content: bytes) -> None:
     assert message.isprintable()
     assert str(path) in message
     assert path.read_bytes() == content
+
+
+COMPONENT = {
+    "module": {"_target_": "torch.nn.Identity", "width": 8},
+    "inputs": {
+        "input": {"shape": [2, 8], "dtype": "float32", "distribution": "uniform", "low": 0.0, "high": 1.0},
+    },
+    "tiny": {"module": {"width": 4}, "inputs": {"input": {"shape": [1]}}, "frames_per_call": 1},
+    "initialise": None,
+    "checkpoint": None,
+    "part": None,
+    "frames_per_call": 1,
+    "kind": "image",
+    "sweep": {"axis": "batch", "values": [1, 2]},
+}
+
+
+@pytest.mark.fault(
+    "component YAML of arbitrary nested data, or with arbitrary data in place of any value",
+    happens="built, or refused in one line",
+)
+@bounded(300)
+@given(data=st.data())
+def test_component_yaml(data):
+    words = st.sampled_from(["tiny", "input", "batch", "int64", "integers", "torch.nn.Identity", [1], {}])
+    anything = json_values | words
+    path = data.draw(st.sampled_from(paths(COMPONENT)))
+    node = planted(COMPONENT, path, data.draw(anything))
+    if data.draw(st.booleans()) and isinstance(node, dict):
+        node = {**node, data.draw(st.text(max_size=8) | st.integers()): data.draw(anything)}
+    message = ""
+    try:
+        spec = read_component("mine", node)
+        config = {"component": {"mine": node}, "axis": None, "values": None, "together": True}
+        points_of(OmegaConf.create(config), spec)
+        for scale in ("full", "tiny"):
+            chosen = Settings(device="cpu", dtype="float32", scale=scale)
+            build(spec.at(scale), chosen, torch.float32).component(torch.float32, seed=0)
+    except InputError as error:
+        message = str(error)
+    assert message.isprintable()
+    assert len(message) <= 2000
