@@ -108,7 +108,7 @@ def test_without_ceilings_or_where_counting_fails_the_frames_are_kept(realtime, 
     (record,) = read_records(outcome.folder).records
     assert (record.status, record.realtime.frames) == ("ok", 4), record.reason
     assert record.roofline is None
-    assert record.notes == ("the roofline failed: RuntimeError: planted in call 9",)
+    assert record.notes == ("the roofline failed: RuntimeError: planted in call 10",)
 
 
 NETWORKS = "component=[world_model_step,audio_decoder,net]"
