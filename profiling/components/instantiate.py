@@ -15,6 +15,8 @@ from profiling.errors import InputError, MissingExtraError, did_you_mean, instal
 OPTIONAL_PACKAGES = ("diffusers", "transformers")
 #: Errors of the device, which are no input errors; listed by name because torch is not imported here.
 DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")
+#: How errors of CUDA begin that are raised under another name, by a Triton launch for example.
+_DEVICE_TEXTS = ("CUDA error", "Triton Error [CUDA]")
 
 
 def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
@@ -23,7 +25,7 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
     Raises:
         InputError: the target does not exist, refuses the arguments, or raises; `where` names the node.
         MissingExtraError: the target needs an optional package that is not installed.
-        torch.OutOfMemoryError, torch.AcceleratorError: unchanged.
+        Exception: a failure of the device, unchanged.
 
     """
     try:
@@ -34,13 +36,18 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, InputError):
             raise InputError(f"{where}: {cause}") from error
-        if type(cause).__name__ in DEVICE_FAILURES:
+        if is_device_failure(cause):
             raise cause from None
         if isinstance(cause, ModuleNotFoundError) and cause.name in OPTIONAL_PACKAGES:
             raise MissingExtraError(install_hint(cause.name)) from error
         target = str(node.get("_target_"))
         detail = missing_name(target) or reason_of(cause)
         raise InputError(f"{where}: {target}: {detail}") from error
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether the device failed (out of memory, illegal access), which says nothing about the user's input."""
+    return type(error).__name__ in DEVICE_FAILURES or any(text in reason_of(error) for text in _DEVICE_TEXTS)
 
 
 def missing_name(target: str) -> str:

@@ -18,6 +18,8 @@ from profiling.components.trees import children
 
 #: A sparse tensor with more elements is not made dense, which would take more than 2 GiB in float64.
 MOST_DENSE = 2**28
+#: Integers this narrow are samples (pixels, PCM sound), whose distance counts; wider ones and bools are equal or not.
+SAMPLES = (torch.uint8, torch.int8, torch.int16, torch.uint16)
 #: Below this norm squares lose digits in float64, so that values are scaled first.
 _LEAST_NORM = 1e-140
 
@@ -217,7 +219,7 @@ def _incomparable(value: Any, problem: str, form: str | None = None) -> Leaf:
 
 
 def _kind(dtype: torch.dtype) -> Kind:
-    return "floating" if dtype.is_floating_point else "complex" if dtype.is_complex else "exact"
+    return "floating" if dtype.is_floating_point or dtype in SAMPLES else "complex" if dtype.is_complex else "exact"
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

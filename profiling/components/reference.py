@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from profiling.components.component import Component
+from profiling.components.instantiate import is_device_failure
 from profiling.components.outputs import Outputs, readable, to_host
 from profiling.errors import InputError
 
@@ -35,14 +36,16 @@ def first_call(component: Component, seed: int) -> CheckCalls:
 
     Raises:
         InputError: the module itself fails on its inputs.
-        torch.OutOfMemoryError, torch.AcceleratorError: unchanged, since the device failed and not the module.
+        Exception: a failure of the device, unchanged, since the module may be right.
 
     """
     try:
         return outputs_of(component, seed)
-    except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
+    except InputError:
         raise
     except Exception as error:
+        if is_device_failure(error):
+            raise
         inputs = ", ".join(
             f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
             for name, tensor in component.inputs.items()

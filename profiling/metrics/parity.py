@@ -28,9 +28,10 @@ class Parity(Metric):
     """Compare each tensor and number of the output with the fp32 eager reference, in two calls on the same inputs.
 
     The largest relative L2 error allowed is `factor` times that of eager in the run's dtype, and at least `floor`: in
-    float32, eager is the reference and has an error of 0, but another order of the same sums is no fault. Of an integer
-    or bool tensor the fraction of differing elements may be `factor` times that of eager (0: none may differ); one that
-    is exactly eager's is right. A variant's own tolerance replaces both.
+    float32, eager is the reference and has an error of 0, but another order of the same sums is no fault. Integers of 8
+    and 16 bits are samples (pixels, sound) and judged likewise. Of a wider integer or bool tensor the fraction of
+    differing elements may be `factor` times that of eager (0: none may differ); one that is exactly eager's is right. A
+    variant's own tolerance replaces both.
 
     Structure, dtype, shape, device and other values must be those of eager in the run's dtype. So must the inputs after
     the call, which a step must not write to unless eager does.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.components.outputs import to_host
+from profiling.components.outputs import leaf_errors, to_host
 from profiling.components.reference import CHECK_SEED, Reference, outputs_of
 from profiling.errors import InputError
 from profiling.metrics.drift import Drift
@@ -188,6 +188,21 @@ def test_an_equal_output_is_right_with_error_0(surroundings, leaf):
     right = build(leaf.make() if isinstance(leaf, Drawn) else leaf)
     other = build(replace(leaf, view="none").make() if isinstance(leaf, Drawn) else leaf)
     assert compared(right, other) == (None, 0.0)
+
+
+@pytest.mark.fault(
+    "pixels (uint8) or PCM sound (int16) that differ by one step of rounding",
+    happens="judged by their distance, as floats are: token ids and bools must be equal",
+    kept="the relative L2 error",
+)
+def test_narrow_integers_are_samples():
+    for dtype, exact in ((torch.uint8, False), (torch.int16, False), (torch.int64, True)):
+        picture = torch.arange(100, dtype=dtype)
+        step = leaf_errors(to_host(output=picture + 1), to_host(output=picture))[0]
+        assert step.exact is exact
+        assert step.error == pytest.approx(1.0 if exact else 10 / picture.double().norm())
+    reason, _ = compared(torch.arange(100, dtype=torch.uint8), torch.arange(100, dtype=torch.uint8) * 2)
+    assert "relative L2 error 1 " in str(reason)
 
 
 def one_element(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
