@@ -32,6 +32,7 @@ _ESCAPES = re.compile(
 _PLAIN_VALUE = re.compile(r"(?!(?:null|true|false|nan|inf)\Z)[A-Z_/][A-Z0-9_./-]*", re.ASCII | re.IGNORECASE)
 #: Numbers from here on are no times, shares or limits of anybody, and overflow when they are computed with.
 _HUGE = 1e100
+_MOST = 10**9
 _BREAKS = re.compile(r" *\n[ \n]*")
 
 
@@ -60,10 +61,11 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
         raise InputError(f"{name}={value} is none of {', '.join(choices)}.{did_you_mean(str(value), choices)}")
 
 
-def check_whole(name: str, value: object, least: int = 1, most: int = 10**9) -> None:
+def check_whole(name: str, value: object, least: int = 1, most: int = _MOST) -> None:
     """Raise an InputError unless the value of option `name` is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(f"{name}={_short(value)} must be a whole number, at least {least} and at most {most}.")
+        limits = f"{least} to {most}" if most < _MOST else f"at least {least}, and at most {most}"
+        raise InputError(f"{name}={_short(value)} must be a whole number, {limits}.")
 
 
 def check_number(
