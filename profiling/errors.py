@@ -64,7 +64,7 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 def check_whole(name: str, value: object, least: int = 1, most: int = _MOST) -> None:
     """Raise an InputError unless the value of option `name` is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        limits = f"{least} to {most}" if most < _MOST else f"at least {least}, and at most {most}"
+        limits = f"{least} to {most}" if most != _MOST else f"at least {least}, and at most {most}"
         raise InputError(f"{name}={_short(value)} must be a whole number, {limits}.")
 
 
