@@ -88,13 +88,16 @@ def read_history(folder: Path) -> History:
     history: dict[str, list[HistoryPoint]] = {}
     for run in runs:
         try:
-            points_of_run = _points(read_run(run), os.path.relpath(run, folder))
+            loaded = read_run(run)
+            points_of_run = _points(loaded, os.path.relpath(run, folder))
         except (InputError, OSError) as error:
             print(printable(f"skipped {run}: {error}"), file=sys.stderr)
             continue
         except Exception as error:  # a fault in one run must not hide the others
             print(printable(f"skipped {run}: {describe_error(error)}"), file=sys.stderr)
             continue
+        if loaded.damage:
+            print(f"{run}: {loaded.damage}", file=sys.stderr)
         for title, point in points_of_run.items():
             history.setdefault(title, []).append(point)
     if not history:

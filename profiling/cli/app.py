@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
@@ -37,7 +38,7 @@ from profiling.errors import (
     shell_words,
 )
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.run_folder import new_folder, remove_refused_run, resume_command
+from profiling.results.run_folder import CONFIG_FILE, claimed, new_folder, resume_command
 from profiling.run.job import RunConfig
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -67,11 +68,14 @@ def launch(target: str, run: Target) -> int:
     register_resolvers()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
     codes: list[int] = []
+    started = time.time()
 
     def checked_run(cfg: DictConfig) -> int:
-        check_names(cfg, HydraConfig.get().overrides.task)
         runtime: Any = OmegaConf.to_container(HydraConfig.get().runtime, resolve=False)  # a folder may be named ${x}
-        return run(cfg, Path(runtime["output_dir"]))
+        folder = Path(runtime["output_dir"])
+        with claimed(folder, cfg.get("resume"), lambda line: print(line, file=sys.stderr), started=started):
+            check_names(cfg, HydraConfig.get().overrides.task)
+            return run(cfg, folder)
 
     def task(cfg: DictConfig) -> None:
         # Errors are caught here and not around Hydra, which would print more and end a --multirun at the first one.
@@ -99,13 +103,11 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
     progress = make_progress()
     try:
         code = Run(target, config, folder, progress, command_line(target)).execute()
-    except InputError:
-        if config.resume is None:
-            remove_refused_run(folder)
-        raise
     except KeyboardInterrupt:
         progress.close()
-        progress.say(f"interrupted; finished cells are kept. To resume:\n  {resume_command(folder)}")
+        if (folder / CONFIG_FILE).exists():
+            command = resume_command(folder, command_line(target))
+            progress.say(f"interrupted; finished cells are kept. To resume:\n  {command}")
         code = INTERRUPTED
     finally:
         progress.close()

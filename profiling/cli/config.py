@@ -14,7 +14,7 @@ from profiling.errors import InputError
 from profiling.run.job import RunConfig
 
 _SETTINGS = tuple(item.name for item in fields(Settings))
-_OF_THE_RUN = ("isolation", "cell_timeout", "resume", "rounds")
+_OF_THE_RUN = ("isolation", "cell_timeout", "resume", "resume_changed", "rounds")
 _SET_BY_THE_TOOL = {"name", "point", "extra_inputs"}
 #: Keys that each component has, with an example.
 REQUIRED = {"module": "{_target_: my_package.MyNetwork}", "inputs": "{x: {shape: [1, 3, 224, 224]}}"}
@@ -52,6 +52,7 @@ def read_config(cfg: DictConfig) -> RunConfig:
         isolation=plain["isolation"],
         cell_timeout=_number("cell_timeout", plain["cell_timeout"]),
         resume=plain["resume"],
+        resume_changed=_flag("resume_changed", plain["resume_changed"]),
         source=plain,
         rounds=plain["rounds"],
     )
@@ -83,6 +84,12 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         raise InputError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     assert isinstance(settings, Settings)
     return settings
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{name}={value!r} is neither true nor false.")
+    return value
 
 
 def _number(name: str, value: Any) -> float:

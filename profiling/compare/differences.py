@@ -73,7 +73,8 @@ def unknown_differences(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
     if a.environment.tool_git != a.environment.user_git:
         checkouts["this tool"] = (a.environment.tool_git, b.environment.tool_git)
     for code, (one, two) in checkouts.items():
-        if one and two and one.revision and one.revision == two.revision and two.dirty:
+        same = one and two and one.diff is not None and one.diff == two.diff
+        if one and two and one.revision and one.revision == two.revision and two.dirty and not same:
             at = f"{code} at git {one.revision[:12]}"
             lines.append(f"Both runs used {at}, B with uncommitted changes: the code may differ.")
     return tuple(lines)

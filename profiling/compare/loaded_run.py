@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from profiling.errors import InputError
 from profiling.report.format import count_of
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
 from profiling.results.frames import read_series, series_file
-from profiling.results.jsonl import RESULTS_FILE, read_file, read_records, read_results
+from profiling.results.jsonl import RESULTS_FILE, read_records, read_results
 from profiling.results.judgement import samples_by_round
 from profiling.results.record import Record
-from profiling.results.run_folder import CONFIG_FILE
+from profiling.results.run_folder import CONFIG_FILE, read_config
 
 #: Samples in milliseconds, a float64 [n] for each round.
 Rounds = tuple[NDArray[np.float64], ...]
@@ -85,7 +85,9 @@ def read_run(path: Path, cells: str | None = None) -> LoadedRun:
     if not matching:
         names = ", ".join(".".join(record.cell) for record in records)
         raise InputError(f"{path} has no cell that matches {cells!r}. There are: {names}")
-    config = _read_config(folder / CONFIG_FILE)
+    config: Mapping[str, Any] = {}
+    with suppress(InputError):
+        config = read_config(folder / CONFIG_FILE)
     return LoadedRun(path, folder, matching, read_environment(folder), config, skipped_lines)
 
 
@@ -111,11 +113,3 @@ def read_samples(run: LoadedRun, record: Record) -> Rounds:
     frame_ms = [read_series(file)["frame_ms"] for file in files]
     rounds = (times[np.isfinite(times)] for times in frame_ms)
     return tuple(times for times in rounds if times.size)
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load(read_file(path).decode(errors="replace"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # ValueError: an impossible date, 2026-02-30
-        return {}
-    return content if isinstance(content, dict) else {}

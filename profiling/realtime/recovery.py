@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import filecmp
+import glob
 import json
+import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from profiling.components.spec import decode_options
 from profiling.realtime.options import WORLD, WORLD_OPTIONS, LoopOptions
-from profiling.results.frames import recover_series, series_file
+from profiling.results.frames import frame_count, recover_series, series_file
 from profiling.results.record import Realtime
 from profiling.run.job import CellFiles, Job
 
@@ -18,11 +22,37 @@ from profiling.run.job import CellFiles, Job
 class FrameFiles(CellFiles):
     """The journal of a cell's frames and the npz that it becomes, one for each round."""
 
-    def clear(self, folder: Path, cell: str, *, first_round: bool) -> None:
-        """Remove the journal and the npz."""
-        patterns = [f"{cell}.frames.*", *([f"{cell}.round*.frames.npz"] if first_round else [])]
-        for path in [path for pattern in patterns for path in (folder / "cells").glob(pattern)]:
-            path.unlink()
+    def planned(self, job: Job) -> dict[str, Any]:
+        """Return {"realtime": section} of a loop before its first frame."""
+        return {"realtime": _loop_of(job)}
+
+    def clear(self, folder: Path, cell: str, *, first_round: bool) -> list[str]:
+        """Rename the frames of an earlier attempt to `<cell>.attemptN.…`; remove the npz that has a copy.
+
+        Raises:
+            OSError: a file cannot be renamed.
+
+        """
+        with suppress(OSError, ValueError):  # what is not readable as frames is kept as it is
+            series = recover_series(folder, cell)
+            if series is not None and not frame_count(series):
+                (folder / series_file(cell)).unlink()
+        names = re.compile(rf"{re.escape(cell)}(\.round\d+)?(\.frames\.(npz|part))")
+        files = {path: match for path in (folder / "cells").glob("*.frames.*") if (match := names.fullmatch(path.name))}
+        copies = [path for path, match in files.items() if match[1] and not first_round]
+        earlier = []
+        number = 1
+        while any((folder / "cells").glob(f"{glob.escape(cell)}.attempt{number}.*")):
+            number += 1
+        for path, match in files.items():
+            if path in copies:
+                continue
+            if any(filecmp.cmp(path, copy, shallow=False) for copy in copies):
+                path.unlink()
+                continue
+            kept = path.rename(path.with_name(f"{cell}.attempt{number}{match[1] or ''}{match[2]}"))
+            earlier.append(kept.relative_to(folder).as_posix())
+        return [f"frames of an earlier attempt are kept: {', '.join(sorted(earlier))}"] if earlier else []
 
     def recover(self, folder: Path, job: Job) -> dict[str, Any]:
         """Turn the journal that a cell left into its npz; return {"realtime": section}, as if the loop had ended there.
@@ -39,15 +69,18 @@ class FrameFiles(CellFiles):
             return {}
         from profiling.realtime.summary import summarize_frames  # imports scipy, which takes 1 s
 
-        options = decode_options(LoopOptions, job.procedure["options"], "loop")
-        loop = describe_loop(options, job.procedure["stages"], job.settings.device)
-        return {"realtime": summarize_frames(series, loop)}
+        return {"realtime": summarize_frames(series, _loop_of(job))}
 
     def keep_round(self, folder: Path, cell: str, round_: int) -> None:
         """Copy the npz."""
         frames = folder / series_file(cell)
         if frames.is_file():
             shutil.copyfile(frames, folder / series_file(f"{cell}.round{round_}"))
+
+
+def _loop_of(job: Job) -> Realtime:
+    options = decode_options(LoopOptions, job.procedure["options"], "loop")
+    return describe_loop(options, job.procedure["stages"], job.settings.device)
 
 
 def describe_loop(options: LoopOptions, stages: str, device: str) -> Realtime:

@@ -32,10 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _text(run: Path, form: str | None) -> str:
+    data = load_run(run)
+    if not data.records:  # a file of that name that no run wrote, perhaps beside a report.md of the user
+        raise InputError(f"{run} is no run: its results.jsonl holds no record. Name a folder that a run printed.")
     if form is None:
         return write_report(run)
     render = {"classic": render_classic, "markdown": render_markdown, "table": render_console}[form]
-    return render(load_run(run)).rstrip()
+    return render(data).rstrip()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from profiling.errors import InputError, printable
@@ -17,11 +18,12 @@ from profiling.report.charts import palette
 from profiling.report.format import Link
 from profiling.report.table import Column, Depth, Table
 from profiling.results.environment import Environment, read_environment
-from profiling.results.frames import read_series, series_file
+from profiling.results.frames import TIMES, frame_count, read_frames, series_file
 from profiling.results.jsonl import read_file, read_records
 from profiling.results.judgement import by_component
 from profiling.results.record import Record
 from profiling.results.run_folder import CONFIG_FILE
+from profiling.results.stats import summarize
 
 Row = TypeVar("Row")
 
@@ -64,18 +66,16 @@ class RunData:
         series, lines = [], []
         for record in self.loops:
             file = series_file(name_of(record))
-            path = self.folder / file
-            if not path.exists():
-                if record.realtime is not None and record.realtime.frames:
-                    lines.append(printable(f"no frames to draw: {file} is missing"))
-                continue
             try:
-                values = read_series(path)["frame_ms"]
+                frames = read_frames(self.folder, name_of(record))
             except InputError as error:
                 lines.append(printable(f"no frames to draw: {file}: {error}"))
                 continue
-            if np.isfinite(values).any():
-                series.append(Samples(record, values))
+            if frames is None:
+                if record.realtime is not None and record.realtime.frames:
+                    lines.append(printable(f"no frames to draw: {file} is missing"))
+            elif np.isfinite(frames["frame_ms"]).any():
+                series.append(Samples(record, frames["frame_ms"]))
         return tuple(series), tuple(lines)
 
     @cached_property
@@ -109,7 +109,22 @@ def load_run(folder: Path) -> RunData:
 
     """
     results = read_records(folder)
-    return RunData(results.records, read_environment(folder), folder, results.skipped_lines)
+    records = tuple(_with_frames(record, folder) for record in results.records)
+    return RunData(records, read_environment(folder), folder, results.skipped_lines)
+
+
+def _with_frames(record: Record, folder: Path) -> Record:
+    """Add the frames of a loop that has not ended, whose run was killed: their number and times."""
+    if record.realtime is None or record.realtime.frames:
+        return record
+    try:
+        frames = read_frames(folder, name_of(record))
+    except InputError as error:
+        return replace(record, notes=(*record.notes, str(error)))
+    if frames is None or not frame_count(frames) or not all(np.isfinite(frames[name]).all() for name in TIMES):
+        return record
+    times = {name: replace(summarize(frames[name]), samples=()) for name in ("frame_ms", "latency_ms")}
+    return replace(record, realtime=replace(record.realtime, frames=frame_count(frames), **times))
 
 
 def cell_table(

@@ -41,6 +41,7 @@ class Git(Section, frozen=True, kw_only=True):
 
     revision: Annotated[str | None, about("full hash of the commit")] = None
     dirty: Annotated[bool | None, about("whether tracked files had uncommitted changes")] = None
+    diff: Annotated[str | None, about("hash of these changes, to tell one set of them from another")] = None
 
 
 class Ceilings(Section, frozen=True, kw_only=True):

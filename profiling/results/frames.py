@@ -101,6 +101,22 @@ def write_series(path: Path, series: Series) -> None:
     write_bytes(path, content.getvalue())
 
 
+def read_frames(run: Path, cell: str) -> dict[str, Array] | None:
+    """Read the series of a cell: its npz, else the journal of a loop that has not ended; None where there is neither.
+
+    Raises:
+        InputError: the file holds no series of frames.
+
+    """
+    path, journal = run / series_file(cell), _journal_file(run, cell)
+    if path.exists() or not journal.exists():
+        return read_series(path) if path.exists() else None
+    try:
+        return _read_journal(journal)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{journal} cannot be read as series of frames: {error}") from None
+
+
 def read_series(path: Path) -> dict[str, Array]:
     """Read the series of an npz.
 
@@ -160,8 +176,10 @@ def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
 
 
 def _read_journal(path: Path) -> dict[str, Array]:
-    line, _, data = path.read_bytes().partition(b"\n")
+    line, _, data = read_file(path).partition(b"\n")
     names = json.loads(line)
+    if not isinstance(names, list) or not names or any(not isinstance(name, str) for name in names):
+        raise ValueError("it does not begin with the names of its series")
     width = 8 * len(names)
     rows = np.frombuffer(data[: len(data) // width * width], dtype=np.float64).reshape(-1, len(names))
     return {name: rows[:, index].copy() for index, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Writes and reads `results.jsonl`: one record a line, on disk when a cell ends. All damaged input is handled here.
+"""Writes and reads `results.jsonl`: one record a line, the newest of a cell counts. All damaged input is handled here.
 
 A line that is cut off, nested beyond what Python parses, or no record is counted and skipped. In a record, the
 smallest named field that holds damage (another type, a number that is not finite or beyond 64 bits, nesting deeper

@@ -1,26 +1,45 @@
-"""The run folder: made for a new run, checked for a resumed one; files in it are written atomically.
+"""The run folder: held by one process, made for a new run, checked for a resumed one; its files are written atomically.
 
 Everything that a reader needs is in the folder, and every path in its files is relative to it.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shlex
-from collections.abc import Mapping
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from profiling.errors import InputError, command, override, shell_words
-from profiling.results.environment import ENVIRONMENT_FILE, read_environment
-from profiling.results.jsonl import RESULTS_FILE, read_records
+from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, read_environment
+from profiling.results.jsonl import RESULTS_FILE, Results, read_file, read_records
 from profiling.results.record import Record
 
 CONFIG_FILE = "config.yaml"
+LOCK_FILE = "run.lock"
 
 #: Keys that may differ between a run and its resumption: they do not change what is measured.
-FREE_KEYS = ("resume", "cell_timeout")
+FREE_KEYS = ("resume", "resume_changed", "cell_timeout")
+#: Keys that the config of every run has; a file without them is not the config of a run.
+_RUN_KEYS = {"component", "variant", "isolation", "resume"}
+#: Errors of file systems that have no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class EarlierRun(NamedTuple):
+    """What a resumed run keeps; a new run has nothing of it."""
+
+    records: tuple[Record, ...] = ()  # ok or skipped; failed and invalid cells are measured again
+    environment: Environment | None = None  # None: the run was killed before it was written
+    skipped_lines: int = 0  # of results.jsonl
 
 
 def new_folder(base: Path, stamp: str) -> Path:
@@ -41,55 +60,213 @@ def new_folder(base: Path, stamp: str) -> Path:
             number += 1
 
 
-def remove_refused_run(run: Path) -> None:
-    """Remove the files of a run that was refused before its first cell; any other file in the folder stays."""
-    if (run / RESULTS_FILE).exists():
-        return
-    cells = run / "cells"
-    for file in (run / CONFIG_FILE, run / ENVIRONMENT_FILE, cells / "probe.log"):
-        file.unlink(missing_ok=True)
-    for folder in (cells, run):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+@contextmanager
+def claimed(run: Path, resume: str | None, warn: Callable[[str], None], *, started: float = 0.0) -> Iterator[None]:
+    """Hold the folder `run` for this process; what a new run wrote is removed if it is refused before its first cell.
 
-
-def prepare_folder(run: Path, config: Mapping[str, Any], resume: str | None) -> tuple[Record, ...]:
-    """Prepare the folder `run` for the cells of `config`; return the records that a resumed run keeps.
-
-    Cells that are ok or skipped are kept; failed and invalid ones are measured again.
+    `warn` gets a line where the file system has no locks. `started` is when this process began (`time.time`): an empty
+    folder from before that is never removed.
 
     Raises:
-        InputError: the folder holds a run and `resume` is None, or there is no run to resume, or its config is another.
+        InputError: a new run (`resume` is None) and a folder that is not empty, a resumed run and another folder, or a
+            folder in use by another process. No file was changed.
+        OSError: the lock file cannot be written.
+
+    """
+    is_ours = resume is None and run.stat().st_mtime >= started
+    if resume is not None and not run.resolve().is_relative_to(Path(resume).resolve()):  # below it: runs of a sweep
+        raise InputError(f"resume={resume} and hydra.run.dir={run} are different folders. Leave hydra.run.dir out.")
+    if resume is None and not (run / LOCK_FILE).exists():
+        _check_is_empty(run)  # before the lock file is created in a folder that belongs to something else
+    try:
+        with _locked(run, resume, warn):
+            if resume is None:
+                _check_is_empty(run)
+            try:
+                yield
+            except (InputError, OSError):
+                if resume is None and not (run / RESULTS_FILE).exists():
+                    _remove_refused_run(run)
+                raise
+    finally:
+        if is_ours:
+            _remove_empty(run)
+
+
+def _check_is_empty(run: Path) -> None:
+    names = sorted(path.name for path in run.iterdir() if path.name != LOCK_FILE)
+    if names and _is_run(run):
+        resumption = shell_words([override("resume", run)])
+        raise InputError(f"{run} holds a run already. Choose another hydra.run.dir, or add {resumption} to go on.")
+    if names:
+        raise InputError(
+            f"{run} is not empty: it holds {names[0]}, which belongs to no run. Choose another hydra.run.dir."
+        )
+
+
+def _is_run(run: Path) -> bool:
+    with suppress(InputError, OSError):
+        if (run / RESULTS_FILE).exists():
+            return bool(read_records(run).records)
+        return read_config(run / CONFIG_FILE).keys() >= _RUN_KEYS
+    return False
+
+
+def _remove_refused_run(run: Path) -> None:
+    """Remove what a run writes before its first cell; the folder was empty when it began."""
+    for name in (CONFIG_FILE, ENVIRONMENT_FILE, "cells/probe.log"):
+        (run / name).unlink(missing_ok=True)
+    shutil.rmtree(run / "torch_trace" / "probe", ignore_errors=True)
+    for name in ("cells", "torch_trace"):
+        _remove_empty(run / name)
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not empty, or not there
+        folder.rmdir()
+
+
+@contextmanager
+def _locked(run: Path, resume: str | None, warn: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of `run`; the system releases it when this process dies, and forked processes do not share it."""
+    path = run / LOCK_FILE
+    try:
+        descriptor = _acquired(path, "then resume" if resume is not None else "or choose another hydra.run.dir", warn)
+    except OSError as error:
+        if resume is None:
+            raise
+        raise InputError(
+            f"resume={resume} cannot be written: {error.strerror}. Make room or change the permissions, then repeat."
+        ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _acquired(path: Path, otherwise: str, warn: Callable[[str], None]) -> int:
+    """Create and lock the file, write this process into it, and return its descriptor.
+
+    Raises:
+        InputError: another process holds it, or it is no lock file.
+        OSError: it cannot be written.
+
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            before = os.pread(descriptor, 4096, 0)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    owner = _owner(before) or "another process"
+                    raise InputError(f"{path.parent} is in use by {owner}. Wait until it ends, {otherwise}.") from None
+                if error.errno not in _NO_LOCKS:
+                    raise
+                warn(f"note: {path.parent} is on a file system without locks. Start no second run in it.")
+            with suppress(FileNotFoundError):  # the owner before may have removed the file after it was opened here
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    _write_owner(descriptor, before, path)
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _write_owner(descriptor: int, before: bytes, path: Path) -> None:
+    if before and _owner(before) is None:
+        raise InputError(f"{path} is not the lock of a run. Choose another hydra.run.dir.")
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+    except OSError:
+        path.unlink()
+        raise
+
+
+def _owner(content: bytes) -> str | None:
+    """Return `process 12 on host, since …` of a lock file; None if it is not of a run."""
+    try:
+        lock = json.loads(content)
+        return f"process {lock['pid']:d} on {lock['host']} (since {lock['since']})"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def prepare_folder(run: Path, config: Mapping[str, Any], *, resumed: bool) -> EarlierRun:
+    """Prepare the folder `run`, which this process holds, for the cells of `config`; return what a resumed run keeps.
+
+    Raises:
+        InputError: there is no run to resume, its config is another, or its files are damaged. No file was changed.
 
     """
     import yaml  # imported here, because a report also uses this module and must not require yaml
 
-    if resume is None:
-        if (run / RESULTS_FILE).exists():
-            resumption = shell_words([override("resume", run)])
-            raise InputError(f"{run} holds a run already. Choose another hydra.run.dir, or add {resumption} to go on.")
-        (run / "cells").mkdir(parents=True, exist_ok=True)
+    if not resumed:
         write_text(run / CONFIG_FILE, yaml.safe_dump(dict(config), sort_keys=False))
-        return ()
+        (run / "cells").mkdir(exist_ok=True)
+        return EarlierRun()
     if not (run / CONFIG_FILE).is_file():
-        raise InputError(f"resume={resume} is no run: it has no {CONFIG_FILE}. Name a folder that a run printed.")
-    differing = config_differences(_read_config(run / CONFIG_FILE), config)
+        raise InputError(f"resume={run} is no run: it has no {CONFIG_FILE}. Name a folder that a run printed.")
+    differing = config_differences(read_config(run / CONFIG_FILE), config)
     if differing:
         raise InputError(
-            f"resume={resume} was run with another config ({', '.join(differing[:5])}). "
+            f"resume={run} was run with another config ({', '.join(differing[:5])}). "
             f"Use the same config: {resume_command(run)}"
         )
-    records = read_records(run).records if (run / RESULTS_FILE).exists() else ()
-    return tuple(record for record in records if record.status in ("ok", "skipped"))
+    results = read_records(run) if (run / RESULTS_FILE).exists() else Results((), 0)
+    records = tuple(record for record in results.records if record.status in ("ok", "skipped"))
+    return EarlierRun(records, _read_environment(run, required=bool(results.records)), results.skipped_lines)
 
 
-def _read_config(path: Path) -> Any:
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Read the config of a run.
+
+    Raises:
+        InputError: it is missing, damaged, or no mapping.
+
+    """
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):  # a run writes none, and a few can stand for gigabytes
+                raise yaml.YAMLError("it holds an alias")
+            return super().compose_node(parent, index)
+
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}. Start a new run.") from None
+        content = yaml.load(read_file(path).decode(), Loader)
+    except Exception as error:  # PyYAML raises anything for a damaged file: KeyError, AttributeError, RecursionError, …
+        content = " ".join(str(error).split())[:200]
+    if isinstance(content, Mapping):
+        return content
+    reason = f": {content}" if isinstance(content, str) else ", because it holds no config"
+    raise InputError(f"{path} cannot be read{reason}. Start a new run.")
+
+
+def _read_environment(run: Path, *, required: bool) -> Environment | None:
+    """Return the environment of a run that is resumed; None where it has none and none is required.
+
+    Raises:
+        InputError: it is damaged, or missing where records were measured in it.
+
+    """
+    path = run / ENVIRONMENT_FILE
+    if not required and not path.exists():
+        return None
+    try:
+        environment = decode_environment(read_file(path))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}. Start a new run.") from None
+    if environment.unreadable or not environment.is_known:
+        raise InputError(f"{path} is damaged, so new cells could not be compared with old ones. Start a new run.")
+    return environment
 
 
 def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
@@ -106,16 +283,19 @@ def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [path]
 
 
-def resume_command(run: Path) -> str:
-    """Return the command that resumes `run`, to be pasted in the folder in which the run was started."""
-    recorded, resumption = read_environment(run).command, override("resume", run)
+def resume_command(run: Path, started_by: str | None = None) -> str:
+    """Return the command that resumes `run`, to be pasted in the folder in which the run was started.
+
+    `started_by` is the command that started it, if its environment does not hold that yet.
+    """
+    recorded, resumption = read_environment(run).command or started_by, override("resume", run)
     if recorded is None:
         return f"repeat its command with {shell_words([resumption])} appended"
     return command(*(word for word in shlex.split(recorded)[1:] if not word.startswith("resume=")), resumption)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: whatever ends the process, the file is the old one or the new one.
+    """Write a file atomically: whatever ends the process or the machine, the file is the old one or the new one.
 
     Raises:
         OSError: it cannot be written; the old file stays.
@@ -123,7 +303,10 @@ def write_bytes(path: Path, content: bytes) -> None:
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")  # processes may write the same file at once
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

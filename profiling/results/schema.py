@@ -17,10 +17,11 @@ SCHEMA_FILE, TABLES_FILE = "record.schema.json", "record.md"
 
 _HEAD = f"""# The record
 
-A run writes `results.jsonl`: one line of JSON for each cell (component × variant), of schema {SCHEMA}. This page is
-generated from the structs in `profiling/results/` by `python -m profiling.results.schema`, and so is
-[record.schema.json](record.schema.json), its JSON Schema. Absent means not measured. Fields are added within a schema
-number and never renamed; records of schema 1 are upgraded when they are read.
+A run writes `results.jsonl`: one line of JSON for each cell (component × variant), of schema {SCHEMA}; a later line of
+a cell replaces those before it, the first of which says that the cell has begun. This page is made from the structs
+in `profiling/results/` by `python -m profiling.results.schema`, and so is [record.schema.json](record.schema.json), its
+JSON Schema. Absent means not measured. Fields are added within a schema number and never renamed; records of schema 1
+are upgraded when they are read.
 
 Read a run in Python:
 

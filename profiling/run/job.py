@@ -35,6 +35,11 @@ class Job:
         """`<component>.<variant>`, the stem of every file of the cell."""
         return f"{self.component.name}.{self.variant}"
 
+    @property
+    def cell(self) -> tuple[str, str]:
+        """(component, variant): the key of the cell's record."""
+        return self.component.name, self.variant
+
     def to_json(self) -> str:
         """Return the job as one JSON document."""
         return json.dumps(asdict(self))
@@ -54,8 +59,16 @@ class CellFiles:
     Other targets have a subclass. It is used in the parent process, so its module must not import torch.
     """
 
-    def clear(self, folder: Path, cell: str, *, first_round: bool) -> None:
-        """Remove the files of an earlier attempt at a cell; before the first round, also the copies of `keep_round`."""
+    def planned(self, job: Job) -> Mapping[str, Any]:
+        """Return the sections of the record that a cell has before it runs, which stay if the run is killed in it."""
+        return {}
+
+    def clear(self, folder: Path, cell: str, *, first_round: bool) -> list[str]:
+        """Move the files of an earlier attempt at a cell aside; return a note that names them.
+
+        Before the first round, the copies of `keep_round` belong to an earlier attempt, too.
+        """
+        return []
 
     def recover(self, folder: Path, job: Job) -> Mapping[str, Any]:
         """Complete the files of a cell, whose process may have died; return the sections of its record from them.
@@ -114,6 +127,7 @@ class RunConfig:
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
     files: CellFiles = field(default_factory=CellFiles)
     rounds: int = 1  # number of times that each cell runs, cells taking turns (ABAB)
+    resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
 
     def __post_init__(self) -> None:
         """Check the options that concern all cells."""

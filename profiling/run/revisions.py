@@ -1,14 +1,15 @@
-"""The git revisions of a run: of the user's checkouts (working directory, components' modules) and of this tool."""
+"""The code that a run measures: revisions of the user's checkouts (working directory, modules) and of this tool."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import subprocess
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from profiling.results.environment import Git
+from profiling.results.environment import Environment, Git
 
 #: The checkout of this tool, if it runs from one.
 TOOL = Path(__file__).resolve().parents[2]
@@ -17,8 +18,14 @@ TOOL = Path(__file__).resolve().parents[2]
 def git_state(folder: Path) -> Git | None:
     """Return revision and state of the git checkout that holds `folder`; None outside a checkout or without git."""
     try:
-        revision = _git(folder, "rev-parse", "HEAD")
-        return Git(revision=revision, dirty=bool(_git(folder, "status", "--porcelain", "--untracked-files=no")))
+        revision = _git(folder, "rev-parse", "HEAD").decode().strip()
+        dirty = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+        diff = (
+            _git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-relative")
+            if dirty
+            else b""
+        )
+        return Git(revision=revision, dirty=dirty, diff=hashlib.sha256(diff).hexdigest()[:16] if dirty else None)
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -29,6 +36,26 @@ def tool_version() -> str | None:
         return metadata.version("rt-profiling")
     except metadata.PackageNotFoundError:
         return None
+
+
+def code_changes(before: Environment, now: Environment) -> str:
+    """Return what differs in the code of two runs, `your code 1a2b3c4 → 5d6e7f8` for example; empty if nothing does."""
+    states = {"your code": (before.user_git, now.user_git), "this tool": (before.tool_git, now.tool_git)}
+    states |= {name: (before.module_git.get(name), now.module_git.get(name)) for name in now.module_git}
+    names: dict[tuple[Git | None, Git | None], str] = {}  # one for each checkout, which may hold all of them
+    for name, pair in states.items():
+        names.setdefault(pair, name)
+    changes = [f"{name} {_words(one)} → {_words(two)}" for (one, two), name in names.items() if one != two]
+    if before.tool_version != now.tool_version:
+        changes.append(f"version of this tool {before.tool_version} → {now.tool_version}")
+    return ", ".join(changes)
+
+
+def _words(git: Git | None) -> str:
+    if git is None or git.revision is None:
+        return "outside git"
+    changed = f" with uncommitted changes ({(git.diff or 'unknown')[:7]})" if git.dirty else ""
+    return f"{git.revision[:7]}{changed}"
 
 
 def module_states(targets: Iterable[str]) -> dict[str, Git]:
@@ -62,6 +89,5 @@ def _folder_of(target: str) -> Path | None:
     return None
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+def _git(folder: Path, *arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True).stdout

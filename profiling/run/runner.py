@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,20 +15,23 @@ from msgspec.structs import replace
 from profiling.components.spec import Settings
 from profiling.errors import InputError, printable, reason_of
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
-from profiling.results.jsonl import append_record, encode_record
+from profiling.results.jsonl import RESULTS_FILE, append_record, encode_record
 from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
-from profiling.results.run_folder import prepare_folder, write_json
+from profiling.results.run_folder import EarlierRun, prepare_folder, write_json
 from profiling.run.events import BadInput, End, Event, Phase, Probed, Sections
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated, Performed
 from profiling.run.progress import Progress
-from profiling.run.revisions import TOOL, git_state, tool_version
+from profiling.run.revisions import TOOL, code_changes, git_state, tool_version
 from profiling.run.rounds import rounds_done, with_round, with_speedup
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
-#: Keys of the environment that may differ between a run and its resumption.
+#: Keys of the environment that may differ between a run and its resumption; the code is compared apart from them.
 MAY_DIFFER = ("device_reason", "dtype_reason", "scale_reason", "ceilings", "ceilings_reason", "module_git")
+
+
+Reader = Callable[[Record, Job], Record]
 
 
 @dataclass
@@ -78,9 +81,13 @@ class CellEvents:
         )
 
 
+#: Why a cell failed whose record was never replaced.
+NOT_ENDED = "has not ended: the run was killed in this cell, or is still in it"
+
+
 @dataclass
 class Run:
-    """A run in progress."""
+    """A run in progress, in a folder that this process holds."""
 
     target: str
     config: RunConfig
@@ -88,6 +95,7 @@ class Run:
     progress: Progress
     command: str  # the command line, for environment.json
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
+    changed_code: str = ""  # what changed in the code since a resumed run began
 
     def execute(self) -> int:
         """Run every cell that has no record yet; return the exit code: 0 (ok), 1 (failed, invalid) or 2 (bad input).
@@ -98,10 +106,11 @@ class Run:
 
         """
         config = self.config
-        self.records = {record.cell: record for record in prepare_folder(self.folder, config.source, config.resume)}
+        earlier = prepare_folder(self.folder, config.source, resumed=config.resume is not None)
+        self.records = {record.cell: record for record in earlier.records}
         executor = self._executor()
         probed = self._probe(executor)
-        self._write_environment(probed.environment, resumed=bool(self.records))
+        self._write_environment(probed.environment, earlier)
         settings = Settings(**probed.settings)
         jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
         turns = [(round_, job) for round_ in range(1, config.rounds + 1) for job in jobs]
@@ -111,6 +120,8 @@ class Run:
             self.progress.say(
                 f"resuming {self.folder}: {len(turns) - len(due)} of {len(turns)} {cells} done, {len(due)} left"
             )
+        if earlier.skipped_lines:
+            self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
         skip = probed.not_run
         self._say_not_run({job.variant: skip[job.variant] for _, job in due if job.variant in skip})
         total, number = sum(job.variant not in skip for _, job in due), 0
@@ -144,7 +155,7 @@ class Run:
 
     def _is_due(self, round_: int, job: Job) -> bool:
         """Return whether the cell must still run in this round; after a round that is not ok it does not run again."""
-        record = self.records.get((job.component.name, job.variant))
+        record = self.records.get(job.cell)
         return record is None or (record.status == "ok" and rounds_done(record) < round_)
 
     def _probe(self, executor: Executor) -> Probed:
@@ -168,34 +179,38 @@ class Run:
             raise InputError(answer.message)
         raise InputError(f"probing the device failed: the process {performed.death}. To debug it, add isolation=none.")
 
-    def _write_environment(self, facts: Mapping[str, Any], *, resumed: bool) -> None:
-        """Write `environment.json`; in a resumed run, compare it with the present machine instead.
+    def _write_environment(self, facts: Mapping[str, Any], earlier: EarlierRun) -> None:
+        """Write `environment.json`; in a resumed run, compare it with the present machine and code instead.
 
         Raises:
-            InputError: the run began on another machine or setup, so old and new cells could not be compared.
+            InputError: the run began on another machine or setup, so old and new cells could not be compared, or with
+                other code and without resume_changed=true.
 
         """
-        path = self.folder / ENVIRONMENT_FILE
-        revisions = {"user_git": git_state(Path.cwd()), "tool_git": git_state(TOOL)}
-        if resumed:
-            before = json.loads(path.read_text(encoding="utf-8"))
-            differing = [key for key in facts if key not in MAY_DIFFER and before.get(key) != facts[key]]
-            if differing:
-                raise InputError(
-                    f"resume={self.folder} began on another machine or setup ({', '.join(differing)} differ). "
-                    "Resume it there, or start a new run."
-                )
-            began = decode_environment(path.read_bytes())
-            if (began.user_git, began.tool_git) != (revisions["user_git"], revisions["tool_git"]):
-                self.progress.say("note: the code has changed since this run began; finished cells ran the old code")
+        of_this_process = Environment(
+            captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=self.command,
+            tool_version=tool_version(),
+            user_git=git_state(Path.cwd()),
+            tool_git=git_state(TOOL),
+        )
+        content = {**encode_environment(of_this_process), **facts}
+        if earlier.environment is None:
+            write_json(self.folder / ENVIRONMENT_FILE, content)
             return
-        of_this_process = {
-            "captured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": self.command,
-            "tool_version": tool_version(),
-            **revisions,
-        }
-        write_json(path, {**encode_environment(Environment(**of_this_process)), **facts})
+        before = encode_environment(earlier.environment)
+        differing = [key for key in facts if key not in MAY_DIFFER and before.get(key) != facts[key]]
+        if differing:
+            raise InputError(
+                f"resume={self.folder} began on another machine or setup ({', '.join(differing)} differ). "
+                "Resume it there, or start a new run."
+            )
+        self.changed_code = code_changes(earlier.environment, decode_environment(json.dumps(content).encode()))
+        if self.changed_code and not self.config.resume_changed:
+            raise InputError(
+                f"resume={self.folder}: the code has changed since the run began: {self.changed_code}. Start a new "
+                "run, or add resume_changed=true to measure the cells that are left with the present code."
+            )
 
     def _run_cell(self, job: Job, executor: Executor, round_: int) -> None:
         """Run one cell; its record is on disk before its files are read."""
@@ -205,18 +220,30 @@ class Run:
             self._keep(record)
             self.progress.end(record)
             return
-        self._remove_files(job, first_round=round_ == 1)
+        notes = self._remove_files(job, first_round=round_ == 1)
+        if self.changed_code:
+            notes.append(f"measured with other code than the run began with: {self.changed_code}")
+        if job.cell not in self.records:  # a row for this cell, whatever ends the run; an earlier round has one
+            planned = self._base_record(job).with_status("failed", NOT_ENDED)
+            append_record(self.folder, record_with(planned, encode_sections(**self.config.files.planned(job))))
         events = CellEvents(self._base_record(job), self.progress)
+        interrupted = False
         try:
             events.performed = executor.perform({"cell": job.to_json()}, job.name, events.receive)
         except KeyboardInterrupt:
-            self.config.files.recover(self.folder, job)  # completes the files of a cell that gets no record
-            if events.end is not None:
-                self._keep(self._merged(events.record(), round_))
-            raise
-        record = self._merged(events.record(), round_)
+            events.performed, interrupted = Performed(death="was interrupted"), True
+        record = events.record()
+        record = replace(record, notes=(*notes, *record.notes))
+        if interrupted:
+            record = self._with_files(record, job, [self._with_recovered])
+            if events.end is not None or job.cell not in self.records:  # otherwise the rounds before it would be lost
+                self._keep(self._merged(record, round_))
+            raise KeyboardInterrupt
+        record = self._merged(record, round_)
         self._keep(record)
-        complete = self._with_files(record, job)
+        complete = self._with_files(record, job, self._readers(job))
+        if complete.rounds:
+            self.config.files.keep_round(self.folder, job.name, len(complete.rounds))
         if complete != record:
             self._keep(complete)
         self.progress.end(complete)
@@ -244,11 +271,11 @@ class Run:
         records = (r for r in self.records.values() if r.component == job.component.name and r.parameters is None)
         return next((record.reason for record in records if record.bad_input), None)
 
-    def _remove_files(self, job: Job, *, first_round: bool) -> None:
-        """Remove the files of an earlier attempt at this cell."""
+    def _remove_files(self, job: Job, *, first_round: bool) -> list[str]:
+        """Remove the files of an earlier attempt at this cell; return a note for those that are kept aside."""
         for folder in ("kernels", "torch_trace"):
             shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
-        self.config.files.clear(self.folder, job.name, first_round=first_round)
+        return self.config.files.clear(self.folder, job.name, first_round=first_round)
 
     def _merged(self, record: Record, round_: int) -> Record:
         """Merge the record of a round with those before it, and add the speedup.
@@ -278,18 +305,19 @@ class Run:
             return _with_note(record, f"no speedup: {reason_of(error)}")
         return compared
 
-    def _with_files(self, record: Record, job: Job) -> Record:
-        """Add the sections that are read from the cell's files, or a note for each file that cannot be read."""
-        readers: list[Callable[[Record, Job], Record]] = [self._with_recovered, self._with_kernel_files]
+    def _readers(self, job: Job) -> list[Reader]:
+        readers = [self._with_recovered, self._with_kernel_files]
         if job.settings.trace and self.config.isolation == "process":  # otherwise all cells share one compile log
             readers.append(self._with_compile_log)
+        return readers
+
+    def _with_files(self, record: Record, job: Job, readers: Sequence[Reader]) -> Record:
+        """Add the sections that `readers` read from the cell's files, or a note for each file that cannot be read."""
         for reader in readers:
             try:
                 record = reader(record, job)
             except Exception as error:  # the files are those of the cell's code
                 record = _with_note(record, str(error) if isinstance(error, CompileLogError) else reason_of(error))
-        if record.rounds:
-            self.config.files.keep_round(self.folder, job.name, len(record.rounds))
         return record
 
     def _with_recovered(self, record: Record, job: Job) -> Record:

@@ -1,15 +1,752 @@
 """Run folders."""
 
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
+from as_user import OUTSIDE, ROOT
+from make_record import record
+from unprivileged import as_nobody, reachable_folder
+
+from profiling import generic_forward, history
+from profiling.cli import app
+from profiling.compare.__main__ import main as compare
+from profiling.components.spec import Settings
+from profiling.errors import InputError
+from profiling.report.__main__ import main as report
+from profiling.results.environment import Environment, Git, read_environment
+from profiling.results.frames import Journal, read_series
+from profiling.results.jsonl import append_record, encode_record, read_records
+from profiling.results.record import Metrics, encode_sections
+from profiling.results.run_folder import LOCK_FILE, claimed, new_folder
+from profiling.results.stats import summarize
+from profiling.run import runner
+from profiling.run.events import Emit, End, Probed, Sections
+from profiling.run.process import Performed
+from profiling.run.revisions import code_changes
+
+CELLS = ("component=[net,caches]", "variant=[baseline]")
+METRICS = encode_sections(metrics=Metrics(wall_ms=summarize([2.0, 2.1, 2.2] * 500)))
 
 
-@pytest.mark.fault(
-    "the folder holds a run already", happens="refused, exit 2: names resume= and another folder", kept="the run"
+class Killed(BaseException):
+    """Ends the run at once, as SIGKILL does: no code of the run handles it."""
+
+
+def measures(job: Any, send: Emit) -> None:
+    """What the process of a good cell sends."""
+    send(Sections(METRICS))
+    send(End("ok"))
+
+
+@dataclass
+class Ended:
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def statuses(self) -> dict[str, str]:
+        return {each.component: each.status for each in read_records(self.folder).records}
+
+    def refused_with(self, *words: str) -> None:
+        """Check the exit code, and that one line of error, the last one, says all these words."""
+        assert self.code == 2, self.err
+        *before, last = self.err.splitlines()
+        assert last.startswith("error: "), self.err
+        assert all(re.match(r"run: |note: |resuming |\[\d", line) for line in before), self.err
+        for word in words:
+            assert word in last
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch, capsys):
+    """Start the main job in this process; `cell` stands in for the processes of its cells, `probe` for the probe."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(
+        *overrides: str,
+        folder: Path = tmp_path / "run",
+        cell: Callable[..., None] = measures,
+        probe: Callable[[], dict[str, Any]] = dict,
+    ) -> Ended:
+        class Executor:
+            def perform(self, task, name, on_event):
+                if "probe" in task:
+                    settings = asdict(replace(Settings(), device="cpu", dtype="float32", scale="tiny"))
+                    on_event(Probed(settings=settings, environment=probe(), not_run={}))
+                else:
+                    cell(json.loads(task["cell"]), on_event)
+                return Performed()
+
+        monkeypatch.setattr(runner.Run, "_executor", lambda self: Executor())
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        flags = [each for each in overrides if each.startswith("--")]
+        keys = [f"--config-dir={OUTSIDE}", *flags, f"hydra.run.dir={folder}", *CELLS]
+        monkeypatch.setattr(sys, "argv", ["profiling", *keys, *(each for each in overrides if each not in flags)])
+        try:
+            code = app.launch("generic_forward", generic_forward.run)
+        except Killed:
+            code = -9
+        return Ended(code, *capsys.readouterr(), folder)
+
+    return run
+
+
+def interrupts(job, send):
+    raise KeyboardInterrupt
+
+
+def is_killed(job, send):
+    raise Killed
+
+
+def second_is(how):
+    """A cell that ends well for the first component, and as `how` says for the second."""
+    return lambda job, send: (measures if job["component"]["name"] == "net" else how)(job, send)
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def fault(planted, happens, kept=""):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+# A folder belongs to one run.
+
+FOREIGN: dict[str, dict[str, str]] = {
+    "a text file": {"notes.txt": "mine"},
+    "files named like those of a run": {"cells/a.log": "mine", "config.yaml": "a: 1", "environment.json": "{}"},
+    "a report.md and a report.html": {"report.html": "mine", "report.md": "mine"},
+    "a results.jsonl of another program": {"results.jsonl": '{"loss": 1}\n'},
+    "a hidden file": {".git": "mine"},
+    "a run.lock of another program": {"run.lock": "mine"},
+}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param(files, id=name, marks=fault(f"the folder holds {name}", "refused, names the file; exit 2", "it"))
+        for name, files in FOREIGN.items()
+    ],
 )
-def test_folder_of_another_run(profile, tmp_path):
-    first = profile("component=[net]", "variant=[baseline]", "isolation=none")
-    before = (first.folder / "results.jsonl").read_bytes()
-    again = profile("component=[net]", "variant=[baseline]", "isolation=none", "seed=1")
-    assert again.code == 2
-    assert f"resume={first.folder}" in again.err
-    assert (first.folder / "results.jsonl").read_bytes() == before
+def test_foreign_files(start, tmp_path, files):
+    for name, text in files.items():
+        path = tmp_path / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    before = content(tmp_path / "run")
+    start().refused_with(min(files).partition("/")[0], "Choose another hydra.run.dir")
+    assert content(tmp_path / "run") == before
+
+
+@fault("hydra.run.dir=. in a folder with files", "refused, names a file; exit 2", "the files")
+def test_the_working_directory(start, tmp_path):
+    (tmp_path / "mine.py").touch()
+    start(folder=Path()).refused_with("mine.py")
+    assert list(content(tmp_path)) == ["mine.py"]
+
+
+@fault("the folder holds a run already", "refused, names resume= and another folder; exit 2", "the run")
+def test_folder_of_another_run(start):
+    first = start()
+    assert first.code == 0, first.err
+    before = content(first.folder)
+    start("seed=1").refused_with(f"resume={first.folder}", "hydra.run.dir")
+    assert content(first.folder) == before
+
+
+@fault("the folder holds a run that was killed before its first cell", "refused, names resume=; exit 2", "the run")
+def test_folder_of_a_killed_run(start):
+    def killed():
+        raise Killed
+
+    first = start(probe=killed)
+    assert first.code == -9
+    before = content(first.folder)
+    start().refused_with("resume=")
+    assert content(first.folder) == before
+
+
+@pytest.mark.parametrize("override", ["cell_timeout=0", "resume_changed=5"])
+@fault("a wrong option, found before the run or by its probe", "one line, exit 2", "no file; the folder is removed")
+def test_a_refused_run_leaves_nothing(start, tmp_path, override):
+    start(override).refused_with(override.partition("=")[0])
+    assert not (tmp_path / "run").exists()
+
+    def wrong():
+        raise InputError("the probe refuses")
+
+    start(probe=wrong).refused_with("the probe refuses")
+    assert not (tmp_path / "run").exists()
+
+
+@fault("a wrong option, in an empty folder that was there before", "one line, exit 2", "the folder, empty")
+def test_a_refused_run_leaves_an_older_folder(start, tmp_path):
+    (tmp_path / "run").mkdir()
+    os.utime(tmp_path / "run", (time.time() - 60,) * 2)
+    start("cell_timeout=0").refused_with("cell_timeout")
+    assert content(tmp_path) == {"run": None}
+
+
+@fault("one of several runs of --multirun has files in its folder", "that run is refused; exit 2", "its files")
+def test_a_sweep_over_foreign_files(start, tmp_path):
+    (tmp_path / "sweep" / "0").mkdir(parents=True)
+    (tmp_path / "sweep" / "0" / "mine.txt").touch()
+    ended = start("--multirun", f"hydra.sweep.dir={tmp_path / 'sweep'}", "seed=0,1")
+    assert ended.code == 2
+    assert ended.err.count("error: ") == ended.err.count("mine.txt") == 1
+    assert list(content(tmp_path / "sweep" / "0")) == ["mine.txt"]
+    assert read_records(tmp_path / "sweep" / "1").records
+
+
+@fault("resume= and hydra.run.dir= name two folders", "one line, exit 2", "the run; the other folder stays empty")
+def test_two_folders(start, tmp_path):
+    start(cell=second_is(interrupts))
+    before = content(tmp_path / "run")
+    start(f"resume={tmp_path / 'run'}", folder=tmp_path / "other").refused_with("different folders")
+    assert content(tmp_path / "run") == before
+    assert not any((tmp_path / "other").iterdir())
+
+
+@fault("the run folder is a symbolic link to an empty folder", "the run is in that folder")
+def test_a_linked_folder(start, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to("elsewhere")
+    start("cell_timeout=0", folder=tmp_path / "link").refused_with("cell_timeout")
+    assert start(folder=tmp_path / "link", cell=second_is(interrupts)).code == 130
+    assert start(f"resume={tmp_path / 'elsewhere'}", folder=tmp_path / "link").code == 0
+    assert (tmp_path / "elsewhere" / "report.html").exists()
+
+
+@fault("the run folder is a symbolic link to nothing", "one line, exit 2", "the link")
+def test_a_dangling_link(start, tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    start(folder=tmp_path / "link").refused_with("link")
+    assert (tmp_path / "link").is_symlink()
+
+
+@fault("many runs start in the same second", "each gets a folder of its own")
+def test_runs_of_the_same_second(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: new_folder(tmp_path / "runs", "2026-01-02_03-04-05"), range(24)))
+    assert len(set(folders)) == 24
+    assert tmp_path / "runs" / "2026-01-02_03-04-05" in folders
+
+
+@fault("`profiling.report` on a folder that is no run", "one line, exit 2", "its report.md")
+@pytest.mark.parametrize("results", [None, "", '{"loss": 1}\n'])
+def test_a_report_of_no_run(tmp_path, capsys, results):
+    (tmp_path / "report.md").write_text("mine")
+    if results is not None:
+        (tmp_path / "results.jsonl").write_text(results)
+    before = content(tmp_path)
+    assert report([str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert content(tmp_path) == before
+
+
+@fault("results.jsonl is a folder", "run, resume and report are refused in one line; exit 2", "it")
+def test_results_that_are_a_folder(start, tmp_path, capsys):
+    start(cell=second_is(interrupts))
+    (tmp_path / "run" / "results.jsonl").unlink()
+    (tmp_path / "run" / "results.jsonl").mkdir()
+    start().refused_with("hydra.run.dir")
+    start(f"resume={tmp_path / 'run'}").refused_with("results.jsonl")
+    assert report([str(tmp_path / "run")]) == 2
+
+
+# One process at a time.
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from profiling.results.run_folder import claimed
+with claimed(Path(sys.argv[1]), sys.argv[2] or None, print):
+    if sys.argv[3:] and not os.fork():
+        time.sleep(60)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(folder: Path, resume: str = "", *more: str) -> subprocess.Popen[str]:
+    """Return a process that holds the folder until its standard input is closed."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", HOLD, str(folder), resume, *more]
+    return subprocess.Popen(words, text=True, env=environment, start_new_session=True, **pipes)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Return a function that makes another process hold `run`, and a function that kills it, its children excepted."""
+    processes = []
+
+    def begin(*more: str) -> subprocess.Popen[str]:
+        resume = str(tmp_path / "run")
+        processes.append(hold(tmp_path / "run", resume, *more))
+        assert processes[-1].stdout.readline() == "held\n", processes[-1].stderr.read()
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+IN_USE = "refused, names process and host; exit 2"
+GOES_ON = ("resume goes on", "finished cells")
+
+
+@pytest.mark.parametrize(
+    "resumes",
+    [
+        pytest.param(
+            False,
+            id="new",
+            marks=fault(
+                "a second run into the folder of a running one",
+                IN_USE,
+                "the first run",
+            ),
+        ),
+        pytest.param(
+            True, id="resumed", marks=fault("a resume of a run that is still running", IN_USE, "the first run")
+        ),
+    ],
+)
+def test_a_folder_in_use(start, tmp_path, holder, resumes):
+    start(cell=second_is(interrupts))
+    process = holder()
+    before = content(tmp_path / "run")
+    ended = start(*([f"resume={tmp_path / 'run'}"] if resumes else []))
+    ended.refused_with(f"process {process.pid} on {os.uname().nodename}")
+    assert content(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(
+            (),
+            id="killed",
+            marks=fault(
+                "the process of a run was killed (its lock is still there)",
+                GOES := "resume goes on",
+                KEPT := "finished cells",
+            ),
+        ),
+        pytest.param(
+            ("fork",), id="child", marks=fault("the same, and a process that it forked still lives", *GOES_ON)
+        ),
+    ],
+)
+def test_a_dead_owner(start, tmp_path, holder, more):
+    start(cell=second_is(interrupts))
+    process = holder(*more)
+    process.kill()
+    process.wait()
+    assert (tmp_path / "run" / LOCK_FILE).exists()
+    ended = start(f"resume={tmp_path / 'run'}")
+    assert ended.code == 0, ended.err
+    assert ended.statuses == {"net": "ok", "caches": "ok"}
+    assert not (tmp_path / "run" / LOCK_FILE).exists()
+
+
+@fault("several runs start in one empty folder at once", "one of them runs, the others are refused; exit 2")
+def test_runs_that_start_at_once(tmp_path):
+    (tmp_path / "run").mkdir()
+    processes = [hold(tmp_path / "run") for _ in range(4)]
+    ends = []
+    for process in sorted(processes, key=lambda each: each.stdout.readline() == "held\n"):
+        _, err = process.communicate()
+        ends.append((process.returncode, "is in use by" in err or "holds" in err))
+    assert sorted(ends) == [(0, False), (1, True), (1, True), (1, True)]
+
+
+@fault("the file system has no locks", "a note; the run goes on")
+def test_without_locks(start, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    ended = start()
+    assert ended.code == 0
+    assert "without locks" in ended.err
+    assert not (ended.folder / LOCK_FILE).exists()
+
+
+@fault("a run ends at the moment when the next one asks for its lock", "the next one gets a lock of its own")
+def test_a_lock_that_vanishes(tmp_path, monkeypatch):
+    lock, calls = fcntl.lockf, []
+
+    def vanish(descriptor, how):
+        lock(descriptor, how)
+        calls.append(how)
+        if len(calls) == 1:
+            (tmp_path / LOCK_FILE).unlink()
+
+    monkeypatch.setattr(fcntl, "lockf", vanish)
+    with claimed(tmp_path, None, print):
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
+    assert len(calls) == 2
+
+
+# What a run makes is whole.
+
+
+@fault("the run is killed in its first cell", "config, environment and a row for that cell are there; resume goes on")
+def test_killed_in_the_first_cell(start, tmp_path, capsys):
+    ended = start(cell=is_killed)
+    assert ended.code == -9
+    (row,) = read_records(ended.folder).records
+    assert (row.component, row.status) == ("net", "failed")
+    assert "killed" in row.reason
+    assert read_environment(ended.folder).command
+    assert report([str(ended.folder)]) == 0
+    assert "net.baseline failed: has not ended" in capsys.readouterr().out
+    resumed = start(f"resume={ended.folder}")
+    assert (resumed.code, resumed.statuses) == (0, {"net": "ok", "caches": "ok"})
+
+
+@fault("the run is killed between its config and its environment", "resume goes on")
+def test_killed_before_the_environment(start):
+    def killed():
+        raise Killed
+
+    ended = start(probe=killed)
+    assert not (ended.folder / "environment.json").exists()
+    assert start(f"resume={ended.folder}").code == 0
+    assert read_environment(ended.folder).is_known
+
+
+DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None]] = {
+    "environment.json is missing": ("environment.json", None),
+    "environment.json is empty": ("environment.json", lambda _: b""),
+    "environment.json is cut": ("environment.json", lambda text: text[: len(text) // 2]),
+    "environment.json is no object": ("environment.json", lambda _: b"[1, 2]"),
+    "environment.json is nested 100,000 levels deep": ("environment.json", lambda _: b'{"a":' * 100_000),
+    "environment.json has a field of another type": ("environment.json", lambda _: b'{"seed": 1, "versions": [3]}'),
+    "config.yaml is missing": ("config.yaml", None),
+    "config.yaml is empty": ("config.yaml", lambda _: b""),
+    "config.yaml is cut": ("config.yaml", lambda text: text[: len(text) // 2]),
+    "config.yaml is no mapping": ("config.yaml", lambda _: b"- 1\n- 2\n"),
+    "config.yaml is nested 100,000 levels deep": ("config.yaml", lambda _: b"[" * 100_000),
+    "config.yaml is not UTF-8": ("config.yaml", lambda _: b"a: \xff\xfe"),
+    "config.yaml holds an impossible date": ("config.yaml", lambda _: b"a: 2026-02-30"),
+    "aliases in config.yaml stand for gigabytes": (
+        "config.yaml",
+        lambda _: b"a: &a [1]\n" + b"".join(b"%c: &%c [%s]\n" % (n, n, b"*%c," % (n - 1) * 9) for n in range(98, 120)),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        pytest.param(*case, id=name, marks=fault(f"resume, and {name}", "one line, exit 2", "every file, untouched"))
+        for name, case in DAMAGE.items()
+    ],
+)
+def test_resume_of_a_damaged_run(start, tmp_path, file, damage):
+    start(cell=second_is(interrupts))
+    path = tmp_path / "run" / file
+    text = path.read_bytes()
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage(text))
+    before = content(tmp_path / "run")
+    start(f"resume={tmp_path / 'run'}").refused_with(file.partition(".")[0])
+    assert content(tmp_path / "run") == before
+
+
+@fault("the code has changed since the run began", "resume is refused, says what changed; exit 2", "finished cells")
+@pytest.mark.parametrize("what", ["commit", "edit", "tool", "module"])
+def test_resume_with_other_code(start, tmp_path, monkeypatch, capsys, what):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@example.org", *words], check=True)
+
+    git("init", "-q")
+    (tmp_path / "net.py").write_text("one")
+    git("add", "net.py")
+    git("commit", "-qm", "one")
+    (tmp_path / "net.py").write_text("two")
+    module = {"outside_net.Net": {"revision": "a" * 40, "dirty": False}}
+
+    def probe():
+        return {"module_git": module}
+
+    start(cell=second_is(interrupts), probe=probe)
+    if what == "commit":
+        git("commit", "-qam", "two")
+    elif what == "edit":
+        (tmp_path / "net.py").write_text("three")
+    elif what == "tool":
+        monkeypatch.setattr(runner, "tool_version", lambda: "9.9.9")
+    else:
+        module["outside_net.Net"]["revision"] = "b" * 40
+    before = content(tmp_path / "run")
+    resume = f"resume={tmp_path / 'run'}"
+    words = {
+        "commit": "your code ",
+        "edit": "your code ",
+        "tool": "→ 9.9.9",
+        "module": "outside_net.Net aaaaaaa → bbbb",
+    }
+    start(resume, probe=probe).refused_with("has changed", words[what], "resume_changed=true")
+    assert content(tmp_path / "run") == before
+    ended = start(resume, "resume_changed=true", probe=probe)
+    assert ended.code == 0, ended.err
+    assert "caches.baseline: measured with other code" in " ".join(ended.out.split())
+    assert "net.baseline: measured with other code" not in " ".join(ended.out.split())
+
+
+def test_a_checkout_that_holds_everything_is_named_once():
+    before, after = (Git(revision=letter * 40, dirty=False) for letter in "ab")
+    old = Environment(user_git=before, tool_git=before, module_git={"m.Net": before})
+    new = Environment(user_git=after, tool_git=after, module_git={"m.Net": after})
+    assert code_changes(old, new) == "your code aaaaaaa → bbbbbbb"
+    assert code_changes(old, old) == ""
+
+
+LINES = {
+    "begins with a byte order mark": (b"%s\n\xef\xbb\xbf%s\n", 2, 0),
+    "joins two records": (b"%s%s\n", 0, 1),
+    "joins two records, with a byte order mark between them": (b"%s\xef\xbb\xbf%s\n", 0, 1),
+    "is garbage": (b"%s\n\x00\xff{]\n%s\n", 2, 1),
+    "was cut off": (b'%s\n{"schema": 2, "target"\n%s\n', 2, 1),
+}
+SAID = ("read as if the mark were not there", "counted, and said by report, compare, history and resume")
+
+
+@pytest.mark.parametrize(
+    ("form", "kept", "skipped"),
+    [
+        pytest.param(
+            *case,
+            id=name,
+            marks=fault(
+                f"a line of results.jsonl {name}",
+                "counted and said by report, compare, history and resume"
+                if case[2]
+                else "read as if it were not there",
+                "all other lines",
+            ),
+        )
+        for name, case in LINES.items()
+    ],
+)
+def test_lines_of_results(start, tmp_path, capsys, form, kept, skipped):
+    start()
+    path = tmp_path / "run" / "results.jsonl"
+    path.write_bytes(form % (encode_record(record("b", 2.0)), encode_record(record("c", 3.0))))
+    append_record(tmp_path / "run", record("a", 1.0))
+    results = read_records(tmp_path / "run")
+    assert (len(results.records), results.skipped_lines) == (kept + 1, skipped)
+    printed = {}
+    for name, main, arguments in (
+        ("report", report, [tmp_path / "run"]),
+        ("compare", compare, [tmp_path / "run", tmp_path / "run"]),
+        ("history", history.main, [tmp_path]),
+    ):
+        main([str(argument) for argument in arguments])
+        printed[name] = "".join(capsys.readouterr())
+    assert ("1 damaged or cut-off lines" in printed["report"]) == bool(skipped)
+    assert ("ignored 1 line" in printed["compare"]) == bool(skipped)
+    assert ("ignored 1 line" in printed["history"]) == bool(skipped)
+    assert ("1 damaged or cut-off lines" in start(f"resume={tmp_path / 'run'}").err) == bool(skipped)
+
+
+# A run that ends in the middle of a cell.
+
+
+@fault("Ctrl-C in a cell", "exit 130; its row says so; the resume command is printed", "what the cell has measured")
+def test_interrupted_in_a_cell(start):
+    def half(job, send):
+        send(Sections(METRICS))
+        raise KeyboardInterrupt
+
+    ended = start(cell=second_is(half))
+    assert ended.code == 130
+    assert f"resume={ended.folder}" in ended.err
+    (_, row) = read_records(ended.folder).records
+    assert (row.component, row.status) == ("caches", "failed")
+    assert "interrupted" in row.reason
+    assert row.wall_p50 == pytest.approx(2.1)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(
+            how,
+            id=how.__name__,
+            marks=fault(
+                f"the run {words} in its second round", "resume runs the rounds that are left", "the first round"
+            ),
+        )
+        for how, words in ((is_killed, "is killed"), (interrupts, "is interrupted"))
+    ],
+)
+def test_ended_in_a_later_round(start, how):
+    turns = []
+
+    def cell(job, send):
+        turns.append(job)
+        (how if len(turns) == 3 else measures)(job, send)
+
+    ended = start("rounds=2", cell=cell)
+    assert ended.statuses == {"net": "ok", "caches": "ok"}
+    assert [len(each.rounds) for each in read_records(ended.folder).records] == [1, 1]
+    resumed = start("rounds=2", f"resume={ended.folder}")
+    assert "2 of 4 rounds of cells done" in resumed.err
+    assert [len(each.rounds) for each in read_records(ended.folder).records] == [2, 2]
+
+
+FRAMES = (
+    *("variant=[baseline]", "component=[world_model_frame,failing_picture,sound_stage]", "metric=[]", "isolation=none"),
+    *("stages.picture=failing_picture", "loop.frames=100", "loop.warmup_frames=5"),
+)
+
+
+@fault("SIGKILL of a realtime run", "its row and its frames are in the report", "its frames, also after a resume")
+def test_a_killed_loop(realtime, tmp_path, capsys):
+    dies = "component.failing_picture.module.how=kill"
+    ended = realtime(*FRAMES, dies, folder=tmp_path / "run")
+    assert ended.code == -signal.SIGKILL
+    journal = tmp_path / "run" / "cells" / "realtime.baseline.frames.part"
+    frames = len(read_series_of(journal))
+    assert frames > 10
+    assert report([str(tmp_path / "run")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{frames} frames, 5 warm-up frames" in printed
+    assert "has not ended" in printed
+    assert "Frame time over frames" in (tmp_path / "run" / "report.html").read_text()
+    resumed = realtime(*FRAMES, dies, f"resume={tmp_path / 'run'}", folder=tmp_path / "run")
+    assert resumed.code == -signal.SIGKILL
+    kept = tmp_path / "run" / "cells" / "realtime.baseline.attempt1.frames.npz"
+    assert len(read_series(kept)["frame_ms"]) == frames
+    assert journal.exists()
+
+
+def read_series_of(journal: Path) -> np.ndarray:
+    names, _, rows = journal.read_bytes().partition(b"\n")
+    return np.frombuffer(rows[: len(rows) // 8 * 8]).reshape(-1, len(json.loads(names)))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(damage, id=name, marks=fault(f"SIGKILL of a realtime run while {name}", happens, "the journal"))
+        for name, damage, happens in (
+            ("a frame is written", lambda text: text[:-3], "the report has the frames before it"),
+            ("its journal is created", lambda _: b'["frame_m', "the report says in one line that there are none"),
+        )
+    ],
+)
+def test_a_cut_journal(tmp_path, capsys, damage):
+    from profiling.realtime.recovery import FrameFiles
+    from profiling.results.record import Realtime
+
+    journal = Journal(tmp_path, "net.baseline", ("frame_ms", "latency_ms", "action_ms", "delivered_ms"))
+    for frame in range(4):
+        journal.append({"frame_ms": 5.0, "latency_ms": 6.0, "action_ms": 5.0 * frame, "delivered_ms": 5.0 * frame + 5})
+    journal.close()
+    path = tmp_path / "cells" / "net.baseline.frames.part"
+    path.write_bytes(damage(path.read_bytes()))
+    loop = Realtime(frames=0, target_fps=60.0, pace="free")
+    append_record(tmp_path, record(target="realtime", status="failed", reason="killed", realtime=loop))
+    assert report([str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    whole = path.read_bytes().startswith(b'["frame_ms"')
+    assert ("3 frames" in printed) == whole
+    assert ("cannot be read as series" in " ".join(printed.split())) != whole
+    (note,) = FrameFiles().clear(tmp_path, "net.baseline", first_round=True)
+    (kept,) = (tmp_path / "cells").iterdir()
+    assert kept.name in note
+    assert kept.name == f"net.baseline.attempt1.frames.{'npz' if whole else 'part'}"
+
+
+# Disks and folders that fail.
+
+
+@fault("resume, and the folder cannot be written", "one line, exit 2", "every file, untouched")
+def test_resume_in_a_read_only_folder():
+    with reachable_folder() as folder:
+        (folder / "mine").touch()
+        folder.chmod(0o555)
+        with as_nobody(), pytest.raises(InputError, match="cannot be written: Permission denied"):
+            claimed(folder, str(folder), print).__enter__()
+        assert list(content(folder)) == ["mine"]
+
+
+@fault("resume, and the disk is full", "one line, exit 2", "every file, untouched")
+def test_resume_on_a_full_disk(start, tmp_path, monkeypatch):
+    start(cell=second_is(interrupts))
+    before = content(tmp_path / "run")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    start(f"resume={tmp_path / 'run'}").refused_with("No space left on device", "resume=")
+    assert content(tmp_path / "run") == before
+
+
+@fault("the disk fills up while a record is written", "one line, exit 2; resume goes on", "all records before it")
+def test_a_disk_that_fills_up(start):
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fills(job, send):
+        size = (start_folder / "results.jsonl").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 1000, hard))
+        measures(job, send)
+
+    start_folder = Path.cwd() / "run"
+    try:
+        ended = start(cell=second_is(fills))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert ended.code == 2
+    assert "resume=" in ended.err.splitlines()[-1]
+    assert ended.statuses == {"net": "ok", "caches": "failed"}
+    resumed = start(f"resume={ended.folder}")
+    assert (resumed.code, resumed.statuses) == (0, {"net": "ok", "caches": "ok"})
+
+
+@fault("the run folder is deleted while the run is going on", "one line, exit 2")
+def test_a_folder_that_is_deleted(start, tmp_path):
+    def deletes(job, send):
+        shutil.rmtree(tmp_path / "run")
+        measures(job, send)
+
+    ended = start(cell=deletes)
+    assert ended.code == 2
+    assert "results.jsonl" in ended.err.splitlines()[-1]
+    assert "Traceback" not in ended.err

@@ -11,6 +11,7 @@ from warm_process import run_warm
 
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
+from profiling.run.runner import NOT_ENDED
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ROOT / "tests" / "data" / "outside"
@@ -41,7 +42,9 @@ class Outcome:
 
     @property
     def lines(self) -> list[dict]:
-        return [json.loads(line) for line in (self.folder / "results.jsonl").read_text().splitlines()]
+        """The lines of cells that ended; each cell has another one, written when it begins."""
+        lines = [json.loads(line) for line in (self.folder / "results.jsonl").read_text().splitlines()]
+        return [line for line in lines if line.get("reason") != NOT_ENDED]
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """The loop as a user runs it, tiny on a CPU: schedules, paces, mixed variants, and frames before a failure."""
 
-import json
-
 import numpy as np
 
 from profiling.results.frames import DISTURBANCES, read_series
@@ -154,17 +152,3 @@ def test_frames_before_a_failure_are_kept(realtime):
         assert not list((outcome.folder / "cells").glob("*.part"))
     assert frames["raise"] == frames["kill"]
     assert 0 < frames["kill"] < 60 - 5, "not all of the 60 calls were timed frames"
-
-
-def test_frames_of_an_earlier_attempt_are_removed(realtime, tmp_path):
-    """The process dies before its first frame; an earlier attempt without a record left frames."""
-    left = tmp_path / "run" / "cells" / "realtime.baseline.frames.part"
-    left.parent.mkdir(parents=True)
-    left.write_bytes(json.dumps(["frame_ms"]).encode() + b"\n" + np.ones(3).tobytes())
-    dies = ("component.failing_picture.module.call=2", "component.failing_picture.module.how=kill")
-    outcome = realtime(*FAILING, *dies, folder=tmp_path / "run")
-    assert outcome.code == 1, outcome.err
-    (record,) = read_records(outcome.folder).records
-    assert (record.status, record.realtime) == ("failed", None)
-    assert "SIGKILL" in record.reason
-    assert not list(left.parent.glob("*.frames.*"))

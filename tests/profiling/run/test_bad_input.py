@@ -2,16 +2,14 @@
 
 import os
 import pickle
-import resource
 import subprocess
 import sys
 
 import pytest
 import torch
-from as_user import ROOT, command, environment, finished
+from as_user import ROOT, environment
 
 from profiling.errors import python_command
-from profiling.results.jsonl import read_records
 
 COMPONENT = "component=[net]"
 BASELINE = "variant=[baseline]"
@@ -124,34 +122,6 @@ def test_bad_checkpoints(profile, tmp_path):
     (record,) = outcome.records.values()
     assert record.status == "ok"
     assert record.weights == str(tmp_path / "good.pt")
-
-
-def test_a_disk_that_fills_up_keeps_the_records_until_then(tmp_path):
-    """RLIMIT_FSIZE makes writing the second record fail half-way, as a full disk does."""
-    folder = tmp_path / "run"
-    arguments_of_both = ("component=[net,net_made]", BASELINE, "isolation=none", "metric.latency.interval=1e-9")
-    arguments = command(folder, *arguments_of_both)
-    first = finished(arguments, tmp_path)
-    assert first.returncode == 0, first.stderr
-    lines = (folder / "results.jsonl").read_bytes().splitlines(keepends=True)
-    limit = len(lines[0]) + len(lines[1]) // 2
-    again = command(tmp_path / "full", *arguments_of_both)
-    done = subprocess.run(
-        again,
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
-    assert done.returncode == 2, done.stderr
-    assert "error: " in done.stderr
-    assert "resume=" in done.stderr
-    kept = read_records(tmp_path / "full").records
-    assert [record.component for record in kept] == ["net"]
-    resumed = finished([*again, f"resume={tmp_path / 'full'}"], tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert [record.component for record in read_records(tmp_path / "full").records] == ["net", "net_made"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -120,7 +120,7 @@ def test_rounds_take_turns_and_a_run_resumes_in_the_middle(profile, capsys):
     before = first.records["net_made", "baseline"].metrics.wall_ms.samples
 
     results = first.folder / "results.jsonl"
-    results.write_text("\n".join(results.read_text().splitlines()[:3]) + "\n")  # as if stopped in the last of four
+    results.write_text("\n".join(results.read_text().splitlines()[:-1]) + "\n")  # as if stopped in the last of four
     second = profile(*CELLS, f"resume={first.folder}", folder=first.folder)
     assert second.code == 0, second.err
     assert "3 of 4 rounds of cells done, 1 left" in second.err
