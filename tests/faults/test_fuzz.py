@@ -28,6 +28,8 @@ from profiling.report.run_data import RunData
 from profiling.results.environment import Environment, decode_environment
 from profiling.results.jsonl import Results, decode_record, encode_record, read_results
 from profiling.results.record import Metrics, Record
+from profiling.run.events import EventReader
+from profiling.run.runner import CellEvents
 from profiling.shape_sweep import points_of
 
 #: A line that no schema check refuses, so that every mutation reaches the typed reader.
@@ -286,3 +288,63 @@ def test_component_yaml(data):
         message = str(error)
     assert message.isprintable()
     assert len(message) <= 2000
+
+
+# The channel from a cell's process.
+
+
+class Silent:
+    """A progress display that shows nothing."""
+
+    def phase(self, phase: str) -> None:
+        """Ignore the phase."""
+
+
+@pytest.mark.fault(
+    "arbitrary bytes between the events of a cell, cut into arbitrary chunks, and events that are lost",
+    happens="every other event is received, in order; lines that are no events and lost events are counted",
+    kept="the sections that arrived",
+)
+@bounded(300)
+@given(data=st.data())
+def test_arbitrary_bytes_between_events(data):
+    sent = data.draw(st.lists(st.booleans(), min_size=1, max_size=8), label="whether each event arrives")
+    garbage = st.binary(max_size=40)
+    stream, strays = b"", 0
+    for number, arrives in enumerate(sent):
+        stray = data.draw(garbage)
+        strays += sum(bool(line.strip()) for line in stray.split(b"\n"))
+        stream += stray + (b'\n[%d,{"event":"phase","phase":"p%d"}]\n' % (number, number) if arrives else b"\n")
+    reader, received = EventReader(), []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        received += reader.feed(stream[:size])
+        stream = stream[size:]
+    reader.close()
+    assert [event.phase for event in received] == [f"p{number}" for number, arrives in enumerate(sent) if arrives]
+    assert bool(reader.notes) == bool(strays)
+    last = max((number for number, arrives in enumerate(sent) if arrives), default=-1)
+    assert reader.lost == sum(not arrives for arrives in sent[: last + 1])
+
+
+@pytest.mark.fault(
+    "events whose content is arbitrary JSON",
+    happens="the row is failed where a section does not fit the record, and can be written and read again",
+    kept="the sections that fit",
+)
+@bounded(300)
+@given(
+    sections=st.dictionaries(
+        st.sampled_from(["metrics", "memory", "parity", "notes", "status", "x"]), json_values, max_size=3
+    ),
+    end=st.fixed_dictionaries({"event": st.just("end")}, optional={"status": json_values, "reason": json_values}),
+)
+def test_arbitrary_events(sections, end):
+    events = CellEvents(record(status="skipped", reason="not run"), Silent())  # pyright: ignore[reportArgumentType]
+    reader = EventReader()
+    for number, event in enumerate(({"event": "sections", "sections": sections}, end)):
+        for decoded in reader.feed(json.dumps([number, event]).encode() + b"\n"):
+            events.receive(decoded)
+    made = events.record()
+    assert decode_record(encode_record(made)) is not None
+    assert made.status != "ok" or not (set(sections) & {"status", "x"})
