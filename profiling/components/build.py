@@ -66,7 +66,7 @@ def set_process_state(settings: Settings) -> None:
         torch.set_num_threads(settings.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     device = torch.device(settings.device)
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
