@@ -32,9 +32,7 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     """
     device = torch.device(settings.device)
     where = f"component.{spec.key}.module"
-    with suppress(
-        Exception, SystemExit
-    ):  # raised again below; imported here because only the first build would import it
+    with suppress(Exception, SystemExit):  # raised again below; only the first of two builds would import it
         importlib.import_module(str(spec.module["_target_"]).rpartition(".")[0])
     set_process_state(settings)
     random.seed(settings.seed)
