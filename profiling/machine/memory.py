@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import psutil
 import torch
 
@@ -11,7 +13,9 @@ def held(device: torch.device) -> dict[str, int]:
 
     The `max_` kinds are peaks since they were last reset.
     """
-    kinds = {"host_rss": psutil.Process().memory_info().rss}
+    kinds: dict[str, int] = {}
+    with suppress(psutil.Error, OSError):  # a container without /proc
+        kinds["host_rss"] = psutil.Process().memory_info().rss
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         free, total = torch.cuda.mem_get_info(device)

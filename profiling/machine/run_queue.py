@@ -53,5 +53,8 @@ def _waited_seconds() -> float | None:
 
 
 def _stolen_seconds() -> float:
-    """Return the CPU time in seconds that other guests of this machine took, over all cores."""
-    return getattr(psutil.cpu_times(), "steal", 0.0)
+    """Return the CPU time in seconds that other guests of this machine took, over all cores; 0 where unknown."""
+    try:
+        return getattr(psutil.cpu_times(), "steal", 0.0)
+    except OSError:  # a container without /proc
+        return 0.0

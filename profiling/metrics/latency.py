@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import msgspec
-import psutil
 import torch
 
 from profiling.components.component import Component
@@ -79,7 +79,7 @@ class TimedWindowMonitor:
         self._retries = self._allocator_retries()
         self._readings, self._throttled = 0, Counter[str]()
         self._clocks: list[int] = []
-        self._switches = psutil.Process().num_ctx_switches().involuntary
+        self._switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
         self._run_queue = RunQueueMonitor()
         self.read_clocks()
 
@@ -102,7 +102,7 @@ class TimedWindowMonitor:
 
     def conditions(self, warmup: Warmup, *, cold: bool) -> LatencyConditions:
         """Return the conditions of the window so far."""
-        switches = psutil.Process().num_ctx_switches().involuntary - self._switches
+        switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - self._switches
         self.read_clocks()
         return LatencyConditions(
             cold=cold,

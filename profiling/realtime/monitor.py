@@ -10,6 +10,7 @@ import gc
 import os
 import resource
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from profiling.trace.counters import compile_ids, snapshot
 DRIVER_EVERY, OTHERS_EVERY = 16, 64
 #: A frame this many times as long as the running mean of those before it is long.
 LONG = 1.2
+PROC = Path("/proc")
 _STEAL = 8  # index of the ticks stolen by other guests in the first line of /proc/stat, see proc(5)
 
 
@@ -37,8 +39,10 @@ class FrameMonitor:
         self.events: list[dict[str, Any]] = []
         self.throttle_reasons: set[str] = set()
         self._collecting, self._collections, self._collection_ms = 0.0, 0, 0.0
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
-        self._stat = os.open("/proc/stat", os.O_RDONLY) if os.access("/proc/stat", os.R_OK) else None
+        self._statm, self._stat = (
+            os.open(file, os.O_RDONLY) if os.access(file, os.R_OK) else None  # a container may have no /proc
+            for file in (PROC / "self" / "statm", PROC / "stat")
+        )
         self._page, self._tick_ms = os.sysconf("SC_PAGE_SIZE"), 1e3 / os.sysconf("SC_CLK_TCK")
         gc.callbacks.append(self._on_collection)
         self.start()
@@ -46,9 +50,9 @@ class FrameMonitor:
     def close(self) -> None:
         """Close the files and remove the callback of the garbage collector."""
         gc.callbacks.remove(self._on_collection)
-        os.close(self._statm)
-        if self._stat is not None:
-            os.close(self._stat)
+        for descriptor in (self._statm, self._stat):
+            if descriptor is not None:
+                os.close(descriptor)
 
     def start(self) -> None:
         """Start counting: earlier events are not reported."""
@@ -75,7 +79,9 @@ class FrameMonitor:
             "collection_ms": self._collection_ms,
             "switches": resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,  # involuntary, of this thread
         }
-        held: dict[str, float] = {"host_rss": int(os.pread(self._statm, 128, 0).split()[1]) * self._page}
+        held: dict[str, float] = {}
+        if self._statm is not None:
+            held["host_rss"] = int(os.pread(self._statm, 128, 0).split()[1]) * self._page
         if self._stat is not None:  # the CPU time that other guests of the machine took, over all CPUs
             totals["steal_ms"] = int(os.pread(self._stat, 256, 0).split()[_STEAL]) * self._tick_ms
         if self._cuda is not None:

@@ -60,7 +60,7 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
         try:
             dtype = cell.func.computes_in(settings.dtype, **cell.keywords)
             facts["ceilings"] = to_builtins(ceilings_of(replace(settings, dtype=dtype), machine))
-        except RuntimeError as error:  # the run goes on without rooflines
+        except (RuntimeError, OSError) as error:  # the run goes on without rooflines
             facts["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
     ends = {name: _unavailable(variant, device) for name, variant in variants.items()}
     return Probed(asdict(settings), facts, {name: end for name, end in ends.items() if end is not None})

@@ -7,9 +7,12 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 from as_user import OUTSIDE, QUICK, ROOT, command, environment
 
 import profiling.compare.__main__ as compare
@@ -17,6 +20,9 @@ import profiling.report.__main__ as report
 from profiling import history
 from profiling.cli.app import launch
 from profiling.errors import shell_words
+from profiling.machine import run_queue
+from profiling.metrics import memory
+from profiling.realtime import monitor
 from profiling.results.jsonl import append_record, read_records
 from profiling.results.record import Record
 
@@ -42,10 +48,12 @@ def started(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
 
-    def start(*overrides, target="generic_forward", config_dir=OUTSIDE, quick=(*QUICK, "isolation=none")):
+    def start(*overrides, target="generic_forward", config_dir=OUTSIDE, quick=(*QUICK, "isolation=none"), run=None):
         given = {item.partition("=")[0].lstrip("+~") for item in overrides}
         defaults = [item for item in quick if item.partition("=")[0] not in given]
         monkeypatch.setattr(sys, "argv", ["-", f"--config-dir={config_dir}", *defaults, *overrides])
+        if run is not None:
+            return launch(target, run), capsys.readouterr().err
         file = target if (Path(__file__).parents[2] / "profiling" / f"{target}.py").is_file() else f"{target}.__main__"
         code = launch(target, importlib.import_module(f"profiling.{file}").run)
         return code, capsys.readouterr().err
@@ -422,3 +430,41 @@ def test_a_run_without_streams(tmp_path):
     assert done.returncode == 0
     assert [record.status for record in read_records(tmp_path / "run").records] == ["ok"]
     assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+@fault("the terminal of a run goes away (SIGHUP), or it is terminated", "ends as on Ctrl-C, exit 130", "finished cells")
+def test_signals(started, number):
+    def run(cfg, folder):
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+    assert started(*NET, run=run)[0] == 130
+
+
+@fault("a terminal goes away from a run under nohup, which ignores SIGHUP", "the run goes on", "all cells")
+def test_nohup(started):
+    def run(cfg, folder):
+        os.kill(os.getpid(), signal.SIGHUP)
+        return 0
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert started(*NET, run=run)[0] == 0
+
+
+@fault("there is no /proc", "measured without host memory and run-queue wait", "the other numbers")
+def test_no_proc(started, tmp_path, monkeypatch):
+    nowhere = tmp_path / "proc"
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(nowhere))
+    monkeypatch.setattr(run_queue, "_THREADS", nowhere / "self" / "task")
+    monkeypatch.setattr(memory, "reset_peak_host_rss", lambda: False)
+    monkeypatch.setattr(monitor, "PROC", nowhere)
+    code, err = started(*NET, "metric=[latency,memory]", f"hydra.run.dir={tmp_path / 'run'}")
+    assert code == 0, err
+    (record,) = read_records(tmp_path / "run").records
+    assert record.wall_p50 is not None
+    assert record.memory.peak_host_rss is None
+    assert {kinds.host_rss for kinds in record.memory.phases.values()} == {None}
+    frames = monitor.FrameMonitor(torch.device("cpu"))
+    assert "host_rss" not in frames(0, 1.0)
+    frames.close()
