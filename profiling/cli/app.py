@@ -167,7 +167,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
     parser = get_args_parser()
     parser.error = _refuse_argument  # instead of printing the usage of Hydra
     given: dict[str, str] = {}
-    for override in OverridesParser.create().parse_overrides(parser.parse_args(arguments).overrides):
+    parsed = parser.parse_args(arguments)
+    for override in OverridesParser.create().parse_overrides(parsed.overrides):
         key, text = override.get_key_element().lstrip("+~"), override.input_line or ""
         if not key:
             raise InputError(f"{text!r} names no key. Write KEY=VALUE; --help shows the keys.")
@@ -185,6 +186,9 @@ def check_arguments(arguments: Sequence[str]) -> None:
             folder = OmegaConf.create({"folder": value}).folder  # without the escapes of an interpolation
             if not isinstance(folder, str) or not Path(folder).is_dir():
                 raise InputError(f"resume={folder}: there is no such folder. Give the folder of the interrupted run.")
+    sweep = Path(given.get("hydra.sweep.dir", "").partition("=")[2], "multirun.yaml")
+    if parsed.multirun and "hydra.sweep.dir" in given and "resume" not in given and sweep.exists():
+        raise InputError(f"{sweep} would be overwritten. Choose another hydra.sweep.dir, or add resume={sweep.parent}.")
 
 
 def _refuse_argument(message: str) -> NoReturn:

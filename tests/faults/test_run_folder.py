@@ -225,6 +225,33 @@ def test_a_sweep_over_foreign_files(start, tmp_path):
     assert read_records(tmp_path / "sweep" / "1").records
 
 
+@fault("the folder of a --multirun holds a multirun.yaml", "refused, names it; exit 2", "it")
+def test_the_folder_of_another_sweep(start, tmp_path):
+    (tmp_path / "multirun.yaml").write_text("mine")
+    start("--multirun", f"hydra.sweep.dir={tmp_path}", "seed=0,1").refused_with("multirun.yaml", "hydra.sweep.dir")
+    assert content(tmp_path) == {"multirun.yaml": b"mine"}
+
+
+@fault(
+    "a --multirun is killed in its second run", "resume= of its folder runs the cells that are left", "finished cells"
+)
+def test_a_killed_sweep(start, tmp_path):
+    cells = []
+
+    def cell(job, send):
+        cells.append(job)
+        (is_killed if len(cells) == 4 else measures)(job, send)
+
+    words = ("--multirun", f"hydra.sweep.dir={tmp_path / 'sweep'}", "seed=0,1")
+    assert start(*words, cell=cell).code == -9
+    ended = start(*words, f"resume={tmp_path / 'sweep'}", cell=cell)
+    assert ended.code == 0, ended.err
+    assert len(cells) == 5
+    for number in ("0", "1"):
+        statuses = [each.status for each in read_records(tmp_path / "sweep" / number).records]
+        assert statuses == ["ok", "ok"]
+
+
 @fault("resume= and hydra.run.dir= name two folders", "one line, exit 2", "the run; the other folder stays empty")
 def test_two_folders(start, tmp_path):
     start(cell=second_is(interrupts))
@@ -486,9 +513,26 @@ def test_resume_of_a_damaged_run(start, tmp_path, file, damage):
     assert content(tmp_path / "run") == before
 
 
-@fault("the code has changed since the run began", "resume is refused, says what changed; exit 2", "finished cells")
-@pytest.mark.parametrize("what", ["commit", "edit", "tool", "module"])
-def test_resume_with_other_code(start, tmp_path, monkeypatch, capsys, what):
+CHANGES = {
+    "commit": ("your code has a commit more than when the run began", "your code "),
+    "edit": ("your code has other uncommitted changes than when the run began", "your code "),
+    "tool": ("this tool has another version than when the run began", "→ 9.9.9"),
+    "module": (
+        "the checkout of a component's module has changed since the run began",
+        "outside_net.Net aaaaaaa → bbbb",
+    ),
+}
+SAYS_WHAT = "resume is refused, says what changed; resume_changed=true goes on and notes it"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        pytest.param(what, words, id=what, marks=fault(planted, SAYS_WHAT, "finished cells"))
+        for what, (planted, words) in CHANGES.items()
+    ],
+)
+def test_resume_with_other_code(start, tmp_path, monkeypatch, what, words):
     def git(*words):
         subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@example.org", *words], check=True)
 
@@ -513,13 +557,7 @@ def test_resume_with_other_code(start, tmp_path, monkeypatch, capsys, what):
         module["outside_net.Net"]["revision"] = "b" * 40
     before = content(tmp_path / "run")
     resume = f"resume={tmp_path / 'run'}"
-    words = {
-        "commit": "your code ",
-        "edit": "your code ",
-        "tool": "→ 9.9.9",
-        "module": "outside_net.Net aaaaaaa → bbbb",
-    }
-    start(resume, probe=probe).refused_with("has changed", words[what], "resume_changed=true")
+    start(resume, probe=probe).refused_with("has changed", words, "resume_changed=true")
     assert content(tmp_path / "run") == before
     ended = start(resume, "resume_changed=true", probe=probe)
     assert ended.code == 0, ended.err
