@@ -86,7 +86,7 @@ def test_more_cells_make_wider_intervals(runs):
 
 
 def test_a_run_compared_with_itself_is_the_same_however_noisy(runs):
-    records = [cell("v", noisy(10, spread=0.5)), cell("w", noisy(3))]
+    records = [cell("v", noisy(10, spread=0.2)), cell("w", noisy(3))]
     cells = compare_cells(*runs(records, records), 0.001)
     assert {(compared.verdict, compared.interval) for compared in cells} == {("same", (1.0, 1.0))}
     assert exit_code(cells, 0.001) == 0
