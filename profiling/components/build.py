@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import random
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
+import psutil
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -191,8 +193,19 @@ def input_maker(
 
 
 def draw_input(spec: InputSpec, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-    """Return an input on the generator's device, in `dtype` where the spec's own is auto."""
+    """Return an input on the generator's device, in `dtype` where the spec's own is auto.
+
+    Raises:
+        InputError: the host has not enough memory for it; the system might kill this process or another one.
+
+    """
     device = generator.device
+    gib, free_gib = 8 * math.prod(spec.shape) / 2**30, psutil.virtual_memory().available / 2**30
+    if device.type == "cpu" and gib > free_gib:
+        raise InputError(
+            f"an input of shape {list(spec.shape)} takes {gib:.0f} GiB while it is drawn, and {free_gib:.0f} GiB of "
+            "memory are free. Choose a smaller shape."
+        )
     dtype = dtype if spec.dtype == "auto" else getattr(torch, spec.dtype)
     if spec.distribution == "integers":
         low, high = int(spec.low), int(spec.high)

@@ -245,6 +245,6 @@ def test_a_device_that_fails_costs_the_rooflines_and_not_the_run(monkeypatch, tm
         run=str(tmp_path),
         procedure=FORWARD,
     )
-    found = probe((job,))["environment"]
+    found = probe((job,), lambda event: None).environment
     assert found["ceilings_reason"] == "not measured: planted: out of memory"
     assert "ceilings" not in found

@@ -13,6 +13,7 @@ from stored_traces import FOLDER, stored
 from profiling.results.record import TraceAnalysis, decode_section
 from profiling.run import trace_passes
 from profiling.run.cell import Cell
+from profiling.run.events import Sections
 from profiling.run.trace_passes import TracePasses, short_trace
 from profiling.trace.counters import snapshot
 from profiling.trace.events import innermost
@@ -128,7 +129,9 @@ def traced(run, step, planted):
     job = SimpleNamespace(run=str(run), variant="baseline", settings=SimpleNamespace(stacks=False))
     with torch.inference_mode():
         OnlyTraces(job, sent.append).trace(planted, step)
-    content = {name: section for event in sent for name, section in event.get("sections", {}).items()}
+    content = {
+        name: section for event in sent if isinstance(event, Sections) for name, section in event.sections.items()
+    }
     return {name: decode_section(name, section) for name, section in content.items()}
 
 
