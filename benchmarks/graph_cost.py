@@ -12,7 +12,8 @@ import time
 import torch
 from tabulate import tabulate
 
-from models.clip import build_clip_text, clip_text_inputs, randomise_clip
+from models.clip import build_clip_text, clip_text_inputs
+from models.hub import randomise_library
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.graphs import CudaGraphed
@@ -33,7 +34,7 @@ def world_model():
 def clip_text():
     with torch.device("cuda"):
         module = build_clip_text().bfloat16().eval()
-    randomise_clip(module, 0)
+    randomise_library(module, 0)
     generator = torch.Generator("cuda").manual_seed(0)
     return module, lambda batch: clip_text_inputs(
         module, batch=batch, tokens=77, generator=generator, device="cuda", dtype=torch.bfloat16

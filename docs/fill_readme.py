@@ -53,6 +53,15 @@ def sweep_block() -> str:
     return markdown(_titled(section, "Total time with preparation"), "console")
 
 
+def models_block() -> str:
+    """Return the answer table and all variants of the ready components of other libraries."""
+    if not (RESULTS / "h200_models").is_dir():
+        return "No run on an H200 is committed yet."
+    data = load_run(RESULTS / "h200_models")
+    (answer,) = answer_section(data).tables
+    return f"{markdown(replace(answer, notes=()))}\n\n{markdown(_titled(latency_section(data), 'Variants'), 'console')}"
+
+
 def training_block() -> str:
     """Return the variants of the training step, and its memory by phase."""
     data = load_run(RESULTS / "h200_training_step")
@@ -77,6 +86,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "verdict": verdict_block,
     "realtime": realtime_block,
     "sweep": sweep_block,
+    "models": models_block,
     "training": training_block,
     "launches": launches_block,
     "cost": cost_block,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models.hub import LibraryModel, make_model
-from models.initialisation import InputOptions, draw_normal, randomise
+from models.initialisation import InputOptions, draw_normal
 from models.params import require
 
 VIT_L14_TEXT = {
@@ -102,19 +102,6 @@ def build_clip_vision(folder: str | None = None, *, attn_implementation: str = "
     full_config = {**VIT_L14_VISION, **config}
     model = make_model(CLIPVisionModelWithProjection, folder, full_config, attn_implementation=attn_implementation)
     return ClipVision(model, folder)
-
-
-@torch.no_grad()
-def randomise_clip(module: ClipText | ClipVision, seed: int) -> None:
-    """Fill a tower with random weights as `randomise` does, with the gains of layer norms around one.
-
-    With the library's own initialisation queries and keys are so small that attention is a plain average, and a parity
-    check would miss a wrong softmax.
-    """
-    randomise(module, seed)
-    for part in module.modules():
-        if isinstance(part, nn.LayerNorm):
-            part.weight.add_(1)
 
 
 def clip_text_inputs(

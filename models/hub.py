@@ -1,19 +1,24 @@
 """Third-party networks as components, from the libraries diffusers and transformers (extra [hub]).
 
-Decoders (AutoencoderTiny, AutoencoderOobleck, MimiModel) and ResNet-50 under its training loss. Weights are random or
-come from a local folder made by save_pretrained; nothing is downloaded. A module whose factory loaded its weights names
-the folder in its attribute `weights_source`. A factory raises ModuleNotFoundError where its library is not installed.
+Here: what all of them share, small autoencoders (AutoencoderTiny, AutoencoderOobleck, MimiModel), and ResNet-50 under
+its training loss. Weights are random or come from a local folder made by save_pretrained; nothing is downloaded. A
+module whose factory loaded its weights names the folder in its attribute `weights_source`. A factory raises
+ModuleNotFoundError where its library is not installed.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from models.initialisation import randomise
 
 
 def make_model(kind: Any, folder: str | None, config: Mapping[str, Any], **options: Any) -> nn.Module:
@@ -41,6 +46,37 @@ def make_model(kind: Any, folder: str | None, config: Mapping[str, Any], **optio
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"{kind.config_class.__name__} has no key {key!r}{hint}")
         return kind(kind.config_class(**config))
+    return _from_folder(kind, folder, options)
+
+
+def build_diffusers(name: str, folder: str | None, config: Mapping[str, Any]) -> Any:
+    """Return a model of the diffusers class `name` with random weights, or with those of `folder` in fp32.
+
+    Args:
+        name: a ModelMixin class, for example "UNet2DConditionModel".
+        folder: made by save_pretrained; its own config is used and `config` is ignored. None: random weights.
+        config: arguments of the class.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+        ValueError: the folder lacks some of the weights, or its library lacks a package to read it.
+        TypeError: the class has no such argument.
+
+    """
+    import diffusers
+
+    kind: Any = getattr(diffusers, name)
+    if folder is None:
+        return kind(**config)
+    if kind._keep_in_fp32_modules and find_spec("accelerate") is None:
+        raise ValueError(
+            f"diffusers reads {name} from a folder only with the package accelerate. Install it, or give the folder as "
+            "`checkpoint` and its config's keys here"
+        )
+    return _from_folder(kind, folder, {})
+
+
+def _from_folder(kind: Any, folder: str, options: Mapping[str, Any]) -> Any:
     model, loading = kind.from_pretrained(
         require_folder(folder), local_files_only=True, output_loading_info=True, **options
     )
@@ -59,6 +95,19 @@ def require_folder(folder: str) -> str:
     return folder
 
 
+class Encoder(nn.Module):
+    """The encoding half of an autoencoder."""
+
+    def __init__(self, part: nn.Module, weights_source: str | None) -> None:
+        super().__init__()
+        self.part = part
+        self.weights_source = weights_source
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode images `x`, shaped as the encoder requires."""
+        return self.part(x)
+
+
 class Decoder(nn.Module):
     """The decoding half of an autoencoder."""
 
@@ -73,12 +122,89 @@ class Decoder(nn.Module):
 
 
 class LibraryModel(nn.Module):
-    """Base of the components around a library's `model`; `weights_source` is the folder of its weights, if any."""
+    """Base of the components around a library's `model`; `weights_source` is the folder of its weights, if any.
+
+    A cast (`module.to(torch.bfloat16)`) leaves in fp32 what the library itself loads in fp32: parts named in the
+    model's `_keep_in_fp32_modules`, and buffers that are not saved, for example rotary frequencies.
+    """
 
     def __init__(self, model: nn.Module, weights_source: str | None) -> None:
         super().__init__()
         self.model = model
         self.weights_source = weights_source
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = {name: tensor.data for name, tensor in _fixed_precision(self.model)}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            owner, _, key = name.rpartition(".")
+            part = self.model.get_submodule(owner)
+            new = getattr(part, key)
+            if new.dtype == old.dtype:
+                continue
+            if isinstance(new, nn.Parameter):
+                new.data = old.to(new.device)
+            else:
+                setattr(part, key, old.to(new.device))
+        return self
+
+
+def _fixed_precision(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of the floating-point tensors whose dtype a cast must not change."""
+    saved = model.state_dict(keep_vars=True).keys()
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and name not in saved:
+            yield name, buffer
+    for prefix, part in model.named_modules():
+        # transformers applies the first list to float16 alone, and the strict one to bfloat16 too.
+        strict = hasattr(part, "_keep_in_fp32_modules_strict")
+        attribute = "_keep_in_fp32_modules_strict" if strict else "_keep_in_fp32_modules"
+        kept = getattr(part, attribute, None) or ()
+        for name, parameter in part.named_parameters() if kept else ():
+            if any(key in name.split(".") for key in kept):
+                yield f"{prefix}.{name}" if prefix else name, parameter
+
+
+class StatefulModel(LibraryModel):
+    """A library's model with state that a call changes in place: buffers beside `model` that follow its dtype.
+
+    A new module's state is drawn from a fixed seed, as if a stream had run for a while: from a state of zeros a parity
+    check could not see that a call ignores it.
+    """
+
+    def __init__(self, model: nn.Module, weights_source: str | None) -> None:
+        super().__init__(model, weights_source)
+        self._drawn: list[str] = []
+
+    def add_state(self, name: str, shape: Sequence[int]) -> None:
+        """Register a buffer of the default device and dtype, which `reset` fills with normal numbers."""
+        self.register_buffer(name, torch.empty(tuple(shape)), persistent=False)
+        self._drawn.append(name)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Restore the state of a new module in place."""
+        for number, name in enumerate(self._drawn):
+            buffer: Any = self._buffers[name]
+            if not buffer.is_meta:
+                generator = torch.Generator(buffer.device).manual_seed(number)
+                # Drawn in fp32, so that a module in half precision has the same state, rounded.
+                buffer.copy_(torch.randn(buffer.shape, generator=generator, device=buffer.device))
+
+
+@torch.no_grad()
+def randomise_library(module: nn.Module, seed: int) -> None:
+    """Fill a library's model with random weights as `randomise` does, with the gains of its norms around one.
+
+    With a library's own initialisation queries and keys are so small that attention is a plain average, and a parity
+    check would miss a wrong softmax.
+    """
+    randomise(module, seed)
+    for part in module.modules():
+        gain = getattr(part, "weight", None)
+        gain = getattr(part, "gamma", None) if gain is None else gain  # the norms of Wan's autoencoder
+        if "norm" in type(part).__name__.lower() and isinstance(gain, nn.Parameter):
+            gain.add_(1)
 
 
 class MimiDecoder(LibraryModel):
@@ -94,9 +220,12 @@ def build_autoencoder_tiny(folder: str | None = None, **config: Any) -> nn.Modul
 
     Source: https://huggingface.co/docs/diffusers/api/models/autoencoder_tiny
     """
-    from diffusers import AutoencoderTiny  # pyright: ignore[reportPrivateImportUsage]
+    return Decoder(build_diffusers("AutoencoderTiny", folder, config).decoder, folder)
 
-    return Decoder(_build_autoencoder(AutoencoderTiny, folder, config).decoder, folder)
+
+def build_tiny_encoder(folder: str | None = None, **config: Any) -> nn.Module:
+    """Build the encoder of diffusers' AutoencoderTiny: images [b, 3, 8h, 8w], -1 to 1, to latents [b, 4, h, w]."""
+    return Encoder(build_diffusers("AutoencoderTiny", folder, config).encoder, folder)
 
 
 def build_autoencoder_oobleck(folder: str | None = None, **config: Any) -> nn.Module:
@@ -104,9 +233,7 @@ def build_autoencoder_oobleck(folder: str | None = None, **config: Any) -> nn.Mo
 
     Source: https://huggingface.co/docs/diffusers/api/models/autoencoder_oobleck
     """
-    from diffusers import AutoencoderOobleck  # pyright: ignore[reportPrivateImportUsage]
-
-    return Decoder(_build_autoencoder(AutoencoderOobleck, folder, config).decoder, folder)
+    return Decoder(build_diffusers("AutoencoderOobleck", folder, config).decoder, folder)
 
 
 def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
@@ -123,12 +250,6 @@ def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
         if name.endswith("embed_sum"):  # new codebooks are zero: all codes would be equal
             nn.init.normal_(buffer)
     return MimiDecoder(model, None)
-
-
-def _build_autoencoder(kind: Any, folder: str | None, config: dict[str, Any]) -> Any:
-    if folder is None:
-        return kind(**config)
-    return kind.from_pretrained(require_folder(folder), local_files_only=True)
 
 
 class ClassificationLoss(LibraryModel):

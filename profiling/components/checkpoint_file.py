@@ -58,7 +58,7 @@ def load_into(
     # Not `module.load_state_dict(sources)`: its `copy_` converts dtypes on the host, and a load hook would run before
     # NaN is detected. The call below copies nothing, since the tensors are the module's own; it runs the hooks.
     for name, source in sources.items():
-        if problem := _copy(targets[name], source):
+        if problem := copy_checked(targets[name], source):
             raise InputError(f"checkpoint '{path}': '{name}' {problem}")
     module.load_state_dict(module.state_dict(), strict=True)
 
@@ -222,8 +222,8 @@ def components_in(present: Mapping[str, Shape], others: Mapping[str, Shapes]) ->
 
 
 @torch.no_grad()
-def _copy(target: Tensor, source: Tensor) -> str | None:
-    """Copy one tensor in place; return its problem in words, or None."""
+def copy_checked(target: Tensor, source: Tensor) -> str | None:
+    """Copy one tensor in place; return its problem in words (another kind of dtype, NaN, too large), or None."""
     if source.is_floating_point() != target.is_floating_point():
         return f"is {source.dtype} in the file, and the network computes with {target.dtype}"
     source = source.to(target.device)  # in the stored dtype: the device converts faster, and host memory stays flat

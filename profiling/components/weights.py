@@ -9,6 +9,7 @@ from torch import nn
 
 from models.initialisation import randomise_parameter
 from profiling.components.checkpoint_file import load_into
+from profiling.components.checkpoint_folder import load_folder_into
 from profiling.components.instantiate import partial_of
 from profiling.components.manifest import load_manifest, verify
 from profiling.components.spec import ComponentSpec, Settings
@@ -34,6 +35,9 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
             partial_of(spec.initialise, f"component.{spec.key}.initialise")(module, seed=settings.seed)
         fill_degenerate(module, settings.seed)
         return "random", hint
+    if path.is_dir():
+        load_folder_into(module, path)
+        return str(path), None
     for entry in load_manifest():
         if _is_same_file(entry.file, path):
             verify(entry)

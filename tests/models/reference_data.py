@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from models import audio_vae, clip, image_vae, world_model
+from models.hub import randomise_library
 from models.initialisation import randomise
 
 FOLDER = Path(__file__).parents[1] / "data" / "reference"
@@ -87,7 +88,7 @@ def tiny_network(
         pytest.importorskip("transformers")
     default, factory, make_inputs, sizes = TINY[name]
     module = factory(**{**default, **config}).to(device)
-    (clip.randomise_clip if name.startswith("clip") else randomise)(module, seed)
+    (randomise_library if name.startswith("clip") else randomise)(module, seed)
     generator = torch.Generator().manual_seed(seed)
     inputs = make_inputs(module, batch=2, generator=generator, device=device, dtype=dtype, **sizes)
     return module.to(dtype).eval(), inputs

@@ -9,7 +9,8 @@ import yaml
 from fx_networks import Net, assert_same, calls, normal
 from torch import fx, nn
 
-from models.clip import build_clip_text, clip_text_inputs, randomise_clip
+from models.clip import build_clip_text, clip_text_inputs
+from models.hub import randomise_library
 from profiling.cli.app import CONF
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
@@ -85,7 +86,7 @@ def test_the_shipped_passes_on_the_text_component(attention):
     pytest.importorskip("transformers")
     sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     module = build_clip_text(attn_implementation=attention, num_attention_heads=4, projection_dim=32, **sizes)
-    randomise_clip(module, 0)
+    randomise_library(module, 0)
     options = {"batch": 1, "tokens": 20, "device": "cpu", "dtype": torch.float32}
     one, other = (clip_text_inputs(module, generator=torch.Generator().manual_seed(n), **options) for n in (1, 2))
     text = component(module, **one)

@@ -7,7 +7,8 @@ import torch
 import yaml
 from torch import nn
 
-from models.clip import build_clip_text, clip_text_inputs, randomise_clip
+from models.clip import build_clip_text, clip_text_inputs
+from models.hub import randomise_library
 from profiling.cli.app import CONF
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
@@ -35,7 +36,7 @@ def component(module, **inputs):
 def clip_text(dtype, attention):
     pytest.importorskip("transformers")
     module = build_clip_text(attn_implementation=attention).cuda()
-    randomise_clip(module, 0)
+    randomise_library(module, 0)
     module = module.to(dtype)
     generator = torch.Generator("cuda").manual_seed(0)
     return component(

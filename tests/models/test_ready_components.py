@@ -1,0 +1,232 @@
+"""Components from diffusers and transformers: sizes, sensitivity, state, what a capture needs, a run."""
+
+import sys
+
+import pytest
+import torch
+from as_user import QUICK, finished
+from reference_data import relative_error
+from test_capturable import OneDeviceMode
+from test_conf import composed
+from torch.utils._pytree import tree_leaves
+
+from profiling.cli.config import read_config
+from profiling.components.build import build
+from profiling.components.instantiate import instantiate
+from profiling.components.spec import Settings
+from profiling.graphs import CudaGraphed
+from profiling.results.jsonl import read_records
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+#: Parameters as published; the decoders without their encoders, Moshi without Mimi.
+PARAMETERS = {
+    "sd_turbo_unet": 865_910_724,
+    "sd_vae_decoder": 49_490_199,
+    "wan_1_3b_step": 1_418_996_800,
+    "wan_vae_decoder": 73_295_603,
+    "llama_1b_step": 1_235_814_400,
+    "moshi_step": 7_687_729_152,
+}
+NAMES = list(PARAMETERS)
+#: Modules with state, and a buffer of it that a call reads.
+STATE = {"wan_vae_decoder": "features_2", "llama_1b_step": "keys_0", "moshi_step": "values_1"}
+
+
+def spec_of(name):
+    (spec,) = read_config(composed(f"component=[{name}]")).components
+    return spec
+
+
+def component(name, dtype=torch.float32, device="cpu", scale="tiny"):
+    """Return a component as a cell builds it."""
+    settings = Settings(device=device, dtype=str(dtype).removeprefix("torch."), scale=scale)
+    blueprint = build(spec_of(name).at(scale), settings, torch.float32)
+    blueprint.cast(dtype)
+    return blueprint.component(dtype, seed=0)
+
+
+def call(component, **changes):
+    """Return the outputs of the first call after a reset."""
+    component.reset()
+    return outputs_of(component, **changes)
+
+
+def outputs_of(component, call=None, **changes):
+    """Return the floating-point outputs of a call in one vector."""
+    with torch.inference_mode():
+        outputs = tree_leaves((component.module if call is None else call)(**{**component.inputs, **changes}))
+    return torch.cat([output.flatten().float() for output in outputs if output.is_floating_point()])
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = component(name)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_full_size_is_the_published_one(name):
+    with torch.device("meta"):
+        module = instantiate(spec_of(name).module, name)
+    assert sum(parameter.numel() for parameter in module.parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_output_depends_on_every_input(name, tiny):
+    component = tiny(name)
+    expected = call(component)
+    fresh = component.make_inputs(torch.Generator().manual_seed(1))
+    for key in component.inputs:
+        assert relative_error(call(component, **{key: fresh[key]}), expected) > 0.05, key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_matter(name, tiny):
+    """Every 12th parameter of each network; all of them take minutes."""
+    component = tiny(name)
+    expected = call(component)
+    with torch.no_grad():
+        for key, parameter in list(component.module.named_parameters())[::12]:
+            kept = parameter.clone()
+            parameter.zero_()
+            # A bias of the keys is the same for all keys of a query, which softmax does not see.
+            assert key.endswith("to_k.bias") or relative_error(call(component), expected) > 1e-4, key
+            parameter.copy_(kept)
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_a_call_reads_and_changes_its_state_and_reset_restores_it(name, tiny):
+    component = tiny(name)
+    first = call(component)
+    second = outputs_of(component)
+    assert relative_error(second, first) > 0.01, "the first call left something behind"
+    torch.testing.assert_close(call(component), first)
+    component.reset()
+    component.module.get_buffer(STATE[name]).mul_(-1)
+    assert relative_error(outputs_of(component), first) > 1e-3
+    torch.testing.assert_close(call(component), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_stays_on_its_device_and_reads_nothing_back(name, dtype):
+    made = component(name, dtype)
+    module = made.module.to("meta")
+    with torch.no_grad(), OneDeviceMode("meta") as mode:
+        module(**{key: value.to("meta") for key, value in made.inputs.items()})
+    assert mode.operations > 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_stays_near_fp32_and_keeps_constants(name, tiny):
+    half = component(name, torch.bfloat16)
+    assert relative_error(call(half), call(tiny(name))) < 0.1
+    precise = {key for key, tensor in half.module.state_dict(keep_vars=True).items() if tensor.dtype == torch.float32}
+    precise |= {key for key, tensor in half.module.named_buffers() if tensor.dtype == torch.float32}
+    kinds = {"wan_1_3b_step": ("rope", "time_embedder", "scale_shift_table", "norm2"), "llama_1b_step": ("inv_freq",)}
+    for kind in kinds.get(name, ()):
+        assert any(kind in key for key in precise), kind
+    assert not any("features" in key or "keys_" in key for key in precise), "state has the dtype of the run"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_into_one_graph(name):
+    check_compiled(name, "eager")
+
+
+#: Inductor takes less than 20 s on a core for these, and minutes for the others.
+QUICK_TO_COMPILE = ("sd_vae_decoder", "wan_1_3b_step")
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK_TO_COMPILE else pytest.mark.slow) for n in NAMES]
+)
+def test_inductor_gives_the_same_numbers(name):
+    check_compiled(name, "inductor")
+
+
+def check_compiled(name, backend):
+    torch._dynamo.reset()
+    made = component(name)
+    expected = call(made)
+    compiled = torch.compile(made.module, fullgraph=True, backend=backend)
+    made.reset()
+    torch.testing.assert_close(outputs_of(made, compiled), expected, rtol=1e-3, atol=1e-3)
+    made.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        torch.testing.assert_close(outputs_of(made, compiled), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_of_all_of_them(tmp_path):
+    folder = tmp_path / "run"
+    names = ",".join(NAMES)
+    command = [sys.executable, "-m", "profiling.generic_forward", f"hydra.run.dir={folder}", *QUICK, "isolation=none"]
+    done = finished([*command, f"component=[{names}]", "variant=[baseline]", "metric=[parity,latency]"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = {record.component: record for record in read_records(folder).records}
+    assert set(records) == set(NAMES)
+    assert all(record.parity.passed for record in records.values())
+
+
+VARIANTS = "variant=[baseline,compile,cuda_graph,compile_cuda_graph]"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_replay_gives_the_numbers_of_eager_and_follows_its_state(name):
+    made = component(name, torch.bfloat16, "cuda")
+    first, second = call(made), outputs_of(made)
+    with torch.inference_mode():
+        graphed = CudaGraphed(made.module, state=made.state)
+        graphed(**made.inputs)
+    try:
+        made.reset()
+        assert relative_error(outputs_of(made, graphed), first) < 1e-2
+        assert relative_error(outputs_of(made, graphed), second) < 1e-2
+    finally:
+        graphed.clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_variant_is_right_at_full_size(name, tmp_path):
+    folder = tmp_path / "run"
+    options = [
+        f"component=[{name}]",
+        VARIANTS,
+        "dtype=bfloat16",
+        "scale=full",
+        "ceilings=off",
+        "metric=[parity,latency]",
+    ]
+    quick = ["metric.latency.max_seconds=2", "metric.latency.warmup_max_seconds=1", "compile_cache=shared"]
+    done = finished(
+        [sys.executable, "-m", "profiling.generic_forward", f"hydra.run.dir={folder}", *options, *quick], tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for record in read_records(folder).records:
+        assert record.status == "ok", record.reason
+        assert 0 < record.parity.eager_rel_l2 < 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_at_full_size_an_input_moves_the_output_more_than_rounding_does(name):
+    made = component(name, torch.bfloat16, "cuda", "full")
+    expected = call(made)
+    assert torch.isfinite(expected).all()
+    inputs = made.make_inputs(torch.Generator("cuda").manual_seed(1))
+    for key in made.inputs:
+        assert relative_error(call(made, **{key: inputs[key]}), expected) > 0.03, key

@@ -1,0 +1,135 @@
+"""Components that keep state, against the library's own way: a whole sequence at once, a whole video at once."""
+
+from typing import Any
+
+import pytest
+import torch
+from reference_data import relative_error
+
+from models.diffusion import build_wan_stream_decoder
+from models.hub import randomise_library
+from models.language_steps import build_llama_step, build_moshi_step, randomise_moshi
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+DEPTH = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+MOSHI = {
+    "vocab_size": 48,
+    "audio_vocab_size": 40,
+    "hidden_size": 32,
+    "ffn_dim": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "audio_encoder_config": {"model_type": "mimi"},
+    "depth_decoder_config": DEPTH,
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("cache_length", [16, 5], ids=["cache with room", "cache that overflows"])
+def test_a_token_at_a_time_gives_the_numbers_of_the_whole_sequence(cache_length):
+    module: Any = build_llama_step(batch=2, cache_length=cache_length, filled=0, **LLAMA).eval()
+    randomise_library(module, 0)
+    ids = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0))
+    steps = torch.stack([module(ids[:, n : n + 1]) for n in range(12)], dim=1)
+    rows, columns = torch.arange(12)[:, None], torch.arange(12)
+    seen = (columns <= rows) & (columns > rows - cache_length)
+    whole = module.model(input_ids=ids, attention_mask=seen.expand(2, 1, 12, 12), use_cache=False).logits
+    torch.testing.assert_close(steps, whole, rtol=1e-3, atol=1e-4)
+    module.reset()
+    torch.testing.assert_close(module(ids[:, :1]), steps[:, 0])
+
+
+@torch.inference_mode()
+def test_a_cast_and_a_move_keep_the_cache_attached():
+    module: Any = build_llama_step(batch=1, cache_length=4, filled=2, **LLAMA).eval()
+    ids = torch.tensor([[3]])
+    before = module(ids)
+    module.bfloat16()
+    assert module.cache.layers[1].keys is module.get_buffer("keys_1")
+    module.reset()
+    assert relative_error(module(ids).float(), before) < 0.05
+    assert module.cache.layers[1].keys.dtype == torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def moshi():
+    module: Any = build_moshi_step(batch=1, cache_length=8, filled=3, **MOSHI).eval()
+    randomise_moshi(module, 0)
+    return module
+
+
+def frame(seed):
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.randint(0, 48, (1, 1), generator=generator)
+    return text, *(torch.randint(0, 40, (1, 8, 1), generator=generator) for _ in range(2))
+
+
+@torch.inference_mode()
+def test_moshis_codes_are_those_of_its_depth_decoder(moshi):
+    text, moshi_codes, user_codes = frame(0)
+    outputs = moshi(text, moshi_codes, user_codes, torch.full((1, 9), -1))
+    assert outputs["codes"].shape == (1, 8, 1)
+    assert torch.equal(outputs["text"], outputs["text_logits"].argmax(-1, keepdim=True))
+    assert torch.equal(outputs["codes"][:, :, 0], outputs["code_logits"].argmax(-1))
+    # All codebooks at once: the tokens before each as its input, as the library trains it.
+    moshi.reset()
+    embeddings = moshi.model.decoder.model.embed_tokens(text) + sum(
+        embed(code)
+        for embed, code in zip(moshi.model.embed_tokens, torch.cat([moshi_codes, user_codes], 1).unbind(1), strict=True)
+    )
+    hidden = moshi.step(moshi.model.decoder, inputs_embeds=embeddings).last_hidden_state
+    tokens = torch.cat([outputs["text"], outputs["codes"][:, :-1, 0]], dim=1)
+    depth = moshi.model.depth_decoder(input_ids=tokens, last_hidden_state=hidden, use_cache=False)
+    torch.testing.assert_close(outputs["code_logits"], depth.logits, rtol=1e-3, atol=1e-4)
+    moshi.reset()
+
+
+@torch.inference_mode()
+def test_moshi_takes_the_tokens_it_is_given(moshi):
+    moshi.reset()
+    picked = moshi(*frame(0), torch.full((1, 9), -1))
+    moshi.reset()
+    given = torch.cat([picked["text"], picked["codes"][:, :, 0]], dim=1)
+    same = moshi(*frame(0), given)
+    for key, value in picked.items():
+        torch.testing.assert_close(same[key], value)
+    moshi.reset()
+    given[0, 2] = (given[0, 2] + 1) % 40
+    other = moshi(*frame(0), given)
+    assert other["codes"][0, 1, 0] == given[0, 2]
+    torch.testing.assert_close(other["code_logits"][:, :2], picked["code_logits"][:, :2])
+    assert relative_error(other["code_logits"][:, 2], picked["code_logits"][:, 2]) > 0.01
+    moshi.reset()
+
+
+@torch.inference_mode()
+def test_a_stream_of_chunks_gives_the_pictures_of_the_whole_video():
+    module: Any = build_wan_stream_decoder(batch=1, latent_height=2, latent_width=2, base_dim=4, num_res_blocks=1)
+    randomise_library(module.eval(), 0)
+    latents = torch.randn(1, 16, 7, 2, 2, generator=torch.Generator().manual_seed(0))
+    model = module.model
+    whole = model.decode(latents, return_dict=False)[0]
+    assert whole.shape[2] == 25
+    # The state after the first two latent frames, which make 1 and 4 pictures, from the library's own features.
+    model.clear_cache()
+    for number, latent in enumerate(model.post_quant_conv(latents[:, :, :2]).split(1, dim=2)):
+        model.decoder(latent, feat_cache=model._feat_map, feat_idx=[0], first_chunk=number == 0)
+    for number in module.slots:
+        kept = model._feat_map[number]
+        assert kept.shape[2] in (1, 2)
+        buffer = module.get_buffer(f"features_{number}")
+        buffer.zero_()
+        buffer[:, :, -kept.shape[2] :].copy_(kept)
+    chunks = [module(latents[:, :, 2:5]), module(latents[:, :, 5:7])]
+    torch.testing.assert_close(torch.cat(chunks, dim=2), whole[:, :, 5:], rtol=1e-3, atol=1e-4)
+    assert whole.std() > 0.1
