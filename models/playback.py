@@ -4,10 +4,15 @@ World model: one denoising pass, or a whole frame, with a full cache. Decoders: 
 to its samples of sound. Each `reset()` restores the state before the first call, in place.
 """
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Unpack
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 
 from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.cached_world_model import CachedWorldModel, FrameOptions
@@ -17,6 +22,42 @@ from models.params import require
 from models.world_model import WorldModelParams, world_model_inputs
 
 SOUND_CONTEXT_SEED, WORLD_CONTEXT_SEED = 120, 60  # of the random frames in the initial state
+
+WINDOWS = ("exact", "windowed", "auto")
+# Shares of the window that are measured in addition to the requested length, and frames that each is measured on.
+SHARES, TRIALS = (0.125, 0.25, 0.5, 0.75), 8
+
+# Drawn actions: share of a mouse movement kept in the next frame, and probability a frame that a button changes.
+MOUSE_MEMORY, BUTTON_CHANGE = 0.9, 0.05
+
+
+def draw_actions(shapes: Mapping[str, Sequence[int]], ticks: int, seed: int) -> dict[str, NDArray[np.float32]]:
+    """Draw actions of a user who moves the mouse smoothly and holds buttons for 20 frames on average.
+
+    Args:
+        shapes: those of `mouse` [1, axes] and `btn` [1, n_buttons], both or one of them.
+        ticks: number of frames.
+        seed: of the random numbers.
+
+    Returns:
+        `mouse` [ticks, axes] and `btn` [ticks, n_buttons], float32, of the given names.
+
+    Raises:
+        ValueError: an action of another name, or of a batch.
+
+    """
+    for name, shape in shapes.items():
+        require(name in ("mouse", "btn"), f"there is no action {name!r}, only mouse and btn")
+        require(len(shape) == 2 and shape[0] == 1, f"{name} takes {list(shape)}: actions are those of one user, [1, n]")
+    random = np.random.default_rng(seed)
+    axes, buttons = (shapes[name][-1] if name in shapes else 1 for name in ("mouse", "btn"))
+    mouse = np.zeros((ticks, axes))
+    for frame in range(1, ticks):
+        mouse[frame] = MOUSE_MEMORY * mouse[frame - 1] + random.normal(size=axes)
+    changes = random.random((ticks, buttons)) < BUTTON_CHANGE
+    held = (np.cumsum(changes, axis=0) + random.integers(0, 2, buttons)) % 2
+    actions = {"mouse": mouse.astype(np.float32), "btn": held.astype(np.float32)}
+    return {name: actions[name] for name in shapes}
 
 
 class PictureStage(ImageDecoder):
@@ -65,6 +106,61 @@ class SoundStage(AudioDecoder):
         self.latents.copy_(latents)
         return self.newest(latents[..., -self.decoded :])
 
+    def calibrate(
+        self, inputs: Iterator[Mapping[str, Tensor]], *, window: str, latents: int, min_snr_db: float
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Choose how many latents are decoded, and measure what shorter windows cost on the inputs of a loop.
+
+        Args:
+            inputs: the stage's inputs, call after call; as many are taken as are needed.
+            window: `exact`: the whole window; `windowed`: its newest `latents`; `auto`: those, if they reach
+                `min_snr_db` against the whole window.
+            latents: length of a shorter window.
+            min_snr_db: least signal-to-noise ratio in dB.
+
+        Returns:
+            The argument `decoded` of the factory, and the measurements by name.
+
+        Raises:
+            ValueError: a value is out of range.
+
+        """
+        whole = self.latents.shape[-1]
+        require(window in WINDOWS, f"window={window!r} must be one of {', '.join(WINDOWS)}")
+        require(latents >= 1 and min_snr_db > 0, f"latents={latents}, min_snr_db={min_snr_db}: must be above 0")
+        require(window == "exact" or latents <= whole, f"latents={latents}: the window holds {whole}. Use fewer")
+        lengths = sorted({min(latents, whole), *(max(1, round(share * whole)) for share in SHARES)} - {whole})
+        given = [each["latent"] for each in islice(inputs, whole + TRIALS - 1)]
+        snr_db = self.windows_snr(torch.stack(given, dim=-1), lengths)
+        good = snr_db.get(latents, math.inf) >= min_snr_db
+        short = latents < whole and (window == "windowed" or (window == "auto" and good))
+        self.decoded = latents if short else whole
+        measured = {
+            "window": "windowed" if short else "exact",
+            "decoded": self.decoded,
+            "window_latents": whole,
+            "snr_db": {str(length): ratio for length, ratio in snr_db.items()},
+            "min_snr_db": float(min_snr_db),
+            "samples": self.params.samples_per_latent,
+        }
+        return {"decoded": self.decoded}, measured
+
+    def windows_snr(self, latents: Tensor, lengths: Sequence[int]) -> dict[int, float]:
+        """Return the signal-to-noise ratio in dB of windows of `lengths` latents against the whole window.
+
+        Signal and noise are the newest frame's sound, summed over all whole windows in `latents` [1, channels, n]. A
+        length whose sound is identical has no ratio.
+        """
+        window = self.latents.shape[-1]
+        signal, noise = 0.0, dict.fromkeys(lengths, 0.0)
+        for end in range(window, latents.shape[-1] + 1):
+            whole = latents[..., end - window : end]
+            exact = self.newest(whole).double()
+            signal += float(exact.square().sum())
+            for length in lengths:
+                noise[length] += float((self.newest(whole[..., -length:]).double() - exact).square().sum())
+        return {length: 10 * math.log10(signal / n) for length, n in noise.items() if n > 0 and signal > 0}
+
     def newest(self, latents: Tensor) -> Tensor:
         """Decode latents [b, latent_channels, l]; return the last one's sound, fp32 [b, channels, samples]."""
         return super().forward(latents)[..., -self.params.samples_per_latent :].float()
@@ -83,63 +179,6 @@ def build_sound_stage(*, window: int, decoded: int | None = None, **config: Any)
 def sound_stage_inputs(module: SoundStage, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
     """Return a random latent [1, latent_channels] for `SoundStage.forward`."""
     return {"latent": draw_normal(1, module.params.latent_channels, **options)}
-
-
-class WholeFrame(nn.Module):
-    """World model, picture and sound stage as one module, so that one compilation or capture covers a whole frame."""
-
-    def __init__(self, world: nn.Module, picture: nn.Module, sound: nn.Module) -> None:
-        super().__init__()
-        self.world, self.picture, self.sound = world, picture, sound
-
-    def state_tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that a call changes in place, of all parts."""
-        parts: list[Any] = list(self.children())
-        return tuple(tensor for part in parts if hasattr(part, "state_tensors") for tensor in part.state_tensors())
-
-    def reset(self) -> None:
-        """Reset the parts that have state, in place."""
-        parts: list[Any] = list(self.children())
-        for part in parts:
-            if hasattr(part, "reset"):
-                part.reset()
-
-    def forward(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
-        """Generate the next frame from noise and controls; return its picture and its sound.
-
-        In eager mode on a GPU, sound is decoded on a second stream, in parallel with the picture.
-
-        Args:
-            x: noise for the video latents [1, c, h, w].
-            audio: noise for the audio latents [1, ca].
-            mouse: mouse movement [1, 2].
-            btn: buttons held, 0 or 1, [1, n_buttons].
-
-        Returns:
-            Picture, uint8 [1, H, W, channels], and sound, fp32 [1, channels, samples].
-
-        """
-        video, latent = self.world(x, audio, mouse, btn)
-        if not video.is_cuda or torch.compiler.is_compiling():
-            return self.picture(video), self.sound(latent)
-        current, second = torch.cuda.current_stream(), _second_stream(video.device)
-        second.wait_stream(current)
-        with torch.cuda.stream(second):
-            sound = self.sound(latent)
-        picture = self.picture(video)
-        current.wait_stream(second)
-        latent.record_stream(second)
-        sound.record_stream(current)
-        return picture, sound
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
 
 
 class PrefilledWorldModel(CachedWorldModel):

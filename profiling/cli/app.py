@@ -322,7 +322,7 @@ def _config_folders() -> list[Path]:
 
 def _near_key(key: str, target: str) -> str:
     """Return `" Did you mean …?"` with similar keys of the config that the command line selects, or ""."""
-    groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric)=", argument)]
+    groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric|pipeline)=", argument)]
     searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in _config_folders()[1:])}]"
     GlobalHydra.instance().clear()
     with contextlib.suppress(Exception), initialize_config_dir(str(CONF), version_base=None):

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--threshold", metavar="FRACTION", type=float, default=0.02, help="largest change that is the same (0.02: 2%%)"
     )
-    parser.add_argument("--cells", metavar="GLOB", help="only cells <component>.<variant> that match: 'world_model.*'")
+    parser.add_argument("--cells", metavar="GLOB", help="only cells <component>.<variant> that match: '*.compile'")
     options = parse_options(parser, arguments)
     try:
         return _compare(options)

@@ -90,15 +90,8 @@ def loop_work(record: Record) -> dict[str, object]:
     loop = record.realtime
     if loop is None:
         return {}
-    guidance = loop.guidance
-    if guidance is None and loop.steps is not None:
-        guidance = "off"  # a world model that records its steps records its guidance, too, where it has one
-    work = {
-        **{"pace": loop.pace, "steps": loop.steps, "commit": loop.commit, "guidance": guidance},
-        "deliver": loop.deliver,
-        "sound": loop.sound and loop.sound.window,
-        "sound latents": loop.sound and loop.sound.decoded,
-    }
+    chunk = None if loop.frames_per_tick == 1 else loop.frames_per_tick
+    work = {"pace": loop.pace, "deliver": loop.deliver, "frames in a chunk": chunk, **loop.settings}
     return {name: value for name, value in work.items() if value is not None}
 
 

@@ -181,8 +181,8 @@ def _properties(record: Record) -> dict[str, object]:
     loop, parity = record.realtime, record.parity
     known: dict[str, object] = {name: getattr(record, name) for name in ("dtype", "device", "weights", "parameters")}
     if loop is not None:
-        names = ("schedule", "pace", "deliver", "steps", "commit", "guidance", "gc", "frames", "late")
-        known |= {name: getattr(loop, name) for name in names}
+        names = ("schedule", "pace", "deliver", "gc", "frames", "late")
+        known |= {name: getattr(loop, name) for name in names} | loop.settings
         known |= {f"holds {rate.fps:g} FPS": "yes" if rate.holds else "no" for rate in record.deadlines}
     known["parity"] = "not checked" if parity is None else "checked"
     return known

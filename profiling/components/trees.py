@@ -37,6 +37,27 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return [] if node is None else [tensor for value in node.values for tensor in tensors_in(value)]
 
 
+def named_tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield (path, tensor) for each tensor in `tree`; a path joins keys with dots, and is empty for `tree` itself."""
+    for keys, tensor in keyed_tensors(tree):
+        yield dotted(keys), tensor
+
+
+def keyed_tensors(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Yield (keys, tensor) for each tensor in `tree`; `key.get(container)` returns the entry of a key."""
+    if isinstance(tree, Tensor):
+        yield keys, tree
+        return
+    for key, value in children(tree) or ():
+        yield from keyed_tensors(value, (*keys, key))
+
+
+def dotted(keys: Sequence[Any]) -> str:
+    """Return keys of `children` as text: `latents.0`."""
+    names = (next(iter(vars(key).values())) if hasattr(key, "get") else key for key in keys)
+    return ".".join(map(str, names))
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Return `tree` with `function` applied to each tensor; structure, types of containers and other leaves are kept.
 

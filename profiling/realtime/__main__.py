@@ -1,4 +1,4 @@
-"""Time the loop of a real-time application, each frame against its deadline: `python -m profiling.realtime`."""
+"""Time a pipeline of stages, each frame against its deadline: `python -m profiling.realtime`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_config
-from profiling.components.spec import ComponentSpec, decode_options
+from profiling.components.spec import decode_options
 from profiling.errors import InputError, did_you_mean
-from profiling.realtime.options import ROLES, WHOLE, WORLD, WORLD_OPTIONS, LoopOptions
+from profiling.realtime.graph import WHOLE, Graph, parse_graph
+from profiling.realtime.options import LoopOptions
 from profiling.run.job import RunConfig
 
 TARGET = "realtime"
@@ -23,66 +24,48 @@ MIXED = "profiling.realtime.prepare.Mixed"
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
-    """Play the loop under every chosen variant, or once with the variant that `mix` gives each stage."""
+    """Play the pipeline under every chosen variant, or once with the variant that `mix` gives each stage."""
     from profiling.realtime.recovery import FrameFiles  # imports numpy, which would slow --help down
 
-    config = read_config(cfg)
-    options = config.source["loop"]
-    decode_options(LoopOptions, options, "loop")  # checks them before any process is started
-    stages = chosen_stages(config)
-    stages[WORLD] = with_denoising(stages[WORLD], config.source)
+    config, graph = checked(cfg)
+    options: Any = config.source["loop"]
+    specs = {spec.name: spec for spec in config.components}
+    stages = {name: specs[stage.component] for name, stage in graph.stages.items()}
     procedure = {
         "_target_": CELL,
         "options": options,
-        "stages": json.dumps({role: asdict(spec) for role, spec in stages.items()}),
+        "pipeline": json.dumps(config.source["pipeline"]),
+        "stages": json.dumps({name: asdict(spec) for name, spec in stages.items()}),
     }
-    pipeline = replace(stages[WORLD], name=TARGET, checkpoint=None)
-    variants = mixed(config) or config.variants
-    config = replace(config, components=(pipeline,), variants=variants, procedure=procedure, files=FrameFiles())
+    row = replace(next(iter(stages.values())), name=graph.name, checkpoint=None)
+    variants = mixed(config, graph) or config.variants
+    config = replace(config, components=(row,), variants=variants, procedure=procedure, files=FrameFiles())
     return execute(TARGET, config, folder)
 
 
-def chosen_stages(config: RunConfig) -> dict[str, ComponentSpec]:
-    """Return the component of each role.
+def checked(cfg: DictConfig) -> tuple[RunConfig, Graph]:
+    """Return the run's config, with the components that a stage names, and the graph of the pipeline.
 
     Raises:
-        InputError: `stages` is not a mapping, or a role names no component or one that was not chosen.
+        InputError: an option of the loop, or something in `pipeline`, is wrong.
 
     """
-    components = {spec.name: spec for spec in config.components}
-    names: Any = config.source.get("stages") or {}
-    if not isinstance(names, Mapping):
-        raise InputError(f"stages={names}: name a component for each role, stages.picture=picture_stage for example.")
-    stages = {}
-    for role in ROLES:
-        name = names.get(role)
-        if not isinstance(name, str) or name not in components:
-            raise InputError(
-                f"stages.{role}={name} is none of the components {', '.join(components)}."
-                f"{did_you_mean(str(name), components)} Name it in component=[...] too."
-            )
-        stages[role] = components[name]
-    return stages
+    chosen = cfg.get("pipeline")
+    node: Any = OmegaConf.to_container(chosen, resolve=True) if isinstance(chosen, DictConfig) else chosen
+    graph = parse_graph(node, cfg.get("component") or {})
+    used = {stage.component for stage in graph.stages.values()}
+    others = [name for name in cfg.component if name not in used]
+    cfg = cfg.copy()
+    with open_dict(cfg):  # a pipeline may set options of a component that the command line has replaced
+        cfg.pipeline = node
+        for name in others:
+            del cfg.component[name]
+    config = read_config(cfg)
+    decode_options(LoopOptions, config.source["loop"], "loop")  # checked before any process is started
+    return config, graph
 
 
-def with_denoising(world: ComponentSpec, source: Mapping[str, Any]) -> ComponentSpec:
-    """Return the world model's spec with the `steps`, `commit` and `guidance` of the command line.
-
-    Raises:
-        InputError: the module has no such argument.
-
-    """
-    given = {name: source[name] for name in WORLD_OPTIONS if source.get(name) is not None}
-    for name in given:
-        if name not in world.module:
-            raise InputError(
-                f"{name}={given[name]}: component.{world.name}.module has no {name}. Leave it out, or use a component "
-                "that has one, world_model_frame for example."
-            )
-    return replace(world, module={**world.module, **given})
-
-
-def mixed(config: RunConfig) -> dict[str, Mapping[str, Any]] | None:
+def mixed(config: RunConfig, graph: Graph) -> dict[str, Mapping[str, Any]] | None:
     """Return the one variant that `mix` describes, or None without `mix`.
 
     Raises:
@@ -93,7 +76,7 @@ def mixed(config: RunConfig) -> dict[str, Mapping[str, Any]] | None:
     mix: Any = config.source.get("mix")
     if not mix:
         return None
-    stages = (WHOLE,) if config.source["loop"].get("schedule") == "one_graph" else ROLES
+    stages = (WHOLE,) if config.source["loop"].get("schedule") == "one_graph" else tuple(graph.stages)
     if not isinstance(mix, Mapping) or set(mix) != set(stages):
         example = ",".join(f"{stage}:baseline" for stage in stages)
         raise InputError(

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import torch
 
-from models.playback import SoundStage
-from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
+from profiling.components.reference import strict_float32
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.machine.gc_policy import gc_policy
 from profiling.metrics.metric import Subject
+from profiling.realtime.graph import PIPELINE, Graph, parse_graph
 from profiling.realtime.monitor import FrameMonitor
-from profiling.realtime.options import SOUND, WHOLE, WORLD, LoopOptions
-from profiling.realtime.pipeline import PRIORITIES, Actions, StagedPipeline, assemble, drawn_actions, read_actions
+from profiling.realtime.options import LoopOptions
+from profiling.realtime.pipeline import StagedPipeline, assemble
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
-    LoadedStages,
+    Prepared,
     build_stages,
+    calibrated,
+    eager_outputs,
     load_stages,
-    reference_outputs,
+    pipeline_subject,
     refuse_shared_pools,
     stage_variant,
 )
 from profiling.realtime.recovery import describe_loop
-from profiling.realtime.sound import choose_window
 from profiling.realtime.summary import median, stage_ms, summarize_frames
 from profiling.results.frames import Journal, Series, recover_series, stage_names
-from profiling.results.record import Parity, Prepare, SoundWindow
+from profiling.results.record import Parity, Prepare
 from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.run.environment import ceilings_in
@@ -47,12 +49,10 @@ from profiling.trace.events import read_events, timeline
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.variants.variant import Step, Variant
 
-#: Audio sample rate in Hz at full scale; tiny networks have another one.
-SAMPLE_RATE = 44100
+#: Sessions whose first frame is timed.
+FIRST_FRAMES = 5
 #: Why a loop's trace has neither a table of submodules nor one of host waits.
-_NO_MODULES = (
-    "not attributable: a frame runs several networks; the main job analyses each (component=[world_model_frame])"
-)
+_NO_MODULES = "not attributable: a frame runs several networks; python -m profiling.generic_forward analyses each"
 _NO_WAITS = "not attributable: the loop is traced as one call, whose waits are those of the harness"
 
 
@@ -61,8 +61,10 @@ class RealtimeCell(Cell):
     """Play frames under a variant and compare each with its deadline."""
 
     options: LoopOptions = field(default_factory=LoopOptions)
-    stages: str = ""  # the specs of the networks by role, as JSON
+    pipeline: str = "{}"  # the node `pipeline` of the config, as JSON
+    stages: str = "{}"  # the specs of the components by stage, as JSON
     fused_stages: set[str] = field(default_factory=set)  # stages whose operators a compiler fused
+    calibration: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # what stages have chosen, by stage
 
     def measure(self) -> None:
         """Load, compute references, prepare, check, play, trace, and compare the frames with their roofline."""
@@ -73,52 +75,66 @@ class RealtimeCell(Cell):
                 raise InputError(
                     f"metric.{name} times single steps, and the loop has its own clocks. Use metric=[parity]."
                 )
-        specs = {role: ComponentSpec(**node).at(settings.scale) for role, node in json.loads(self.stages).items()}
-        loaded, sound = self._load(specs)
+        specs = {name: ComponentSpec(**node).at(settings.scale) for name, node in json.loads(self.stages).items()}
+        graph = parse_graph(json.loads(self.pipeline), {spec.key for spec in specs.values()})
+        prepared = self._load(graph, specs)
         self.add(
-            parameters=loaded.parameters, frames_per_call=1, weights=loaded.weights, weights_hints=loaded.weights_hints
+            parameters=prepared.parameters,
+            frames_per_call=graph.frames_per_tick,
+            weights=prepared.weights,
+            weights_hints=prepared.weights_hints,
         )
         with torch.inference_mode(), ExitStack() as stack:
-            steps = self._prepare(variant, loaded, stack)
-            self._check(variant, loaded, steps)
-            actions = self._actions(loaded.components[WHOLE if WHOLE in steps else WORLD])
-            pipeline = assemble(loaded.components, steps, self.options, actions, settings.seed, Clock())
-            for component in loaded.components.values():
+            steps = self._prepare(variant, prepared, stack)
+            pipeline = assemble(
+                prepared.graph,
+                prepared.components,
+                {name: step.run for name, step in steps.items()},
+                self.options,
+                ticks=self._ticks,
+                seed=settings.seed,
+                narrow=getattr(torch, settings.dtype),
+            )
+            self._check(variant, prepared, steps, pipeline)
+            for component in prepared.components.values():
                 component.reset()
-            series = self._play(pipeline, sound)
+            pipeline.reset()
+            first_ms = self._first_frame_ms(prepared, pipeline)
+            series = self._play(graph, pipeline, first_ms)
             if settings.trace:
                 self._trace(pipeline, torch.device(settings.device))
             if settings.ceilings == "auto":
-                self._explain_roofline(loaded, steps, series)
+                self._explain_roofline(graph, prepared, steps, series)
 
-    def _load(self, specs: Mapping[str, ComponentSpec]) -> tuple[LoadedStages, SoundWindow]:
+    @property
+    def _ticks(self) -> int:
+        """Length of the sources that are made: all ticks of the loop."""
+        return sum(self.options.counts(torch.device(self.job.settings.device).type))
+
+    def _load(self, graph: Graph, specs: Mapping[str, ComponentSpec]) -> Prepared:
         settings, whole = self.job.settings, self.options.schedule == "one_graph"
         with self.phase("load"):
             exact = build_stages(specs, settings)
-            checksums = {role: blueprint.checksums() for role, blueprint in exact.items()}
-        with self.phase("reference"), torch.inference_mode():
-            world = exact[WORLD].component(torch.float32, settings.seed)
-            stage = exact[SOUND].module
-            sound = choose_window(stage, world, self.options, settings.seed)
-            expected = reference_outputs(exact, settings, whole=whole)
-        del exact, world, stage
+            checksums = {name: blueprint.checksums() for name, blueprint in exact.items()}
+        with self.phase("reference"), torch.inference_mode(), strict_float32():
+            specs, self.calibration = calibrated(graph, specs, exact, settings, ticks=self._ticks)
+            expected = eager_outputs(graph, exact, settings, torch.float32, whole=whole, ticks=self._ticks)[-1]
+        del exact
         with self.phase("load"), torch.inference_mode():
+            # Built again: a module may keep tensors of its first call, which was in float32.
             blueprints = build_stages(specs, settings)
-            for role, blueprint in blueprints.items():
-                blueprint.check_same(checksums[role])
-            if sound.decoded is not None:
-                cast(SoundStage, blueprints[SOUND].module).decoded = sound.decoded
-            priorities = PRIORITIES if self.options.schedule == "overlap" else {}
-            return load_stages(blueprints, expected, settings, whole=whole, priorities=priorities), sound
+            for name, blueprint in blueprints.items():
+                blueprint.check_same(checksums[name])
+            return load_stages(graph, blueprints, expected, settings, self.options, ticks=self._ticks)
 
-    def _prepare(self, variant: Variant, loaded: LoadedStages, stack: ExitStack) -> dict[str, Step]:
+    def _prepare(self, variant: Variant, prepared: Prepared, stack: ExitStack) -> dict[str, Step]:
         """Prepare every stage; return the steps, which are closed with `stack`."""
-        refuse_shared_pools(variant, loaded.components, self.options)
+        refuse_shared_pools(variant, prepared.components, self.options)
         folder = Path(self.job.run) / "kernels" / self.job.name
         steps, seconds = {}, {}
         with self.phase("prepare"):
             before, started = snapshot(), time.perf_counter()
-            for name, component in loaded.components.items():
+            for name, component in prepared.components.items():
                 stage_before, stage_started = snapshot(), time.perf_counter()
                 steps[name] = variant(component, folder)
                 stack.callback(self.close, steps[name])
@@ -127,7 +143,7 @@ class RealtimeCell(Cell):
                 if snapshot().since(stage_before).graphs > 0:
                     self.fused_stages.add(name)
             total = time.perf_counter() - started
-            for name, component in loaded.components.items():
+            for name, component in prepared.components.items():
                 steps[name].run()
                 synchronize(component.device)
             first = time.perf_counter() - started
@@ -135,15 +151,22 @@ class RealtimeCell(Cell):
         self.add(prepare=Prepare(seconds=total, first_call_s=first, stages=seconds, **counters))
         return steps
 
-    def _check(self, variant: Variant, loaded: LoadedStages, steps: Mapping[str, Step]) -> None:
-        """Compare every stage with its reference; the section `parity` is that of the worst."""
+    def _check(self, variant: Variant, prepared: Prepared, steps: Mapping[str, Step], pipeline: StagedPipeline) -> None:
+        """Compare every stage, and the first ticks of the whole, with their references; `parity` is the worst."""
         checks: dict[str, Parity] = {}
+        seed = self.job.settings.seed
+        tolerances = {name: stage_variant(variant, name).tolerance for name in prepared.components}
+        subjects = {
+            name: Subject(component, steps[name], prepared.references[name], tolerances[name], seed)
+            for name, component in prepared.components.items()
+        }
+        known = [tolerance for tolerance in tolerances.values() if tolerance is not None]
+        tolerance = max(known) if len(known) == len(tolerances) else None
+        subjects[PIPELINE] = pipeline_subject(prepared, pipeline, tolerance, seed)
         with self.phase("parity"):
             for metric in metrics_of(self.job).values():
-                for name, component in loaded.components.items():
-                    tolerance = stage_variant(variant, name).tolerance
-                    reference, seed = loaded.references[name], self.job.settings.seed
-                    measured = measured_by(metric, Subject(component, steps[name], reference, tolerance, seed))
+                for name, subject in subjects.items():
+                    measured = measured_by(metric, subject)
                     checks[name] = measured.sections["parity"]
                     if measured.problem is not None:
                         status, reason = measured.problem
@@ -152,19 +175,23 @@ class RealtimeCell(Cell):
             worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
             self.add(parity=msgspec.structs.replace(worst, stages=checks))
 
-    def _actions(self, world: Component) -> Actions:
-        axes, buttons = (world.inputs[name].shape[-1] for name in ("mouse", "btn"))
-        if self.options.actions is not None:
-            return read_actions(Path(str(self.options.actions)), axes, buttons)
-        frames, warmup = self.options.counts(world.device.type)
-        return drawn_actions(frames + warmup, axes, buttons, self.job.settings.seed)
+    def _first_frame_ms(self, prepared: Prepared, pipeline: StagedPipeline) -> float:
+        """Return the latency of the first tick of a session, with everything prepared: the median of a few sessions."""
+        rows: list[dict[str, float]] = []
+        for _ in range(FIRST_FRAMES):
+            FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}).run(range(1), rows.append)
+            for component in prepared.components.values():
+                component.reset()
+            pipeline.reset()
+        return statistics.median(row["latency_ms"] for row in rows)
 
-    def _play(self, pipeline: StagedPipeline, sound: SoundWindow) -> Series:
+    def _play(self, graph: Graph, pipeline: StagedPipeline, first_ms: float) -> Series:
         """Play all frames and return their series; a loop that fails leaves the frames before the failure on disk."""
         options, run = self.options, Path(self.job.run)
         device = torch.device(self.job.settings.device)
         frames, warmup = options.counts(device.type)
-        period = 1 / options.fps if options.pace == "realtime" else None
+        rate = options.fps or graph.frame_rate
+        period = graph.frames_per_tick / rate if options.pace == "realtime" else None
         monitor, journal = FrameMonitor(device), Journal(run, self.job.name, series_names(pipeline))
         loop = FrameLoop(pipeline, Clock(), monitor, depth=pipeline.depth, period=period)
         try:
@@ -175,19 +202,22 @@ class RealtimeCell(Cell):
             journal.close()
             series = recover_series(run, self.job.name)
             assert series is not None
-            self._summarize(series, monitor, sound)
+            self._summarize(graph, series, monitor, first_ms)
         return series
 
-    def _summarize(self, series: Series, monitor: FrameMonitor, sound: SoundWindow) -> None:
+    def _summarize(self, graph: Graph, series: Series, monitor: FrameMonitor, first_ms: float) -> None:
         settings = self.job.settings
         loop = msgspec.structs.replace(
-            describe_loop(self.options, self.stages, settings.device),
-            sound=sound,
+            describe_loop(self.options, graph, settings.device),
+            calibration=self.calibration,
             throttle_reasons=tuple(sorted(monitor.throttle_reasons)),
+            first_frame_ms=first_ms,
         )
-        samples = sound.samples if settings.scale == "full" else None
-        seconds = None if samples is None else samples / SAMPLE_RATE
-        section = summarize_frames(series, loop, events=monitor.events, sound_seconds_per_frame=seconds)
+        kinds = {name: spec["kind"] for name, spec in json.loads(self.stages).items()}
+        audible = settings.scale == "full" and any(kinds[edge.name] == "audio" for edge in graph.deliver)
+        section = summarize_frames(
+            series, loop, graph, events=monitor.events, media_rate=graph.frame_rate if audible else None
+        )
         self.add(realtime=section)
         changed = _compiled_or_captured(series, monitor.events)
         if changed is not None:
@@ -217,20 +247,24 @@ class RealtimeCell(Cell):
                 if analysis is not None:
                     self.add(trace_analysis=analysis)
 
-    def _explain_roofline(self, loaded: LoadedStages, steps: Mapping[str, Step], series: Series) -> None:
+    def _explain_roofline(self, graph: Graph, prepared: Prepared, steps: Mapping[str, Step], series: Series) -> None:
         """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""
+        calls = {
+            name: (stage.repeat, 1 / stage.every) for name, stage in graph.stages.items() if name in prepared.components
+        }
         medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
         with self.phase("roofline"), self.best_effort("the roofline"):
             ceilings = ceilings_in(Path(self.job.run))
             if ceilings is not None:
                 section = frame_roofline(
-                    loaded.components,
+                    prepared.components,
                     steps,
                     ceilings,
                     median(series["frame_ms"]),
                     {name: time_ms for name, time_ms in medians.items() if time_ms is not None},
                     fused=self.fused_stages,
                     overlapping=self.options.schedule == "overlap",
+                    calls=calls,
                 )
                 self.add(roofline=section)
 

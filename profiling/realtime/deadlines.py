@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,27 +11,31 @@ from numpy.typing import NDArray
 from profiling.results.frames import TICK_MS, Array, Series
 from profiling.results.record import Deadline
 
-#: Frame rates that every loop is compared with, in addition to its target.
+#: Frame rates that a loop is compared with, in addition to its target, where its pipeline names no others.
 COMMON_FPS = (24.0, 30.0, 60.0, 120.0)
 
 
-def deadlines(series: Series, *, target_fps: float, pace: str) -> dict[str, Deadline]:
-    """Return the late frames of each frame rate, keyed by its text ("24", "59.94"), lowest rate first.
+def deadlines(
+    series: Series, *, target_fps: float, pace: str, chunk: int = 1, rates: Collection[float] = COMMON_FPS
+) -> dict[str, Deadline]:
+    """Return the late frames of the target and of `rates`, keyed by the rate's text ("24", "59.94"), lowest first.
 
     A frame is late when it took longer than 1000 / fps ms. In a paced loop at its target rate, it is late when it was
-    delivered more than 1000 / fps ms after it was due, so a stall also makes the frames after it late.
+    delivered more than 1000 / fps ms after it was due, so a stall also makes the frames after it late. Where frames
+    come in chunks of several, a row of the series is a chunk, and its budget is that of all of them.
     """
     by_rate = {}
-    for fps in sorted({*COMMON_FPS, target_fps}):
+    for fps in sorted({*rates, target_fps}):
         due = series["due_ms"] if pace == "realtime" and fps == target_fps else None
-        excess_ms = (series["frame_ms"] if due is None else series["delivered_ms"] - due) - 1000 / fps
+        budget_ms = 1000 * chunk / fps
+        excess_ms = (series["frame_ms"] if due is None else series["delivered_ms"] - due) - budget_ms
         late = excess_ms > TICK_MS
         misses = int(late.sum())
         # Time lost between the frames of a free loop counts too.
-        too_slow = pace == "free" and delivered_fps(series) < fps
+        too_slow = pace == "free" and chunk * delivered_fps(series) < fps
         by_rate[rate_key(fps)] = Deadline(
             fps=fps,
-            budget_ms=1000 / fps,
+            budget_ms=budget_ms,
             holds=holds(misses, late.size) and not too_slow,
             misses=misses,
             longest_run=longest_run(late),

@@ -1,279 +1,515 @@
-"""The pipeline of a loop: actions and noise in, prepared steps with hand-over between them, playout buffer out."""
+"""A pipeline of prepared stages: writes their inputs, runs them on their streams, keeps their outputs, delivers."""
 
 from __future__ import annotations
 
-import io
+import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from profiling.components.component import Component
-from profiling.errors import InputError
-from profiling.realtime.options import DELIVER, PICTURE, SOUND, WHOLE, WORLD, LoopOptions
+from profiling.components.trees import dotted, keyed_tensors, named_tensors
+from profiling.errors import InputError, did_you_mean
+from profiling.realtime.graph import DELIVER, Draw, Edge, Fixed, Graph, Read, Stage
+from profiling.realtime.options import LoopOptions
 from profiling.realtime.play import Clock, Pipeline
-from profiling.results.frames import UNREADABLE
-from profiling.results.jsonl import read_file
-from profiling.variants.variant import Step
+from profiling.realtime.sources import DrawFeed, Feed, shapes_of, source_arrays
 
-#: Drawn actions: fraction of a mouse movement kept in the next frame, and probability a frame that a button changes.
-MOUSE_MEMORY, BUTTON_CHANGE = 0.9, 0.05
-#: CUDA stream priorities of stages that overlap; lower numbers run first. The world model is first, since the next
-#: frame waits for it. The sound decoder uses half of the GPU; the picture decoder fills it, and so comes last.
-PRIORITIES = {WORLD: -2, SOUND: -1}
+#: Writes an input for (tick, output of the stage's call before in the same tick).
+Write = Callable[[int, Any], Any]
+#: Keys that lead to a tensor inside an output, as `profiling.components.trees` has them.
+Keys = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Actions:
-    """Mouse movements [n, axes] and buttons held [n, n_buttons], float32, of n frames; repeated after n frames."""
+class Outputs:
+    """The tensors of a stage's last `keep` runs that others read. They are copies: a CUDA graph overwrites its own.
 
-    mouse: NDArray[np.float32]
-    btn: NDArray[np.float32]
+    `edges` are those that read the stage, `delivered` those of the pipeline's `deliver`.
+    """
 
-    def at(self, frame: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return (mouse [axes], btn [n_buttons]) of a frame."""
-        index = frame % len(self.mouse)
-        return self.mouse[index], self.btn[index]
+    def __init__(self, stage: str, edges: Sequence[Read], delivered: Sequence[Read], keep: int) -> None:
+        self._stage, self._edges, self._delivered, self._keep = stage, edges, delivered, keep
+        self._tensors: list[dict[str, Tensor]] = []
+        self._keys: dict[str, Keys] = {}
+        self.delivered: dict[str, str] = {}  # path of each delivered tensor by its name
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all runs."""
+        self.runs = self._before = 0
+
+    def begin_tick(self) -> None:
+        """Remember which run was the last one of the tick before."""
+        self._before = self.runs
+
+    def store(self, output: Any) -> None:
+        """Copy the tensors of `output` that others read.
+
+        Raises:
+            InputError: it lacks one of them, or one has another shape than in earlier runs.
+
+        """
+        if not self._tensors:
+            self._resolve(output)
+            read = {path: tensor_at(output, keys) for path, keys in self._keys.items()}
+            self._tensors = [{path: tensor.clone() for path, tensor in read.items()} for _ in range(self._keep)]
+        number = self.runs % self._keep
+        self.runs += 1
+        for path, kept in self._tensors[number].items():
+            tensor = tensor_at(output, self._keys[path])
+            if tensor.shape != kept.shape:
+                raise InputError(
+                    f"pipeline.stages.{self._stage}: its output {path} was {list(kept.shape)} and is now "
+                    f"{list(tensor.shape)}. The stages of a loop must keep their shapes."
+                )
+            kept.copy_(tensor)
+
+    def get(self, path: str, *, before: bool = False) -> Tensor | None:
+        """Return a tensor of the last run, or of the last one in an earlier tick; None if there was none."""
+        runs = self._before if before else self.runs
+        return self._tensors[(runs - 1) % self._keep][path] if runs else None
+
+    def _resolve(self, output: Any) -> None:
+        """Find the paths of the tensors that are read."""
+        for edge in self._edges:
+            self._keys[edge.path] = keys_of(edge, output)
+        for edge in self._delivered:
+            prefix = f"{edge.path}." if edge.path else ""
+            named = {dotted(keys): keys for keys, _ in keyed_tensors(output)}
+            paths = [path for path in named if path == edge.path or path.startswith(prefix)]
+            if not paths:
+                keys_of(edge, output)  # raises
+            for path in paths:
+                name = self._stage if len(paths) == 1 and not edge.path else f"{self._stage}.{path}"
+                self.delivered[name] = path
+                self._keys[path] = named[path]
 
 
-def drawn_actions(frames: int, axes: int, buttons: int, seed: int) -> Actions:
-    """Draw actions of a user who moves smoothly and holds buttons for 20 frames on average."""
-    random = np.random.default_rng(seed)
-    mouse = np.zeros((frames, axes))
-    for frame in range(1, frames):
-        mouse[frame] = MOUSE_MEMORY * mouse[frame - 1] + random.normal(size=axes)
-    changes = random.random((frames, buttons)) < BUTTON_CHANGE
-    held = (np.cumsum(changes, axis=0) + random.integers(0, 2, buttons)) % 2
-    return Actions(mouse.astype(np.float32), held.astype(np.float32))
-
-
-def read_actions(path: Path, axes: int, buttons: int) -> Actions:
-    """Read the arrays `mouse` [n, axes] and `btn` [n, buttons] of an .npz.
+def keys_of(edge: Read, output: Any) -> Keys:
+    """Return the keys that lead from `output` to the tensor that an edge reads; none if it is that tensor.
 
     Raises:
-        InputError: the file cannot be read, or its arrays have another shape or numbers that are not finite.
+        InputError: there is no such tensor, or there are several and the edge names none.
 
     """
-    try:
-        with np.load(io.BytesIO(read_file(path)), allow_pickle=False) as content:
-            arrays = {name: content[name].astype(np.float32, casting="same_kind") for name in ("mouse", "btn")}
-    except (*UNREADABLE, KeyError, AttributeError) as error:
-        raise InputError(
-            f"loop.actions={path}: {' '.join(str(error).split())}. Save it with numpy.savez(path, mouse=[n, {axes}], "
-            f"btn=[n, {buttons}])."
-        ) from None
-    length = arrays["mouse"].shape[:1]
-    for name, width in (("mouse", axes), ("btn", buttons)):
-        if arrays[name].shape != (*length, width) or length == (0,) or not np.isfinite(arrays[name]).all():
-            raise InputError(
-                f"loop.actions={path}: {name} has the shape {list(arrays[name].shape)}. It must be finite numbers "
-                f"[n, {width}] with the same n, at least 1, in mouse and btn."
-            )
-    return Actions(arrays["mouse"], arrays["btn"])
+    named = {dotted(keys): keys for keys, _ in keyed_tensors(output)}
+    if edge.path in named:
+        return named[edge.path]
+    if not edge.path and len(named) == 1:
+        return next(iter(named.values()))
+    paths = [path for path in named if path]
+    names = ", ".join(f"{edge.name}.{path}" for path in paths) or "one tensor"
+    raise InputError(
+        f"pipeline: {edge}: the stage {edge.name} returns {names}.{did_you_mean(edge.path, paths)} Read "
+        f"{'one of these' if paths else f'it as {edge.name}'}."
+    )
 
 
-class FrameInputs:
-    """Writes the inputs of a frame: its action, through pinned memory, and fresh noise drawn on the device.
+def tensor_at(output: Any, keys: Keys) -> Tensor:
+    """Return the tensor that the keys lead to."""
+    for key in keys:
+        output = key.get(output)
+    return output
 
-    `mouse` and `btn` of `component` are actions, all its other inputs are noise; `depth` frames may be in flight.
-    """
 
-    def __init__(self, component: Component, actions: Actions, depth: int, seed: int) -> None:
-        self._inputs, self._actions = component.inputs, actions
-        device = component.device
-        self._generator = torch.Generator(device).manual_seed(seed)
-        self._staging = [
-            {
-                name: torch.empty(component.inputs[name].shape, dtype=component.dtype, pin_memory=device.type == "cuda")
-                for name in ("mouse", "btn")
-            }
-            for _ in range(depth)
-        ]
+class _Mark(NamedTuple):
+    """The end of a stage's run in a tick, on its stream."""
 
-    def write(self, frame: int) -> None:
-        """Write the inputs of a frame; on CUDA this only enqueues the copies."""
-        mouse, btn = self._actions.at(frame)
-        staging = self._staging[frame % len(self._staging)]
-        for name, values in (("mouse", mouse), ("btn", btn)):
-            staging[name].copy_(torch.from_numpy(values))
-            self._inputs[name].copy_(staging[name], non_blocking=True)
-        for name, tensor in self._inputs.items():
-            if name not in staging:
-                tensor.normal_(generator=self._generator)
+    tick: int
+    end: torch.cuda.Event
 
 
 @dataclass
-class FrameTensors:
-    """Tensors of the last `depth` frames by name; a copy's memory is used again `depth` frames later.
+class StageRun:
+    """A stage in its pipeline: `first` and `again` write its inputs before its first and before its further calls.
 
-    `on_host` copies to host memory, pinned where the tensors come from a GPU: a playout buffer.
-    """
-
-    depth: int
-    on_host: bool = False
-    _tensors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-
-    def keep(self, name: str, frame: int, tensor: Tensor) -> None:
-        """Keep `tensor` itself."""
-        self._tensors[name, frame % self.depth] = tensor
-
-    def copy(self, name: str, frame: int, tensor: Tensor) -> None:
-        """Keep a copy: a CUDA graph may overwrite `tensor` in its next replay. From a GPU this only enqueues it."""
-        slot = self._tensors.get((name, frame % self.depth))
-        if slot is None:
-            slot = torch.empty_like(tensor)
-            if self.on_host:
-                slot = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self.keep(name, frame, slot)
-        slot.copy_(tensor, non_blocking=self.on_host)
-
-    def get(self, name: str, frame: int) -> Tensor:
-        """Return the tensor of a frame."""
-        return self._tensors[name, frame % self.depth]
-
-    def outputs(self, frame: int) -> tuple[Tensor, Tensor]:
-        """Return the picture and the sound of a frame."""
-        return self.get(PICTURE, frame), self.get(SOUND, frame)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage: `run(frame)` enqueues it on `stream` (None: the current one) after the stages in `after`.
-
-    Stages of the same stream run in order and need no `after`.
+    `waits` are the stages on other streams that it reads; with `before`, their run of the tick before. `run` overrides
+    what is called, for the stage that delivers.
     """
 
     name: str
-    run: Callable[[int], None]
+    call: Callable[[], Any]
+    outputs: Outputs | None
+    first: Sequence[Write] = ()
+    again: Sequence[Write] = ()
+    every: int = 1
+    repeat: int = 1
     stream: torch.cuda.Stream | None = None
-    after: tuple[str, ...] = ()
+    waits: list[tuple[StageRun, bool]] = field(default_factory=list)
+    marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=2))
+
+    def due(self, tick: int) -> bool:
+        """Return whether the stage runs in this tick: in every n-th, and in the first of all."""
+        return tick % self.every == 0 or (self.outputs is not None and self.outputs.runs == 0)
+
+    def run(self, tick: int) -> None:
+        """Write the inputs, call, and keep the output."""
+        for write in self.first:
+            write(tick, None)
+        output = self.call()
+        for _ in range(1, self.repeat):
+            for write in self.again:
+                write(tick, output)
+            output = self.call()
+        if self.outputs is not None:
+            self.outputs.store(output)
 
 
-@dataclass
 class StagedPipeline(Pipeline):
-    """Runs `sequence` in order, with up to `depth` frames in flight; `last` are the stages that complete a frame.
+    """Runs the stages in order, with up to `depth` ticks in flight; `ends` are those that complete a tick.
 
-    `outputs(frame)` returns the tensors of a delivered frame: picture and sound.
+    On CUDA, events before and after each stage time it, and order it after stages on other streams.
     """
 
-    sequence: Sequence[Stage]
-    last: tuple[str, ...]
-    device: torch.device
-    clock: Clock
-    outputs: Callable[[int], tuple[Tensor, Tensor]]
-    depth: int = 1
-    _events: list[dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        """Make the CUDA events before and after each stage, which time the stages and order them across streams."""
-        self.stages = tuple(stage.name for stage in self.sequence)
-        if self.device.type == "cuda":
+    def __init__(
+        self,
+        runs: Sequence[StageRun],
+        ends: Sequence[str],
+        resets: Sequence[Callable[[], None]],
+        delivered: _Delivered,
+        *,
+        device: torch.device,
+        clock: Clock,
+        depth: int,
+    ) -> None:
+        self.stages = tuple(run.name for run in runs)
+        self.depth, self._delivered = depth, delivered
+        self._runs, self._ends, self._resets, self._clock = runs, frozenset(ends), resets, clock
+        self._ran: list[list[str]] = [[] for _ in range(depth)]
+        self._events: list[dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]] = []
+        if device.type == "cuda":
             self._events = [
                 {
                     name: (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
                     for name in self.stages
                 }
-                for _ in range(self.depth)
+                for _ in range(depth)
             ]
 
+    def reset(self) -> None:
+        """Begin a new session: no stage has run, and sources and noise start again. No tick may be in flight."""
+        for reset in self._resets:
+            reset()
+        for run in self._runs:
+            run.marks.clear()
+
     def begin(self, frame: int) -> Mapping[str, float]:
-        """Enqueue every stage (on a CPU: run it)."""
-        host_ms = {}
-        for stage in self.sequence:
-            started = self.clock.now()
-            with nullcontext() if stage.stream is None else torch.cuda.stream(stage.stream):
-                self._begin(stage, frame)
-            host_ms[stage.name] = 1e3 * (self.clock.now() - started)
+        """Enqueue every stage that is due (on a CPU: run it)."""
+        host_ms: dict[str, float] = {}
+        for run in self._runs:
+            if run.outputs is not None:
+                run.outputs.begin_tick()
+        for run in self._runs:
+            if not run.due(frame):
+                continue
+            started = self._clock.now()
+            if run.stream is None:
+                self._run(run, frame)
+            else:
+                with torch.cuda.stream(run.stream):
+                    self._run(run, frame)
+            host_ms[run.name] = 1e3 * (self._clock.now() - started)
+        self._ran[frame % self.depth] = list(host_ms)
+        self._delivered.keep(frame)
         return host_ms
 
-    def _begin(self, stage: Stage, frame: int) -> None:
-        if not self._events:
-            stage.run(frame)
-            return
-        events = self._events[frame % self.depth]
-        for name in stage.after:
-            events[name][1].wait()
-        start, end = events[stage.name]
-        start.record()
-        stage.run(frame)
-        end.record()
+    def delivered(self, frame: int) -> Mapping[str, Tensor]:
+        """Return the tensors of a delivered tick, by stage (`STAGE.path` for one of several)."""
+        return self._delivered.ticks[frame % self.depth]
 
-    def _ends(self, frame: int) -> list[torch.cuda.Event]:
-        """Return the events that complete a frame, none on a CPU."""
-        return [self._events[frame % self.depth][name][1] for name in self.last] if self._events else []
+    def _run(self, run: StageRun, frame: int) -> None:
+        if not self._events:
+            run.run(frame)
+            return
+        self._wait_for(run, frame)
+        start, end = self._events[frame % self.depth][run.name]
+        start.record()
+        run.run(frame)
+        end.record()
+        run.marks.append(_Mark(frame, end))
+
+    def _wait_for(self, run: StageRun, frame: int) -> None:
+        """Let the stream wait for the runs on other streams that the stage reads."""
+        for other, before in run.waits:
+            mark = next((mark for mark in reversed(other.marks) if mark.tick < frame or not before), None)
+            if mark is not None and mark.tick > frame - self.depth:  # earlier ticks are complete
+                mark.end.wait()
+
+    def _last_events(self, frame: int) -> list[torch.cuda.Event]:
+        """Return the events that complete a tick, none on a CPU."""
+        if not self._events:
+            return []
+        number = frame % self.depth
+        return [self._events[number][name][1] for name in self._ran[number] if name in self._ends]
 
     def finished(self, frame: int) -> bool:
         """Query the events of the last stages."""
-        return all(end.query() for end in self._ends(frame))
+        return all(end.query() for end in self._last_events(frame))
 
     def wait(self, frame: int) -> None:
         """Synchronize with the last stages."""
-        for end in self._ends(frame):
+        for end in self._last_events(frame):
             end.synchronize()
 
     def device_ms(self, frame: int) -> Mapping[str, float]:
-        """Return the time in ms between the two events of each stage; empty on a CPU."""
-        events = self._events[frame % self.depth] if self._events else {}
-        return {name: start.elapsed_time(end) for name, (start, end) in events.items()}
+        """Return the time in ms between the two events of each stage that ran; empty on a CPU."""
+        if not self._events:
+            return {}
+        events = self._events[frame % self.depth]
+        return {name: events[name][0].elapsed_time(events[name][1]) for name in self._ran[frame % self.depth]}
 
 
 def assemble(
+    graph: Graph,
     components: Mapping[str, Component],
-    steps: Mapping[str, Step],
+    steps: Mapping[str, Callable[[], Any]],
     options: LoopOptions,
-    actions: Actions,
+    *,
+    ticks: int,
     seed: int,
-    clock: Clock,
+    narrow: torch.dtype,
+    clock: Clock | None = None,
 ) -> StagedPipeline:
-    """Return the pipeline of the prepared `steps`: of world, picture and sound, or of the whole frame as one."""
-    whole = WHOLE in steps
-    first = components[WHOLE if whole else WORLD]
-    depth = options.depth(first.device.type)
-    inputs, kept, buffer = (
-        FrameInputs(first, actions, depth, seed),
-        FrameTensors(depth),
-        FrameTensors(depth, on_host=True),
+    """Return the pipeline of `graph`, whose stages call `steps`.
+
+    `ticks` is the length of a session, for sources that are made; `narrow` is the run's dtype, in which values are
+    drawn and read, also by a float32 reference.
+
+    Raises:
+        InputError: an edge does not fit the inputs of its stage. What an output does not fit is said in the first tick.
+
+    """
+    device = next(iter(components.values())).device
+    depth = options.depth(device.type)
+    assembler = _Assembler(graph, components, depth, ticks, seed, narrow)
+    overlapping = depth > 1
+    runs: dict[str, StageRun] = {}
+    for number, (name, stage) in enumerate(graph.stages.items()):
+        # The first stage stays on the stream of the loop, as it does where stages run in turn.
+        stream = torch.cuda.Stream(device, priority=stage.priority) if overlapping and number else None
+        first, again = assembler.writes(name)
+        runs[name] = StageRun(
+            name, steps[name], assembler.outputs[name], first, again, stage.every, stage.repeat, stream
+        )
+    for name, stage in graph.stages.items():
+        others = dict.fromkeys((edge.name, edge.before) for edge in stage.reads() if edge.name in runs)
+        stream = runs[name].stream
+        runs[name].waits = [(runs[other], before) for other, before in others if runs[other].stream is not stream]
+    delivered = _Delivered(graph, assembler.outputs, depth, on_host=options.deliver == "host")
+    ends: Sequence[str] = graph.ends
+    sequence = list(runs.values())
+    if graph.deliver and options.deliver == "host":
+        last = list(dict.fromkeys(edge.name for edge in graph.deliver))
+        deliver = StageRun(DELIVER, _nothing, None, [delivered.copy], stream=runs[last[0]].stream)
+        deliver.waits = [(runs[name], False) for name in last if runs[name].stream is not deliver.stream]
+        sequence.append(deliver)
+        ends = (*(name for name in ends if name not in last), DELIVER)
+    return StagedPipeline(
+        sequence, ends, assembler.resets, delivered, device=device, clock=clock or Clock(), depth=depth
     )
 
-    def run_whole(frame: int) -> None:
-        inputs.write(frame)
-        for name, output in zip((PICTURE, SOUND), steps[WHOLE].run(), strict=True):
-            kept.keep(name, frame, output)
 
-    def run_world(frame: int) -> None:
-        inputs.write(frame)
-        for name, latent in zip((PICTURE, SOUND), steps[WORLD].run(), strict=True):
-            kept.copy(f"latent of {name}", frame, latent)
+def _nothing() -> None:
+    """Stand for the call of a stage that only copies."""
 
-    def decoder(name: str) -> Callable[[int], None]:
-        (latent,) = components[name].inputs.values()
 
-        def run(frame: int) -> None:
-            latent.copy_(kept.get(f"latent of {name}", frame))
-            kept.copy(name, frame, steps[name].run())
+class _Delivered:
+    """The delivered tensors of the last `depth` ticks by name; on the host in pinned memory: a playout buffer."""
 
-        return run
+    def __init__(self, graph: Graph, outputs: Mapping[str, Outputs], depth: int, *, on_host: bool) -> None:
+        self._outputs = [outputs[name] for name in dict.fromkeys(edge.name for edge in graph.deliver)]
+        self._on_host = on_host
+        self.ticks: list[dict[str, Tensor]] = [{} for _ in range(depth)]
 
-    def deliver(frame: int) -> None:
-        for name, output in zip((PICTURE, SOUND), kept.outputs(frame), strict=True):
-            buffer.copy(name, frame, output)
+    def _newest(self) -> dict[str, Tensor]:
+        tensors = {name: outputs.get(path) for outputs in self._outputs for name, path in outputs.delivered.items()}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
-    streams: dict[str, torch.cuda.Stream | None] = dict.fromkeys((PICTURE, SOUND, DELIVER))
-    if options.schedule == "overlap" and first.device.type == "cuda":
-        for name in (PICTURE, SOUND):
-            streams[name] = torch.cuda.Stream(first.device, priority=PRIORITIES.get(name, 0))
-        streams[DELIVER] = streams[PICTURE]
-    if whole:
-        stages, last = [Stage(WHOLE, run_whole)], (WHOLE,)
-    else:
-        decoders = [Stage(name, decoder(name), streams[name], after=(WORLD,)) for name in (PICTURE, SOUND)]
-        stages, last = [Stage(WORLD, run_world), *decoders], (PICTURE, SOUND)
-    if options.deliver == "device":
-        return StagedPipeline(stages, last, first.device, clock, kept.outputs, depth)
-    stages.append(Stage(DELIVER, deliver, streams[DELIVER], after=last))
-    return StagedPipeline(stages, (DELIVER,), first.device, clock, buffer.outputs, depth)
+    def keep(self, tick: int) -> None:
+        """Keep the tensors on the device as those of a tick, unless they are copied to the host."""
+        if not self._on_host:
+            self.ticks[tick % len(self.ticks)] = self._newest()
+
+    def copy(self, tick: int, _output: Any) -> None:
+        """Copy to the host; from a GPU this only enqueues it."""
+        buffers = self.ticks[tick % len(self.ticks)]
+        for name, tensor in self._newest().items():
+            if name not in buffers:
+                buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            buffers[name].copy_(tensor, non_blocking=True)
+
+
+class _Assembler:
+    """Makes the writes of each stage's inputs, and the outputs that they read."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        components: Mapping[str, Component],
+        depth: int,
+        ticks: int,
+        seed: int,
+        narrow: torch.dtype,
+    ) -> None:
+        self._graph, self._depth, self._seed, self._narrow = graph, depth, seed, narrow
+        self._targets = {name: dict(named_tensors(components[name].inputs)) for name in graph.stages}
+        self.outputs = {name: self._outputs_of(name) for name in graph.stages}
+        self.resets: list[Callable[[], None]] = [outputs.reset for outputs in self.outputs.values()]
+        for name, stage in graph.stages.items():
+            check_inputs(name, stage, self._targets[name])
+        reads = {
+            f"pipeline.stages.{name}.{part}.{key}": (edge, self._targets[name][key])
+            for name, stage in graph.stages.items()
+            for part, edges in (("inputs", stage.inputs), ("again", stage.again))
+            for key, edge in edges.items()
+            if isinstance(edge, Read) and edge.name in graph.sources
+        }
+        self._arrays = {
+            name: source_arrays(name, source, shapes_of(name, reads), ticks, seed)
+            for name, source in graph.sources.items()
+        }
+
+    def _outputs_of(self, name: str) -> Outputs:
+        own = self._graph.stages[name].again.values()
+        edges = [
+            edge
+            for other, stage in self._graph.stages.items()
+            for edge in stage.reads()
+            if edge.name == name and (edge.before or other != name or edge not in own)
+        ]
+        keep = self._depth + any(edge.before for edge in edges)
+        return Outputs(name, edges, [edge for edge in self._graph.deliver if edge.name == name], keep)
+
+    def writes(self, name: str) -> tuple[list[Write], list[Write]]:
+        """Return what writes the inputs of a stage before its first and before its further calls in a tick."""
+        stage = self._graph.stages[name]
+        first = {
+            key: self._write(name, "inputs", key, edge, changes=key in stage.again)
+            for key, edge in stage.inputs.items()
+        }
+        again = {key: self._write(name, "again", key, edge, changes=True) for key, edge in stage.again.items()}
+        lists = [key for key, edge in stage.inputs.items() if isinstance(edge, Fixed) and len(edge.values) > 1]
+        further = [*again.values(), *(first[key] for key in lists if key not in again)]
+        return [write for write in first.values() if write], [write for write in further if write]
+
+    def _write(self, name: str, part: str, key: str, edge: Edge, *, changes: bool) -> Write | None:
+        """Return what writes an input; `changes`: other edges write it too. None: nothing has to be written."""
+        where, target = f"pipeline.stages.{name}.{part}.{key}={edge}", self._targets[name][key]
+        if isinstance(edge, Draw):
+            place = edge.key or (f"{name}.{key}" if part == "inputs" else f"{name}.again.{key}")
+            seed = self._seed ^ zlib.crc32(place.encode())
+            draw = DrawFeed(where, edge, target, self._narrow, seed)
+            self.resets.append(draw.reset)
+            return lambda tick, output: draw()
+        if isinstance(edge, Fixed):
+            if not edge.values:
+                kept = target.clone()
+                restore: Write = lambda tick, output: target.copy_(kept)  # noqa: E731 - one of three kinds of write
+                return restore if changes else None
+            constant = _Values(edge.values, target, once=not changes and len(edge.values) == 1)
+            self.resets.append(constant.reset)
+            return constant
+        if edge.name in self._graph.sources:
+            values, period = self._arrays[edge.name][edge.path], self._graph.sources[edge.name].period
+            feed = Feed(where, values, period, target, self._narrow, self._depth, once=not changes)
+            self.resets.append(feed.reset)
+            return lambda tick, output: feed(tick)
+        if part == "again" and edge.name == name and not edge.before:
+            return _Own(where, edge, target)
+        return _Handover(where, edge, target, self.outputs[edge.name])
+
+
+def check_inputs(name: str, stage: Stage, targets: Mapping[str, Tensor]) -> None:
+    """Check that every input of a component has an edge, and every edge an input.
+
+    Raises:
+        InputError: one of the two is missing.
+
+    """
+    where = f"pipeline.stages.{name}.inputs"
+    for key in stage.inputs:
+        if key not in targets:
+            raise InputError(
+                f"{where}.{key}: {stage.component} has no such input, only {', '.join(targets)}."
+                f"{did_you_mean(key, targets)}"
+            )
+    for key in targets:
+        if key not in stage.inputs:
+            raise InputError(
+                f"{where}: {stage.component} also takes {key}. Give it an edge; {key}: fixed keeps what the "
+                "component's YAML draws."
+            )
+
+
+class _Values:
+    """Writes constant values, one for each call in turn; `once`: only in the first call after a reset."""
+
+    def __init__(self, values: Sequence[float], target: Tensor, *, once: bool) -> None:
+        self._values, self._target, self._once = values, target, once
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with the first value."""
+        self._number = 0
+
+    def __call__(self, _tick: int, _output: Any) -> None:
+        """Write the next value."""
+        if not self._once or not self._number:
+            self._target.fill_(self._values[self._number % len(self._values)])
+        self._number += 1
+
+
+class _Handover:
+    """Copies a tensor of another stage into an input, zeros while that stage has not run."""
+
+    def __init__(self, where: str, edge: Read, target: Tensor, outputs: Outputs) -> None:
+        self._where, self._edge, self._target, self._outputs = where, edge, target, outputs
+        self._checked = False
+
+    def __call__(self, _tick: int, _output: Any) -> None:
+        """Copy."""
+        tensor = self._outputs.get(self._edge.path, before=self._edge.before)
+        if tensor is None:
+            self._target.zero_()
+            return
+        if not self._checked:
+            check_handover(self._where, tensor, self._target)
+            self._checked = True
+        self._target.copy_(tensor)
+
+
+class _Own:
+    """Copies a tensor of the stage's own call before into an input."""
+
+    def __init__(self, where: str, edge: Read, target: Tensor) -> None:
+        self._where, self._edge, self._target = where, edge, target
+        self._keys: Keys | None = None
+
+    def __call__(self, _tick: int, output: Any) -> None:
+        """Copy."""
+        if self._keys is None:
+            keys = keys_of(self._edge, output)
+            check_handover(self._where, tensor_at(output, keys), self._target)
+            self._keys = keys
+        self._target.copy_(tensor_at(output, self._keys))
+
+
+def check_handover(where: str, tensor: Tensor, target: Tensor) -> None:
+    """Check that an output fits an input: copying would broadcast some shapes, and cast any dtype, silently.
+
+    Raises:
+        InputError: shapes, devices, or the kinds of dtype differ.
+
+    """
+    same_kind = tensor.dtype == target.dtype or (tensor.is_floating_point() and target.is_floating_point())
+    if tensor.shape != target.shape or tensor.device != target.device or not same_kind:
+        taken, given = (
+            f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)} on {each.device}" for each in (target, tensor)
+        )
+        raise InputError(
+            f"{where}: the input takes {taken}, but gets {given}. Name an output or a component that fits."
+        )

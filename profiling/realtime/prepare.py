@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from models.playback import WholeFrame
 from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
-from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, first_call, outputs_of, strict_float32
+from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, check_calls, first_call
 from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.trees import named_tensors
 from profiling.errors import InputError
-from profiling.realtime.options import PICTURE, ROLES, SOUND, WHOLE, WORLD, LoopOptions
+from profiling.metrics.metric import Subject
+from profiling.realtime.graph import PIPELINE, WHOLE, Graph
+from profiling.realtime.one_graph import as_one_stage
+from profiling.realtime.options import LoopOptions
+from profiling.realtime.pipeline import StagedPipeline, assemble
+from profiling.realtime.play import Clock, FrameLoop
 from profiling.variants.compile import Compile
 from profiling.variants.variant import Step, Variant
+
+#: How references are played: in turn, and left on the device.
+EAGER = LoopOptions(deliver="device")
+#: Ticks of a session that is compared with its reference. A stage that runs less often than every `FAR` ticks is
+#: compared in its first run only.
+CHECK_TICKS, FAR = 4, 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +70,84 @@ def refuse_shared_pools(variant: Variant, stages: Iterable[str], options: LoopOp
             )
 
 
-@dataclass(frozen=True)
-class LoadedStages:
-    """The components of the loop by stage (three networks, or the whole as one) and the reference of each."""
+def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict[str, Blueprint]:
+    """Build the networks of the stages in float32.
 
+    Raises:
+        InputError: one of them cannot be built.
+
+    """
+    return {name: build(spec, settings, torch.float32) for name, spec in specs.items()}
+
+
+def calibrated(
+    graph: Graph,
+    specs: Mapping[str, ComponentSpec],
+    blueprints: Mapping[str, Blueprint],
+    settings: Settings,
+    *,
+    ticks: int,
+) -> tuple[dict[str, ComponentSpec], dict[str, Mapping[str, Any]]]:
+    """Let the stages with `calibrate` choose how they run; return the specs with their choices, and their reports.
+
+    The module's method `calibrate(inputs, **options)` gets an iterator over its inputs in the ticks of a new session,
+    as mappings, in float32. It changes the module, and returns (arguments of the module's factory that build it so
+    again, a report for the record).
+
+    Raises:
+        InputError: the module has no such method, or refuses its options.
+
+    """
+    specs, reports = dict(specs), {}
+    for name, stage in graph.stages.items():
+        if stage.calibrate is None:
+            continue
+        where = f"pipeline.stages.{name}.calibrate"
+        module: Any = blueprints[name].module
+        if not hasattr(module, "calibrate"):
+            raise InputError(f"{where}: {type(module).__name__} has no method calibrate. Override it with null.")
+        inputs = _inputs_of(name, graph, blueprints, settings, ticks)
+        try:
+            arguments, reports[name] = module.calibrate(inputs, **stage.calibrate)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{where}: {error}") from error
+        specs[name] = replace(specs[name], module={**specs[name].module, **arguments})
+    return specs, reports
+
+
+def _inputs_of(
+    name: str, graph: Graph, blueprints: Mapping[str, Blueprint], settings: Settings, ticks: int
+) -> Iterator[Mapping[str, Tensor]]:
+    """Yield the inputs of a stage in each tick of a new session, from eager float32 stages."""
+    upstream = graph.upstream(name)
+    components = {each: blueprints[each].component(torch.float32, settings.seed) for each in upstream.stages}
+    steps = {each: component.call for each, component in components.items()}
+    if not any(edge.name == name for stage in upstream.stages.values() for edge in stage.reads()):
+        steps[name] = tuple  # its output is not needed
+    pipeline = assemble(
+        upstream,
+        components,
+        steps,
+        EAGER,
+        ticks=ticks,
+        seed=settings.seed,
+        narrow=getattr(torch, settings.dtype),
+    )
+    for component in components.values():
+        component.reset()
+    for tick in count():
+        pipeline.begin(tick)
+        yield {path: tensor.clone() for path, tensor in named_tensors(components[name].inputs)}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a loop is played and checked with: the graph (with one stage, if all are one network) and its components.
+
+    `references` are the expected outputs by stage; that of the whole pipeline is under `pipeline`.
+    """
+
+    graph: Graph
     components: Mapping[str, Component]
     references: Mapping[str, Reference]
     parameters: int
@@ -68,103 +155,125 @@ class LoadedStages:
     weights_hints: Mapping[str, str]
 
 
-def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict[str, Blueprint]:
-    """Build the three networks in float32.
+def session(
+    graph: Graph, components: Mapping[str, Component], pipeline: StagedPipeline
+) -> dict[str, Mapping[str, Tensor]]:
+    """Play the first ticks of a new session; return copies in host memory of what each delivers, by tick and name.
 
     Raises:
-        InputError: one of them cannot be built, or its arguments do not fit its role.
+        InputError: an output does not fit the input that it is handed to.
 
     """
-    blueprints = {role: build(specs[role], settings, torch.float32) for role in ROLES}
-    for role in (PICTURE, SOUND):
-        inputs = blueprints[role].component(torch.float32, settings.seed).inputs
-        if len(inputs) != 1:
-            raise InputError(
-                f"stages.{role}={specs[role].name}: it takes {', '.join(inputs)}, but the loop passes it one latent. "
-                "Name a component whose forward has one argument."
-            )
-    world = blueprints[WORLD].component(torch.float32, settings.seed).inputs
-    if not {"mouse", "btn"} <= set(world) or world["mouse"].shape[0] != 1:
-        raise InputError(
-            f"stages.world={specs[WORLD].name}: the loop writes `mouse` and `btn` of one user (batch 1) and draws "
-            "noise for all other inputs. See component.world_model_frame for an example."
-        )
-    return blueprints
+    delivered: dict[str, Mapping[str, Tensor]] = {}
+
+    def collect(tick: int, _frame_ms: float) -> Mapping[str, float]:
+        delivered[f"tick {tick}"] = {
+            name: tensor.to("cpu", copy=True) for name, tensor in pipeline.delivered(tick).items()
+        }
+        return {}
+
+    for component in components.values():
+        component.reset()
+    pipeline.reset()
+    FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(range(session_ticks(graph)), lambda row: None)
+    for component in components.values():
+        component.reset()
+    pipeline.reset()
+    return delivered
 
 
-def reference_outputs(blueprints: Mapping[str, Blueprint], settings: Settings, *, whole: bool) -> dict[str, CheckCalls]:
-    """Return the outputs of the float32 modules, by stage, for inputs that no variant is prepared with.
+def checked_pipeline(
+    graph: Graph, components: Mapping[str, Component], pipeline: StagedPipeline
+) -> tuple[Component, Step]:
+    """Return the whole pipeline as a component without inputs, and its step, which plays a session."""
+    first = next(iter(components.values()))
+    empty = replace(first, module=nn.Module(), inputs={}, make_inputs=lambda generator: {}, extra_inputs=())
+    return replace(empty, name=PIPELINE, kind=None), Step(run=lambda: session(graph, components, pipeline))
+
+
+def session_ticks(graph: Graph) -> int:
+    """Return the ticks of a session that is checked: a few, and where it is not far, a second run of every stage."""
+    return max(CHECK_TICKS, *(stage.every + 1 for stage in graph.stages.values() if stage.every < FAR))
+
+
+def eager_outputs(
+    graph: Graph,
+    blueprints: Mapping[str, Blueprint],
+    settings: Settings,
+    dtype: torch.dtype,
+    *,
+    whole: bool,
+    ticks: int,
+) -> tuple[Graph, dict[str, Component], dict[str, CheckCalls]]:
+    """Return graph and components of a loop in `dtype`, and the outputs of its eager stages and of the whole pipeline.
+
+    The blueprints must have been cast to `dtype`. Stages get inputs that no variant is prepared with. `ticks` is the
+    length of the sources that are made.
 
     Raises:
-        InputError: a module fails on its inputs, or does not accept the latents of the world model.
+        InputError: a module fails on its inputs, or an edge does not fit.
 
     """
-    components = _components(blueprints, torch.float32, settings.seed, whole=whole)
-    with torch.inference_mode(), strict_float32():
-        outputs = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in components.items()}
-    if not whole:  # the call of the whole frame has checked them: it passes them on
-        first = outputs[WORLD][0]
-        latents = [leaf.shape for path, leaf in first.items() if path[0] == "output" and leaf.numbers is not None]
-        _check_latents(blueprints, components, latents)
-    return outputs
-
-
-def _check_latents(
-    blueprints: Mapping[str, Blueprint], components: Mapping[str, Component], latents: Sequence[tuple[int, ...]]
-) -> None:
-    """Compare the shapes `latents` with those that the decoders take; copying would broadcast some silently."""
-    shapes = [list(shape) for shape in latents]
-    if len(latents) != 2:
-        raise InputError(
-            f"stages.world={blueprints[WORLD].spec.name}: it returns {shapes}. It must return two latents, for picture "
-            "and sound."
-        )
-    for role, shape in zip((PICTURE, SOUND), shapes, strict=True):
-        (latent,) = components[role].inputs.values()
-        if list(latent.shape) != shape:
-            raise InputError(
-                f"stages.{role}={blueprints[role].spec.name}: it takes {list(latent.shape)}, but the world model "
-                f"returns {shape}. Name a component that is made for these latents."
-            )
+    components = {
+        name: replace(blueprint.component(dtype, settings.seed), name=name) for name, blueprint in blueprints.items()
+    }
+    if whole:
+        graph, component = as_one_stage(graph, components)
+        components = {WHOLE: component}
+    outputs = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in components.items()}
+    for component in components.values():
+        component.refill(settings.seed)
+    pipeline = assemble(
+        graph,
+        components,
+        {name: component.call for name, component in components.items()},
+        EAGER,
+        ticks=ticks,
+        seed=settings.seed,
+        narrow=getattr(torch, settings.dtype),
+    )
+    component, step = checked_pipeline(graph, components, pipeline)
+    outputs[PIPELINE] = check_calls(component, step.run, settings.seed)
+    return graph, components, outputs
 
 
 def load_stages(
+    graph: Graph,
     blueprints: Mapping[str, Blueprint],
     expected: Mapping[str, CheckCalls],
     settings: Settings,
+    options: LoopOptions,
     *,
-    whole: bool,
-    priorities: Mapping[str, int],
-) -> LoadedStages:
-    """Cast the networks to the run's dtype and return their components.
+    ticks: int,
+) -> Prepared:
+    """Cast the networks to the run's dtype, and return what the loop is played and checked with.
 
-    `expected` are the outputs of `reference_outputs`, `priorities` the stream priorities by stage.
+    `expected` are the outputs of `eager_outputs` in float32, `ticks` the length of the sources that are made.
     """
     dtype = getattr(torch, settings.dtype)
     for blueprint in blueprints.values():
         blueprint.cast(dtype)
-    components = {
-        name: replace(component, priority=priorities.get(name, 0))
-        for name, component in _components(blueprints, dtype, settings.seed, whole=whole).items()
-    }
-    eager = {name: outputs_of(component, settings.seed + CHECK_SEED) for name, component in components.items()}
-    sources = {role: blueprint.weights for role, blueprint in blueprints.items()}
+    parameters = sum(blueprint.component(dtype, settings.seed).parameters for blueprint in blueprints.values())
+    played, components, eager = eager_outputs(
+        graph, blueprints, settings, dtype, whole=options.schedule == "one_graph", ticks=ticks
+    )
+    if options.schedule == "overlap":
+        components = {
+            name: replace(component, priority=graph.stages[name].priority) for name, component in components.items()
+        }
+    sources = {name: blueprint.weights for name, blueprint in blueprints.items()}
     same = len(set(sources.values())) == 1
-    hints = {role: blueprint.hint for role, blueprint in blueprints.items() if blueprint.hint}
-    return LoadedStages(
+    return Prepared(
+        played,
         components,
-        {name: Reference(expected[name], eager[name]) for name in components},
-        sum(component.parameters for component in components.values()),
-        sources[WORLD] if same else ", ".join(f"{role}: {source}" for role, source in sources.items()),
-        hints,
+        {name: Reference(expected[name], eager[name]) for name in eager},
+        parameters,
+        next(iter(sources.values())) if same else ", ".join(f"{name}: {source}" for name, source in sources.items()),
+        {name: blueprint.hint for name, blueprint in blueprints.items() if blueprint.hint},
     )
 
 
-def _components(
-    blueprints: Mapping[str, Blueprint], dtype: torch.dtype, seed: int, *, whole: bool
-) -> dict[str, Component]:
-    components = {role: replace(blueprint.component(dtype, seed), name=role) for role, blueprint in blueprints.items()}
-    if not whole:
-        return components
-    module = WholeFrame(*(cast(torch.nn.Module, components[role].module) for role in ROLES)).eval()
-    return {WHOLE: replace(components[WORLD], name=WHOLE, module=module)}
+def pipeline_subject(prepared: Prepared, pipeline: StagedPipeline, tolerance: float | None, seed: int) -> Subject:
+    """Return the whole pipeline as the subject of a metric: its step plays the first ticks of a new session."""
+    component, step = checked_pipeline(prepared.graph, prepared.components, pipeline)
+    return Subject(component, step, prepared.references[PIPELINE], tolerance, seed)

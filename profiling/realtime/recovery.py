@@ -7,13 +7,13 @@ import glob
 import json
 import re
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from profiling.components.spec import decode_options
-from profiling.realtime.options import WORLD, WORLD_OPTIONS, LoopOptions
+from profiling.realtime.graph import Graph, parse_graph
+from profiling.realtime.options import LoopOptions
 from profiling.results.frames import frame_count, recover_series, series_file
 from profiling.results.record import Realtime
 from profiling.run.job import CellFiles, Job
@@ -24,7 +24,7 @@ class FrameFiles(CellFiles):
 
     def planned(self, job: Job) -> dict[str, Any]:
         """Return {"realtime": section} of a loop before its first frame."""
-        return {"realtime": _loop_of(job)}
+        return {"realtime": _loop_of(job)[0]}
 
     def clear(self, folder: Path, cell: str, *, first_round: bool) -> list[str]:
         """Rename the frames of an earlier attempt to `<cell>.attemptN.…`; remove the npz that has a copy.
@@ -69,7 +69,8 @@ class FrameFiles(CellFiles):
             return {}
         from profiling.realtime.summary import summarize_frames  # imports scipy, which takes 1 s
 
-        return {"realtime": summarize_frames(series, _loop_of(job))}
+        loop, graph = _loop_of(job)
+        return {"realtime": summarize_frames(series, loop, graph)}
 
     def keep_round(self, folder: Path, cell: str, round_: int) -> None:
         """Copy the npz."""
@@ -78,24 +79,24 @@ class FrameFiles(CellFiles):
             shutil.copyfile(frames, folder / series_file(f"{cell}.round{round_}"))
 
 
-def _loop_of(job: Job) -> Realtime:
-    options = decode_options(LoopOptions, job.procedure["options"], "loop")
-    return describe_loop(options, job.procedure["stages"], job.settings.device)
+def _loop_of(job: Job) -> tuple[Realtime, Graph]:
+    procedure = job.procedure
+    specs = json.loads(procedure["stages"])
+    graph = parse_graph(json.loads(procedure["pipeline"]), {spec["name"] for spec in specs.values()})
+    return describe_loop(decode_options(LoopOptions, procedure["options"], "loop"), graph, job.settings.device), graph
 
 
-def describe_loop(options: LoopOptions, stages: str, device: str) -> Realtime:
-    """Return the section `realtime` of a loop before its first frame.
-
-    `stages` are the component specs of the loop by role, as JSON; `device` is cpu, cuda or cuda:N.
-    """
-    world: Mapping[str, Any] = json.loads(stages)[WORLD]["module"]
+def describe_loop(options: LoopOptions, graph: Graph, device: str) -> Realtime:
+    """Return the section `realtime` of a loop before its first frame; `device` is cpu, cuda or cuda:N."""
     return Realtime(
         frames=0,
-        target_fps=float(options.fps),
+        target_fps=float(options.fps or graph.frame_rate),
+        frames_per_tick=graph.frames_per_tick,
         pace=options.pace,
         warmup_frames=options.counts(device.partition(":")[0])[1],
         schedule=options.schedule,
         deliver=options.deliver,
         gc=options.gc,
-        **{name: world[name] for name in WORLD_OPTIONS if world.get(name) is not None},
+        work=graph.work,
+        miss=graph.miss,
     )

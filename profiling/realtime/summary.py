@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from profiling.realtime.deadlines import deadlines, delivered_fps, rate_key, sustained_fps, underruns
-from profiling.realtime.options import DELIVER
+from profiling.realtime.deadlines import COMMON_FPS, deadlines, delivered_fps, rate_key, sustained_fps, underruns
+from profiling.realtime.graph import DELIVER, Graph
 from profiling.realtime.slow_frames import find_period, find_slow_frames, slow_section
 from profiling.realtime.trend import find_steady, fit_line, slope_section
 from profiling.results.frames import MEMORY, Array, Series, check_series, frame_count, stage_names
@@ -26,14 +26,17 @@ SMALLEST_LEAK = {"allocated": 4096, "reserved": 4096, "device_used": 8 * 2**20, 
 def summarize_frames(
     series: Series,
     loop: Realtime,
+    graph: Graph | None = None,
     *,
     events: Sequence[Mapping[str, Any]] = (),
-    sound_seconds_per_frame: float | None = None,
+    media_rate: float | None = None,
 ) -> Realtime:
     """Return `loop`, the section as it is before the first frame, with the measurements of the frames added.
 
-    `series` may end after any frame; without a frame, nothing is added. `events` are recompiles: {"frame",
-    "kind": "recompile", "id"}. Fields that need more frames are absent.
+    `series` may end after any frame; without a frame, nothing is added. `graph` names the rates to compare with, and
+    how old an input is when it is delivered. `events` are recompiles: {"frame", "kind": "recompile", "id"}.
+    `media_rate` is the rate in frames/s at which delivered sound is played, None for a loop without sound. Fields that
+    need more frames are absent.
 
     Raises:
         ValueError: a series is missing or of another length, or a frame has no time.
@@ -43,27 +46,31 @@ def summarize_frames(
         return loop
     check_series(series, paced=loop.pace == "realtime")
     frame_ms = series["frame_ms"]
-    rates = deadlines(series, target_fps=loop.target_fps, pace=loop.pace)
+    chunk = loop.frames_per_tick or 1
+    compared = COMMON_FPS if graph is None else graph.rates
+    rates = deadlines(series, target_fps=loop.target_fps, pace=loop.pace, chunk=chunk, rates=compared)
     target = rates[rate_key(loop.target_fps)]
     steady = find_steady(frame_ms)
     slow = find_slow_frames(frame_ms, steady)
     gaps = series["gap_ms"][np.isfinite(series["gap_ms"])]
-    fps = delivered_fps(series) if frame_ms.size > 1 else None
+    fps = chunk * delivered_fps(series) if frame_ms.size > 1 else None
+    per_frame_ms = frame_ms / chunk
     return msgspec.structs.replace(
         loop,
         frames=frame_count(series),
         stages=stage_names(series),
         frame_ms=_clock_summary(frame_ms),
         latency_ms=_clock_summary(series["latency_ms"]),
+        input_age_ms=_input_ages(series, graph) if graph is not None else {},
         gap_ms=Gap(p50=float(np.median(gaps)), max=float(gaps.max())) if gaps.size else None,
         wall_fps=fps,
-        audio_rtf=None if fps is None or sound_seconds_per_frame is None else sound_seconds_per_frame * fps,
-        budget=_budget(series, target_fps=loop.target_fps, overlapping=loop.schedule == "overlap"),
+        audio_rtf=None if fps is None or media_rate is None else fps / media_rate,
+        budget=_budget(series, target_ms=1000 * chunk / loop.target_fps, overlapping=loop.schedule == "overlap"),
         deadlines=rates,
         late=target.misses,
         holds=target.holds,
-        underruns={str(buffer): underruns(frame_ms, loop.target_fps, buffer) for buffer in BUFFERS},
-        sustained_fps=sustained_fps(frame_ms),
+        underruns={str(buffer): underruns(per_frame_ms, loop.target_fps, buffer) for buffer in BUFFERS},
+        sustained_fps=sustained_fps(per_frame_ms),
         steady=steady,
         slope=slope_section(series, steady.from_frame),
         spikes=find_period([frame for frame in slow if frame >= steady.from_frame]),
@@ -77,25 +84,46 @@ def _clock_summary(values: Array) -> Summary:
     return msgspec.structs.replace(summarize(values), samples=())
 
 
-def _budget(series: Series, *, target_fps: float, overlapping: bool) -> Budget:
+def _input_ages(series: Series, graph: Graph) -> dict[str, Summary]:
+    """Return, by source, the time from the begin of the tick that sampled a value to the delivery of what shows it.
+
+    Ticks that show a value of the warm-up are left out: when it was sampled is not recorded.
+    """
+    ages: dict[str, list[float]] = {}
+    for tick, delivered_ms in enumerate(series["delivered_ms"]):
+        for source, sampled in graph.sampled(tick).items():
+            if sampled >= 0:
+                ages.setdefault(source, []).append(float(delivered_ms - series["action_ms"][sampled]))
+    return {source: _clock_summary(np.array(values)) for source, values in ages.items()}
+
+
+def _budget(series: Series, *, target_ms: float, overlapping: bool) -> Budget:
     """Return the median times of every stage and their share of the target's frame time.
 
     The share is that of the device time, or of the host time where the device was not timed. The overhead is the frame
-    time beyond the longest path through its stages.
+    time beyond the longest path through its stages. Means are over all frames, also those in which a stage did not run,
+    and add up to the mean frame time, `unaccounted` included; stages that overlap have none.
     """
-    target_ms = 1000 / target_fps
     parts = {}
     for stage in stage_names(series):
-        times = {"host_ms": median(series[f"host_{stage}_ms"]), "device_ms": median(series[f"device_{stage}_ms"])}
-        taken_ms = median(stage_ms(series, stage))
-        parts[stage] = BudgetPart(**times, share=None if taken_ms is None else taken_ms / target_ms)
+        taken = stage_ms(series, stage)
+        taken_ms = median(taken)
+        parts[stage] = BudgetPart(
+            host_ms=median(series[f"host_{stage}_ms"]),
+            device_ms=median(series[f"device_{stage}_ms"]),
+            share=None if taken_ms is None else taken_ms / target_ms,
+            mean_ms=None if overlapping else float(np.nansum(taken)) / taken.size,
+        )
     on_device = any(part.device_ms is not None for part in parts.values())
     for name in ("wait", "rest"):
         taken_ms = median(series[f"{name}_ms"])
         # While the host waits, the device works, and that time is in the shares of the stages.
         counted_ms = None if on_device and name == "wait" else taken_ms
         parts[name] = BudgetPart(host_ms=taken_ms, share=None if counted_ms is None else counted_ms / target_ms)
-    overhead_ms = median(series["frame_ms"] - _longest_path(series, overlapping=overlapping))
+    outside_ms = series["frame_ms"] - _longest_path(series, overlapping=overlapping)
+    overhead_ms = median(outside_ms)
+    if overhead_ms is not None:
+        parts["unaccounted"] = BudgetPart(share=overhead_ms / target_ms, mean_ms=float(np.mean(outside_ms)))
     return Budget(
         target_ms=target_ms,
         parts=parts,
@@ -113,10 +141,10 @@ def stage_ms(series: Series, stage: str) -> Array:
 def _longest_path(series: Series, *, overlapping: bool) -> Array:
     """Return the longest path through the stages of each frame [n], in ms.
 
-    Stages in sequence add up. Overlapping ones share the interval of a frame (the decoders work on the frame before),
-    so the longest counts; the delivery follows them.
+    Stages in sequence add up. Overlapping ones share the interval of a frame (some work on the frame before), so the
+    longest counts; the delivery follows them. A stage that did not run in a frame took no time in it.
     """
-    stages = {stage: stage_ms(series, stage) for stage in stage_names(series)}
+    stages = {stage: np.nan_to_num(stage_ms(series, stage)) for stage in stage_names(series)}
     if not stages:
         return np.full(series["frame_ms"].size, np.nan)
     if not overlapping:

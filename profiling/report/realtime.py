@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from profiling.errors import printable
 from profiling.report.charts import (
@@ -40,14 +41,14 @@ _FRAMES, _REST = "#7b8a9c", "outside the stages"
 _SYMBOLS = ("circle-open", "triangle-up-open", "square-open", "diamond-open", "triangle-down-open", "star-open")
 
 LEGEND = (
-    "Frame: time from its action (or the previous delivery, if later) until picture and sound are delivered. "
-    "Latency: time from its action until delivery.",
+    "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
+    "are delivered. Latency: time from its begin until delivery.",
     "Late: longer than the budget; with pace=realtime, delivered later than one budget after it was due. "
     "Holds: at least 99.9% of the frames are in time (all of them, of fewer than 1000).",
     "Underruns, buffer N: frames that a player at the target rate misses if it starts with N frames in its buffer. "
     "Sustained FPS: the highest rate at which 99.9% of the frames are in time.",
     "Slow: above the steady median by 20% and by 5 median absolute deviations; a frame may have several causes.",
-    "Audio real-time factor: seconds of sound generated per second; from 1 on, playback does not run out of sound.",
+    "Audio real-time factor: seconds of audio generated per second; from 1 on, playback does not run dry.",
 )
 
 
@@ -216,9 +217,11 @@ def _settings(rows: Sequence[Record]) -> list[str]:
             continue
         settings = [f"{loop.frames:,} frames"]
         settings += [f"{loop.warmup_frames:,} warm-up frames"] if loop.warmup_frames is not None else []
-        settings += [f"{count_of(loop.steps, 'step')} a frame"] if loop.steps is not None else []
-        options = (("schedule", loop.schedule), ("pace", loop.pace), ("deliver", loop.deliver), ("commit", loop.commit))
-        settings += [f"{name} {value}" for name, value in options if value]
+        chunk = loop.frames_per_tick or 1
+        settings += [f"in chunks of {chunk}"] if chunk > 1 else []
+        options = {"schedule": loop.schedule, "pace": loop.pace, "deliver": loop.deliver}
+        work = {name: value for name, value in loop.settings.items() if name.partition(" ")[0] not in loop.choices}
+        settings += [f"{name} {value}" for name, value in {**options, **work}.items() if value not in (None, "off")]
         groups.setdefault(", ".join(settings), []).append(record.variant)
     return [f"{'Settings' if len(groups) == 1 else listed(names)}: {words}." for words, names in groups.items()]
 
@@ -242,13 +245,24 @@ def _steadiness(record: Record) -> str:
     if loop.gap_ms is not None and loop.pace != "realtime":
         gap, most = (significant(ms, 3) for ms in (loop.gap_ms.p50, loop.gap_ms.max))
         parts.append(f"{gap} ms between two frames (at most {most} ms) are overhead of the measurement")
-    if loop.sound is not None and loop.sound.decoded is not None and loop.sound.window_latents is not None:
-        near = ", ".join(f"{length} at {db:.1f} dB" for length, db in loop.sound.snr_db.items())
-        shorter = f" (shorter windows against the whole one: {near})" if near else ""
-        parts.append(f"sound {loop.sound.window}, {loop.sound.decoded} of {loop.sound.window_latents} latents{shorter}")
+    parts += [f"{stage} chose {_chosen(report)}" for stage, report in loop.choices.items()]
     if loop.throttle_reasons:
         parts.append(f"clocks limited by: {', '.join(loop.throttle_reasons)}")
     return printable("; ".join(parts))
+
+
+def _chosen(report: Mapping[str, Any]) -> str:
+    """Return what a stage has chosen before it was prepared, and what it measured for that."""
+    words = []
+    for name, value in report.items():
+        items = value.items() if isinstance(value, Mapping) else ()
+        text = ", ".join(f"{key}: {_number(each)}" for key, each in items) if items else _number(value)
+        words.append(f"{name.replace('_', ' ')} {f'({text})' if items else text}")
+    return ", ".join(words)
+
+
+def _number(value: Any) -> str:
+    return significant(value, 3) if isinstance(value, float) else str(value)
 
 
 def _summary(title: str, clock: str, key: str, depth: Depth = "console") -> Column[Record]:

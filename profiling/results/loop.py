@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
+
+import msgspec
 
 from profiling.results.field import Section, about
 from profiling.results.measured import Interval, Summary
@@ -35,13 +37,16 @@ class BudgetPart(Section, frozen=True, kw_only=True):
     host_ms: Annotated[float | None, about("time of the host", "ms")] = None
     device_ms: Annotated[float | None, about("time of the device", "ms")] = None
     share: Annotated[float | None, about("share of the target's frame time", "0 to 1, may exceed 1")] = None
+    mean_ms: Annotated[
+        float | None, about("mean over all frames; of the stages and `unaccounted` it adds up to a frame's", "ms")
+    ] = None
 
 
 class Budget(Section, frozen=True, kw_only=True):
     """Where the time of a frame goes."""
 
     target_ms: Annotated[float, about("frame time at the target rate", "ms")]
-    parts: Annotated[Mapping[str, BudgetPart], about("medians by stage, and of wait and rest")] = {}
+    parts: Annotated[Mapping[str, BudgetPart], about("by stage, and wait, rest and unaccounted")] = {}
     overhead_ms: Annotated[float | None, about("frame time beyond the longest path through its stages", "ms")] = None
     overhead_share: Annotated[float | None, about("overhead_ms over the median frame time", "0 to 1")] = None
 
@@ -129,14 +134,26 @@ class Realtime(Section, frozen=True, kw_only=True):
     schedule: Annotated[str | None, about("sequential, overlap or one_graph")] = None
     deliver: Annotated[str | None, about("where frames are delivered: host or device")] = None
     gc: Annotated[str | None, about("Python's garbage collector in the loop: frozen, on or off")] = None
-    steps: Annotated[int | None, about("denoising steps of the world model")] = None
-    commit: Annotated[str | None, about("how the world model writes its cache")] = None
-    guidance: Annotated[float | None, about("scale of classifier-free guidance of the world model")] = None
-    sound: Annotated[SoundWindow | None, about("window of the sound decoder")] = None
+    frames_per_tick: Annotated[int | None, about("frames that a pass through the pipeline delivers at once")] = None
+    work: Annotated[
+        Mapping[str, str | float | bool | None], about("settings of the pipeline that change what a frame computes")
+    ] = {}
+    calibration: Annotated[
+        Mapping[str, Mapping[str, Any]], about("what a stage has chosen before it was prepared, by stage")
+    ] = {}
+    miss: Annotated[str | None, about("what a late frame is to the user")] = None
+    steps: Annotated[int | None, about("older records: `work.steps`")] = None
+    commit: Annotated[str | None, about("older records: `work.commit`")] = None
+    guidance: Annotated[float | None, about("older records: `work.guidance`")] = None
+    sound: Annotated[SoundWindow | None, about("older records: `calibration.sound`")] = None
     throttle_reasons: Annotated[tuple[str, ...], about("limits on the clocks that the driver reported")] = ()
     stages: Annotated[tuple[str, ...], about("stages of a frame in their order")] = ()
     frame_ms: Annotated[Summary | None, about("frame times", "ms")] = None
-    latency_ms: Annotated[Summary | None, about("from the action to the delivered frame", "ms")] = None
+    latency_ms: Annotated[Summary | None, about("from the begin of a frame to its delivery", "ms")] = None
+    first_frame_ms: Annotated[float | None, about("latency of the first frame of a prepared session", "ms")] = None
+    input_age_ms: Annotated[
+        Mapping[str, Summary], about("from when a source was sampled to the delivery of the frame that shows it", "ms")
+    ] = {}
     gap_ms: Annotated[Gap | None, about("time between frames", "ms")] = None
     wall_fps: Annotated[float | None, about("delivered frames over wall time", "frames/s")] = None
     audio_rtf: Annotated[float | None, about("seconds of sound generated per second")] = None
@@ -151,6 +168,28 @@ class Realtime(Section, frozen=True, kw_only=True):
     spikes: Annotated[Spikes | None, about("slow frames that return periodically")] = None
     slow: Annotated[SlowFrames | None, about("slow frames and their causes")] = None
     memory: Annotated[Mapping[str, MemoryTrend], about("memory over the frames, by kind")] = {}
+
+    @property
+    def settings(self) -> dict[str, str | float | bool]:
+        """What changes the work of a frame: `work`, the same of older records, and what stages have chosen."""
+        older = {"steps": self.steps, "commit": self.commit, "guidance": self.guidance}
+        chosen = {
+            f"{stage} {name.replace('_', ' ')}": value
+            for stage, report in self.choices.items()
+            for name, value in report.items()
+            if isinstance(value, str | bool | int)
+        }
+        older = {
+            name: value for name, value in older.items() if value is not None or (self.steps and name == "guidance")
+        }
+        return {name: "off" if value is None else value for name, value in {**older, **self.work, **chosen}.items()}
+
+    @property
+    def choices(self) -> Mapping[str, Mapping[str, Any]]:
+        """What stages have chosen before they were prepared: `calibration`, or `sound` of an older record."""
+        if self.sound is None or self.sound.decoded is None:
+            return self.calibration
+        return {"sound": msgspec.to_builtins(self.sound), **self.calibration}
 
     @property
     def rates(self) -> tuple[Deadline, ...]:

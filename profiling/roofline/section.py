@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -82,27 +83,32 @@ def frame_roofline(
     *,
     fused: Collection[str],
     overlapping: bool,
+    calls: Mapping[str, tuple[int, float]] = MappingProxyType({}),
 ) -> Roofline:
     """Return the section of a loop over frames: the sum over its stages, and each stage under `parts`.
 
     `frame_ms` is the median frame time, `stage_ms` the median time of each timed stage; `fused` names the stages whose
-    operators a compiler replaced. Roofline times of stages that run in turn add up. Where stages overlap, one may move
-    bytes while another computes: the frame's roofline time is then the larger of total memory time and total compute
-    time, and no stage has a verdict. Copies between stages are not counted. Calls each component once, eagerly, and on
-    CUDA profiles its step; every component is reset at the end.
+    operators a compiler replaced. `calls` is how often a stage is called when it runs, and the share of the frames in
+    which it runs; once and always for a stage without. Roofline times of stages that run in turn add up. Where stages
+    overlap, one may move bytes while another computes: the frame's roofline time is then the larger of total memory
+    time and total compute time, and no stage has a verdict. Copies between stages are not counted. Calls each component
+    once, eagerly, and on CUDA profiles its step; every component is reset at the end.
     """
     parts = {}
+    weighted: list[tuple[float, Roofline]] = []
     for name, component in components.items():
-        wall_ms = None if overlapping else stage_ms.get(name)
+        repeat, share = calls.get(name, (1, 1.0))
+        wall_ms = None if overlapping or name not in stage_ms else stage_ms[name] / repeat
         parts[name] = call_roofline(component, steps[name].run, ceilings, wall_ms, fused=name in fused)
+        weighted.append((repeat * share, parts[name]))
         component.reset()
-    memory_ms = sum(part.memory_ms or 0.0 for part in parts.values())
-    compute_ms = sum(part.compute_ms or 0.0 for part in parts.values())
-    in_turn_ms = sum(part.roofline_ms or 0.0 for part in parts.values())
+    memory_ms = sum(weight * (part.memory_ms or 0.0) for weight, part in weighted)
+    compute_ms = sum(weight * (part.compute_ms or 0.0) for weight, part in weighted)
+    in_turn_ms = sum(weight * (part.roofline_ms or 0.0) for weight, part in weighted)
     roofline_ms = max(memory_ms, compute_ms) if overlapping else in_turn_ms
     return Roofline(
-        bytes=_sums(part.bytes for part in parts.values()),
-        flops=_sums(part.flops for part in parts.values()),
+        bytes=_sums((weight, part.bytes) for weight, part in weighted),
+        flops=_sums((weight, part.flops) for weight, part in weighted),
         memory_ms=memory_ms,
         compute_ms=compute_ms,
         roofline_ms=roofline_ms,
@@ -111,8 +117,9 @@ def frame_roofline(
     )
 
 
-def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sums(counts: Iterable[tuple[float, Mapping[str, int]]]) -> dict[str, int]:
+    """Return the weighted sums by kind; a stage that runs in every n-th frame counts 1/n."""
     total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
+    for weight, each in counts:
+        total.update({kind: round(weight * number) for kind, number in each.items()})
     return dict(total)

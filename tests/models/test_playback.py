@@ -7,7 +7,7 @@ import torch
 from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.image_vae import ImageDecoder, ImageVAEParams
 from models.initialisation import randomise
-from models.playback import PictureStage, SoundStage, WholeFrame, sound_stage_inputs
+from models.playback import PictureStage, SoundStage, sound_stage_inputs
 
 PICTURE, AUDIO = ImageVAEParams.tiny(), AudioVAEParams.tiny()
 WINDOW = 9
@@ -106,56 +106,22 @@ def test_inputs_are_seeded():
     assert not torch.equal(inputs[0]["latent"], inputs[2]["latent"])
 
 
-class World(torch.nn.Module):
-    """Makes latents of noise and controls, and remembers how many."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("count", torch.zeros(1))
-
-    def state_tensors(self):
-        return (self.count,)
-
-    def reset(self):
-        self.count.zero_()
-
-    def forward(self, x, audio, mouse, btn):
-        self.count += 1
-        return x + mouse.sum() + self.count, audio * btn.sum() - self.count
-
-
 @torch.inference_mode()
-def test_a_whole_frame_is_its_parts_one_after_the_other():
-    parts = World(), build(PictureStage, PICTURE), build(SoundStage, AUDIO, window=WINDOW)
-    alone = World(), build(PictureStage, PICTURE), build(SoundStage, AUDIO, window=WINDOW)
-    whole = WholeFrame(*parts)
-    for seed in (1, 2, 3, 1):
-        if seed == 3:
-            whole.reset()
-            alone[0].reset()
-            alone[2].reset()
-        given = draw(1, 16, 4, 4, seed=seed), draw(1, 8, seed=seed), draw(1, 2, seed=seed), draw(1, 3, seed=seed)
-        picture, sound = whole(*given)
-        video, latent = alone[0](*given)
-        torch.testing.assert_close(picture, alone[1](video), rtol=0, atol=0)
-        torch.testing.assert_close(sound, alone[2](latent), rtol=0, atol=0)
-    assert {t.data_ptr() for t in whole.state_tensors()} == {parts[0].count.data_ptr(), parts[2].latents.data_ptr()}
-
-
-@pytest.mark.gpu
-@torch.inference_mode()
-def test_a_whole_frame_on_a_gpu_decodes_sound_beside_the_picture_and_hands_over_the_same():
-    """In eager mode, sound is decoded on a second stream: no tensor may be read too early or reused too early."""
-    parts = [
-        module.cuda() for module in (World(), build(PictureStage, PICTURE), build(SoundStage, AUDIO, window=WINDOW))
-    ]
-    alone = [
-        module.cuda() for module in (World(), build(PictureStage, PICTURE), build(SoundStage, AUDIO, window=WINDOW))
-    ]
-    whole = WholeFrame(*parts)
-    for seed in range(50):
-        given = [draw(*shape, seed=seed).cuda() for shape in ((1, 16, 4, 4), (1, 8), (1, 2), (1, 3))]
-        picture, sound = whole(*given)
-        video, latent = alone[0](*given)
-        assert (picture.int() - alone[1](video).int()).abs().max() <= 1, "a rounding to another of 256 values"
-        torch.testing.assert_close(sound, alone[2](latent), rtol=1e-4, atol=1e-5)
+def test_the_signal_to_noise_ratio_by_hand():
+    """Signal over noise, both summed over all windows, in numpy and double precision."""
+    stage = build(SoundStage, AUDIO, window=WINDOW)
+    latents = torch.randn(1, 8, WINDOW + 3, generator=torch.Generator().manual_seed(0))
+    sounds = {length: [] for length in (2, WINDOW - 1, WINDOW)}
+    for first in range(4):
+        for length, newest in sounds.items():
+            given = latents[:, :, first + WINDOW - length : first + WINDOW]
+            sound = super(SoundStage, stage).forward(given).numpy().astype(np.float64)
+            newest.append(sound[:, :, -stage.params.samples_per_latent :])
+    exact = np.stack(sounds.pop(WINDOW))
+    by_hand = {
+        length: 10 * np.log10((exact**2).sum() / ((np.stack(short) - exact) ** 2).sum())
+        for length, short in sounds.items()
+    }
+    assert by_hand[WINDOW - 1] > by_hand[2], "a longer window is nearer"
+    assert stage.windows_snr(latents, [2, WINDOW - 1]) == pytest.approx(by_hand, rel=1e-6)
+    assert stage.windows_snr(latents, [WINDOW]) == {}, "nothing differs, so there is no ratio"

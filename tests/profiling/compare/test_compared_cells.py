@@ -225,8 +225,8 @@ DIFFERENT = [
     ({"deliver": "device"}, "deliver host → device"),
     ({"commit": "separate"}, "commit fused → separate"),
     ({"pace": "realtime"}, "pace free → realtime"),
-    ({"sound": SoundWindow(window="windowed", decoded=15, window_latents=120)}, "sound latents 30 → 15"),
-    ({"sound": EXACT}, "sound windowed → exact, sound latents 30 → 120"),
+    ({"sound": SoundWindow(window="windowed", decoded=15, window_latents=120)}, "sound decoded 30 → 15"),
+    ({"sound": EXACT}, "sound window windowed → exact, sound decoded 30 → 120"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The tiny networks of the loop, prepared in this process."""
+"""The tiny networks of a shipped pipeline, prepared in this process."""
 
 from functools import cache
 from pathlib import Path
@@ -7,16 +7,17 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from profiling.cli.app import CONF, register_resolvers
-from profiling.cli.config import read_config
 from profiling.components.instantiate import instantiate
+from profiling.components.reference import strict_float32
 from profiling.components.spec import Settings
-from profiling.realtime.__main__ import chosen_stages
+from profiling.realtime.__main__ import checked
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import PRIORITIES, assemble, drawn_actions
-from profiling.realtime.play import Clock
-from profiling.realtime.prepare import build_stages, load_stages, reference_outputs
+from profiling.realtime.pipeline import assemble
+from profiling.realtime.play import Clock, FrameLoop
+from profiling.realtime.prepare import build_stages, eager_outputs, load_stages
 
-TINY = Settings(device="cpu", dtype="float32", scale="tiny", checkpoint="random")
+TICKS = 200
+VARIANTS = "variant=[baseline,compile,cuda_graph,compile_cuda_graph]"
 
 
 @cache
@@ -26,43 +27,48 @@ def composed(*overrides):
         return compose("realtime", list(overrides))
 
 
-def tiny_specs(*overrides):
-    return {role: spec.at("tiny") for role, spec in chosen_stages(read_config(composed(*overrides))).items()}
+def tiny_pipeline(*overrides):
+    """Return (graph, specs by stage) of a pipeline at scale tiny."""
+    config, graph = checked(composed(*overrides))
+    specs = {spec.name: spec.at("tiny") for spec in config.components}
+    return graph, {name: specs[stage.component] for name, stage in graph.stages.items()}
 
 
-def tiny_loop(device="cpu", variant="baseline", dtype="float32", **options):
-    """Return (pipeline, loaded stages, function that closes the steps)."""
-    config = read_config(composed("variant=[baseline,compile,cuda_graph,compile_cuda_graph]"))
-    settings = Settings(device=device, dtype=dtype, scale="tiny", checkpoint="random")
-    specs, chosen = tiny_specs(), LoopOptions(**options)
+def tiny_settings(device="cpu", dtype="float32"):
+    return Settings(device=device, dtype=dtype, scale="tiny", checkpoint="random")
+
+
+def tiny_loop(*overrides, device="cpu", variant="baseline", dtype="float32", **options):
+    """Return (pipeline, what it was prepared with, function that closes the steps)."""
+    config, _ = checked(composed(VARIANTS))
+    settings, chosen = tiny_settings(device, dtype), LoopOptions(**options)
+    graph, specs = tiny_pipeline(*overrides)
     whole = chosen.schedule == "one_graph"
-    priorities = PRIORITIES if chosen.schedule == "overlap" else {}
-    expected = reference_outputs(build_stages(specs, settings), settings, whole=whole)
+    with torch.inference_mode(), strict_float32():
+        exact = build_stages(specs, settings)
+        expected = eager_outputs(graph, exact, settings, torch.float32, whole=whole, ticks=TICKS)[-1]
     with torch.inference_mode():
-        blueprints = build_stages(specs, settings)
-        loaded = load_stages(blueprints, expected, settings, whole=whole, priorities=priorities)
+        prepared = load_stages(graph, build_stages(specs, settings), expected, settings, chosen, ticks=TICKS)
         by = instantiate(config.variants[variant], "variant")
-        steps = {name: by(c, Path("unused")) for name, c in loaded.components.items()}
-        for component in loaded.components.values():
+        steps = {name: by(each, Path("unused")) for name, each in prepared.components.items()}
+        runs = {name: step.run for name, step in steps.items()}
+        narrow = getattr(torch, dtype)
+        pipeline = assemble(prepared.graph, prepared.components, runs, chosen, ticks=TICKS, seed=0, narrow=narrow)
+        for component in prepared.components.values():
             component.reset()
-    pipeline = assemble(loaded.components, steps, chosen, drawn_actions(200, 2, 11, 0), 0, Clock())
-    return pipeline, loaded, lambda: [step.close() for step in reversed(steps.values())]
+    return pipeline, prepared, lambda: [step.close() for step in reversed(steps.values())]
 
 
 @torch.inference_mode()
-def delivered(frames, **options):
-    """Return pictures and sounds [frames, ...] as they are delivered, in host memory."""
-    pipeline, _, close = tiny_loop(**options)
-    pictures, sounds, in_flight = [], [], []
-    for frame in range(frames + pipeline.depth - 1):
-        if frame < frames:
-            pipeline.begin(frame)
-            in_flight.append(frame)
-        if len(in_flight) == pipeline.depth or frame >= frames:
-            oldest = in_flight.pop(0)
-            pipeline.wait(oldest)
-            picture, sound = pipeline.outputs(oldest)
-            pictures.append(picture.cpu().clone())
-            sounds.append(sound.cpu().clone())
+def delivered(frames, *overrides, **options):
+    """Return the delivered tensors [frames, ...] in their order, in host memory."""
+    pipeline, _, close = tiny_loop(*overrides, **options)
+    ticks = []
+
+    def collect(tick, _ms):
+        ticks.append([tensor.cpu().clone() for tensor in pipeline.delivered(tick).values()])
+        return {}
+
+    FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(range(frames), lambda row: None)
     close()
-    return torch.stack(pictures), torch.stack(sounds)
+    return [torch.stack(each) for each in zip(*ticks, strict=True)]

@@ -29,4 +29,4 @@ def series_of(frame_ms, **planted):
 
 def loop(*, fps=60.0, pace="free", schedule="sequential"):
     """Return the section of a loop before its first frame."""
-    return Realtime(frames=0, target_fps=fps, pace=pace, schedule=schedule, commit="fused", warmup_frames=60)
+    return Realtime(frames=0, target_fps=fps, pace=pace, schedule=schedule, work={"steps": 1}, warmup_frames=60)

@@ -2,22 +2,28 @@
 
 import numpy as np
 import pytest
-from networks import TINY, composed, tiny_specs
+import torch
+from networks import composed, tiny_pipeline, tiny_settings
 
 from profiling.errors import InputError
-from profiling.realtime.__main__ import mixed, read_config, run
+from profiling.realtime.__main__ import checked, mixed, run
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.prepare import build_stages, reference_outputs
+from profiling.realtime.prepare import build_stages, eager_outputs
 
 FEW = ("variant=[baseline]", "loop.frames=4", "loop.warmup_frames=1")
 
+PICTURE = "pipeline.stages.picture.component"
 BEFORE_ANY_CELL = {
-    "stage": (["stages.picture=nothing"], "stages.picture=nothing is none of"),
-    "two stages": (["stages.picture=[picture_stage]"], "stages.picture=['picture_stage'] is none of"),
-    "near stage": (["stages.picture=picture_stag"], "Did you mean 'picture_stage'"),
-    "no stage": (["stages=null"], "stages.world=None"),
-    "no stages": (["stages=fast"], "stages.picture=picture_stage"),
+    "component": ([f"{PICTURE}=nothing"], "picture.component=nothing is none of"),
+    "two components": ([f"{PICTURE}=[picture_stage]"], "component=['picture_stage'] is none of"),
+    "near component": ([f"{PICTURE}=picture_stag"], "Did you mean 'picture_stage'"),
+    "a component that was not chosen": (
+        ["component=[world_model_frame,sound_stage]"],
+        "Name it in component=[...] too",
+    ),
+    "no stages": (["pipeline.stages=null"], "pipeline.stages is empty"),
     "no options": (["loop=fast"], "must be a mapping"),
+    "another option": (["+loop.frame=3"], "Did you mean 'frames'"),
     "half a mix": (["mix={world:baseline,picture:baseline}"], "sound:baseline}"),
     "a mix of all": (["mix=baseline"], "mix={world:baseline"),
     "a mix of nothing": (["mix={world:baseline,picture:baseline,sound:[baseline]}"], "mix.sound"),
@@ -43,14 +49,11 @@ OPTIONS = {
     "schedule": ("x", "sequential, overlap, one_graph"),
     "pace": ("realtme", "Did you mean 'realtime'"),
     "deliver": (None, "host, device"),
-    "sound": ("short", "exact, auto, windowed"),
     "gc": (True, "frozen, on, off"),
     "frames": (0, "whole number"),
     "warmup_frames": (2.5, "whole number"),
-    "sound_latents": (None, "whole number"),
     "profile_frames": (True, "whole number"),
     "fps": (float("nan"), "above 0"),
-    "sound_snr_db": ("loud", "above 0"),
 }
 
 
@@ -62,23 +65,34 @@ def test_a_wrong_option(name):
 
 
 STAGES = {
-    "picture=world_model_frame": "stages.picture=world_model_frame: it takes x, audio, mouse, btn",
-    "world=sound_stage": "stages.world=sound_stage: the loop writes `mouse` and `btn`",
-    "sound=picture_stage": r"stages.sound=picture_stage: it takes .*, but the world model returns \[1, 8\]",
-    "world=world_model": r"stages.picture=picture_stage: it takes .*, but the world model returns \[1, 1, 16, 4, 4\]",
+    "pipeline.stages.picture.component=world_model_frame": "inputs.z: world_model_frame has no such input, only x",
+    "~pipeline.stages.world.inputs.audio": "stages.world.inputs: world_model_frame also takes audio. Give it an edge",
+    "pipeline.stages.sound.inputs.latent=world.0": r"latent=world.0: the input takes float32 \[1, 8\] on cpu, but gets",
+    "pipeline.stages.picture.inputs.z=world.2": "pipeline: world.2: the stage world returns world.0, world.1",
 }
 
 
 @pytest.mark.parametrize("case", STAGES)
-def test_a_component_that_does_not_fit_its_role(case):
-    specs = tiny_specs(f"stages.{case}", "component=[world_model_frame,picture_stage,sound_stage,world_model]")
-    with pytest.raises(InputError, match=STAGES[case]) as caught:
-        reference_outputs(build_stages(specs, TINY), TINY, whole=False)
+def test_a_component_that_does_not_fit(case):
+    graph, specs = tiny_pipeline(case)
+    settings = tiny_settings()
+    with pytest.raises(InputError, match=STAGES[case]) as caught, torch.inference_mode():
+        eager_outputs(graph, build_stages(specs, settings), settings, torch.float32, whole=False, ticks=9)
     assert "\n" not in str(caught.value)
 
 
 def test_without_mix():
-    assert mixed(read_config(composed())) is None
+    assert mixed(*checked(composed())) is None
+
+
+def test_options_of_a_component_that_was_replaced_are_dropped():
+    config, graph = checked(
+        composed(
+            "component=[world_model_step,picture_stage,sound_stage]", "pipeline.stages.world.component=world_model_step"
+        )
+    )
+    assert [spec.name for spec in config.components] == ["world_model_step", "picture_stage", "sound_stage"]
+    assert graph.work == {"steps": 1, "commit": "fused", "guidance": None}
 
 
 def test_input_that_only_a_cell_can_refuse(realtime, tmp_path):
@@ -86,7 +100,7 @@ def test_input_that_only_a_cell_can_refuse(realtime, tmp_path):
     np.savez(tmp_path / "narrow.npz", mouse=np.zeros((5, 3)), btn=np.zeros((5, 11)))
     latency = "metric.latency times single steps, and the loop has its own clocks. Use metric=[parity]"
     cases = (
-        ([f"loop.actions={tmp_path / 'narrow.npz'}"], "mouse has the shape [5, 3]. It must be finite numbers [n, 2]"),
+        ([f"pipeline.sources.action.file={tmp_path / 'narrow.npz'}"], "its values are [5, 3]. Give [n, 1, 2]"),
         (["metric=[latency]", "isolation=none"], latency),
     )
     for overrides, message in cases:

@@ -1,213 +1,197 @@
-"""Actions, the window of the sound decoder, and delivered frames against the same networks called in sequence."""
+"""Stages whose outputs are known by hand: edges, delays, repeats, sources; and streams that are ordered."""
 
-import numpy as np
 import pytest
 import torch
-from networks import TINY, delivered, tiny_loop, tiny_specs
+from planted_stages import Races, component, delivered, pipeline_of, planted
 
-from models.audio_vae import AudioVAEParams
-from models.initialisation import randomise
-from models.playback import SoundStage
 from profiling.errors import InputError
-from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import FrameInputs, drawn_actions, read_actions
-from profiling.realtime.prepare import build_stages
-from profiling.realtime.sound import TRIALS, choose_window, latents_of, windows_snr
-from profiling.results.record import SoundWindow
+from profiling.realtime.graph import WHOLE
+from profiling.realtime.one_graph import as_one_stage
+
+COUNT = {"count": {"make": {"_target_": "planted_stages.counting"}}}
 
 
-def test_a_seed_draws_the_same_actions():
-    first, again, other = (drawn_actions(300, 2, 11, seed) for seed in (5, 5, 6))
-    assert (first.mouse == again.mouse).all()
-    assert (first.btn == again.btn).all()
-    assert not (first.mouse == other.mouse).all()
-    assert not (first.btn == other.btn).all()
+def played(ticks, *args, whole=False, options=None, **kwargs):
+    graph, components = planted(*args, **kwargs)
+    if whole:
+        graph, one = as_one_stage(graph, components)
+        components = {WHOLE: one}
+        ticks = delivered(pipeline_of(graph, components, **(options or {})), ticks)
+        return [dict(zip(kwargs["deliver"], tick.values(), strict=True)) for tick in ticks]
+    return delivered(pipeline_of(graph, components, **(options or {})), ticks)
 
 
-def test_the_mouse_drifts_and_buttons_are_held():
-    actions = drawn_actions(5000, 2, 11, 0)
-    assert actions.mouse.shape == (5000, 2)
-    assert actions.btn.shape == (5000, 11)
-    assert actions.mouse.dtype == actions.btn.dtype == np.float32
-    assert set(np.unique(actions.btn)) == {0.0, 1.0}
-    changes = np.abs(np.diff(actions.btn, axis=0)).mean()
-    assert changes == pytest.approx(0.05, rel=0.2), "held for 20 frames at a time"
-    assert ((actions.btn.mean(axis=0) > 0.2) & (actions.btn.mean(axis=0) < 0.8)).all(), "each is used"
-    assert (np.diff(actions.mouse, axis=0) != 0).all(), "it moves in every frame"
-    for axis in actions.mouse.T:
-        assert axis.std() == pytest.approx(1 / np.sqrt(1 - 0.9**2), rel=0.2)
-        assert np.corrcoef(axis[1:], axis[:-1])[0, 1] == pytest.approx(0.9, abs=0.03)
+def values(ticks, name):
+    return [tick[name] for tick in ticks]
 
 
-def test_recorded_actions_are_repeated(tmp_path):
-    mouse, btn = np.arange(14.0).reshape(7, 2), np.arange(21).reshape(7, 3) % 2
-    np.savez(tmp_path / "a.npz", mouse=mouse, btn=btn)
-    actions = read_actions(tmp_path / "a.npz", 2, 3)
-    for frame in range(-3, 20):  # warm-up frames count from below 0
-        for read, given in zip(actions.at(frame), (mouse, btn), strict=True):
-            assert read.dtype == np.float32
-            assert read.tolist() == given[frame % 7].tolist()
+@pytest.mark.parametrize("whole", [False, True])
+def test_feedback_is_the_output_of_the_tick_before(whole):
+    stages = {"a": {"inputs": {"x": "count.n", "last": "b@-1"}}, "b": {"inputs": {"y": "a"}}}
+    ticks = played(range(4), stages, COUNT, deliver=["a", "b"], whole=whole)
+    # a = n + b of the tick before + 1, b = a + 1; before the first tick, zeros
+    assert values(ticks, "a") == [1, 4, 8, 13]
+    assert values(ticks, "b") == [2, 5, 9, 14]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_stage_reads_its_own_output_of_the_tick_before(whole):
+    ticks = played(range(4), {"a": {"inputs": {"x": "a@-1"}, "affine": {"factor": 2.0}}}, deliver=["a"], whole=whole)
+    assert values(ticks, "a") == [1, 3, 7, 15]
+
+
+def test_a_stage_that_runs_now_and_then_keeps_its_output():
+    stages = {"text": {"inputs": {"x": "count.n"}, "every": 3}, "a": {"inputs": {"t": "text", "before": "text@-1"}}}
+    graph, components = planted(stages, COUNT, deliver=["text", "a"])
+    ticks = delivered(pipeline_of(graph, components), range(-1, 7))
+    assert values(ticks, "text") == [64, 1, 1, 1, 4, 4, 4, 7], "also in the first tick; -1 is the last of 64 values"
+    assert values(ticks, "a") == [65, 66, 3, 3, 6, 9, 9, 12]
+    assert components["text"].module.calls == 4
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_repeated_calls_read_their_own_output_and_a_value_each(whole):
+    stages = {
+        "a": {"inputs": {"x": "count.n", "t": [10, 20, 30]}, "again": {"x": "a.whole"}, "repeat": 3}
+        | {"affine": {"split": True}}
+    }
+    ticks = played(range(2), stages, COUNT, deliver=["a.whole"], whole=whole)
+    assert values(ticks, "a.whole") == [0 + 10 + 1 + 20 + 1 + 30 + 1, 1 + 10 + 1 + 20 + 1 + 30 + 1]
+
+
+def test_an_output_is_read_by_key_and_delivered_whole():
+    stages = {"a": {"inputs": {"x": "count.n"}, "affine": {"split": True}}, "b": {"inputs": {"y": "a.half"}}}
+    ticks = played(range(2), stages, COUNT, deliver=["a", "b"])
+    assert ticks == [{"a.half": 0.5, "a.whole": 1, "b": 1.5}, {"a.half": 1, "a.whole": 2, "b": 2}]
+
+
+def test_a_source_has_a_new_value_every_period():
+    ticks = played(range(5), {"a": {"inputs": {"x": "count.n"}}}, {"count": {**COUNT["count"], "period": 2}})
+    assert values(ticks, "a") == [1, 1, 2, 2, 3]
+
+
+def test_noise_is_new_in_every_tick_and_the_same_in_every_session():
+    graph, components = planted({"a": {"inputs": {"x": "normal"}}})
+    pipeline = pipeline_of(graph, components)
+    first = values(delivered(pipeline, range(5)), "a")
+    pipeline.reset()
+    assert values(delivered(pipeline, range(5)), "a") == first
+    assert len(set(first)) == 5
+    graph, one = as_one_stage(graph, components)
+    (whole,) = {tuple(tick.values()) for tick in delivered(pipeline_of(graph, {WHOLE: one}), range(1))}
+    assert whole == (first[0],), "and in every schedule"
 
 
 WRONG = {
-    "another width": {"mouse": np.zeros((5, 3)), "btn": np.zeros((5, 11))},
-    "other lengths": {"mouse": np.zeros((5, 2)), "btn": np.zeros((4, 11))},
-    "no frames": {"mouse": np.zeros((0, 2)), "btn": np.zeros((0, 11))},
-    "not finite": {"mouse": np.full((5, 2), np.nan), "btn": np.zeros((5, 11))},
-    "a name missing": {"mouse": np.zeros((5, 2))},
-    "a number": {"mouse": np.float64(1), "btn": np.zeros((5, 11))},
-    "words": {"mouse": np.full((5, 2), "left"), "btn": np.zeros((5, 11))},
-    "objects": {"mouse": np.full((5, 2), None), "btn": np.zeros((5, 11))},
-    "complex": {"mouse": np.full((5, 2), 1j), "btn": np.zeros((5, 11))},
+    "no edge for an input": (
+        {"a": {"inputs": {}}},
+        "pipeline.stages.a.inputs: affine also takes x. Give it an edge; x: fixed keeps",
+    ),
+    "an edge for no input": ({"a": {"inputs": {"x": "normal", "z": "normal"}}}, "affine has no such input, only x"),
+    "no such output": ({"a": {"inputs": {"x": "b.c"}}, "b": {"inputs": {"x": "normal"}}}, "pipeline: b.c: the stage b"),
+    "integers for floats": (
+        {"a": {"inputs": {"x": {"distribution": "integers", "low": 0, "high": 9}}}},
+        "does not fit the input's dtype float32. Use normal, uniform or bernoulli",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_file_that_holds_something_else(tmp_path, case):
-    path = tmp_path / "a.npz"
-    np.savez(path, **WRONG[case])
-    with pytest.raises(InputError, match=r"loop\.actions=.*\[n, (2|11)\]") as caught:
-        read_actions(path, 2, 11)
-    assert "\n" not in str(caught.value)
+def test_an_edge_that_does_not_fit_the_component(case):
+    stages, message = WRONG[case]
+    graph, _ = planted(stages)
+    module = planted({"a": {"inputs": {"x": "normal"}}})[1]["a"].module
+    with pytest.raises(InputError) as caught:
+        delivered(pipeline_of(graph, {name: component(name, module) for name in graph.stages}), range(1))
+    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut off"])
-def test_a_file_that_is_no_archive(tmp_path, content):
-    path = tmp_path / "a.npz"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=r"numpy\.savez"):
-        read_actions(path, 2, 11)
-    np.save(tmp_path / "a.npy", np.zeros((5, 2)))
-    with pytest.raises(InputError, match=r"numpy\.savez"):
-        read_actions(tmp_path / "a.npy", 2, 11)
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("shape", "kind"), [((1, 1), torch.float32), ((2,), torch.float32), ((1, 2), torch.int64)])
+def test_a_hand_over_neither_broadcasts_nor_casts(whole, shape, kind):
+    graph, components = planted({"a": {"inputs": {"x": "normal"}}, "b": {"inputs": {"y": "a"}}})
+    module = components["a"].module
+    module.forward = lambda x: torch.zeros(shape, dtype=kind)
+    if whole:
+        graph, one = as_one_stage(graph, components)
+        components = {WHOLE: one}
+    with pytest.raises(InputError, match=r"pipeline\.stages\.b\.inputs\.y=a: the input takes float32 \[1, 2\] on cpu"):
+        delivered(pipeline_of(graph, components), range(1))
 
 
-FRAMES = 25
+def test_an_output_that_changes_its_shape():
+    graph, components = planted({"a": {"inputs": {"x": "normal"}}})
+    module = components["a"].module
+    shapes = iter([(1, 2), (1, 3)])
+    module.forward = lambda x: torch.zeros(next(shapes))
+    with pytest.raises(InputError, match=r"stages\.a: its output.* was \[1, 2\] and is now \[1, 3\]"):
+        delivered(pipeline_of(graph, components), range(2))
 
 
-@pytest.fixture(scope="module")
-def expected():
-    """Make the frames by calling the networks, without a pipeline."""
-    _, loaded, _ = tiny_loop()
-    inputs = FrameInputs(loaded.components["world"], drawn_actions(200, 2, 11, 0), 1, 0)
-    world, picture, sound = (loaded.components[name] for name in ("world", "picture", "sound"))
-    pictures, sounds = [], []
-    with torch.inference_mode():
-        for frame in range(FRAMES):
-            inputs.write(frame)
-            video, latent = world.module(**world.inputs)
-            pictures.append(picture.module(video))
-            sounds.append(sound.module(latent))
-    return torch.stack(pictures), torch.stack(sounds)
+def test_one_graph_cannot_skip_a_stage():
+    graph, components = planted({"a": {"inputs": {"x": "normal"}, "every": 2}})
+    with pytest.raises(InputError, match=r"the stage a has every=2.*loop\.schedule=sequential"):
+        as_one_stage(graph, components)
 
 
-@pytest.mark.parametrize("deliver", ["host", "device"])
-@pytest.mark.parametrize("schedule", ["sequential", "overlap", "one_graph"])
-def test_every_schedule_hands_over_the_same_frames(expected, schedule, deliver):
-    pictures, sounds = delivered(FRAMES, schedule=schedule, deliver=deliver)
-    assert pictures.dtype == torch.uint8
-    torch.testing.assert_close(pictures, expected[0], rtol=0, atol=0)
-    torch.testing.assert_close(sounds, expected[1], rtol=0, atol=0)
-    assert len({frame.numpy().tobytes() for frame in pictures}) == FRAMES, "every frame is another one"
+# Streams: without a device, each access to an output is checked against what the events order.
+
+GRAPHS = {
+    "a chain": {"a": {"inputs": {"x": "normal"}}, "b": {"inputs": {"x": "a"}}, "c": {"inputs": {"x": "b"}}},
+    "two decoders": {"a": {"inputs": {"x": "normal"}}, "b": {"inputs": {"x": "a"}}, "c": {"inputs": {"x": "a"}}},
+    "feedback": {"a": {"inputs": {"x": "c@-1"}}, "b": {"inputs": {"x": "a"}}, "c": {"inputs": {"x": "b", "y": "a@-1"}}},
+    "a state that nobody delivers": {
+        "a": {"inputs": {"x": "c@-1"}},
+        "c": {"inputs": {"x": "a"}},
+        "b": {"inputs": {"x": "a"}},
+    },
+    "now and then": {
+        "t": {"inputs": {"x": "normal"}, "every": 2},
+        "a": {"inputs": {"x": "t", "y": "t@-1"}},
+        "b": {"inputs": {"x": "a", "y": "t"}},
+    },
+    "a late reader": {"a": {"inputs": {"x": "normal", "y": "b@-1"}}, "b": {"inputs": {"x": "a", "y": "a@-1"}}},
+}
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["baseline", "cuda_graph"])
-@pytest.mark.parametrize("schedule", ["sequential", "overlap", "one_graph"])
-def test_every_schedule_hands_over_the_same_frames_on_a_gpu(schedule, variant):
-    reference = delivered(FRAMES, device="cuda", schedule="sequential", deliver="device")
-    pictures, sounds = delivered(FRAMES, device="cuda", schedule=schedule, variant=variant)
-    assert (pictures.int() - reference[0].int()).abs().max() <= 1, "a rounding to another of 256 values"
-    torch.testing.assert_close(sounds, reference[1], rtol=1e-3, atol=1e-4)
+def raced(monkeypatch, name, ticks=9):
+    races = Races()
+    races.install(monkeypatch)
+    stages = {stage: dict(each) for stage, each in GRAPHS[name].items()}
+    graph, components = planted(stages, deliver=["b"], device="cuda")
+    pipeline = pipeline_of(graph, components, schedule="overlap")
+    assert pipeline.depth == 2
+    delivered(pipeline, range(ticks))
+    return races, pipeline
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "overlap"])
-def test_stages_that_overlap_are_captured_with_priorities(schedule):
-    _, loaded, close = tiny_loop(schedule=schedule)
-    close()
-    priorities = {name: component.priority for name, component in loaded.components.items()}
-    expected = {"world": -2, "sound": -1, "picture": 0} if schedule == "overlap" else dict.fromkeys(priorities, 0)
-    assert priorities == expected
+@pytest.mark.parametrize("name", GRAPHS)
+def test_streams_are_ordered_wherever_they_meet(monkeypatch, name):
+    races, _ = raced(monkeypatch, name)
+    assert races.found == []
+    assert races.ops > 9 * (len(GRAPHS[name]) - 1)
 
 
-WINDOW = 30
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_missing_event_is_found(monkeypatch, name):
+    """The detector itself: without the waits, it names a race in every graph."""
+    with monkeypatch.context() as context:
+        context.setattr("profiling.realtime.pipeline.StagedPipeline._wait_for", lambda *_: None)
+        assert raced(context, name)[0].found
 
 
-@pytest.fixture(scope="module")
-def world():
-    with torch.inference_mode():
-        yield build_stages(tiny_specs(), TINY)["world"].component(torch.float32, 0)
-
-
-def small_stage():
-    params = AudioVAEParams(channels=2, latent_channels=8, ch_0=16, ch_max=32, strides=(4, 3, 1))
-    stage = SoundStage(params, window=WINDOW).eval()
-    randomise(stage, 0, prefix="decoder.")
-    return stage
-
-
-@torch.inference_mode()
-def test_the_signal_to_noise_ratio_by_hand():
-    """Signal over noise, both summed over all windows, in numpy and double precision."""
-    stage = small_stage()
-    latents = torch.randn(1, 8, WINDOW + 3, generator=torch.Generator().manual_seed(0))
-    sounds = {length: [] for length in (5, 20, WINDOW)}
-    for first in range(4):
-        for length, newest in sounds.items():
-            given = latents[:, :, first + WINDOW - length : first + WINDOW]
-            sound = super(SoundStage, stage).forward(given).numpy().astype(np.float64)
-            newest.append(sound[:, :, -stage.params.samples_per_latent :])
-    exact = np.stack(sounds.pop(WINDOW))
-    by_hand = {
-        length: 10 * np.log10((exact**2).sum() / ((np.stack(short) - exact) ** 2).sum())
-        for length, short in sounds.items()
-    }
-    assert by_hand[20] > by_hand[5], "a longer window is nearer"
-    assert windows_snr(stage, latents, [5, 20]) == pytest.approx(by_hand, rel=1e-6)
-    assert windows_snr(stage, latents, [WINDOW]) == {}, "nothing differs, so there is no ratio"
-
-
-def test_latents_are_the_worlds_own_and_leave_it_as_it_was(world):
-    world.reset()
-    before = [tensor.clone() for tensor in world.state()]
-    first, again, other = (latents_of(world, 5, seed) for seed in (1, 1, 2))
-    assert first.shape == (1, 8, 5)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert len({column.numpy().tobytes() for column in first[0].T}) == 5, "each frame's is another"
-    for tensor, old in zip(world.state(), before, strict=True):
-        assert torch.equal(tensor, old)
-
-
-@pytest.mark.parametrize(
-    ("bar", "sound", "chosen"),
-    [(1.0, "auto", "windowed"), (200.0, "auto", "exact"), (200.0, "windowed", "windowed"), (1.0, "exact", "exact")],
-)
-@torch.inference_mode()
-def test_the_window_that_is_decoded(world, bar, sound, chosen):
-    stage = small_stage()
-    section = choose_window(stage, world, LoopOptions(sound=sound, sound_latents=20, sound_snr_db=bar), 0)
-    decoded = 20 if chosen == "windowed" else WINDOW
-    assert (section.window, section.decoded, section.window_latents, section.samples) == (chosen, decoded, WINDOW, 12)
-    assert stage.decoded == decoded
-    latents = latents_of(world, WINDOW + TRIALS - 1, 0)
-    assert section.snr_db["20"] == windows_snr(stage, latents, [20])[20]
-    assert set(section.snr_db) == {"4", "8", "15", "20", "22"}
-
-
-def test_a_window_longer_than_the_whole(world):
-    with pytest.raises(InputError, match=r"sound_latents=31: the window holds 30.*loop\.sound=exact"):
-        choose_window(small_stage(), world, LoopOptions(sound="windowed", sound_latents=31), 0)
-
-
-def test_a_decoder_without_a_window(world):
-    with pytest.raises(InputError, match=r"loop\.sound=exact"):
-        choose_window(torch.nn.Identity(), world, LoopOptions(sound="auto"), 0)
-    assert choose_window(torch.nn.Identity(), world, LoopOptions(), 0) == SoundWindow(window="exact")
-
-
-@torch.inference_mode()
-def test_the_whole_window_asked_for_is_exact(world):
-    section = choose_window(small_stage(), world, LoopOptions(sound="windowed", sound_latents=WINDOW), 0)
-    assert (section.window, section.decoded) == ("exact", WINDOW)
+def test_stages_overlap_and_do_not_just_run_in_turn(monkeypatch):
+    """The first stage of a tick does not wait for the decoders of the tick before."""
+    seen = []
+    races = Races()
+    races.install(monkeypatch)
+    graph, components = planted(dict(GRAPHS["two decoders"]), deliver=["b", "c"], device="cuda")
+    pipeline = pipeline_of(graph, components, schedule="overlap")
+    access = races.access
+    races.access = lambda where, kind: (seen.append((races.op, races.op_before)), access(where, kind))
+    delivered(pipeline, range(4))
+    number = {op[1:]: op[0] for op, _ in seen}
+    before = {op[1:]: before for op, before in seen}
+    assert number["b", 1] not in before["a", 2]
+    assert number["b", 0] in before["a", 2], "two ticks are in flight, not three"
+    assert number["b", 2] not in before["c", 2]

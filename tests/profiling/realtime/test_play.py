@@ -317,7 +317,8 @@ def job(folder):
         run=str(folder),
         procedure={
             "options": options | {"schedule": "overlap"},
-            "stages": '{"world": {"module": {"steps": 2, "guidance": null}}}',
+            "pipeline": '{"stages": {"only": {"component": "net"}}, "deliver": ["only"], "work": {"steps": 2}}',
+            "stages": '{"only": {"name": "net"}}',
         },
     )
 
@@ -329,5 +330,5 @@ def test_the_section_of_a_dead_process(tmp_path):
         played(tmp_path, FakeLoop(clock, ([5.0] * 99).__getitem__), clock, 600)
     section = FrameFiles().recover(tmp_path, job(tmp_path))["realtime"]
     assert (section.frames, section.target_fps, section.warmup_frames) == (99, 50.0, 7)
-    assert (section.schedule, section.deliver, section.steps, section.guidance) == ("overlap", "host", 2, None)
+    assert (section.schedule, section.deliver, section.work) == ("overlap", "host", {"steps": 2})
     assert section.frame_ms.max == pytest.approx(5.0)

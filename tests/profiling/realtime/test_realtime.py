@@ -41,7 +41,7 @@ def test_stages_in_sequence(realtime):
     known = {name for name in DISTURBANCES if np.isfinite(series[name]).all()}
     assert {"compiles", "captures", "graphs_recorded", "collections", "collection_ms", "switches"} <= known
     assert np.isnan(series["device_world_ms"]).all(), "no device, no device time"
-    assert set(record.parity.stages) == set(STAGES)
+    assert set(record.parity.stages) == {*STAGES, "pipeline"}
     assert record.parity.passed
     assert record.trace.frames == 3
     assert (outcome.folder / record.trace.trace).exists()
@@ -68,9 +68,10 @@ def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path)
         HERE,
         "loop.pace=realtime",
         "loop.fps=20",
-        f"loop.actions={tmp_path / 'played.npz'}",
-        "loop.sound=windowed",
-        "loop.sound_latents=10",
+        f"pipeline.sources.action.file={tmp_path / 'played.npz'}",
+        "sound.window=windowed",
+        "sound.latents=10",
+        "steps=2",
         *FEW,
     )
     section, series = only(outcome).realtime, series_of(outcome)
@@ -78,9 +79,12 @@ def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path)
     np.testing.assert_allclose(series["due_ms"], 50 * np.arange(8), atol=1e-6)
     assert (series["action_ms"] >= series["due_ms"]).all()
     assert section.deadlines["20"].budget_ms == 50
-    sound = section.sound
-    assert (sound.window, sound.decoded, sound.window_latents) == ("windowed", 10, 30)
-    assert 0 < sound.snr_db["10"] < sound.snr_db["22"]
+    sound = section.calibration["sound"]
+    assert (sound["window"], sound["decoded"], sound["window_latents"]) == ("windowed", 10, 30)
+    assert 0 < sound["snr_db"]["10"] < sound["snr_db"]["22"]
+    assert section.settings["steps"] == 2
+    assert section.first_frame_ms > 0
+    assert section.input_age_ms["action"].p50 == section.latency_ms.p50
 
 
 def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realtime):
@@ -90,9 +94,9 @@ def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realt
         "mix={world:baseline,picture:baseline,sound:faulty_stale}",
         "loop.schedule=overlap",
         "loop.deliver=device",
-        "loop.sound=auto",
-        "loop.sound_latents=10",
-        "loop.sound_snr_db=300",
+        "sound.window=auto",
+        "sound.latents=10",
+        "sound.min_snr_db=300",
         *FEW,
     )
     assert outcome.code == 1, outcome.out + outcome.err
@@ -103,11 +107,12 @@ def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realt
         "world": True,
         "picture": True,
         "sound": False,
+        "pipeline": False,
     }
     assert not record.parity.passed
     assert record.realtime.stages == STAGES, "nothing is copied"
     assert record.realtime.schedule == "overlap"
-    assert record.realtime.sound.window == "exact", "300 dB are out of reach"
+    assert record.realtime.calibration["sound"]["window"] == "exact", "300 dB are out of reach"
     assert record.realtime.frames == len(series_of(outcome, "mixed")["frame_ms"]) == 8
 
 
@@ -123,7 +128,7 @@ def test_the_whole_frame_as_one_without_metrics(realtime):
 FAILING = (
     BASELINE,
     "component=[world_model_frame,failing_picture,sound_stage]",
-    "stages.picture=failing_picture",
+    "pipeline.stages.picture.component=failing_picture",
     "metric=[]",
     "loop.frames=100",
     "loop.warmup_frames=5",
@@ -145,7 +150,7 @@ def test_frames_before_a_failure_are_kept(realtime):
         series = series_of(outcome)
         frames[how] = len(series["frame_ms"])
         assert record.realtime.frames == record.realtime.frame_ms.n == frames[how]
-        assert (record.realtime.warmup_frames, record.realtime.commit) == (5, "fused")
+        assert (record.realtime.warmup_frames, record.realtime.work["commit"]) == (5, "fused")
         assert np.isfinite(series["frame_ms"]).all()
         assert np.isfinite(series["host_rss"]).all()
         assert f"{frames[how]} frames" in outcome.out, "the report counts the frames before the failure"

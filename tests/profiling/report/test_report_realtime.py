@@ -179,10 +179,8 @@ def test_settings_are_said_once_for_loops_that_share_them() -> None:
     other = build_loop("slow", frame_loop(pace="realtime"))
     section = realtime_section(run_data(build_loop("a"), build_loop("b"), other))
     assert section.lines[3:] == (
-        "a and b: 600 frames, 60 warm-up frames, 1 step a frame, schedule sequential, pace free, deliver host, commit "
-        "fused.",
-        "slow: 600 frames, 60 warm-up frames, 1 step a frame, schedule sequential, pace realtime, deliver host, commit "
-        "fused.",
+        "a and b: 600 frames, 60 warm-up frames, schedule sequential, pace free, deliver host, steps 1, commit fused.",
+        "slow: 600 frames, 60 warm-up frames, schedule sequential, pace realtime, deliver host, steps 1, commit fused.",
     )
 
 
@@ -196,7 +194,7 @@ def test_the_report_says_when_the_loop_settled_and_what_it_decodes() -> None:
         "slope −0.0100 µs a frame [−0.100, +0.0800]: not growing",
         "0.750 ms (8.3%) of a frame outside its longest path of stages",
         "0.180 ms between two frames (at most 3.00 ms)",
-        "sound windowed, 30 of 120 latents (shorter windows against the whole one: 15 at 22.4 dB, 30 at 41.0 dB)",
+        "sound chose window windowed, decoded 30, window latents 120, snr db (15: 22.4, 30: 41.0)",
         "clocks limited by: power cap",
     ):
         assert words in line

@@ -1,0 +1,235 @@
+"""One tick of a pipeline as one network, so that one compilation or one capture covers all of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from profiling.components.component import Component
+from profiling.components.trees import named_tensors, tensors_in
+from profiling.errors import InputError
+from profiling.realtime.graph import WHOLE, Edge, Fixed, Graph, Read, Stage
+from profiling.realtime.pipeline import Keys, check_handover, check_inputs, keys_of, tensor_at
+
+
+def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Graph, Component]:
+    """Return the graph whose one stage, `whole`, is a tick of `graph`, and the component of that stage.
+
+    Its inputs are those that sources and noise write, as `STAGE__INPUT`, and its outputs those that are delivered.
+
+    Raises:
+        InputError: the graph does not compute the same in every tick, or an edge does not fit.
+
+    """
+    for name, stage in graph.stages.items():
+        check_inputs(name, stage, dict(named_tensors(components[name].inputs)))
+        if stage.every > 1:
+            raise InputError(
+                f"loop.schedule=one_graph: the stage {name} has every={stage.every}, and a captured graph cannot skip "
+                "a stage. Use loop.schedule=sequential or overlap."
+            )
+        for key in (*stage.inputs, *stage.again):
+            if key not in components[name].inputs:
+                raise InputError(
+                    f"loop.schedule=one_graph: pipeline.stages.{name}.inputs.{key} is part of an argument. Use "
+                    "loop.schedule=sequential or overlap."
+                )
+    module = WholeTick(graph, components).eval()
+    inputs: dict[str, Edge] = {}
+    for name, stage in graph.stages.items():
+        for key, edge in module.outside(name, stage).items():
+            keyed = edge if isinstance(edge, Read | Fixed) else replace(edge, key=f"{name}.{key.partition('__')[2]}")
+            inputs[key] = keyed
+    first = next(iter(components.values()))
+    whole = replace(
+        first,
+        name=WHOLE,
+        module=module,
+        inputs=module.gathered({name: component.inputs for name, component in components.items()}),
+        make_inputs=lambda generator: module.gathered(
+            {name: component.make_inputs(generator) for name, component in components.items()}
+        ),
+        extra_inputs=(),
+        priority=0,
+        kind=None,
+    )
+    stage = Stage(component=WHOLE, inputs=inputs, again={})
+    delivered = (Read(WHOLE),)
+    return replace(graph, stages={WHOLE: stage}, deliver=delivered), whole
+
+
+class WholeTick(nn.Module):
+    """All stages of a tick in their order; in eager mode on a GPU, stages that do not read each other run in parallel.
+
+    The output of the tick before is kept in buffers, which are zeros after a reset.
+    """
+
+    def __init__(self, graph: Graph, components: Mapping[str, Component]) -> None:
+        super().__init__()
+        self._graph = graph
+        self._inputs = {name: dict(component.inputs) for name, component in components.items()}
+        self._modules_by_stage: dict[str, Any] = {name: component.module for name, component in components.items()}
+        self._keys: dict[Read, Keys] = {}
+        self._lanes = _lanes(graph)
+        self._cuda = next(iter(components.values())).device.type == "cuda"
+        for name, stage in graph.stages.items():
+            self.add_module(name, components[name].module)
+            for part, edges in (("inputs", stage.inputs), ("again", stage.again)):
+                for key, edge in edges.items():
+                    target = components[name].inputs[key]
+                    if isinstance(edge, Fixed) and edge.values:
+                        values = torch.stack([torch.full_like(target, value) for value in edge.values])
+                        self.register_buffer(f"{part}__{name}__{key}", values, persistent=False)
+                    elif isinstance(edge, Read) and edge.before:
+                        self.register_buffer(f"{part}__{name}__{key}", torch.zeros_like(target), persistent=False)
+
+    def outside(self, name: str, stage: Stage) -> dict[str, Edge]:
+        """Return the edges of a stage that are inputs of the whole, by the input's name."""
+        edges = {f"{name}__{key}": edge for key, edge in stage.inputs.items() if self._is_outside(edge)}
+        for key, edge in stage.again.items():
+            if self._is_outside(edge):
+                edges |= {f"{name}__{key}__{call}": edge for call in range(1, stage.repeat)}
+        return edges
+
+    def gathered(self, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the inputs of the whole out of those of the stages."""
+        return {
+            outer: inputs[name][outer.split("__")[1]].clone()
+            for name, stage in self._graph.stages.items()
+            for outer in self.outside(name, stage)
+        }
+
+    def _is_outside(self, edge: Edge) -> bool:
+        if isinstance(edge, Read):
+            return edge.name in self._graph.sources
+        return not (isinstance(edge, Fixed) and edge.values)
+
+    def state_tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors that a call changes in place: those of the stages, and the outputs of the tick before."""
+        tensors = [tensor for _, _, _, tensor in self._before()]
+        for module in self._modules_by_stage.values():
+            tensors += module.state_tensors() if hasattr(module, "state_tensors") else module.buffers()
+        return tuple(tensors)
+
+    def reset(self) -> None:
+        """Reset the stages that have state, in place, and forget the tick before."""
+        for _, _, _, tensor in self._before():
+            tensor.zero_()
+        for module in self._modules_by_stage.values():
+            if hasattr(module, "reset"):
+                module.reset()
+
+    def _before(self) -> list[tuple[str, str, Read, Tensor]]:
+        """Return (stage, input, edge, buffer) of the edges that read the tick before."""
+        return [
+            (name, key, edge, self.get_buffer(f"{part}__{name}__{key}"))
+            for name, stage in self._graph.stages.items()
+            for part, edges in (("inputs", stage.inputs), ("again", stage.again))
+            for key, edge in edges.items()
+            if isinstance(edge, Read) and edge.before
+        ]
+
+    def forward(self, **inputs: Any) -> dict[str, Any]:
+        """Return the delivered outputs by stage; `inputs` are those of `outside`."""
+        outputs: dict[str, Any] = {}
+        if self._cuda and not torch.compiler.is_compiling() and any(self._lanes.values()):
+            self._in_parallel(inputs, outputs)
+        else:
+            for name in self._graph.stages:
+                outputs[name] = self._call(name, inputs, outputs)
+        for name, key, edge, buffer in self._before():
+            buffer.copy_(self._read(f"pipeline.stages.{name}.inputs.{key}={edge}", edge, outputs[edge.name], buffer))
+        return {str(edge).replace(".", "_"): self._delivered(edge, outputs[edge.name]) for edge in self._graph.deliver}
+
+    def _delivered(self, edge: Read, output: Any) -> Any:
+        return tensor_at(output, keys_of(edge, output)) if edge.path else output
+
+    def _call(self, name: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
+        stage, module = self._graph.stages[name], self._modules_by_stage[name]
+        arguments = dict(self._inputs[name])
+        output = None
+        for call in range(stage.repeat):
+            for part, edges in (("inputs", stage.inputs),) if call == 0 else (("again", stage.again),):
+                for key, edge in edges.items():
+                    arguments[key] = self._argument(name, part, key, edge, call, inputs, outputs, output)
+            for key, edge in stage.inputs.items():
+                if call and isinstance(edge, Fixed) and len(edge.values) > 1:
+                    arguments[key] = self.get_buffer(f"inputs__{name}__{key}")[call]
+            output = module(**arguments)
+        return output
+
+    def _argument(
+        self,
+        name: str,
+        part: str,
+        key: str,
+        edge: Edge,
+        call: int,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        own: Any,
+    ) -> Any:
+        if self._is_outside(edge):
+            return inputs[f"{name}__{key}" if part == "inputs" else f"{name}__{key}__{call}"]
+        if isinstance(edge, Fixed):
+            return self.get_buffer(f"{part}__{name}__{key}")[0]
+        assert isinstance(edge, Read)
+        if edge.before:
+            return self.get_buffer(f"{part}__{name}__{key}")
+        output = own if edge.name == name else outputs[edge.name]
+        return self._read(f"pipeline.stages.{name}.{part}.{key}={edge}", edge, output, self._inputs[name][key])
+
+    def _read(self, where: str, edge: Read, output: Any, target: Tensor) -> Tensor:
+        if edge not in self._keys:  # in the first, eager call
+            keys = keys_of(edge, output)
+            check_handover(where, tensor_at(output, keys), target)
+            self._keys[edge] = keys
+        return tensor_at(output, self._keys[edge]).to(target.dtype)
+
+    def _in_parallel(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> None:
+        """Run each stage on the stream of its lane; lane 0 is the current stream."""
+        current = torch.cuda.current_stream()
+        streams = {lane: _side_stream(current.device, lane) if lane else current for lane in self._lanes.values()}
+        for lane, stream in streams.items():
+            if lane:
+                stream.wait_stream(current)
+        ends: dict[str, Any] = {}
+        for name, stage in self._graph.stages.items():
+            stream = streams[self._lanes[name]]
+            with torch.cuda.stream(stream):
+                for edge in stage.reads():
+                    if edge.name in ends and not edge.before and self._lanes[edge.name] != self._lanes[name]:
+                        stream.wait_event(ends[edge.name])
+                        for tensor in tensors_in(outputs[edge.name]):
+                            tensor.record_stream(stream)
+                outputs[name] = self._call(name, inputs, outputs)
+                ends[name] = stream.record_event()
+        for lane, stream in streams.items():
+            if lane:
+                current.wait_stream(stream)
+        for name, lane in self._lanes.items():
+            if lane:
+                for tensor in tensors_in(outputs[name]):
+                    tensor.record_stream(current)
+
+
+def _lanes(graph: Graph) -> dict[str, int]:
+    """Return the lane of each stage: that of a stage that it reads and none follows yet, else a new one."""
+    lanes: dict[str, int] = {}
+    followed: set[str] = set()
+    for name, stage in graph.stages.items():
+        read = [edge.name for edge in stage.reads() if edge.name in lanes and not edge.before]
+        free = next((other for other in read if other not in followed), None)
+        lanes[name] = len(set(lanes.values())) if free is None else lanes[free]
+        followed |= {free} if free is not None else set()
+    return lanes
+
+
+@cache
+def _side_stream(device: torch.device, lane: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

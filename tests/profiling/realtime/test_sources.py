@@ -1,0 +1,112 @@
+"""Sources of the host: recordings, factories and draws, and files that hold something else."""
+
+import numpy as np
+import pytest
+import torch
+
+from models.playback import draw_actions
+from profiling.errors import InputError
+from profiling.realtime.graph import Draw, Source
+from profiling.realtime.sources import Feed, source_arrays
+
+SHAPES = {"mouse": (1, 2), "btn": (1, 11)}
+
+
+def fed(path, shapes=SHAPES):
+    """Return the feeds of a recording, by key, and the inputs that they write."""
+    arrays = source_arrays("action", Source(file=str(path)), shapes, 9, 0)
+    inputs = {key: torch.zeros(shape) for key, shape in shapes.items()}
+    where = f"pipeline.sources.action.file={path}"
+    return {
+        key: Feed(f"{where}: {key}", arrays[key], 1, target, torch.float32, 1, once=True)
+        for key, target in inputs.items()
+    }, inputs
+
+
+def test_a_recording_is_repeated(tmp_path):
+    mouse, btn = np.arange(14.0).reshape(7, 2), np.arange(77).reshape(7, 11) % 2
+    np.savez(tmp_path / "a.npz", mouse=mouse, btn=btn)
+    feeds, inputs = fed(tmp_path / "a.npz")
+    for tick in range(-3, 20):  # warm-up ticks count from below 0
+        for key, values in (("mouse", mouse), ("btn", btn)):
+            feeds[key](tick)
+            assert inputs[key].tolist() == [values[tick % 7].tolist()]
+
+
+def test_values_are_read_in_the_dtype_of_the_run():
+    target = torch.zeros(1, 2)
+    Feed("x", np.full((3, 2), 1.001), 1, target, torch.bfloat16, 1, once=True)(0)
+    assert target.tolist() == [[1.0, 1.0]], "a float32 reference reads what the run reads"
+
+
+WRONG = {
+    "another width": {"mouse": np.zeros((5, 3)), "btn": np.zeros((5, 11))},
+    "no values": {"mouse": np.zeros((0, 2)), "btn": np.zeros((0, 11))},
+    "not finite": {"mouse": np.full((5, 2), np.nan), "btn": np.zeros((5, 11))},
+    "a key missing": {"mouse": np.zeros((5, 2))},
+    "a number": {"mouse": np.float64(1), "btn": np.zeros((5, 11))},
+    "words": {"mouse": np.full((5, 2), "left"), "btn": np.zeros((5, 11))},
+    "objects": {"mouse": np.full((5, 2), None), "btn": np.zeros((5, 11))},
+    "complex": {"mouse": np.full((5, 2), 1j), "btn": np.zeros((5, 11))},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_file_that_holds_something_else(tmp_path, case):
+    path = tmp_path / "a.npz"
+    np.savez(path, **WRONG[case])
+    with pytest.raises(InputError, match=r"pipeline\.sources\.action\.file=") as caught:
+        fed(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_a_file_that_is_no_archive(tmp_path, content):
+    path = tmp_path / "a.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"numpy\.savez\(path, mouse=\[n, 2\], btn=\[n, 11\]\)"):
+        fed(path)
+    np.save(tmp_path / "a.npy", np.zeros((5, 2)))
+    with pytest.raises(InputError, match=r"numpy\.savez"):
+        fed(tmp_path / "a.npy")
+
+
+def test_draws_of_a_seed():
+    source = Source(draw={"image": Draw("uniform", -1, 1), "codes": Draw("integers", 0, 9), "mask": Draw("bernoulli")})
+    shapes = {"image": (1, 3, 4), "codes": (1, 8), "mask": (2,)}
+    first, again, other = (source_arrays("s", source, shapes, 9, seed) for seed in (1, 1, 2))
+    assert {key: each.shape[1:] for key, each in first.items()} == shapes
+    assert all((first[key] == again[key]).all() for key in shapes)
+    assert not (first["image"] == other["image"]).all()
+    assert -1 <= first["image"].min() < -0.5 < 0.5 < first["image"].max() < 1
+    assert set(np.unique(first["codes"])) <= set(range(9))
+    assert set(np.unique(first["mask"])) == {0, 1}
+
+
+def test_a_factory_that_fails_or_lacks_a_key():
+    make = {"_target_": "models.playback.draw_actions"}
+    with pytest.raises(InputError, match=r"pipeline\.sources\.a\.make: .*there is no action 'keys'"):
+        source_arrays("a", Source(make=make), {"keys": (1, 2)}, 9, 0)
+    with pytest.raises(InputError, match="it has no mouse"):
+        source_arrays("a", Source(make={"_target_": "builtins.dict"}), {"mouse": (1, 2)}, 9, 0)
+
+
+def drawn(ticks, seed):
+    return draw_actions(SHAPES, ticks, seed)
+
+
+def test_the_mouse_drifts_and_buttons_are_held():
+    actions = drawn(5000, 0)
+    mouse, btn = actions["mouse"], actions["btn"]
+    assert (mouse.shape, btn.shape) == ((5000, 2), (5000, 11))
+    assert mouse.dtype == btn.dtype == np.float32
+    assert set(np.unique(btn)) == {0.0, 1.0}
+    assert np.abs(np.diff(btn, axis=0)).mean() == pytest.approx(0.05, rel=0.2), "held for 20 frames at a time"
+    assert ((btn.mean(axis=0) > 0.2) & (btn.mean(axis=0) < 0.8)).all(), "each is used"
+    assert (np.diff(mouse, axis=0) != 0).all(), "it moves in every frame"
+    for axis in mouse.T:
+        assert axis.std() == pytest.approx(1 / np.sqrt(1 - 0.9**2), rel=0.2)
+        assert np.corrcoef(axis[1:], axis[:-1])[0, 1] == pytest.approx(0.9, abs=0.03)
+    first, again, other = (drawn(300, seed) for seed in (5, 5, 6))
+    assert all((first[key] == again[key]).all() and not (first[key] == other[key]).all() for key in SHAPES)
