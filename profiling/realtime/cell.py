@@ -99,6 +99,7 @@ class RealtimeCell(Cell):
             for component in prepared.components.values():
                 component.reset()
             pipeline.reset()
+            self._note_cold_start(graph, prepared)
             first_ms = self._first_frame_ms(prepared, pipeline)
             series = self._play(graph, pipeline, first_ms)
             if settings.trace:
@@ -174,6 +175,29 @@ class RealtimeCell(Cell):
         if checks:
             worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
             self.add(parity=msgspec.structs.replace(worst, stages=checks))
+
+    def _note_cold_start(self, graph: Graph, prepared: Prepared) -> None:
+        """Note stages that do not reach their steady state in the warm-up, so that timed frames do other work.
+
+        A module says by its attribute `calls_until_steady` after how many calls from its reset a call does the same
+        work as all later ones: when its caches are full, for example.
+        """
+        _, warmup = self.options.counts(torch.device(self.job.settings.device).type)
+        for name, stage in graph.stages.items():
+            component = prepared.components.get(name)
+            calls = warmup * stage.repeat // stage.every
+            needed = getattr(component.module, "calls_until_steady", 0) if component is not None else 0
+            if calls < needed:
+                ticks = -(-needed * stage.every // stage.repeat)
+                self.note(
+                    f"the stage {name} is steady after {needed} calls, and makes {calls} in the warm-up: the first "
+                    f"timed frames do less work. Use loop.warmup_frames={ticks}"
+                )
+            if warmup < stage.every:
+                self.note(
+                    f"the stage {name} runs in every {stage.every}th frame, and its second run is a timed one: use "
+                    f"loop.warmup_frames={stage.every}"
+                )
 
     def _first_frame_ms(self, prepared: Prepared, pipeline: StagedPipeline) -> float:
         """Return the latency of the first tick of a session, with everything prepared: the median of a few sessions."""

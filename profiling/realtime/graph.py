@@ -17,8 +17,10 @@ from profiling.errors import InputError, check_choice, check_whole, did_you_mean
 #: Names of rows and series that a loop adds to those of its stages.
 WHOLE, DELIVER, PIPELINE = "whole", "deliver", "pipeline"
 
-#: Distributions of an input that is drawn anew in every tick: mean 0 and std 1, [0, 1), and 0 or 1, half each.
-DISTRIBUTIONS = ("normal", "uniform", "bernoulli", "integers")
+#: How an input is drawn anew in every tick: mean 0 and std 1, [low, high), 0 or 1, and integers in [low, high). `drawn`:
+#: as the component's YAML draws it, several values in turn.
+DRAWN = "drawn"
+DISTRIBUTIONS = ("normal", "uniform", "bernoulli", "integers", DRAWN)
 FIXED = "fixed"  # an input that keeps what the component's YAML draws
 #: Names that no stage, source or key may have.
 RESERVED = (WHOLE, DELIVER, PIPELINE, "wait", "rest", "unaccounted", *DISTRIBUTIONS, FIXED)

@@ -14,10 +14,10 @@ from torch import Tensor
 from profiling.components.component import Component
 from profiling.components.trees import dotted, keyed_tensors, named_tensors
 from profiling.errors import InputError, did_you_mean
-from profiling.realtime.graph import DELIVER, Draw, Edge, Fixed, Graph, Read, Stage
+from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Graph, Read, Stage
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.play import Clock, Pipeline
-from profiling.realtime.sources import DrawFeed, Feed, shapes_of, source_arrays
+from profiling.realtime.sources import DrawFeed, Feed, examples_of, shapes_of, source_arrays
 
 #: Writes an input for (tick, output of the stage's call before in the same tick).
 Write = Callable[[int, Any], Any]
@@ -356,20 +356,30 @@ class _Assembler:
         narrow: torch.dtype,
     ) -> None:
         self._graph, self._depth, self._seed, self._narrow = graph, depth, seed, narrow
+        self._components = components
         self._targets = {name: dict(named_tensors(components[name].inputs)) for name in graph.stages}
         self.outputs = {name: self._outputs_of(name) for name in graph.stages}
         self.resets: list[Callable[[], None]] = [outputs.reset for outputs in self.outputs.values()]
         for name, stage in graph.stages.items():
             check_inputs(name, stage, self._targets[name])
         reads = {
-            f"pipeline.stages.{name}.{part}.{key}": (edge, self._targets[name][key])
+            f"pipeline.stages.{name}.{part}.{key}": (edge, self._targets[name][key], name, key)
             for name, stage in graph.stages.items()
             for part, edges in (("inputs", stage.inputs), ("again", stage.again))
             for key, edge in edges.items()
             if isinstance(edge, Read) and edge.name in graph.sources
         }
+        readers = {(edge.name, edge.path): (stage, key) for edge, _, stage, key in reads.values()}
+        shapes = {where: (edge, target) for where, (edge, target, _, _) in reads.items()}
         self._arrays = {
-            name: source_arrays(name, source, shapes_of(name, reads), ticks, seed)
+            name: source_arrays(
+                name,
+                source,
+                shapes_of(name, shapes),
+                ticks,
+                seed,
+                lambda path, name=name: examples_of(components[readers[name, path][0]], readers[name, path][1], seed),
+            )
             for name, source in graph.sources.items()
         }
 
@@ -399,6 +409,9 @@ class _Assembler:
     def _write(self, name: str, part: str, key: str, edge: Edge, *, changes: bool) -> Write | None:
         """Return what writes an input; `changes`: other edges write it too. None: nothing has to be written."""
         where, target = f"pipeline.stages.{name}.{part}.{key}={edge}", self._targets[name][key]
+        if isinstance(edge, Draw) and edge.distribution == DRAWN:
+            rows = examples_of(self._components[name], key, self._seed)
+            return lambda tick, output: target.copy_(rows[tick % len(rows)])
         if isinstance(edge, Draw):
             place = edge.key or (f"{name}.{key}" if part == "inputs" else f"{name}.again.{key}")
             seed = self._seed ^ zlib.crc32(place.encode())

@@ -10,20 +10,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
+from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean
-from profiling.realtime.graph import Draw, Read, Source
+from profiling.realtime.graph import DRAWN, Draw, Read, Source
 
 #: Different values of a drawn source; a loop repeats them.
-DRAWN = 16
+VALUES = 16
 
 Shape = tuple[int, ...]
 #: Values [n, ...] by key.
 Arrays = Mapping[str, Any]
 
 
-def source_arrays(name: str, source: Source, shapes: Mapping[str, Shape], ticks: int, seed: int) -> Arrays:
+def source_arrays(
+    name: str,
+    source: Source,
+    shapes: Mapping[str, Shape],
+    ticks: int,
+    seed: int,
+    examples: Callable[[str], Tensor] | None = None,
+) -> Arrays:
     """Return the values of a source; `shapes` are those of the inputs that read it, by key.
+
+    `examples` returns values of a key [n, ...] as the component that reads it draws them.
 
     Raises:
         InputError: the file or the factory fails, or lacks a key that a stage reads.
@@ -41,7 +52,11 @@ def source_arrays(name: str, source: Source, shapes: Mapping[str, Shape], ticks:
     else:
         generator = np.random.default_rng(seed)
         draws = source.draw or {}
-        arrays = {key: _drawn(draw, shapes[key], generator) for key, draw in draws.items() if key in shapes}
+        arrays = {
+            key: examples(key) if examples and draw.distribution == DRAWN else _drawn(draw, shapes[key], generator)
+            for key, draw in draws.items()
+            if key in shapes
+        }
     for key in shapes:
         if key not in arrays:
             raise InputError(f"{where}: it has no {key}.{did_you_mean(key, arrays)} {_example(shapes)}")
@@ -66,7 +81,7 @@ def _without_batch(shape: Shape) -> Shape:
 
 
 def _drawn(draw: Draw, shape: Shape, generator: np.random.Generator) -> Any:
-    shape = (DRAWN, *shape)
+    shape = (VALUES, *shape)
     if draw.distribution == "normal":
         return generator.standard_normal(shape, dtype=np.float32)
     if draw.distribution == "uniform":
@@ -164,6 +179,12 @@ class DrawFeed:
         self._fill(generator=self._generator)
         if self._values is not self._target:
             self._target.copy_(self._values)
+
+
+def examples_of(component: Component, path: str, seed: int) -> Tensor:
+    """Return values of an input [n, ...] as the component's YAML draws them, on the component's device."""
+    generator = torch.Generator(component.device).manual_seed(seed)
+    return torch.stack([dict(named_tensors(component.make_inputs(generator)))[path] for _ in range(VALUES)])
 
 
 def shapes_of(name: str, reads: Mapping[str, tuple[Read, Tensor]]) -> dict[str, Shape]:

@@ -47,6 +47,7 @@ LEGEND = (
     "Holds: at least 99.9% of the frames are in time (all of them, of fewer than 1000).",
     "Underruns, buffer N: frames that a player at the target rate misses if it starts with N frames in its buffer. "
     "Sustained FPS: the highest rate at which 99.9% of the frames are in time.",
+    "Stage budget: the means of the stages and `unaccounted` add up to that of a frame where stages run in turn.",
     "Slow: above the steady median by 20% and by 5 median absolute deviations; a frame may have several causes.",
     "Audio real-time factor: seconds of audio generated per second; from 1 on, playback does not run dry.",
 )
@@ -59,7 +60,7 @@ def realtime_section(data: RunData) -> Section:
     steadiness = [f"{name_of(r)}: {words}." for r in rows if r.is_correct and (words := _steadiness(r))]
     loops = [(record, record.realtime) for record in rows if record.realtime is not None]
     slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
-    parts = [(r, *item) for r, loop in loops if loop.budget is not None for item in loop.budget.parts.items()]
+    parts = [(record, *item) for record, loop in loops for item in _budget_parts(loop).items()]
     deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
     causes = [(r, frames, *item) for r, frames in slow for item in _by_number(frames.causes)]
     slowest = [(record, frame) for record, frames in slow for frame in frames.frames[:_SLOWEST]]
@@ -89,6 +90,14 @@ def realtime_section(data: RunData) -> Section:
     return Section("realtime", "Frames against the deadline", tuple(map(printable, lines)), legend, tables, charts)
 
 
+def _budget_parts(loop: Realtime) -> dict[str, BudgetPart]:
+    """Return the parts of a frame by name, and the frame itself where the means of its parts add up to its own."""
+    parts = dict(loop.budget.parts) if loop.budget is not None else {}
+    if loop.frame_ms is not None and any(part.mean_ms is not None for part in parts.values()):
+        parts["frame"] = BudgetPart(mean_ms=loop.frame_ms.mean, share=loop.frame_ms.p50 / loop.budget_ms)
+    return parts
+
+
 def verdict(record: Record) -> str:
     """Return in words whether a loop holds its frame rate, by how much it misses it, and its longest stage."""
     loop = record.realtime
@@ -106,6 +115,7 @@ def verdict(record: Record) -> str:
         f"{loop.target_fps:g} FPS: {'yes' if loop.holds else 'no'}",
         _budget_words(loop),
         rates,
+        _first_frame(loop),
         _longest_stage(record),
         _slow_words(loop),
         _growth(loop),
@@ -120,7 +130,9 @@ def _joined(*sentences: str) -> str:
 
 def _budget_words(loop: Realtime) -> str:
     """Say how many frames miss their budget, and by how much."""
-    frame, budget = loop.frame_ms, 1000 / loop.target_fps
+    frame, budget = loop.frame_ms, loop.budget_ms
+    chunk = loop.frames_per_tick or 1
+    unit = "frame" if chunk == 1 else f"chunk of {chunk} frames"
     if frame is None:
         return ""
     # As many decimals as tell time and budget apart: 16.7 of 16.7 ms would explain no miss.
@@ -128,12 +140,22 @@ def _budget_words(loop: Realtime) -> str:
     times = f"p50 {frame.p50:.{places}f}, p99 {frame.p99:.{places}f}"
     late, limit = loop.late, f"{budget:.{places}f} ms budget"
     if not late:
-        return f"All {loop.frames:,} frames meet their {limit} ({times})" if late == 0 else f"{times} of a {limit}"
+        units = "frames" if chunk == 1 else f"chunks of {chunk} frames"
+        return f"All {loop.frames:,} {units} meet their {limit} ({times})" if late == 0 else f"{times} of a {limit}"
+    means = f", which is {loop.miss}" if loop.miss else ""
     if late == loop.frames:
-        return f"Every frame misses its {limit} ({times})"
+        return f"Every {unit} misses its {limit} ({times}){means}"
     stall = loop.deadlines.get(f"{loop.target_fps:g}")
     longest = f", the longest by {stall.longest_stall_ms:.1f} ms" if stall is not None else ""
-    return f"{late:,} of {count_of(loop.frames, 'frame')} miss their {limit} ({times}){longest}"
+    number = f"{late:,} of {count_of(loop.frames, 'frame' if chunk == 1 else 'chunk')}"
+    return f"{number} miss their {limit} ({times}){longest}{f'; each is {loop.miss}' if loop.miss else ''}"
+
+
+def _first_frame(loop: Realtime) -> str:
+    """Say when the first frame of a session is there, where frames come in chunks."""
+    if loop.first_frame_ms is None or (loop.frames_per_tick or 1) == 1:
+        return ""
+    return f"The first frame of a session is there after {significant(loop.first_frame_ms, 3)} ms"
 
 
 def _longest_stage(record: Record) -> str:
@@ -246,6 +268,15 @@ def _steadiness(record: Record) -> str:
         gap, most = (significant(ms, 3) for ms in (loop.gap_ms.p50, loop.gap_ms.max))
         parts.append(f"{gap} ms between two frames (at most {most} ms) are overhead of the measurement")
     parts += [f"{stage} chose {_chosen(report)}" for stage, report in loop.choices.items()]
+    if loop.input_age_ms:
+        ages = (
+            f"{source} {significant(age.p50)} ms, p99 {significant(age.p99)} ms"
+            for source, age in loop.input_age_ms.items()
+        )
+        parts.append(f"age of the inputs at delivery: {listed(list(ages))}")
+    if loop.stages and loop.frames_per_tick is not None:
+        outside = "" if loop.deliver == "host" else ", not the copy to the host"
+        parts.append(f"a frame's time holds {listed(loop.stages)}{outside}")
     if loop.throttle_reasons:
         parts.append(f"clocks limited by: {', '.join(loop.throttle_reasons)}")
     return printable("; ".join(parts))
@@ -301,6 +332,7 @@ _BUDGET = (
     Column[_Part]("stage", lambda row: row[1]),
     Column[_Part]("GPU", lambda row: row[2].device_ms, "ms", measured=True),
     Column[_Part]("host", lambda row: row[2].host_ms, "ms", measured=True),
+    Column[_Part]("mean", lambda row: row[2].mean_ms, "ms", measured=True),
     Column[_Part]("of the budget", lambda row: row[2].share, "percent", measured=True),
 )
 
@@ -360,7 +392,7 @@ def _frames_figure(each: Samples, series: int) -> Figure:
     shapes = []
     if loop is not None:
         traces += _slow_marks(loop)
-        levels = [(1000 / loop.target_fps, f"deadline, {loop.target_fps:g} FPS")] if loop.target_fps else []
+        levels = [(loop.budget_ms, f"deadline, {loop.target_fps:g} FPS")] if loop.target_fps else []
         settled = loop.steady is None or loop.steady.settled
         end = (loop.steady.from_frame if loop.steady is not None else 0) if settled else each.values.size
         shapes = [band("x", 0, end)] if end else []
@@ -433,8 +465,8 @@ def _budget_figure(loops: Sequence[_Stages], words: str, mode: str) -> Figure:
         traces.append(bars(_REST, names, [ms if ms is None else max(0.0, ms) for ms in overheads], GREY))
     medians = {each.name: each.loop.frame_ms.p50 for each in loops if each.loop.frame_ms is not None}
     frame = points("frame, p50", list(medians), list(medians.values()), "line-ew-open", size=40)
-    targets = sorted({each.loop.target_fps for each in loops if each.loop.target_fps})
-    budgets = [(1000 / target, f"budget, {target:g} FPS") for target in targets]
+    targets = sorted({(each.loop.target_fps, each.loop.budget_ms) for each in loops if each.loop.target_fps})
+    budgets = [(budget_ms, f"budget, {target:g} FPS") for target, budget_ms in targets]
     clocks = " or ".join(dict.fromkeys(each.clock for each in loops))
     y = axis(f"{clocks} time, median, ms", rangemode="tozero")
     x = axis(f"loop ({words})", type="category")

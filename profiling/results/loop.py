@@ -170,6 +170,11 @@ class Realtime(Section, frozen=True, kw_only=True):
     memory: Annotated[Mapping[str, MemoryTrend], about("memory over the frames, by kind")] = {}
 
     @property
+    def budget_ms(self) -> float:
+        """Time in which a frame, or a chunk of them, must be delivered at the target rate, in ms."""
+        return 1000 * (self.frames_per_tick or 1) / self.target_fps
+
+    @property
     def settings(self) -> dict[str, str | float | bool]:
         """What changes the work of a frame: `work`, the same of older records, and what stages have chosen."""
         older = {"steps": self.steps, "commit": self.commit, "guidance": self.guidance}

@@ -195,3 +195,13 @@ def test_stages_overlap_and_do_not_just_run_in_turn(monkeypatch):
     assert number["b", 1] not in before["a", 2]
     assert number["b", 0] in before["a", 2], "two ticks are in flight, not three"
     assert number["b", 2] not in before["c", 2]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_drawn_is_as_the_component_draws_it(whole):
+    stages = {"a": {"inputs": {"x": "drawn"}}, "b": {"inputs": {"x": "user.codes"}}}
+    source = {"user": {"draw": {"codes": "drawn"}}}
+    ticks = played(range(20), stages, source, deliver=["a", "b"], whole=whole)
+    for name in ("a", "b"):
+        assert len(set(values(ticks, name))) == 16, "in turn"
+        assert values(ticks, name)[:4] == values(ticks, name)[16:]
