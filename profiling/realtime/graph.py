@@ -17,7 +17,7 @@ from profiling.errors import InputError, check_choice, check_whole, did_you_mean
 #: Names of rows and series that a loop adds to those of its stages.
 WHOLE, DELIVER, PIPELINE = "whole", "deliver", "pipeline"
 
-#: How an input is drawn anew in every tick: mean 0 and std 1, [low, high), 0 or 1, and integers in [low, high). `drawn`:
+#: How an input is drawn in every tick: mean 0 and std 1, [low, high), 0 or 1, and integers in [low, high). `drawn`:
 #: as the component's YAML draws it, several values in turn.
 DRAWN = "drawn"
 DISTRIBUTIONS = ("normal", "uniform", "bernoulli", "integers", DRAWN)
