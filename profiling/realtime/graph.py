@@ -125,7 +125,7 @@ class Graph:
     frames_per_tick: int = 1
     frame_rate: float = 60.0
     rates: tuple[float, ...] = (24.0, 30.0, 60.0, 120.0)
-    work: Mapping[str, str | float | bool | None]
+    work: Mapping[str, str | int | float | bool | None]
     miss: str | None = None
 
     @property
@@ -350,12 +350,12 @@ def _ordered(stages: Mapping[str, Stage]) -> list[str]:
     return order
 
 
-def _work(node: Any) -> dict[str, str | float | bool | None]:
+def _work(node: Any) -> dict[str, str | int | float | bool | None]:
     where = "pipeline.work"
     if not isinstance(node, Mapping):
         raise InputError(f"{where}={node}: give a name and a value for each setting, work: {{steps: 4}} for example.")
     try:
-        return msgspec.convert(dict(node), dict[str, str | float | bool | None])
+        return msgspec.convert(dict(node), dict[str, str | int | float | bool | None])
     except msgspec.ValidationError as error:
         raise InputError(f"{where}: {error}. A setting is a number, a text, true, false or null.") from None
 

@@ -51,8 +51,12 @@ def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Gra
         name=WHOLE,
         module=module,
         inputs=module.gathered({name: component.inputs for name, component in components.items()}),
+        # Each component draws from the same seed, as it does where it is a stage of its own.
         make_inputs=lambda generator: module.gathered(
-            {name: component.make_inputs(generator) for name, component in components.items()}
+            {
+                name: component.make_inputs(torch.Generator(generator.device).manual_seed(generator.initial_seed()))
+                for name, component in components.items()
+            }
         ),
         extra_inputs=(),
         priority=0,

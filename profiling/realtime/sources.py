@@ -183,8 +183,8 @@ class DrawFeed:
 
 def examples_of(component: Component, path: str, seed: int) -> Tensor:
     """Return values of an input [n, ...] as the component's YAML draws them, on the component's device."""
-    generator = torch.Generator(component.device).manual_seed(seed)
-    return torch.stack([dict(named_tensors(component.make_inputs(generator)))[path] for _ in range(VALUES)])
+    generators = [torch.Generator(component.device).manual_seed(seed + number) for number in range(VALUES)]
+    return torch.stack([dict(named_tensors(component.make_inputs(each)))[path] for each in generators])
 
 
 def shapes_of(name: str, reads: Mapping[str, tuple[Read, Tensor]]) -> dict[str, Shape]:

@@ -136,7 +136,8 @@ class Realtime(Section, frozen=True, kw_only=True):
     gc: Annotated[str | None, about("Python's garbage collector in the loop: frozen, on or off")] = None
     frames_per_tick: Annotated[int | None, about("frames that a pass through the pipeline delivers at once")] = None
     work: Annotated[
-        Mapping[str, str | float | bool | None], about("settings of the pipeline that change what a frame computes")
+        Mapping[str, str | int | float | bool | None],
+        about("settings of the pipeline that change what a frame computes"),
     ] = {}
     calibration: Annotated[
         Mapping[str, Mapping[str, Any]], about("what a stage has chosen before it was prepared, by stage")
@@ -175,7 +176,7 @@ class Realtime(Section, frozen=True, kw_only=True):
         return 1000 * (self.frames_per_tick or 1) / self.target_fps
 
     @property
-    def settings(self) -> dict[str, str | float | bool]:
+    def settings(self) -> dict[str, str | int | float | bool]:
         """What changes the work of a frame: `work`, the same of older records, and what stages have chosen."""
         older = {"steps": self.steps, "commit": self.commit, "guidance": self.guidance}
         chosen = {
