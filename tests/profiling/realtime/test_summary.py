@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from planted_series import loop, noise, series_of
 
+from profiling.realtime.graph import parse_graph
 from profiling.realtime.slow_frames import find_period
 from profiling.realtime.summary import memory_section, summarize_frames
 from profiling.results.record import BudgetPart, Spikes, encode_sections
@@ -305,3 +306,55 @@ def test_too_few_samples_make_no_claim():
     allocated = memory_section(series, 0)["allocated"]
     assert (allocated.first, allocated.last) == (allocated.min, allocated.max) == (2**30, 2**30 + 4 * MIB)
     assert allocated.bytes_per_frame is allocated.leak is None
+
+
+def test_chunks_of_frames_are_judged_by_their_playback():
+    """12 frames every 700 ms: 17.1 FPS. One chunk of 900 ms is late at 16 FPS, and a buffer hides it."""
+    chunk_ms = np.full(200, 700.0)
+    chunk_ms[100] = 900.0
+    series = series_of(chunk_ms, delivered_ms=np.cumsum(chunk_ms), gap_ms=np.zeros(200))
+    graph = parse_graph({**NODE, "frames_per_tick": 12, "frame_rate": 16, "rates": [24]}, ["net"])
+    section = summarize_frames(series, loop(fps=16.0, frames_per_tick=12), graph)
+    assert section.budget_ms == section.budget.target_ms == section.deadlines["16"].budget_ms == 750
+    assert list(section.deadlines) == ["16", "24"]
+    assert (section.late, section.deadlines["16"].longest_stall_ms) == (1, 150.0)
+    assert section.deadlines["24"].misses == 200
+    assert section.wall_fps == pytest.approx(12 / 0.701, rel=0.01)
+    assert section.sustained_fps == pytest.approx(12 / 0.9, abs=0.1), "of so few none may be late"
+    assert section.underruns == {"0": 1, "1": 0, "2": 0, "3": 0}
+
+
+NODE = {
+    "sources": {"camera": {"draw": {"x": "normal"}}, "prompt": {"draw": {"x": "normal"}, "period": 4}},
+    "stages": {"a": {"component": "net", "inputs": {"x": "camera.x", "y": "prompt.x", "z": "b@-1"}}},
+    "deliver": ["a"],
+}
+NODE["stages"]["b"] = {"component": "net", "inputs": {"x": "a", "y": "camera.x"}}
+
+
+def test_how_old_the_inputs_are_when_they_are_delivered():
+    """Frames of 10 ms with a gap of 0.25: the prompt of a frame was sampled 0 to 3 frames before."""
+    section = summarize_frames(series_of(np.full(40, 10.0)), loop(), parse_graph(NODE, ["net"]))
+    assert section.input_age_ms["camera"].p50 == section.input_age_ms["camera"].max == pytest.approx(10)
+    prompt = section.input_age_ms["prompt"]
+    assert (prompt.min, prompt.max, prompt.mean) == pytest.approx((10, 10 + 3 * 10.25, 10 + 1.5 * 10.25))
+    late = {**NODE, "stages": {**NODE["stages"], "c": {"component": "net", "inputs": {"x": "a@-1"}}}, "deliver": ["c"]}
+    ages = summarize_frames(series_of(np.full(40, 10.0)), loop(), parse_graph(late, ["net"])).input_age_ms
+    assert ages["camera"].p50 == pytest.approx(20.25), "one frame later"
+
+
+def test_the_parts_of_a_frame_add_up_to_its_time():
+    series = series_of(noise(400))
+    series["device_sound_ms"][np.arange(400) % 4 != 0] = np.nan  # a stage that runs in every fourth frame
+    section = summary(series)
+    parts = section.budget.parts
+    total = sum(part.mean_ms for part in parts.values() if part.mean_ms is not None)
+    assert total == pytest.approx(section.frame_ms.mean, rel=1e-9)
+    assert parts["sound"].mean_ms == pytest.approx(0.1 * 5 / 4, rel=0.01)
+    assert parts["sound"].device_ms == pytest.approx(0.1 * 5, rel=0.01), "the median of the frames in which it ran"
+    assert parts["unaccounted"].mean_ms == pytest.approx((0.05 + 0.1 * 3 / 4) * 5, rel=0.01)
+    assert all(
+        part.mean_ms is None
+        for name, part in summary(series, schedule="overlap").budget.parts.items()
+        if name == "world"
+    )

@@ -27,13 +27,15 @@ def test_of_a_compiled_call_the_eager_operators_are_no_evidence():
 
 
 @torch.inference_mode()
-def frame(frame_ms, stage_ms=(), *, overlapping, fused=()):
+def frame(frame_ms, stage_ms=(), *, overlapping=False, fused=(), **calls):
     parts = {
         "world": component(Copy(), x=torch.ones(1_000_000)),
         "picture": component(Product(100, torch.float32), x=torch.ones(5000, 100)),
     }
     steps = {name: Step(part.call) for name, part in parts.items()}
-    return frame_roofline(parts, steps, CEILINGS, frame_ms, dict(stage_ms), fused=fused, overlapping=overlapping)
+    return frame_roofline(
+        parts, steps, CEILINGS, frame_ms, dict(stage_ms), fused=fused, overlapping=overlapping, calls=calls
+    )
 
 
 def test_stages_in_turn():
@@ -48,6 +50,15 @@ def test_stages_in_turn():
     assert (found.memory_ms, found.compute_ms) == pytest.approx(((copied + multiplied) / 1e6, 100.0))
     assert found.roofline_ms == pytest.approx(108.0)
     assert found.over_roofline == pytest.approx(220 / 108)
+
+
+def test_a_stage_that_runs_several_times_or_now_and_then():
+    found = frame(440.0, {"world": 40.0, "picture": 1000.0}, world=(4, 1.0), picture=(1, 1 / 2))
+    copied, multiplied = 2 * 4_000_000, 4 * (2 * 5000 * 100 + 100 * 100)
+    assert found.bytes["total"] == 4 * copied + multiplied / 2
+    assert found.flops["matmul"] == 10**8 / 2
+    assert found.roofline_ms == pytest.approx(4 * 8.0 + 100 / 2)
+    assert found.parts["world"].over_roofline == pytest.approx(1.25), "a call of four in 40 ms"
 
 
 def test_each_stage_is_judged_by_its_own_time():
@@ -98,17 +109,17 @@ def test_without_ceilings_or_where_counting_fails_the_frames_are_kept(realtime, 
     (record,) = read_records(realtime(*FEW).folder).records
     assert (record.status, record.roofline) == ("ok", None), "ceilings=off"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    failing = (  # the 10th call is the first one after the 5 frames
+    failing = (  # the 23rd call is the first one after the frames: 10 of eager, 2 to prepare, 5 + 5 frames
         "component=[world_model_frame,failing_picture,sound_stage]",
-        "stages.picture=failing_picture",
-        "component.failing_picture.module.call=10",
+        "pipeline.stages.picture.component=failing_picture",
+        "component.failing_picture.module.call=23",
         "metric=[]",
     )
     outcome = realtime(*FEW, "ceilings=auto", *failing)
     (record,) = read_records(outcome.folder).records
     assert (record.status, record.realtime.frames) == ("ok", 4), record.reason
     assert record.roofline is None
-    assert record.notes == ("the roofline failed: RuntimeError: planted in call 10",)
+    assert record.notes == ("the roofline failed: RuntimeError: planted in call 23",)
 
 
 NETWORKS = "component=[world_model_step,audio_decoder,net]"
