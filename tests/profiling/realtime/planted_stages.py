@@ -17,23 +17,27 @@ SHAPE = (1, 2)
 class Affine(nn.Module):
     """Returns `factor` times the sum of its inputs, plus one, and counts its calls."""
 
-    def __init__(self, inputs, factor=1.0, split=False):
+    def __init__(self, inputs, factor=1.0, split=False, sleep_ms=0):
         super().__init__()
-        self.names, self.factor, self.split, self.calls = inputs, factor, split, 0
+        self.names, self.factor, self.split, self.sleep_ms, self.calls = inputs, factor, split, sleep_ms, 0
 
     def forward(self, **inputs):
         self.calls += 1
+        if self.sleep_ms:  # on a GPU: whoever reads too early reads what was there before
+            torch.cuda._sleep(int(self.sleep_ms * 1_500_000))
         total = self.factor * sum(inputs[name] for name in self.names) + 1
         return {"half": total / 2, "whole": total} if self.split else total
 
 
-def component(name, module, shape=SHAPE, device="cpu"):
-    inputs = {each: torch.zeros(shape) for each in module.names}
+def component(name, module, shape=SHAPE, device="cpu", memory="cpu"):
+    inputs = {each: torch.zeros(shape, device=memory) for each in module.names}
     return Component(
         name=name,
         module=module.eval(),
         inputs=inputs,
-        make_inputs=lambda generator: {each: torch.randn(shape, generator=generator) for each in module.names},
+        make_inputs=lambda generator: {
+            each: torch.randn(shape, generator=generator, device=memory) for each in module.names
+        },
         device=torch.device(device),
         dtype=torch.float32,
         frames_per_call=1,
@@ -41,15 +45,21 @@ def component(name, module, shape=SHAPE, device="cpu"):
     )
 
 
-def planted(stages, sources=None, deliver=None, device="cpu", **keys):
-    """Return (graph, components): each stage is an Affine with the inputs that its node names."""
-    options = {name: node.pop("affine", {}) for name, node in stages.items()}
-    nodes = {name: {"component": "affine", **node} for name, node in stages.items()}
+def planted(stages, sources=None, deliver=None, device="cpu", memory="cpu", **keys):
+    """Return (graph, components): each stage is an Affine with the inputs that its node names.
+
+    With `device` cuda, stages overlap; their tensors are in `memory`, which needs no GPU if it is cpu.
+    """
+    options = {name: node.get("affine", {}) for name, node in stages.items()}
+    nodes = {
+        name: {"component": "affine", **{key: value for key, value in node.items() if key != "affine"}}
+        for name, node in stages.items()
+    }
     graph = parse_graph(
         {"stages": nodes, "sources": sources or {}, "deliver": deliver or list(stages)[-1:], **keys}, ["affine"]
     )
     components = {
-        name: component(name, Affine(list(stage.inputs), **options[name]), device=device)
+        name: component(name, Affine(list(stage.inputs), **options[name]), device=device, memory=memory)
         for name, stage in graph.stages.items()
     }
     return graph, components

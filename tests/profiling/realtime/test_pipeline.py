@@ -82,6 +82,16 @@ def test_noise_is_new_in_every_tick_and_the_same_in_every_session():
     assert whole == (first[0],), "and in every schedule"
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_drawn_is_as_the_component_draws_it(whole):
+    stages = {"a": {"inputs": {"x": "drawn"}}, "b": {"inputs": {"x": "user.codes"}}}
+    source = {"user": {"draw": {"codes": "drawn"}}}
+    ticks = played(range(20), stages, source, deliver=["a", "b"], whole=whole)
+    for name in ("a", "b"):
+        assert len(set(values(ticks, name))) == 16, "in turn"
+        assert values(ticks, name)[:4] == values(ticks, name)[16:]
+
+
 WRONG = {
     "no edge for an input": (
         {"a": {"inputs": {}}},
@@ -197,11 +207,28 @@ def test_stages_overlap_and_do_not_just_run_in_turn(monkeypatch):
     assert number["b", 2] not in before["c", 2]
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_drawn_is_as_the_component_draws_it(whole):
-    stages = {"a": {"inputs": {"x": "drawn"}}, "b": {"inputs": {"x": "user.codes"}}}
-    source = {"user": {"draw": {"codes": "drawn"}}}
-    ticks = played(range(20), stages, source, deliver=["a", "b"], whole=whole)
-    for name in ("a", "b"):
-        assert len(set(values(ticks, name))) == 16, "in turn"
-        assert values(ticks, name)[:4] == values(ticks, name)[16:]
+@pytest.mark.gpu
+@pytest.mark.parametrize("deliver", ["host", "device"])
+@pytest.mark.parametrize("slow", ["a", "b", "c"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_overlapping_stages_read_what_stages_in_turn_read(name, slow, deliver):
+    """One stage takes a millisecond on the device, so that a stage that does not wait for it reads old numbers."""
+    stages = {
+        stage: {**node, "affine": {"factor": 0.5, "sleep_ms": stage == slow}} for stage, node in GRAPHS[name].items()
+    }
+    ticks = {}
+    for schedule in ("sequential", "overlap"):
+        graph, components = planted(stages, deliver=["b"], device="cuda", memory="cuda")
+        ticks[schedule] = delivered(pipeline_of(graph, components, schedule=schedule, deliver=deliver), range(30))
+    assert ticks["overlap"] == ticks["sequential"]
+    assert len({tick["b"] for tick in ticks["overlap"]}) > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "now and then"])
+def test_one_graph_delivers_the_same_with_branches_on_streams(name):
+    graph, components = planted(dict(GRAPHS[name]), deliver=["b"], device="cuda", memory="cuda")
+    in_turn = delivered(pipeline_of(graph, components), range(20))
+    graph, one = as_one_stage(graph, components)
+    whole = delivered(pipeline_of(graph, {WHOLE: one}), range(20))
+    assert [tick["b"] for tick in in_turn] == pytest.approx([next(iter(tick.values())) for tick in whole])
