@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from profiling.errors import InputError, check_choice, check_whole, did_you_mean, printable
+from profiling.errors import InputError, check_choice, check_number, check_whole, did_you_mean, printable
 
 #: Names of rows and series that a loop adds to those of its stages.
 WHOLE, DELIVER, PIPELINE = "whole", "deliver", "pipeline"
@@ -206,8 +206,7 @@ def parse_graph(node: Any, components: Iterable[str]) -> Graph:
     )
     check_whole(f"{where}.frames_per_tick", graph.frames_per_tick)
     for key, rate in (("frame_rate", graph.frame_rate), *(("rates", rate) for rate in graph.rates)):
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
-            raise InputError(f"{where}.{key}={rate!r}: must be a number of frames a second above 0.")
+        check_number(f"{where}.{key}", rate, above=0)
     return graph
 
 
