@@ -54,8 +54,7 @@ def keyed_tensors(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple
 
 def dotted(keys: Sequence[Any]) -> str:
     """Return keys of `children` as text: `latents.0`."""
-    names = (next(iter(vars(key).values())) if hasattr(key, "get") else key for key in keys)
-    return ".".join(map(str, names))
+    return ".".join(str(getattr(key, dataclasses.fields(key)[0].name)) for key in keys)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -100,7 +100,7 @@ WRONG = {
     "every nothing": (node(stages__decode__every=0), "stages.decode.every=0 must be a whole number, at least 1"),
     "a priority": (
         node(stages__decode__priority=3),
-        "stages.decode.priority=3 must be a whole number, at least -5 and at most 0",
+        "stages.decode.priority=3 must be a whole number, -5 to 0",
     ),
     "frames": (node(frames_per_tick=0), "pipeline.frames_per_tick=0 must be a whole number, at least 1"),
     "a rate": (node(frame_rate=-1), "pipeline.frame_rate=-1 must be"),
