@@ -1,7 +1,7 @@
 """Observes each frame of a loop: compiles, captures, allocations, garbage collections, and interference from outside.
 
-Each observation takes tens of microseconds. A driver query takes longer, so it is made every few frames only, and right
-after a long frame.
+An observation of the host takes some microseconds; those of the allocator and of /proc take tens, and a driver query
+more. They are made every few frames only, and right after a long frame. Without a CUDA device, torch is not imported.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from profiling.graphs import total_captures
-from profiling.machine import nvml
 from profiling.trace.counters import compile_ids, snapshot
+
+if TYPE_CHECKING:
+    import torch
 
 #: Frames between two queries of the driver, and of the other processes on the device.
 DRIVER_EVERY, OTHERS_EVERY = 16, 64
@@ -31,11 +32,12 @@ class FrameMonitor:
     """Returns, after each frame, what happened since the call before.
 
     `events` are recompiles: {"frame", "kind": "recompile", "id"}. `throttle_reasons` are the limits on the clocks that
-    the driver reported in any frame.
+    the driver reported in any frame. The allocator and /proc are read every `every` frames, and after a long one.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device if device.type == "cuda" else None
+    def __init__(self, device: torch.device | None = None, *, every: int = 1) -> None:
+        self._cuda = None if device is None or device.type != "cuda" else device
+        self._every = every
         self.events: list[dict[str, Any]] = []
         self.throttle_reasons: set[str] = set()
         self._collecting, self._collections, self._collection_ms = 0.0, 0, 0.0
@@ -58,33 +60,55 @@ class FrameMonitor:
         """Start counting: earlier events are not reported."""
         self._typical: float | None = None
         self._compiles, self._ids = snapshot(), compile_ids()
-        self._totals, _ = self._read()
+        self._totals, self._switches = self._counts() | self._memory()[0], {}
+        self._thread_switches()
+
+    def use(self, device: torch.device) -> None:
+        """Observe this CUDA device too, from now on."""
+        self._cuda = device
+        self._totals |= self._memory()[0]
 
     def __call__(self, frame: int, frame_ms: float) -> dict[str, float]:
         """Return the series of a frame: counts and ms since the call before, and bytes held now."""
-        totals, held = self._read()
-        row = {name: total - self._totals[name] for name, total in totals.items()} | held | self._compilation(frame)
-        self._totals = totals
         long = self._typical is not None and frame_ms > LONG * self._typical
-        if self._cuda is not None and (long or frame % DRIVER_EVERY == 0):
+        totals, held = self._counts(), {}
+        if long or frame % self._every == 0:
+            memory_totals, held = self._memory()
+            totals |= memory_totals
+        row = {name: total - self._totals[name] for name, total in totals.items()} | held | self._compilation(frame)
+        row["switches"] = self._thread_switches()
+        self._totals |= totals
+        if self._cuda is not None and (long or frame % max(DRIVER_EVERY, self._every) == 0):
             row |= self._driver(self._cuda, others=long or frame % OTHERS_EVERY == 0)
         self._typical = frame_ms if self._typical is None else self._typical + 0.1 * (frame_ms - self._typical)
         return row
 
-    def _read(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return totals so far, in counts or ms, and bytes held now."""
-        totals: dict[str, float] = {
-            "graphs_recorded": total_captures(),
+    def _counts(self) -> dict[str, float]:
+        """Return the totals that are cheap to read, in counts or ms."""
+        engine = sys.modules.get("profiling.graphs.engine")
+        return {
+            "graphs_recorded": 0 if engine is None else engine.total_captures(),
             "collections": self._collections,
             "collection_ms": self._collection_ms,
-            "switches": resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,  # involuntary, of this thread
         }
+
+    def _thread_switches(self) -> int:
+        """Return the involuntary context switches of this thread since its last call."""
+        thread, total = threading.get_ident(), resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+        before, self._switches[thread] = self._switches.get(thread, total), total
+        return total - before
+
+    def _memory(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return further totals so far, in counts or ms, and bytes held now."""
+        totals: dict[str, float] = {}
         held: dict[str, float] = {}
         if self._statm is not None:
             held["host_rss"] = int(os.pread(self._statm, 128, 0).split()[1]) * self._page
         if self._stat is not None:  # the CPU time that other guests of the machine took, over all CPUs
             totals["steal_ms"] = int(os.pread(self._stat, 256, 0).split()[_STEAL]) * self._tick_ms
         if self._cuda is not None:
+            import torch
+
             stats = torch.cuda.memory_stats_as_nested_dict(self._cuda)
             totals |= {"alloc_retries": stats["num_alloc_retries"], "device_allocs": stats["num_device_alloc"]}
             held |= {name: stats[f"{name}_bytes"]["all"]["current"] for name in ("allocated", "reserved")}
@@ -92,6 +116,8 @@ class FrameMonitor:
 
     def _compilation(self, frame: int) -> dict[str, float]:
         compiles = snapshot()
+        if compiles == self._compiles:  # the difference takes several times as long
+            return {"compiles": 0, "captures": 0}
         since, self._compiles = compiles.since(self._compiles), compiles
         if since.compiles:
             ids = compile_ids()
@@ -100,6 +126,10 @@ class FrameMonitor:
         return {"compiles": since.compiles, "captures": since.cudagraph_captures}
 
     def _driver(self, device: torch.device, *, others: bool) -> dict[str, float]:
+        import torch
+
+        from profiling.machine import nvml
+
         reasons = nvml.throttle_reasons(device)
         self.throttle_reasons |= reasons
         row: dict[str, float] = {"throttled": bool(reasons)}

@@ -29,6 +29,7 @@ CAUSES = {
     "clocks held down": ("throttled",),
     "host descheduled": ("switches", "steal_ms"),
     "another process on the GPU": ("others",),
+    "exception": ("exceptions",),
 }
 UNKNOWN = "not attributed"
 

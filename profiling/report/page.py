@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from profiling.report.table import AnyTable, Depth
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
+
     from profiling.report.charts import Chart
 
 
@@ -43,24 +45,37 @@ def render_page(title: str, heading: Sequence[str], sections: Sequence[Section])
 
     A page with a chart has about 5 MiB, most of it plotly's script.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from jinja2.utils import htmlsafe_json_dumps
     from markupsafe import Markup
 
     charts = [chart for section in sections for chart in section.charts if chart]
     specs = {chart.key: [dict(view.figure) for view in chart.views] for chart in charts}
     scripts = [*([_plotly()] if specs else []), *(_packaged(name) for name in ("charts.js", "tables.js"))]
-    loader = PackageLoader("profiling.report")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.get_template("page.html").render(
-        title=title,
-        heading=heading,
-        sections=[section for section in sections if section],
-        style=Markup(_packaged("style.css")),
-        scripts=[Markup(script) for script in scripts],
-        digests=[_digest(script) for script in scripts],
-        specs=htmlsafe_json_dumps(specs, dumps=partial(json.dumps, allow_nan=False, separators=(",", ":"))),
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            title=title,
+            heading=heading,
+            sections=[section for section in sections if section],
+            style=Markup(_packaged("style.css")),
+            scripts=[Markup(script) for script in scripts],
+            digests=[_digest(script) for script in scripts],
+            specs=htmlsafe_json_dumps(specs, dumps=partial(json.dumps, allow_nan=False, separators=(",", ":"))),
+        )
     )
+
+
+def render_fragment(sections: Sequence[Section]) -> str:
+    """Return the lines and tables of sections as HTML without a page around it, for a notebook's output."""
+    return _templates().get_template("fragment.html").render(sections=[section for section in sections if section])
+
+
+def _templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("profiling.report")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
 def _plotly() -> str:

@@ -266,7 +266,8 @@ def _steadiness(record: Record) -> str:
         )
     if loop.gap_ms is not None and loop.pace != "realtime":
         gap, most = (significant(ms, 3) for ms in (loop.gap_ms.p50, loop.gap_ms.max))
-        parts.append(f"{gap} ms between two frames (at most {most} ms) are overhead of the measurement")
+        what = "outside frame()" if loop.pace == "application" else "overhead of the measurement"
+        parts.append(f"{gap} ms between two frames (at most {most} ms) are {what}")
     parts += [f"{stage} chose {_chosen(report)}" for stage, report in loop.choices.items()]
     if loop.input_age_ms:
         ages = (

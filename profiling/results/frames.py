@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ DISTURBANCES = (
     "switches",
     "throttled",
     "others",
+    "exceptions",
     "collection_ms",
     "steal_ms",
 )
@@ -108,13 +111,13 @@ def read_frames(run: Path, cell: str) -> dict[str, Array] | None:
         InputError: the file holds no series of frames.
 
     """
-    path, journal = run / series_file(cell), _journal_file(run, cell)
-    if path.exists() or not journal.exists():
-        return read_series(path) if path.exists() else None
+    path = run / series_file(cell)
+    if path.exists():
+        return read_series(path)
     try:
-        return _read_journal(journal)
+        return read_journal(run, cell)
     except (OSError, ValueError) as error:
-        raise InputError(f"{journal} cannot be read as series of frames: {error}") from None
+        raise InputError(f"{_journal_file(run, cell)} cannot be read as series of frames: {error}") from None
 
 
 def read_series(path: Path) -> dict[str, Array]:
@@ -138,25 +141,45 @@ def read_series(path: Path) -> dict[str, Array]:
 class Journal:
     """Appends a row for each frame to a file: one line of names, then rows of float64 numbers.
 
-    Each row is written unbuffered, so that it survives the death of the process, though not of the machine.
+    Each row is written unbuffered, so that it survives the death of the process, though not of the machine. A row with
+    new names, of a stage that no frame before it had, begins a further file.
     """
 
     def __init__(self, run: Path, cell: str, names: Sequence[str]) -> None:
-        self._path = _journal_file(run, cell)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._names = tuple(names)
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        os.write(self._file, json.dumps(self._names).encode() + b"\n")
+        self._run, self._cell, self._files = run, cell, 0
+        (run / "cells").mkdir(parents=True, exist_ok=True)
+        _remove_journal(run, cell)
+        self._begin_file(names)
 
     def append(self, row: Mapping[str, float]) -> None:
-        """Write the row of a frame; names that `row` lacks become NaN."""
+        """Write the row of a frame; names that `row` lacks become NaN.
+
+        Raises:
+            OSError: it cannot be written.
+
+        """
+        if not row.keys() <= self._known:
+            os.close(self._file)
+            self._begin_file(tuple(dict.fromkeys((*self._names, *row))))
         nan = float("nan")
-        values = np.array([row.get(name, nan) for name in self._names], dtype=np.float64)
-        os.write(self._file, values.tobytes())
+        values = np.array([row.get(name, nan) for name in self._names], dtype=np.float64).tobytes()
+        if os.write(self._file, values) < len(values):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Close the file, which remains for `recover_series`."""
         os.close(self._file)
+
+    def remove(self) -> None:
+        """Remove the journal, whose frames are written elsewhere."""
+        _remove_journal(self._run, self._cell)
+
+    def _begin_file(self, names: Sequence[str]) -> None:
+        self._names, self._known = tuple(names), frozenset(names)
+        self._files += 1
+        path = _journal_file(self._run, self._cell, self._files)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        os.write(self._file, json.dumps(self._names).encode() + b"\n")
 
 
 def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
@@ -166,16 +189,27 @@ def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
         OSError: the npz cannot be written; the journal stays.
 
     """
-    path = _journal_file(run, cell)
-    if not path.is_file():
-        return None
-    series = _read_journal(path)
-    write_series(run / series_file(cell), series)
-    path.unlink()
+    series = read_journal(run, cell)
+    if series is not None:
+        write_series(run / series_file(cell), series)
+        _remove_journal(run, cell)
     return series
 
 
-def _read_journal(path: Path) -> dict[str, Array]:
+def read_journal(run: Path, cell: str) -> dict[str, Array] | None:
+    """Return the series of the frames in a cell's journal, which may still grow; None where there is no journal."""
+    parts = [_read_rows(path) for path in _journal_files(run, cell)]
+    if not parts:
+        return None
+    names = dict.fromkeys(name for rows in parts for name in rows)
+    missing = [np.full(len(rows["frame_ms"]), np.nan) for rows in parts]
+    return {
+        name: np.concatenate([rows.get(name, nan) for rows, nan in zip(parts, missing, strict=True)]) for name in names
+    }
+
+
+def _read_rows(path: Path) -> dict[str, Array]:
+    """Return the series in one file of a journal, without a row that is cut off."""
     line, _, data = read_file(path).partition(b"\n")
     names = json.loads(line)
     if not isinstance(names, list) or not names or any(not isinstance(name, str) for name in names):
@@ -185,5 +219,16 @@ def _read_journal(path: Path) -> dict[str, Array]:
     return {name: rows[:, index].copy() for index, name in enumerate(names)}
 
 
-def _journal_file(run: Path, cell: str) -> Path:
-    return run / "cells" / f"{cell}.frames.part"
+def _journal_files(run: Path, cell: str) -> list[Path]:
+    """Return the files of a cell's journal that exist, in the order in which they were written."""
+    files = (_journal_file(run, cell, number) for number in count(1))
+    return list(takewhile(Path.is_file, files))
+
+
+def _remove_journal(run: Path, cell: str) -> None:
+    for file in _journal_files(run, cell):
+        file.unlink()
+
+
+def _journal_file(run: Path, cell: str, number: int = 1) -> Path:
+    return run / "cells" / f"{cell}.frames.part{number if number > 1 else ''}"

@@ -129,7 +129,7 @@ class Realtime(Section, frozen=True, kw_only=True):
 
     frames: Annotated[int, about("timed frames")]
     target_fps: Annotated[float, about("frame rate that the loop should hold", "frames/s")]
-    pace: Annotated[str, about("free: a frame begins without waiting; realtime: when it is due")]
+    pace: Annotated[str, about("frames begin free: without waiting; realtime: when due; application: as it decides")]
     warmup_frames: Annotated[int | None, about("frames before the timed ones")] = None
     schedule: Annotated[str | None, about("sequential, overlap or one_graph")] = None
     deliver: Annotated[str | None, about("where frames are delivered: host or device")] = None

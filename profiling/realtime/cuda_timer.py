@@ -1,0 +1,94 @@
+"""Device times of an application's own frames, by CUDA events that are read later: nothing waits for the device."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from profiling.errors import InputError
+
+#: An event on a stream, and the stream's handle.
+Mark = tuple[Any, int]
+
+
+class CudaTimer:
+    """Records events on the current stream of one CUDA device, and uses them again once they were read.
+
+    Every method may raise what torch raises when the device has failed.
+    """
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        self.device = torch.device("cuda", index)
+        self._torch, self._index = torch, index
+        self._raw_stream: Any = torch._C._cuda_getCurrentRawStream
+        self._streams: dict[int, Any] = {}
+        self._idle: list[Any] = []
+
+    def mark(self) -> Mark | None:
+        """Record an event on this thread's current stream; None while the stream is being captured.
+
+        About 1 us of host time: the stream object is looked up by its handle, because torch makes a new one each time.
+        """
+        if self._torch.cuda.is_current_stream_capturing():
+            return None
+        handle: int = self._raw_stream(self._index)
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._streams[handle] = self._torch.cuda.current_stream(self._index)
+        try:
+            event = self._idle.pop()
+        except IndexError:
+            event = self._torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event, handle
+
+    def is_done(self, mark: Mark) -> bool:
+        """Return whether the device has passed the mark."""
+        return mark[0].query()
+
+    def wait(self, mark: Mark) -> None:
+        """Wait until the device has passed the mark."""
+        mark[0].synchronize()
+
+    def ms(self, start: Mark, end: Mark) -> float:
+        """Return the milliseconds on the device between two marks that it has passed."""
+        return start[0].elapsed_time(end[0])
+
+    def release(self, *marks: Mark | None) -> None:
+        """Use the events of these marks again."""
+        self._idle += [mark[0] for mark in marks if mark is not None]
+
+
+def timer_in_use() -> CudaTimer | None:
+    """Return a timer of the current device if this process uses CUDA by now; never initialises CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return CudaTimer(torch.cuda.current_device())
+
+
+def timer_of(device: str) -> CudaTimer | None:
+    """Return the timer of a device that the user named; None for cpu.
+
+    Raises:
+        InputError: no such device.
+
+    """
+    if device == "cpu":
+        return None
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device={device} is not a device. Use cpu, cuda or cuda:N.") from None
+    if wanted.type != "cuda":
+        raise InputError(f"device={device}: only cpu and cuda are supported.")
+    if not torch.cuda.is_available():
+        raise InputError(f"device={device}: torch {torch.__version__} sees no GPU. Use device='cpu'.")
+    index = torch.cuda.current_device() if wanted.index is None else wanted.index
+    if index >= torch.cuda.device_count():
+        raise InputError(f"device={device}: this machine has {torch.cuda.device_count()} GPUs; the first is cuda:0.")
+    return CudaTimer(index)

@@ -1,0 +1,110 @@
+"""A run as a Python object: it prints its answer, shows itself in a notebook, and holds the typed records."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from profiling.errors import InputError
+from profiling.report.answer import answer_section, notes_section, status_section
+from profiling.report.format import significant
+from profiling.report.page import Section, render_fragment
+from profiling.report.realtime import realtime_section
+from profiling.report.render import write_report
+from profiling.report.run_data import load_run
+from profiling.report.table import console, wrapped_line
+from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.judgement import by_component, fastest_correct
+from profiling.results.record import Record
+
+
+class RunResult:
+    """The run in `folder`: printing it shows the answer table, or the verdict of a loop.
+
+    `fps` is the frame rate that one call of the fastest correct variant is compared with. `temporary` is the folder's
+    owner if it is removed with this object; `save` then keeps the run.
+    """
+
+    def __init__(self, folder: Path, *, fps: float | None = None, temporary: TemporaryDirectory[str] | None = None):
+        self.folder = folder
+        self._fps, self._temporary = fps, temporary
+        self._saved: set[Path] = set()
+        self._data = load_run(folder)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The record of each cell."""
+        return self._data.records
+
+    def best(self, component: str | None = None) -> Record | None:
+        """Return the fastest correct record of a component, by its median; None where no variant is correct.
+
+        Raises:
+            InputError: no such component, or none named where there are several.
+
+        """
+        groups = by_component(self.records)
+        if component is None and len(groups) == 1:
+            return fastest_correct(self.records)
+        if component not in groups:
+            raise InputError(f"best({component!r}): name one of {', '.join(groups)}.")
+        return fastest_correct(groups[component])
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the run into `folder`, with its reports, and return the folder.
+
+        Raises:
+            InputError: the folder holds another run.
+            OSError: a file cannot be written.
+
+        """
+        target = Path(folder).absolute()
+        if target not in self._saved and (target / RESULTS_FILE).exists():
+            raise InputError(f"save: {folder} holds a run already. Choose another folder.")
+        shutil.copytree(self.folder, target, dirs_exist_ok=True)
+        write_report(target)
+        self._saved.add(target)
+        return target
+
+    def __str__(self) -> str:
+        """Return the answer as text, 100 columns wide."""
+        blocks = []
+        for section in self._sections:
+            tables = [table for table in section.tables if table and table.depth == "console"]
+            titles = [[f"{table.title}:", ""] if table.title != section.title else [] for table in tables]
+            blocks.append("\n".join(wrapped_line(line) for line in section.lines))
+            blocks += ["\n".join((*title, console(table))) for title, table in zip(titles, tables, strict=True)]
+        if self._temporary is None:
+            blocks.append(f"run: {self.folder}")
+        return "\n\n".join(filter(None, blocks))
+
+    def __repr__(self) -> str:
+        return f"<RunResult of {len(self.records)} cells in {self.folder}>"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: the tables as HTML, or the text where that cannot be shown."""
+        return {"text/plain": str(self), "text/html": render_fragment(self._sections)}
+
+    @cached_property
+    def _sections(self) -> tuple[Section, ...]:
+        data = self._data
+        loops = (realtime_section(data),) if data.loops else (answer_section(data),)
+        lines = [line for record in self._fastest for line in self._rate_line(record)]
+        return (*loops, Section("rate", "Frame rate", lines), status_section(data), notes_section(data))
+
+    @property
+    def _fastest(self) -> list[Record]:
+        groups = by_component(self._data.timed).values()
+        return [record for group in groups if (record := fastest_correct(group)) is not None]
+
+    def _rate_line(self, record: Record) -> list[str]:
+        """Say whether the p99 of a call fits the time of its frames at the rate that was asked for."""
+        wall = record.metrics.wall_ms
+        if self._fps is None or wall is None:
+            return []
+        budget_ms = (record.frames_per_call or 1) * 1000 / self._fps
+        times = f"p99 {significant(wall.p99)} ms, {significant(budget_ms)} ms a call"
+        held = "yes" if wall.p99 <= budget_ms else "no"
+        return [f"{self._fps:g} FPS: {held}. {record.component}, {record.variant}: {times}."]
