@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +18,19 @@ import numpy as np
 
 from profiling.errors import InputError, printable, shell_words
 from profiling.results.environment import ENVIRONMENT_FILE, Cpu, Device, Environment, encode_environment
-from profiling.results.frames import NAMES, Array, Journal, frame_count, read_journal, series_file, write_series
-from profiling.results.jsonl import RESULTS_FILE, append_record
+from profiling.results.frames import (
+    NAMES,
+    Array,
+    Journal,
+    frame_count,
+    read_journal,
+    remove_journal,
+    series_file,
+    write_series,
+)
+from profiling.results.jsonl import RESULTS_FILE, append_record, read_records
 from profiling.results.record import REALTIME, Realtime, Record
-from profiling.results.run_folder import new_folder, write_json
+from profiling.results.run_folder import check_is_new, new_folder, write_json
 
 if TYPE_CHECKING:
     from profiling.report.result import RunResult
@@ -33,45 +44,59 @@ TOO_SLOW = 0.98
 
 @dataclass
 class _Journaled:
-    """The journal of a run, kept apart so that it can be tidied up after the recorder is gone."""
+    """The journal of a run. It is apart from the run so that it can be closed after the recorder is gone."""
 
     run: Path
     journal: Journal
     is_default: bool  # whether the folder is a new one in runs/realtime
     rows: int = 0
     saved_rows: int = 0
+    saved_here: bool = False
     is_open: bool = True
 
     def close(self) -> None:
-        """Close the journal; remove it if all of its frames were saved."""
+        """Close the journal. Remove it if all of its frames were saved, else say where they are."""
         if not self.is_open:
             return
         self.is_open = False
         self.journal.close()
-        if self.rows == self.saved_rows:
-            self.journal.remove()
-            parents = (self.run.parent, self.run.parent.parent) if self.is_default else ()
-            for folder in (self.run / "cells", self.run, *parents):
-                if any(folder.iterdir()):
-                    break
+        if self.rows != self.saved_rows:
+            number = self.rows - self.saved_rows
+            print(f"{number} frames were not saved. FrameRecorder.recover({str(self.run)!r}) does.", file=sys.stderr)
+            return
+        self.journal.remove()
+        if not self.saved_here:
+            (self.run / RESULTS_FILE).unlink()
+        folders = (
+            self.run / "cells",
+            self.run,
+            *((self.run.parent, self.run.parent.parent) if self.is_default else ()),
+        )
+        with suppress(OSError):  # one is not empty
+            for folder in folders:
                 folder.rmdir()
 
 
 class RecordedRun:
-    """The frames of a recorder on the disk. `folder` is where the journal is; None: a new folder in runs/realtime."""
+    """The frames of a recorder on the disk. `folder` is where the journal is; None: a new folder in runs/realtime.
+
+    Raises:
+        InputError: the folder is not empty.
+
+    """
 
     def __init__(self, fps: float, warmup_frames: int, folder: Path | None) -> None:
         if folder is not None:
-            _refuse_other_run(folder)
-        self._fps, self._warmup, self._folder = fps, warmup_frames, folder
+            check_is_new(folder)
+        self._loop = Realtime(frames=0, target_fps=fps, pace="application", warmup_frames=warmup_frames)
+        self._folder = folder
         self._journaled: _Journaled | None = None
         self._unwritten: list[Mapping[str, float]] = []  # rows since the journal could not be written
         self._notes: list[str] = []
-        self._overlapping = False
         self._saved: set[Path] = set()
 
     def open(self) -> None:
-        """Begin the journal.
+        """Begin the journal, beside a record that counts until the frames are saved.
 
         Raises:
             OSError: its folder cannot be made or written.
@@ -81,11 +106,11 @@ class RecordedRun:
         run = (self._folder or new_folder(Path("runs") / REALTIME, stamp)).absolute()
         self._journaled = _Journaled(run, Journal(run, CELL, NAMES), is_default=self._folder is None)
         weakref.finalize(self, self._journaled.close)  # also at the end of the process
+        append_record(run, _record(self._loop).with_status("failed", "the process ended before FrameRecorder.save()"))
 
-    def append(self, row: Mapping[str, float], *, in_turn: bool) -> None:
-        """Write the row of a frame; `in_turn`: its stages ran one after the other, in its thread."""
+    def append(self, row: Mapping[str, float]) -> None:
+        """Write the row of a frame."""
         assert self._journaled is not None
-        self._overlapping = self._overlapping or not in_turn
         self._journaled.rows += 1
         if not self._unwritten:
             try:
@@ -107,77 +132,100 @@ class RecordedRun:
             self._journaled.close()
 
     def save(
-        self,
-        folder: Path | None,
-        device: str,
-        events: Sequence[Mapping[str, Any]],
-        throttle_reasons: Iterable[str],
+        self, folder: Path | None, device: str, events: Sequence[Mapping[str, Any]], throttle_reasons: Iterable[str]
     ) -> RunResult:
         """Write the frames so far as a run into `folder`, or where the journal is, and return it.
 
         Raises:
-            InputError: there is no frame, or the folder holds a run that this object did not write.
+            InputError: there is no frame, or the folder holds what this object did not write.
             OSError: a file cannot be written.
 
         """
-        from profiling.realtime.summary import summarize_frames  # imports scipy, which takes a second
-        from profiling.report.render import write_report
-        from profiling.report.result import RunResult
-
-        series = self._series()
-        if not frame_count(series) or self._journaled is None:
+        journaled = self._journaled
+        series = {} if journaled is None else _with_rows(read_journal(journaled.run, CELL) or {}, self._unwritten)
+        if journaled is None or not frame_count(series):
             raise InputError("save(): no frame has ended. Put `with frames.frame():` around each turn of your loop.")
-        run = (folder or self._journaled.run).absolute()
-        if run not in self._saved:
-            _refuse_other_run(run)
-        loop = Realtime(
-            frames=0,
-            target_fps=self._fps,
-            pace="application",
-            warmup_frames=self._warmup,
-            schedule="overlap" if self._overlapping else "sequential",
-            throttle_reasons=tuple(sorted(throttle_reasons)),
-        )
-        section = summarize_frames(series, loop, events=events)
-        record = Record(
-            target=REALTIME,
-            component=COMPONENT,
-            variant=VARIANT,
-            status="ok",
-            device=device,
-            frames_per_call=1,
-            realtime=section,
-            notes=(*self._notes, *_remarks(series, section)),
-        )
-        (run / "cells").mkdir(parents=True, exist_ok=True)
-        write_json(run / ENVIRONMENT_FILE, encode_environment(environment(device)))
-        write_series(run / series_file(CELL), series)
-        append_record(run, record)
+        run = (folder or journaled.run).absolute()
+        if run not in {*self._saved, journaled.run}:
+            check_is_new(run)
+        loop = msgspec.structs.replace(self._loop, throttle_reasons=tuple(sorted(throttle_reasons)))
+        result = _write_run(run, series, loop, device, self._notes, events)
         self._saved.add(run)
-        self._journaled.saved_rows = frame_count(series)
-        write_report(run)
-        return RunResult(run)
-
-    def _series(self) -> dict[str, Array]:
-        """Return the series of all frames, with the time between frames, which a row cannot know."""
-        series = {} if self._journaled is None else dict(read_journal(self._journaled.run, CELL) or {})
-        for name in dict.fromkeys((*series, *(name for row in self._unwritten for name in row))):
-            late = np.array([row.get(name, np.nan) for row in self._unwritten], dtype=np.float64)
-            early = series.get(name, np.full(frame_count(series), np.nan))
-            series[name] = np.concatenate([early, late])
-        if frame_count(series):
-            gaps = np.maximum(0.0, series["action_ms"][1:] - series["delivered_ms"][:-1])
-            series["gap_ms"] = np.append(gaps, np.nan)
-        return series
+        journaled.saved_rows, journaled.saved_here = frame_count(series), journaled.saved_here or run == journaled.run
+        return result
 
 
-def _refuse_other_run(folder: Path) -> None:
-    if (folder / RESULTS_FILE).exists():
-        raise InputError(f"{folder} holds a run already. Choose another folder.")
+def recover(folder: Path) -> RunResult:
+    """Save the frames in the journal of a process that ended without `FrameRecorder.save`.
+
+    Raises:
+        InputError: the folder holds no journal with frames.
+        OSError: a file cannot be written.
+
+    """
+    series = read_journal(folder, CELL)
+    if series is None or not frame_count(series):
+        raise InputError(f"{folder} holds no frames that were not saved. Name the folder of a FrameRecorder's journal.")
+    planned = next((record for record in read_records(folder).records if record.realtime is not None), None)
+    if planned is None or planned.realtime is None:
+        raise InputError(f"{folder} holds frames, but {RESULTS_FILE} does not say of which loop.")
+    loop = msgspec.structs.replace(planned.realtime, frames=0)
+    notes = ["recovered from the journal: the process ended before it saved its frames"]
+    result = _write_run(folder, series, loop, planned.device, notes, ())
+    remove_journal(folder, CELL)
+    return result
+
+
+def _write_run(
+    run: Path,
+    series: Mapping[str, Array],
+    loop: Realtime,
+    device: str | None,
+    notes: Iterable[str],
+    events: Sequence[Mapping[str, Any]],
+) -> RunResult:
+    from profiling.realtime.summary import summarize_frames  # imports scipy, which takes a second
+    from profiling.report.render import write_report
+    from profiling.report.result import RunResult
+
+    gaps = np.maximum(0.0, series["action_ms"][1:] - series["delivered_ms"][:-1])
+    series = {**series, "gap_ms": np.append(gaps, np.nan)}  # which the row of a frame could not know
+    overlapping = bool(np.isnan(series["rest_ms"]).any())  # stages of several threads
+    loop = msgspec.structs.replace(loop, schedule="overlap" if overlapping else "sequential")
+    section = summarize_frames(series, loop, events=events)
+    record = _record(section, device, (*notes, *_remarks(series, section)))
+    (run / "cells").mkdir(parents=True, exist_ok=True)
+    write_json(run / ENVIRONMENT_FILE, encode_environment(_environment(device or "cpu")))
+    write_series(run / series_file(CELL), series)
+    append_record(run, record)
+    write_report(run)
+    return RunResult(run)
+
+
+def _record(loop: Realtime, device: str | None = None, notes: Iterable[str] = ()) -> Record:
+    return Record(
+        target=REALTIME,
+        component=COMPONENT,
+        variant=VARIANT,
+        status="ok",
+        device=device,
+        frames_per_call=1,
+        realtime=loop,
+        notes=tuple(notes),
+    )
+
+
+def _with_rows(series: Mapping[str, Array], rows: Sequence[Mapping[str, float]]) -> dict[str, Array]:
+    """Return the series with further rows behind them."""
+    missing = np.full(frame_count(series), np.nan)
+    return {
+        name: np.append(series.get(name, missing), [row.get(name, np.nan) for row in rows])
+        for name in dict.fromkeys((*series, *(name for row in rows for name in row)))
+    }
 
 
 def _remarks(series: Mapping[str, Array], loop: Realtime) -> list[str]:
-    """Say what a deadline does not show: a loop that is slow outside of its frames, and frames that raised."""
+    """Say what the deadlines do not show: a loop that is slow outside of its frames, and frames that raised."""
     remarks = []
     intervals = np.diff(series["delivered_ms"])
     if intervals.size and (rate := 1000 / float(np.median(intervals))) < TOO_SLOW * loop.target_fps:
@@ -187,23 +235,20 @@ def _remarks(series: Mapping[str, Array], loop: Realtime) -> list[str]:
     return [*remarks, *([f"{failed} of {loop.frames} frames raised an exception"] if failed else [])]
 
 
-def environment(device: str) -> Environment:
+def _environment(device: str) -> Environment:
     """Return what the run depends on; torch is asked only if the application has imported it."""
     from profiling.run.revisions import TOOL, git_state, tool_version
 
     if "torch" in sys.modules:
         from profiling.components.spec import Settings
-        from profiling.run.environment import environment as full_environment
+        from profiling.run.environment import environment
 
-        machine = msgspec.structs.replace(
-            full_environment(Settings(device=device), {}), seed=None, scale=None, dtype=None, tf32=None
-        )
+        settings = Settings(device=device)
+        machine = msgspec.structs.replace(environment(settings, {}), seed=None, scale=None, dtype=None, tf32=None)
     else:
-        import os
-
         machine = Environment(
             versions={"python": platform.python_version(), "os": f"{platform.system()} {platform.release()}"},
-            device=Device(type="cpu"),
+            device=Device(type=device),
             cpu=Cpu(cores=len(os.sched_getaffinity(0))),
         )
     return msgspec.structs.replace(

@@ -31,7 +31,7 @@ import nvtx
 from profiling.errors import InputError, check_whole, printable
 from profiling.realtime.cuda_timer import CudaTimer, Mark, timer_in_use, timer_of
 from profiling.realtime.monitor import FrameMonitor
-from profiling.realtime.recorded_run import RecordedRun
+from profiling.realtime.recorded_run import RecordedRun, recover
 
 if TYPE_CHECKING:
     from profiling.report.result import RunResult
@@ -281,6 +281,17 @@ class FrameRecorder:
         )
         return self._run.save(None if folder is None else Path(folder), device, events, limits)
 
+    @staticmethod
+    def recover(folder: str | Path) -> RunResult:
+        """Save the frames in the journal of a process that ended before it saved them, in their folder.
+
+        Raises:
+            InputError: the folder holds no such journal.
+            OSError: a file cannot be written.
+
+        """
+        return recover(Path(folder))
+
     def close(self) -> None:
         """End the recording; frames that were not saved stay in the journal."""
         self._read_frames(wait=True)
@@ -400,16 +411,14 @@ class FrameRecorder:
             **frame.observed,
         }
         outside_ms = (frame.end_ns - frame.begin_ns) / 1e6
-        in_turn = True
         for stage in frame.stages:
             name = f"host_{stage.name}_ms"
             row[name] = row.get(name, 0.0) + stage.host_ms
             outside_ms -= stage.host_ms
-            in_turn = in_turn and stage.thread == frame.thread
             row.setdefault(f"device_{stage.name}_ms", device_ms.get(stage.name, math.nan))
-        if in_turn:
+        if all(stage.thread == frame.thread for stage in frame.stages):  # otherwise stages overlap
             row["rest_ms"] = outside_ms
-        self._run.append(row, in_turn=in_turn)
+        self._run.append(row)
 
     def _device_times(self, frame: Frame) -> tuple[float, dict[str, float]]:
         """Return when the device finished the frame (host's clock, ns), and the device time of each stage (ms).

@@ -15,9 +15,9 @@ from profiling.report.realtime import realtime_section
 from profiling.report.render import write_report
 from profiling.report.run_data import load_run
 from profiling.report.table import console, wrapped_line
-from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judgement import by_component, fastest_correct
 from profiling.results.record import Record
+from profiling.results.run_folder import check_is_new
 
 
 class RunResult:
@@ -56,13 +56,13 @@ class RunResult:
         """Copy the run into `folder`, with its reports, and return the folder.
 
         Raises:
-            InputError: the folder holds another run.
+            InputError: the folder holds what this object did not write.
             OSError: a file cannot be written.
 
         """
         target = Path(folder).absolute()
-        if target not in self._saved and (target / RESULTS_FILE).exists():
-            raise InputError(f"save: {folder} holds a run already. Choose another folder.")
+        if target not in self._saved:
+            check_is_new(target)
         shutil.copytree(self.folder, target, dirs_exist_ok=True)
         write_report(target)
         self._saved.add(target)

@@ -148,7 +148,7 @@ class Journal:
     def __init__(self, run: Path, cell: str, names: Sequence[str]) -> None:
         self._run, self._cell, self._files = run, cell, 0
         (run / "cells").mkdir(parents=True, exist_ok=True)
-        _remove_journal(run, cell)
+        remove_journal(run, cell)
         self._begin_file(names)
 
     def append(self, row: Mapping[str, float]) -> None:
@@ -172,7 +172,7 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the journal, whose frames are written elsewhere."""
-        _remove_journal(self._run, self._cell)
+        remove_journal(self._run, self._cell)
 
     def _begin_file(self, names: Sequence[str]) -> None:
         self._names, self._known = tuple(names), frozenset(names)
@@ -192,7 +192,7 @@ def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
     series = read_journal(run, cell)
     if series is not None:
         write_series(run / series_file(cell), series)
-        _remove_journal(run, cell)
+        remove_journal(run, cell)
     return series
 
 
@@ -225,7 +225,8 @@ def _journal_files(run: Path, cell: str) -> list[Path]:
     return list(takewhile(Path.is_file, files))
 
 
-def _remove_journal(run: Path, cell: str) -> None:
+def remove_journal(run: Path, cell: str) -> None:
+    """Remove a cell's journal, whose frames are written elsewhere."""
     for file in _journal_files(run, cell):
         file.unlink()
 

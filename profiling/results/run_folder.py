@@ -60,6 +60,18 @@ def new_folder(base: Path, stamp: str) -> Path:
             number += 1
 
 
+def check_is_new(folder: Path) -> None:
+    """Check that a folder in which a script saves a run is missing or empty.
+
+    Raises:
+        InputError: it is not.
+
+    """
+    if folder.is_dir() and (names := sorted(path.name for path in folder.iterdir())):
+        what = "holds a run already" if RESULTS_FILE in names else f"is not empty: it holds {names[0]}"
+        raise InputError(f"{folder} {what}. Choose another folder.")
+
+
 @contextmanager
 def claimed(run: Path, resume: str | None, warn: Callable[[str], None], *, started: float = 0.0) -> Iterator[None]:
     """Hold the folder `run` for this process; what a new run wrote is removed if it is refused before its first cell.

@@ -37,6 +37,30 @@ def missing_toolchain() -> str | None:
     return None
 
 
+class _RecompileLimit:
+    """While any compiled step is open, dynamo raises past its limit, where it would run eagerly and only log that.
+
+    Steps may be closed in any order, so each of them cannot restore what it found.
+    """
+
+    def __init__(self) -> None:
+        self._open, self._patch = 0, ExitStack()
+
+    def __enter__(self) -> None:
+        if self._open == 0:
+            patch = torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True)
+            self._patch.enter_context(patch)
+        self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self._patch.close()
+
+
+_RECOMPILE_LIMIT = _RecompileLimit()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compile(Variant):
     """Compile the module with `torch.compile`; the fields are its arguments, `options` those of inductor.
@@ -84,8 +108,7 @@ class Compile(Variant):
         """Set the global flags that the options need; closing the stack restores them."""
         with ExitStack() as stack:
             stack.callback(torch._dynamo.reset)  # the next variant must not reuse what this one compiled
-            # Past its limit dynamo would run the module eagerly, and only log it.
-            stack.enter_context(torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True))
+            stack.enter_context(_RECOMPILE_LIMIT)
             if self.keep_kernels:
                 stack.enter_context(kept_kernels(folder))
             return stack.pop_all()

@@ -36,9 +36,10 @@ RULES: dict[str, set[str]] = {
     "checkpoints": _SHARED,
     "generic_forward": _TARGET,
     "shape_sweep": _TARGET,
-    "realtime": _TARGET,
+    "realtime": {*_TARGET, "report"},
     "training_step": _TARGET,
     "launch_overhead": _TARGET,
+    "api": {*_TARGET, "report"},
 }
 WITHOUT_TORCH = ("results", "report", "compare", "history", "cli", "checkpoints", "generic_forward", "shape_sweep")
 

@@ -1,0 +1,270 @@
+"""Profile a module that a script holds, and prepare it as it was measured: `profiling.profile`, `profiling.prepare`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy
+import torch
+import yaml
+from rich.console import Console
+from torch import nn
+
+from profiling.cli.app import CONF
+from profiling.components import held
+from profiling.components.held import Held, Inputs
+from profiling.components.instantiate import instantiate
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.trees import named_tensors
+from profiling.errors import InputError, did_you_mean, shell_words
+from profiling.report.result import RunResult
+from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
+from profiling.results.jsonl import append_record
+from profiling.results.run_folder import write_json
+from profiling.run.job import RunConfig
+from profiling.run.process import TORCH_TRACE
+from profiling.run.progress import PlainProgress, make_progress
+from profiling.run.revisions import module_states
+from profiling.run.runner import Run
+from profiling.variants.prepared import PreparedStep
+from profiling.variants.variant import Variant
+
+TARGET = "generic_forward"
+VARIANTS = ("baseline", "compile", "cuda_graph", "compile_cuda_graph")
+METRICS = ("parity", "latency", "memory")
+#: Names of YAML files in conf/, or objects (or mappings with a `_target_`) by the names that they get in the report.
+Chosen = Sequence[str] | Mapping[str, Any]
+
+
+def profile(
+    module: nn.Module | Callable[[], nn.Module],
+    inputs: Inputs,
+    variants: Chosen = VARIANTS,
+    *,
+    fps: float | None = None,
+    metrics: Chosen = METRICS,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    check_inputs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    frames_per_call: int = 1,
+    rounds: int = 1,
+    ceilings: str = "auto",
+    trace: bool = False,
+    quiet: bool = False,
+) -> RunResult:
+    """Measure `module` under `variants`, check each against eager float32, and return the run, which prints its answer.
+
+    Everything runs in this process, on copies of the module in eval mode and under `torch.inference_mode()`. The module
+    keeps its dtype, device, mode, weights, buffers and gradients; random number generators, TF32 flags, default dtype
+    and device, and number of threads are restored. What the process has compiled before is compiled again when it is
+    next called. Memory: beside the caller's module one copy, in float32 while the reference is computed.
+
+    Args:
+        module: the module, or a function without arguments that builds it (for one that cannot be copied).
+        inputs: arguments of `forward` by name, or a function from a seed to such arguments.
+        variants: what to measure.
+        fps: frame rate that the fastest correct variant is compared with, frames/s.
+        metrics: what to measure of each variant.
+        device: default: that of the module.
+        dtype: dtype to cast the copies to; default: that of the module's parameters.
+        seed: of drawn inputs, and of a module that a function builds.
+        check_inputs: inputs of the parity check. Default: drawn with another seed, or `inputs` with their values in
+            another order; masks, sorted integers and plain values stay.
+        name: of the component in the report; default: the module's class.
+        frames_per_call: frames that a call makes.
+        rounds: how many times all variants are measured, in turns.
+        ceilings: "auto" measures what the device can do (some seconds, kept for a day); "off": there is no roofline.
+        trace: add profiler traces and tables of operators.
+        quiet: print no progress.
+
+    Raises:
+        InputError: an argument is wrong, or the module fails on its inputs.
+
+    """
+    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0):
+        raise InputError(f"fps={fps!r} must be a number above 0 (frames/s).")
+    subject = Held(module, inputs, check_inputs, seed)
+    component = name or (type(module).__name__ if isinstance(module, nn.Module) else "module")
+    settings = Settings(
+        device=str(device or subject.device),
+        dtype=str(dtype or subject.dtype).removeprefix("torch."),
+        scale="full",
+        checkpoint="random",  # the module has its weights
+        seed=seed,
+        threads=torch.get_num_threads(),
+        tf32=bool(torch.backends.cuda.matmul.allow_tf32),
+        ceilings=ceilings,
+        trace=trace,
+    )
+    owner = TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True)
+    folder = Path(owner.name)
+    progress = PlainProgress(Console(quiet=True)) if quiet else make_progress()
+    with held.holding(subject) as key, _unchanged_process():
+        config = _config(component, key, frames_per_call, settings, variants, metrics, rounds)
+        run = Run(TARGET, config, folder, progress, shell_words(["python", *sys.argv]))
+        try:
+            run.execute()
+        finally:
+            progress.close()
+    records = tuple(run.records.values())
+    wrong = [record for record in records if record.bad_input]
+    if wrong and not any(record.status in ("ok", "invalid") for record in records):
+        raise InputError(wrong[0].reason)
+    _complete(run, subject)
+    return RunResult(folder, fps=fps, temporary=owner)
+
+
+def prepare(
+    module: nn.Module, inputs: Mapping[str, Any], variant: str | Variant = "compile_cuda_graph", *, clone: bool = True
+) -> PreparedStep:
+    """Prepare the step of a variant, as `profile` measures it, for use in an application: `output = step(x=x)`.
+
+    The module itself is used, in eval mode until the step is closed. Its output is not compared with eager's here.
+
+    Args:
+        module: the module, in the dtype and on the device on which it is to run.
+        inputs: arguments of `forward` by name; every call must have the same shapes and dtypes.
+        variant: the name of a YAML file in conf/variant, or a Variant.
+        clone: return a copy of the output. Without it, the next call may overwrite the output of this one.
+
+    Raises:
+        InputError: an argument is wrong, or the variant cannot run on the module's device.
+
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError(f"module is a {type(module).__name__}, not a torch.nn.Module.")
+    subject = Held(module, inputs)
+    if not isinstance(variant, Variant):
+        node = _nodes("variant", [variant])[variant]
+        variant = instantiate(node, f"variant={variant}")
+        assert isinstance(variant, Variant)
+    reason = variant.unavailable(subject.device)
+    if reason is not None:
+        raise InputError(f"variant {type(variant).__name__} cannot run here: {reason}. Try variant='baseline'.")
+    return PreparedStep(module, inputs, variant, subject.device, clone=clone)
+
+
+def _config(
+    component: str,
+    key: str,
+    frames_per_call: int,
+    settings: Settings,
+    variants: Chosen,
+    metrics: Chosen,
+    rounds: int,
+) -> RunConfig:
+    spec = ComponentSpec(
+        name=component,
+        module={"_target_": f"{held.__name__}.module", "key": key},
+        inputs={"_target_": f"{held.__name__}.inputs", "key": key},
+        frames_per_call=frames_per_call,
+    )
+    groups = {"variant": _nodes("variant", variants), "metric": _nodes("metric", metrics)}
+    return RunConfig(
+        components=(spec,),
+        variants=groups["variant"],
+        metrics=groups["metric"],
+        settings=settings,
+        isolation="none",
+        cell_timeout=1e6,  # does not apply in this process
+        resume=None,
+        source={"component": {component: dataclasses.asdict(spec)}, **groups, **dataclasses.asdict(settings)},
+        rounds=rounds,
+    )
+
+
+def _nodes(group: str, chosen: Chosen) -> dict[str, dict[str, Any]]:
+    """Return the options of each chosen variant or metric, with its `_target_`, by name.
+
+    Raises:
+        InputError: there is no such YAML file, or an object that no YAML could describe.
+
+    """
+    if isinstance(chosen, str):
+        raise InputError(f"{group}s={chosen!r} is a text. Give a list: {group}s=[{chosen!r}].")
+    if isinstance(chosen, Mapping):
+        return {name: _node(f"{group}s[{name!r}]", value) for name, value in chosen.items()}
+    known = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+    nodes = {}
+    for name in chosen:
+        if name not in known:
+            raise InputError(
+                f"there is no {group} {name!r}.{did_you_mean(str(name), known)} Known: {', '.join(known)}."
+            )
+        nodes[name] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))[name]
+    return nodes
+
+
+def _node(where: str, value: Any) -> Any:
+    """Return the mapping with a `_target_` that describes an object: a dataclass such as a Variant or a Metric."""
+    if isinstance(value, Mapping):
+        return {key: _node(f"{where}.{key}", each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_node(where, each) for each in value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    kind = type(value)
+    if "<locals>" in kind.__qualname__:
+        raise InputError(f"{where}: {kind.__name__} is defined inside a function. Define it at the top of its file.")
+    options = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
+    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **_node(where, options)}
+
+
+def _complete(run: Run, subject: Held) -> None:
+    """Add what the run cannot know: where the module's code is, and that its check inputs were not others."""
+    builder = type(subject.module) if isinstance(subject.module, nn.Module) else subject.module
+    target = f"{getattr(builder, '__module__', '')}.{getattr(builder, '__qualname__', '')}"
+    environment = msgspec.structs.replace(read_environment(run.folder), module_git=module_states([target]))
+    write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
+    same = dict(named_tensors(subject.first))
+    if all(torch.equal(tensor, same[path]) for path, tensor in named_tensors(subject.draw(subject.seed + 1))):
+        note = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
+        for record in run.records.values():
+            if record.parity is not None:
+                append_record(run.folder, msgspec.structs.replace(record, notes=(*record.notes, note)))
+
+
+@contextmanager
+def _unchanged_process() -> Iterator[None]:
+    """Restore what the cells of a run change for the whole process."""
+    cuda, device = torch.cuda.is_initialized(), torch._GLOBAL_DEVICE_CONTEXT
+    default_device = getattr(getattr(device, "device_context", None), "device", None)
+    default_dtype, threads, traces = torch.get_default_dtype(), torch.get_num_threads(), os.environ.get(TORCH_TRACE)
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    host_random = random.getstate(), numpy.random.get_state()
+    current = torch.cuda.current_device() if cuda else None
+    devices = range(torch.cuda.device_count()) if cuda else ()
+    try:
+        with (
+            torch.random.fork_rng(devices),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cuda", enabled=False),
+            torch.autocast("cpu", enabled=False),
+        ):
+            yield
+    finally:
+        random.setstate(host_random[0])
+        numpy.random.set_state(host_random[1])
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(default_dtype)
+        torch.set_default_device(default_device)
+        if current is not None:
+            torch.cuda.set_device(current)
+        if traces is None:
+            os.environ.pop(TORCH_TRACE, None)

@@ -1,0 +1,204 @@
+"""A module and inputs that a script holds, as a component: a YAML cannot describe them, so a key stands for them.
+
+The component's YAML would be `module: {_target_: profiling.components.held.module, key: KEY}`, and the same for inputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from profiling.components.trees import map_tensors, named_tensors
+from profiling.errors import InputError, did_you_mean, reason_of
+
+#: Arguments of `forward` by name, or a function from a seed to such arguments.
+Inputs = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+
+_HELD: dict[str, Held] = {}
+_KEYS = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A module, or a function that builds it, and its inputs: those of the seed `seed` and those of the parity check.
+
+    Raises:
+        InputError: the module cannot be profiled, or inputs do not fit its `forward`.
+
+    """
+
+    module: nn.Module | Callable[[], nn.Module]
+    inputs: Inputs
+    check_inputs: Mapping[str, Any] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the module, and the inputs' names."""
+        if not isinstance(self.module, nn.Module) and (not callable(self.module) or _is_module_class(self.module)):
+            raise InputError(
+                f"module is {_words(self.module)}. Pass a torch.nn.Module, or a function that returns one."
+            )
+        compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
+        if isinstance(self.module, compiled):
+            raise InputError("module is compiled already. Pass the module that torch.compile was given.")
+        for name, inputs in (("inputs", self.first), ("check_inputs", self.check_inputs)):
+            if inputs is not None:
+                check_inputs(self.module, inputs, name)
+
+    @property
+    def first(self) -> Mapping[str, Any]:
+        """The inputs that a variant is prepared with."""
+        return self.inputs(self.seed) if callable(self.inputs) else self.inputs
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the module's parameters and buffers, or of the inputs of a module without any."""
+        tensors = [*self.module.parameters(), *self.module.buffers()] if isinstance(self.module, nn.Module) else []
+        tensors += [tensor for _, tensor in named_tensors(self.first)]
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of most of the module's floating parameters, or of the inputs of a module without any."""
+        tensors = [*self.module.parameters()] if isinstance(self.module, nn.Module) else []
+        sizes: dict[torch.dtype, int] = {}
+        for tensor in tensors or [tensor for _, tensor in named_tensors(self.first)]:
+            if tensor.is_floating_point():
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
+        return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+
+    def build(self) -> nn.Module:
+        """Return a module that shares no tensor with the caller's.
+
+        Raises:
+            InputError: it cannot be copied, or the function fails.
+
+        """
+        if not isinstance(self.module, nn.Module):
+            return self.module()
+        try:
+            return copy.deepcopy(self.module)
+        except Exception as error:
+            raise InputError(
+                f"{type(self.module).__name__} cannot be copied ({reason_of(error)}). Pass a function that builds it."
+            ) from error
+
+    def draw(self, seed: int) -> Mapping[str, Any]:
+        """Return the inputs of a seed, which may be the caller's own tensors."""
+        if seed == self.seed:
+            return self.first
+        if self.check_inputs is not None:
+            return self.check_inputs
+        if callable(self.inputs):
+            return self.inputs(seed)
+        generator = torch.Generator().manual_seed(seed)
+        return map_tensors(lambda tensor: shuffled(tensor, generator), self.inputs)
+
+
+@contextmanager
+def holding(held: Held) -> Iterator[str]:
+    """Hold a module and its inputs inside the block; yield the key that stands for them."""
+    key = f"held-{next(_KEYS)}"
+    _HELD[key] = held
+    try:
+        yield key
+    finally:
+        del _HELD[key]
+
+
+def module(key: str) -> nn.Module:
+    """Return a copy of the held module.
+
+    Raises:
+        InputError: nothing is held under this key, or the module cannot be copied.
+
+    """
+    gc.collect()  # an earlier copy may be part of a cycle, and there may be no memory for another one
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    built = _held(key).build()
+    if getattr(built, "weights_source", None) is None:
+        vars(built)["weights_source"] = "the caller's"
+    return built
+
+
+def inputs(
+    _module: nn.Module, *, key: str, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return copies of the held inputs of the generator's seed; those in the module's dtype are cast to `dtype`."""
+    held = _held(key)
+    own = held.dtype
+
+    def placed(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device, dtype if tensor.dtype == own else tensor.dtype, copy=True)
+
+    return dict(map_tensors(placed, held.draw(generator.initial_seed())))
+
+
+def check_inputs(module: nn.Module | Callable[[], nn.Module], inputs: object, name: str) -> None:
+    """Check that inputs have the names of the arguments of `forward`, and that their tensors are where the module is.
+
+    Raises:
+        InputError: they do not fit, said in one line that begins with `name`.
+
+    """
+    if not isinstance(inputs, Mapping) or not inputs:
+        raise InputError(f"{name} is {_words(inputs)}. Give the arguments of forward by name: {name}={{'x': x}}.")
+    if not isinstance(module, nn.Module):
+        return
+    signature = inspect.signature(module.forward)
+    where = f"{type(module).__name__}.forward{signature}"
+    try:
+        signature.bind(**inputs)
+    except TypeError as error:
+        unknown = [key for key in inputs if key not in signature.parameters]
+        near = did_you_mean(str(unknown[0]), signature.parameters) if unknown else ""
+        raise InputError(f"{name} do not fit {where}: {error}.{near}") from None
+    own = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), None)
+    for path, tensor in named_tensors(inputs):
+        if own is not None and tensor.device != own:
+            raise InputError(
+                f"{name}: {path} is on {tensor.device}, the module on {own}. Move one: x.to({str(own)!r})."
+            )
+
+
+def shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a tensor of the same values in another order.
+
+    Unchanged are masks (bool, or two values only), sorted integers (positions, lengths), and single values: in another
+    order they could mean something that the module refuses.
+    """
+    if tensor.dtype == torch.bool or tensor.numel() < 2 or tensor.layout != torch.strided:
+        return tensor
+    flat = tensor.detach().flatten()
+    values = torch.view_as_real(flat)[:, 0] if flat.is_complex() else flat
+    if ((values == values.min()) | (values == values.max())).all():
+        return tensor
+    if not (flat.is_floating_point() or flat.is_complex()) and (flat[1:] >= flat[:-1]).all():
+        return tensor
+    order = torch.randperm(flat.numel(), generator=generator).to(flat.device)
+    return flat[order].view(tensor.shape)
+
+
+def _held(key: str) -> Held:
+    if key not in _HELD:
+        raise InputError(f"{key}: this module lived in a Python process that has ended. Call profiling.profile again.")
+    return _HELD[key]
+
+
+def _is_module_class(value: object) -> bool:
+    return isinstance(value, type) and not issubclass(value, nn.Module)
+
+
+def _words(value: object) -> str:
+    return "empty" if isinstance(value, Mapping) else f"a {type(value).__name__}"

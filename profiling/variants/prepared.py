@@ -1,0 +1,112 @@
+"""A prepared variant as an application uses it: called with new inputs, it returns the outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from profiling.components.component import Component
+from profiling.components.trees import map_tensors, named_tensors
+from profiling.errors import InputError
+from profiling.variants.variant import Variant
+
+
+class PreparedStep:
+    """The step of a variant of `module`: `output = step(x=x)`, with the arguments of its `forward`.
+
+    A call copies its inputs into the buffers that the step was prepared with, in stream order, and runs the step under
+    `torch.inference_mode()`. One step may be called by one thread at a time. The module is in eval mode until `close`,
+    or the end of a `with` block. Weights may be changed in place; a captured graph does not see new tensors.
+
+    Raises:
+        InputError: the inputs hold no tensor, or the variant refuses its options.
+
+    """
+
+    def __init__(
+        self, module: nn.Module, inputs: Mapping[str, Any], variant: Variant, device: torch.device, *, clone: bool
+    ) -> None:
+        self._clone = clone
+        self._modes = {part: part.training for part in module.modules()}
+        self._arguments = tuple(inspect.signature(module.forward).parameters)
+        with torch.inference_mode():
+            self._inputs = dict(map_tensors(lambda tensor: tensor.detach().clone(), inputs))
+        self._buffers = dict(named_tensors(self._inputs))
+        if "alias_outputs" in {field.name for field in dataclasses.fields(variant)}:
+            variant = dataclasses.replace(variant, alias_outputs=True)  # cloned here, and so only once
+        self._files = TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True)
+        component = Component(
+            name=type(module).__name__,
+            module=module.eval(),
+            inputs=self._inputs,
+            make_inputs=lambda generator: self._inputs,
+            device=device,
+            dtype=next((p.dtype for p in module.parameters()), torch.float32),
+            frames_per_call=1,
+            weights="the caller's",
+        )
+        try:
+            with torch.inference_mode():
+                self._step = variant(component, Path(self._files.name))
+        except BaseException:
+            self._restore_modes()
+            raise
+        self._is_open = True
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """Run the step on new inputs of the shapes and dtypes that it was prepared with; tensors may be on the host.
+
+        Raises:
+            InputError: the step is closed, or an input has another name, shape, dtype or plain value.
+
+        """
+        if not self._is_open:
+            raise InputError("this step is closed: prepare the module again.")
+        if args:
+            inputs = {**dict(zip(self._arguments, args, strict=False)), **inputs}
+        fresh = dict(named_tensors(inputs))
+        if fresh.keys() != self._buffers.keys() or inputs.keys() != self._inputs.keys():
+            raise InputError(f"step({', '.join(inputs)}): it was prepared with {', '.join(self._buffers)}.")
+        for name, tensor in fresh.items():
+            buffer = self._buffers[name]
+            if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
+                raise InputError(f"step: {name} is {_form(tensor)}, it was prepared for {_form(buffer)}.")
+        with torch.inference_mode():
+            for name, tensor in fresh.items():
+                buffer = self._buffers[name]
+                if tensor is not buffer:
+                    buffer.copy_(tensor, non_blocking=True)
+            output = self._step.run()
+        # Outside of inference mode, so that the copies are ordinary tensors.
+        return map_tensors(lambda tensor: tensor.detach().clone(), output) if self._clone else output
+
+    def close(self) -> None:
+        """Free the step's graphs, restore the module's mode, and the flags that the variant set."""
+        if self._is_open:
+            self._is_open = False
+            self._step.close()
+            self._restore_modes()
+            self._files.cleanup()
+
+    def __enter__(self) -> PreparedStep:
+        """Return the step, which is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the step."""
+        self.close()
+
+    def _restore_modes(self) -> None:
+        for part, training in self._modes.items():
+            part.training = training
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
