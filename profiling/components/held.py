@@ -10,9 +10,10 @@ import gc
 import inspect
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class Held:
     inputs: Inputs
     check_inputs: Mapping[str, Any] | None = None
     seed: int = 0
+    _built: list[weakref.ref[nn.Module]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         """Check the module, and the inputs' names."""
@@ -81,17 +83,24 @@ class Held:
         """Return a module that shares no tensor with the caller's.
 
         Raises:
-            InputError: it cannot be copied, or the function fails.
+            InputError: it cannot be copied, or the function returns no module, or the same one again.
 
         """
         if not isinstance(self.module, nn.Module):
-            return self.module()
+            built = self.module()
+            if not isinstance(built, nn.Module):
+                raise InputError(f"the function returned {_words(built)}, not a torch.nn.Module.")
+            if any(each() is built for each in self._built):
+                raise InputError("the function returned the same module twice. Build a new one, or pass the module.")
+            check_inputs(built, self.first, "inputs")
+            self._built.append(weakref.ref(built))
+            return built
         try:
             return copy.deepcopy(self.module)
         except Exception as error:
             raise InputError(
                 f"{type(self.module).__name__} cannot be copied ({reason_of(error)}). Pass a function that builds it."
-            ) from error
+            ) from None
 
     def draw(self, seed: int) -> Mapping[str, Any]:
         """Return the inputs of a seed, which may be the caller's own tensors."""

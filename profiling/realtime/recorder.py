@@ -375,8 +375,11 @@ class FrameRecorder:
             return  # another thread reads
         try:
             while self._unread and self._unread[0].is_over and self._is_delivered(self._unread[0], wait=wait):
-                self._read(self._unread[0])
+                frame = self._unread[0]
+                self._read(frame)
                 self._unread.popleft()
+                frame.stages.clear()  # they refer to the frame, and the garbage collector should not have to find that
+                frame.begun.clear()
         finally:
             self._reading.release()
 

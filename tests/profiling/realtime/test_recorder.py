@@ -1,0 +1,491 @@
+"""Frames of an application: times on a planted clock and device, stages of threads, exceptions, and the journal."""
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from profiling import FrameRecorder
+from profiling.compare.__main__ import main as compare
+from profiling.errors import InputError
+from profiling.realtime import recorder as recorder_module
+from profiling.report.__main__ import main as report
+from profiling.results.frames import Journal, read_series
+from profiling.results.jsonl import read_records
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class World:
+    """A host clock and a device with one queue of work, both in ms; the device's clock runs at its own speed."""
+
+    def __init__(self, speed: float = 1.0) -> None:
+        self.now, self.free, self.speed = 0.0, 0.0, speed
+        self.device = torch.device("cpu")
+        self.fails = False
+        self.idle = 0
+
+    def work(self, ms: float) -> None:
+        self.now += ms
+
+    def launch(self, ms: float) -> None:
+        self.free = max(self.free, self.now) + ms
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self.free)
+
+    # As a CudaTimer: a mark is when the device passes it.
+
+    def mark(self):
+        if self.fails:
+            raise RuntimeError("an illegal memory access was encountered")
+        self.idle -= 1
+        return max(self.free, self.now), 0
+
+    def is_done(self, mark):
+        return mark[0] <= self.now
+
+    def wait(self, mark):
+        self.now = max(self.now, mark[0])
+
+    def ms(self, start, end):
+        return (end[0] - start[0]) * self.speed
+
+    def release(self, *marks):
+        self.idle += sum(mark is not None for mark in marks)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    def planted(*, device=True, speed=1.0):
+        world = World(speed)
+        monkeypatch.setattr(recorder_module, "_now", lambda: round(world.now * 1e6))
+        monkeypatch.setattr(recorder_module, "timer_of", lambda name: world if device else None)
+        return world
+
+    return planted
+
+
+@pytest.fixture
+def make(tmp_path):
+    recorders = []
+
+    def recorder(**options):
+        options = {"fps": 60, "device": "planted", "folder": tmp_path / f"journal{len(recorders)}"} | options
+        recorders.append(FrameRecorder(**options))
+        return recorders[-1]
+
+    yield recorder
+    for each in recorders:
+        each.close()
+
+
+def saved(recorder, folder):
+    (record,) = recorder.save(folder).records
+    return record.realtime, read_series(folder / "cells" / "loop.recorded.frames.npz")
+
+
+def test_host_times_of_frames_and_stages(world, make, tmp_path):
+    clock = world(device=False)
+    frames = make()
+    for number in range(40):
+        with frames.frame():
+            clock.work(1)
+            with frames.stage("world"):
+                clock.work(2)
+                with frames.stage("attention"):
+                    clock.work(3)
+            for _ in range(2):
+                with frames.stage("step"):
+                    clock.work(1)
+            if number % 10 == 0:
+                with frames.stage("text"):
+                    clock.work(20)
+        clock.work(0.5)
+    loop, series = saved(frames, tmp_path / "run")
+    late = np.where(np.arange(40) % 10 == 0, 20, 0)
+    np.testing.assert_allclose(series["frame_ms"], 8 + late)
+    np.testing.assert_allclose(series["host_world_ms"], 2, err_msg="without the stage inside it")
+    np.testing.assert_allclose(series["host_world/attention_ms"], 3)
+    np.testing.assert_allclose(series["host_step_ms"], 2, err_msg="both of them")
+    np.testing.assert_allclose(series["host_text_ms"][::10], 20)
+    assert np.isnan(series["host_text_ms"][1:10]).all()
+    np.testing.assert_allclose(series["rest_ms"], 1)
+    np.testing.assert_allclose(series["gap_ms"][:-1], 0.5)
+    assert loop.stages == ("world/attention", "world", "step", "text")
+    assert (loop.late, loop.holds, loop.pace, loop.schedule) == (4, False, "application", "sequential")
+    assert loop.budget.overhead_ms == pytest.approx(1)
+    assert loop.deadlines["30"].holds
+
+
+def test_a_loop_that_waits_for_the_device(world, make, tmp_path):
+    """The device works behind the host; its clock drifts, which must not move any deadline."""
+    device = world(speed=1.001)
+    frames = make()
+    for _ in range(500):
+        with frames.frame():
+            with frames.stage("world"):
+                device.work(0.25)
+                device.launch(5)
+            with frames.stage("decode"):
+                device.launch(7)
+            device.synchronize()
+        device.work(4)
+    loop, series = saved(frames, tmp_path / "run")
+    np.testing.assert_allclose(series["frame_ms"], 12.25, rtol=0.002)
+    np.testing.assert_allclose(series["device_decode_ms"], 7, rtol=0.002)
+    np.testing.assert_allclose(series["host_world_ms"], 0.25)
+    assert loop.holds
+    assert loop.budget.parts["decode"].device_ms == pytest.approx(7, rel=0.002)
+    assert device.idle == -1, "every event but the last is used again"
+
+
+def test_a_loop_that_runs_ahead_of_the_device(world, make, tmp_path):
+    device = world()
+    frames = make()
+    for _ in range(20):
+        with frames.frame(), frames.stage("world"):
+            device.work(1)
+            device.launch(20)
+    loop, series = saved(frames, tmp_path / "run")
+    np.testing.assert_allclose(series["device_world_ms"][1:], 20)
+    np.testing.assert_allclose(series["frame_ms"][1:], 20, err_msg="a frame counts from the delivery before")
+    np.testing.assert_allclose(series["latency_ms"], 21 + 19 * np.arange(20), err_msg="the queue grows")
+    assert not loop.holds
+
+
+def test_times_of_a_frame_never_wait_for_the_device(world, make):
+    device = world()
+    frames = make()
+    for _ in range(3):
+        with frames.frame():
+            device.launch(1000)
+    assert device.now == 0
+
+
+def test_a_device_that_fails_ends_device_times_only(world, make, tmp_path):
+    device = world()
+    frames = make()
+    for number in range(20):
+        device.fails = number >= 10
+        with frames.frame(), frames.stage("world"):
+            device.work(2)
+            device.launch(1)
+    frames.save(tmp_path / "run")
+    (record,) = read_records(tmp_path / "run").records
+    assert record.realtime.frames == 20
+    assert record.notes == ("device times end: RuntimeError: an illegal memory access was encountered",)
+    series = read_series(tmp_path / "run" / "cells" / "loop.recorded.frames.npz")
+    assert np.isfinite(series["device_world_ms"]).sum() in (9, 10)
+    np.testing.assert_allclose(series["host_world_ms"], 2)
+
+
+def test_a_frame_leaves_no_work_to_the_garbage_collector(world, make):
+    world()
+    frames = make()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            with frames.frame(), frames.stage("world"), frames.stage("attention"):
+                pass
+        assert gc.collect() < 50
+    finally:
+        gc.enable()
+
+
+def test_warm_up_frames_are_not_recorded(world, make, tmp_path):
+    clock = world(device=False)
+    frames = make(warmup_frames=3)
+    for number in range(10):
+        with frames.frame():
+            clock.work(500 if number < 3 else 1)
+    loop, series = saved(frames, tmp_path / "run")
+    assert (loop.frames, loop.warmup_frames, loop.holds) == (7, 3, True)
+    assert series["action_ms"][0] == 0
+
+
+def test_an_exception_goes_on_and_marks_the_frame(world, make, tmp_path):
+    clock = world(device=False)
+    frames = make()
+    for number in range(50):
+        raised = pytest.raises(ValueError, match="from the application") if number == 20 else nullcontext()
+        with raised, frames.frame():
+            clock.work(1)
+            with frames.stage("world"):
+                clock.work(1)
+                if number == 20:
+                    clock.work(50)
+                    raise ValueError("from the application")
+    (record,) = frames.save(tmp_path / "run").records
+    assert record.realtime.frames == 50
+    assert record.realtime.slow.frames[0].frame == 20
+    assert record.realtime.slow.frames[0].causes == ("exception",)
+    assert "1 of 50 frames raised an exception" in record.notes
+
+
+def test_stages_of_worker_threads(world, make, tmp_path):
+    clock = world(device=False)
+    frames = make()
+
+    def decode(name):
+        with frames.stage(name):
+            clock.work(2)
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(10):
+            with frames.frame(), frames.stage("world"):
+                pool.submit(decode, "picture").result()
+                pool.submit(decode, "sound").result()
+    loop, series = saved(frames, tmp_path / "run")
+    assert loop.stages == ("picture", "sound", "world"), "not inside the stage of another thread"
+    np.testing.assert_allclose(series["host_world_ms"], 4)
+    np.testing.assert_allclose(series["host_sound_ms"], 2)
+    assert loop.schedule == "overlap"
+    assert loop.budget.overhead_ms == pytest.approx(0)
+
+
+def test_frames_of_several_threads(make, tmp_path):
+    """Each thread's stages are those of its own frame, and no frame is lost."""
+    frames, count = make(device="cpu"), 200
+    start = threading.Barrier(4)
+
+    def play(number):
+        start.wait()
+        for _ in range(count):
+            with frames.frame() as frame, frames.stage(f"stage {number}"):
+                assert frames.stage("x").frame is frame
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(play, number) for number in range(4)]:
+            done.result()
+    loop, series = saved(frames, tmp_path / "run")
+    assert loop.frames == 4 * count
+    stages = np.stack([np.isfinite(series[f"host_stage {number}_ms"]) for number in range(4)])
+    assert (stages.sum(axis=0) == 1).all()
+    assert (np.diff(series["delivered_ms"]) >= 0).all()
+    assert (series["frame_ms"] >= 0).all()
+
+
+def test_which_frame_a_stage_belongs_to(make):
+    frames, other = make(device="cpu"), make(device="cpu")
+    with pytest.raises(InputError, match=r"stage\('x'\): no frame is open: open frames.frame\(\) around it"):
+        frames.stage("x")
+    with ThreadPoolExecutor(1) as pool, frames.frame() as outer, other.frame() as inner:
+        assert frames.stage("x").frame is outer, "another recorder's frame inside is no hindrance"
+        assert other.stage("x").frame is inner
+        with pytest.raises(InputError, match="a frame is open here already"), frames.frame():
+            pass
+        opened, go_on = threading.Event(), threading.Event()
+
+        def second():
+            with frames.frame():
+                opened.set()
+                go_on.wait()
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        opened.wait()
+        with pytest.raises(InputError, match=r"several frames are open: use frame.stage"):
+            pool.submit(frames.stage, "x").result()
+        with pool.submit(outer.stage, "x").result() as stage:
+            assert stage.frame is outer
+        go_on.set()
+        thread.join()
+    assert outer.is_over
+
+
+def test_frames_of_asyncio_tasks(make, tmp_path):
+    frames = make(device="cpu")
+
+    async def play(number):
+        for _ in range(5):
+            with frames.frame() as frame:
+                await asyncio.sleep(0)
+                with frames.stage(f"task {number}") as stage:
+                    assert stage.frame is frame
+                    await asyncio.sleep(0)
+
+    async def both():
+        await asyncio.gather(play(0), play(1))
+
+    asyncio.run(both())
+    loop, _ = saved(frames, tmp_path / "run")
+    assert loop.frames == 10
+
+
+def test_saving_twice_and_going_on(make, tmp_path, capsys):
+    frames = make(device="cpu")
+    for _ in range(10):
+        with frames.frame():
+            pass
+    assert frames.save(tmp_path / "a").records[0].realtime.frames == 10
+    with frames.frame():
+        assert frames.save(tmp_path / "a").records[0].realtime.frames == 10, "a frame that is open is not one of them"
+    result = frames.save(tmp_path / "b")
+    assert result.records[0].realtime.frames == 11
+    assert "Frames against" in (tmp_path / "b" / "report.html").read_text()
+    assert "60 FPS: no. 1 of 11 frames miss" in " ".join(str(result).split())
+    assert "<table>" in result._repr_mimebundle_()["text/html"]
+    assert report([str(tmp_path / "a")]) == 0
+    assert compare([str(tmp_path / "a"), str(tmp_path / "b")]) in (0, 2)
+    capsys.readouterr()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "notes.txt").write_text("mine")
+    for folder, message in (("c", r"c is not empty: it holds notes\.txt"), ("a", "a holds a run already")):
+        other = make(device="cpu")
+        with other.frame():
+            pass
+        with pytest.raises(InputError, match=message):
+            other.save(tmp_path / folder)
+        with pytest.raises(InputError, match=message):
+            FrameRecorder(folder=tmp_path / folder)
+
+
+def test_files_are_tidied_up(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with FrameRecorder(device="cpu") as frames:
+        with frames.frame():
+            pass
+        assert list(tmp_path.glob("runs/realtime/*/cells/loop.recorded.frames.part"))
+        frames.save("mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    FrameRecorder().close()
+    with FrameRecorder(device="cpu", folder="other") as frames:
+        with frames.frame():
+            pass
+        frames.save()
+    assert [path.name for path in (tmp_path / "other" / "cells").iterdir()] == ["loop.recorded.frames.npz"]
+    assert capfd.readouterr().err == ""
+    with pytest.raises(InputError, match="this recorder is closed"), frames.frame():
+        pass
+
+
+def test_without_a_frame_nothing_is_saved(make, tmp_path):
+    frames = make(device="cpu")
+    with pytest.raises(InputError, match=r"save\(\): no frame has ended. Put `with frames.frame\(\):`"):
+        frames.save(tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fps": 0}, "fps=0 must be a number above 0"),
+        ({"fps": "60"}, "fps='60' must be a number"),
+        ({"warmup_frames": -1}, "warmup_frames=-1 must be a whole number"),
+        ({"device": "gpu"}, "device=gpu is not a device"),
+        ({"device": "meta"}, "device=meta: only cpu and cuda"),
+        ({"device": "cuda:99"}, "device=cuda:99"),
+    ],
+)
+def test_a_wrong_option_is_one_line(options, message):
+    with pytest.raises(InputError, match=message):
+        FrameRecorder(**options)
+
+
+@pytest.mark.parametrize("name", ["", " ", "rest", "wait", 5, None])
+def test_a_stage_needs_a_name(make, name):
+    frames = make(device="cpu")
+    with frames.frame(), pytest.raises(InputError, match="name it with a text"), frames.stage(name):
+        pass
+
+
+def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(world, make, tmp_path):
+    clock = world(device=False)
+    frames = make()
+    for _ in range(40):
+        with frames.frame():
+            clock.work(5)
+        clock.work(20)
+    (record,) = frames.save(tmp_path / "run").records
+    rate = "the application delivers 40 frames a second, not 60; 20 ms lie between two frames, outside frame()"
+    assert record.notes == (rate,)
+
+
+def test_a_full_disk_does_not_end_the_loop(world, make, tmp_path, monkeypatch):
+    clock = world(device=False)
+    written = Journal.append
+
+    def append(self, row):
+        if row["action_ms"] >= 10:
+            raise OSError(28, "No space left on device")
+        written(self, row)
+
+    monkeypatch.setattr(Journal, "append", append)
+    frames = make()
+    for _ in range(30):
+        with frames.frame():
+            clock.work(1)
+    (record,) = frames.save(tmp_path / "run").records
+    assert record.realtime.frames == 30
+    assert record.notes == ("the journal ends before frame 10: No space left on device",)
+
+
+KILLED = """
+import os, signal, sys
+import profiling
+frames = profiling.FrameRecorder(fps=60, folder="killed")
+for number in range(100):
+    with frames.frame():
+        with frames.stage("world"):
+            if number == 60:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if number % 50 == 49:
+            with frames.stage("text"): pass
+"""
+ALONE = """
+import sys
+import profiling
+frames = profiling.FrameRecorder(fps=60)
+for _ in range(3):
+    with frames.frame(), frames.stage("world"):
+        pass
+large = {"torch", "hydra", "omegaconf", "scipy", "plotly", "torch._dynamo"} & set(sys.modules)
+frames.save("run")
+sys.exit(" ".join(large | ({"torch", "hydra"} & set(sys.modules))) or None)
+"""
+
+
+def script(code, folder):
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, env=None)
+
+
+def test_a_killed_process_keeps_its_frames(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert script(KILLED, tmp_path).returncode == -9
+    (planned,) = read_records(tmp_path / "killed").records
+    assert (planned.status, planned.realtime.target_fps) == ("failed", 60)
+    result = FrameRecorder.recover(tmp_path / "killed")
+    loop = result.records[0].realtime
+    assert (loop.frames, loop.stages) == (60, ("world", "text"))
+    assert "recovered from the journal" in result.records[0].notes[0]
+    assert report([str(tmp_path / "killed")]) == 0
+    with pytest.raises(InputError, match="holds no frames that were not saved"):
+        FrameRecorder.recover(tmp_path / "killed")
+
+
+def test_recording_alone_imports_neither_torch_nor_hydra(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = script(ALONE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["device"] == {"type": "cpu"}
+    assert environment["command"].startswith("python")
+
+
+def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = script(ALONE.partition("large")[0], tmp_path)
+    (run,) = (tmp_path / "runs" / "realtime").iterdir()
+    assert done.stderr == f"3 frames were not saved. FrameRecorder.recover({str(run)!r}) does.\n"
+    assert FrameRecorder.recover(run).records[0].realtime.frames == 3

@@ -1,0 +1,321 @@
+"""From Python: a module that a script holds is measured as by the command, and is left as it was."""
+
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import profiling
+from profiling.compare.__main__ import main as compare
+from profiling.components.held import shuffled
+from profiling.errors import InputError
+from profiling.metrics.latency import Latency
+from profiling.metrics.parity import Parity
+from profiling.report.__main__ import main as report
+from profiling.variants.baseline import Baseline
+from profiling.variants.variant import Step, Variant
+
+ROOT = Path(__file__).resolve().parents[2]
+LATENCY = Latency(min_iterations=5, max_iterations=20, max_seconds=0.2, warmup_min_iterations=1, warmup_max_seconds=0.2)
+QUICK = {"metrics": {"parity": Parity(), "latency": LATENCY}, "ceilings": "off", "quiet": True}
+ONE = {"variants": ["baseline"], **QUICK}
+
+
+class Net(nn.Module):
+    """State of every kind: dropout, running statistics, a buffer that forward writes, and nested outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, scale=1.0):
+        self.calls += 1
+        y = self.body(x) * scale
+        return {"y": y, "parts": [y[:, :2], (y.sum(),)]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reversed(Variant):
+    """Call the module; a variant of the script's own."""
+
+    def __call__(self, component, folder):
+        return Step(run=component.call)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stale(Variant):
+    """Return the output of the inputs that it was prepared with, whatever they are now."""
+
+    def __call__(self, component, folder):
+        output = component.call()
+        return Step(run=lambda: output)
+
+
+def inputs():
+    return {"x": torch.randn(4, 8, generator=torch.Generator().manual_seed(0))}
+
+
+@pytest.fixture
+def result():
+    return profiling.profile(Net(), inputs(), {"baseline": Baseline(), "other": Reversed()}, fps=0.001, **QUICK)
+
+
+def test_records_and_the_answer(result):
+    assert {record.cell: record.status for record in result.records} == {
+        ("Net", "baseline"): "ok",
+        ("Net", "other"): "ok",
+    }
+    best = result.best("Net")
+    assert best is result.best()
+    assert best.parity.passed
+    assert best.weights == "the caller's"
+    text = str(result)
+    assert "fastest correct" in text
+    assert f"0.001 FPS: yes. Net, {best.variant}: p99 " in text
+    assert "<table>" in result._repr_mimebundle_()["text/html"]
+    assert "fastest correct" in result._repr_mimebundle_()["text/html"]
+    with pytest.raises(InputError, match=r"best\('net'\): name one of Net"):
+        result.best("net")
+
+
+def test_a_saved_result_is_a_run(result, tmp_path, capsys):
+    result.save(tmp_path / "a")
+    result.save(tmp_path / "a")
+    result.save(tmp_path / "b")
+    assert report([str(tmp_path / "a")]) == 0
+    assert "fastest correct" in capsys.readouterr().out
+    assert compare([str(tmp_path / "a"), str(tmp_path / "b")]) in (0, 2)  # 2: too few samples to tell
+    assert "Net" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "a").iterdir()} >= {"results.jsonl", "environment.json", "report.html"}
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"is not empty: it holds notes\.txt"):
+        result.save(tmp_path / "c")
+
+
+def test_everything_is_left_as_it_was():
+    module, given = Net().bfloat16(), {"x": torch.randn(4, 8, dtype=torch.bfloat16)}
+    module.body[2].eval()  # one part is in another mode than the others
+    module(**given)["y"].sum().backward()
+    hook_calls = []
+    module.register_forward_hook(lambda *_: hook_calls.append(1))
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+
+    def state():
+        return (
+            [(name, t.dtype, t.device, t.tolist()) for name, t in module.state_dict().items()],
+            [(p.grad.tolist(), p.requires_grad) for p in module.parameters()],
+            [part.training for part in module.modules()],
+            (given["x"].tolist(), len(module._forward_hooks)),
+            (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()),
+            (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()),
+            (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+
+    torch.backends.cudnn.allow_tf32 = True
+    torch.use_deterministic_algorithms(True)
+    try:
+        before = state()
+        result = profiling.profile(module, given, **ONE)
+        assert state() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert result.records[0].status == "ok"
+    assert result.records[0].dtype == "bfloat16"
+
+
+def test_a_result_for_the_old_inputs_fails():
+    stale = profiling.profile(Net(), inputs(), {"baseline": Baseline(), "stale": Stale()}, **QUICK)
+    assert stale.best().variant == "baseline"
+    (record,) = (record for record in stale.records if record.variant == "stale")
+    assert record.status == "failed"
+    assert record.reason.startswith("parity")
+
+
+class OnlyMask(nn.Module):
+    def forward(self, mask):
+        return mask * torch.ones(4)
+
+
+def test_where_the_check_has_no_other_inputs_a_note_says_so():
+    mask = torch.tensor([True, False, True, True])
+    one = profiling.profile(OnlyMask(), {"mask": mask}, **ONE)
+    assert any("give other ones as check_inputs" in note for note in one.records[0].notes)
+    assert "check_inputs" in str(one)
+    other = profiling.profile(OnlyMask(), {"mask": mask}, check_inputs={"mask": ~mask}, **ONE)
+    assert other.records[0].notes == ()
+
+
+def test_inputs_drawn_from_a_seed_and_a_function_that_builds_the_module():
+    seeds = []
+
+    def draw(seed):
+        seeds.append(seed)
+        return {"input": torch.randn(2, 8, generator=torch.Generator().manual_seed(seed))}
+
+    result = profiling.profile(partial(nn.Linear, 8, 8), draw, **ONE)
+    assert result.records[0].status == "ok"
+    assert len(set(seeds)) > 1
+
+
+class Locked(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot pickle 'lock' object")
+
+
+SAME = nn.Linear(8, 8)
+
+
+def given(**other):
+    return {"module": Net(), "inputs": inputs(), **other}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (given(inputs={"z": torch.ones(4, 8)}), r"inputs do not fit Net\.forward\(x, scale=1\.0\): missing .*'x'"),
+        (
+            given(inputs={"x": torch.ones(4, 8), "scal": 2.0}),
+            "unexpected keyword argument 'scal'. Did you mean 'scale'",
+        ),
+        (
+            given(inputs=torch.ones(4, 8)),
+            r"inputs is a Tensor\. Give the arguments of forward by name: inputs=\{'x': x\}",
+        ),
+        (given(inputs={}), "inputs is empty"),
+        (given(inputs={"x": torch.ones(4, 9)}), r"Net\.forward raised RuntimeError: .*\(inputs: x float32 \[4, 9\]\)"),
+        (given(inputs={"x": torch.ones(4, 8, device="meta")}), "x is on meta, the module on cpu"),
+        (given(check_inputs={"y": torch.ones(4, 8)}), "check_inputs do not fit Net"),
+        (given(module=5), "module is a int. Pass a torch.nn.Module"),
+        (given(module=lambda: 5), "the function returned a int, not a torch.nn.Module"),
+        (
+            given(module=Locked(8, 8), inputs={"input": torch.ones(4, 8)}),
+            "Locked cannot be copied .*Pass a function that",
+        ),
+        (given(module=lambda: nn.Linear(8, 8)), r"inputs do not fit Linear\.forward"),
+        (given(module=lambda: SAME, inputs={"input": torch.ones(1, 8)}), "same module twice"),
+        (given(variants=["basline"]), "there is no variant 'basline'. Did you mean 'baseline'"),
+        (given(variants="baseline"), r"variants='baseline' is a text. Give a list: variants=\['baseline'\]"),
+        (given(metrics=["latenzy"]), "there is no metric 'latenzy'. Did you mean 'latency'"),
+        (given(dtype=torch.int64), "dtype=int64 is none of"),
+        (given(device="cuda:99"), "device=cuda:99"),
+        (given(fps=0), "fps=0 must be a number above 0"),
+        (given(rounds=0), "rounds=0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_argument_is_one_line(arguments, message, capsys):
+    with pytest.raises(InputError, match=message) as error:
+        profiling.profile(**{**ONE, **arguments})
+    assert "\n" not in str(error.value)
+
+
+def test_a_compiled_module_is_refused():
+    with pytest.raises(InputError, match="module is compiled already"):
+        profiling.profile(torch.compile(nn.Linear(8, 8)), {"input": torch.ones(1, 8)}, **ONE)
+
+
+def test_shuffled_keeps_values_and_leaves_masks_and_positions():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 50)
+    again = shuffled(values, generator)
+    assert not torch.equal(again, values)
+    assert torch.equal(again.flatten().sort().values, values.flatten().sort().values)
+    tokens = torch.tensor([[5, 3, 9, 1, 7, 2]])
+    assert not torch.equal(shuffled(tokens, generator), tokens)
+    for kept in (
+        torch.arange(10),
+        torch.tensor([True, False]),
+        torch.zeros(5).masked_fill(torch.arange(5) > 2, -torch.inf),
+        torch.ones(3),
+        torch.tensor(0.5),
+        torch.zeros(0),
+    ):
+        assert torch.equal(shuffled(kept, generator), kept)
+
+
+class Shared(nn.Module):
+    """Returns its input itself, a view of it, and a tensor of its own that each call overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("out", torch.zeros(4, 8))
+
+    def forward(self, x, scale=1.0):
+        self.out.copy_(x * scale)
+        return x, {"view": x[:2]}, self.out
+
+
+def test_a_prepared_step_runs_on_new_inputs_and_its_outputs_stay():
+    module = Net()
+    module.body[2].eval()
+    with profiling.prepare(module, inputs(), variant="baseline") as step:
+        for seed in (1, 2):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+            with torch.inference_mode():
+                expected = module(x)["y"]
+            assert torch.equal(step(x=x)["y"], expected)
+            assert torch.equal(step(x)["parts"][0], expected[:, :2])
+        assert not any(part.training for part in module.modules())
+    assert [part.training for part in module.body] == [True, True, False]
+    with pytest.raises(InputError, match="this step is closed"):
+        step(x=x)
+    shared = profiling.prepare(Shared(), inputs(), variant=Baseline())
+    first, second = shared(x=torch.ones(4, 8)), shared(x=torch.zeros(4, 8))
+    for one, zero in ((first[0], second[0]), (first[1]["view"], second[1]["view"]), (first[2], second[2])):
+        assert one.min() == 1
+        assert zero.max() == 0
+        assert not one.is_inference()
+    raw = profiling.prepare(Shared(), inputs(), variant="baseline", clone=False)
+    assert raw(x=torch.ones(4, 8))[0].data_ptr() == raw(x=torch.zeros(4, 8))[0].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"x": torch.ones(5, 8)}, r"step: x is float32 \[5, 8\], it was prepared for float32 \[4, 8\]"),
+        ({"x": torch.ones(4, 8, dtype=torch.float64)}, "step: x is float64"),
+        ({"y": torch.ones(4, 8)}, r"step\(y\): it was prepared with x"),
+        ({}, r"step\(\): it was prepared with x"),
+        ({"x": torch.ones(4, 8), "scale": 2.0}, r"step\(x, scale\): it was prepared with x"),
+        ({"x": [torch.ones(4, 8)]}, "step"),
+    ],
+)
+def test_a_wrong_call_of_a_prepared_step_is_one_line(call, message):
+    with profiling.prepare(Net(), inputs(), variant="baseline") as step, pytest.raises(InputError, match=message):
+        step(**call)
+
+
+def test_what_cannot_be_prepared_is_one_line():
+    with pytest.raises(InputError, match="variant CompileCudaGraph cannot run here: CUDA graphs need a CUDA device"):
+        profiling.prepare(Net(), inputs())
+    module = Net()
+    with pytest.raises(RuntimeError):
+        profiling.prepare(module, {"x": torch.ones(4, 9)}, variant="baseline")
+    assert module.training
+    with pytest.raises(InputError, match=r"not a torch\.nn\.Module"):
+        profiling.prepare(Net, inputs(), variant="baseline")
+
+
+def test_importing_the_package_imports_nothing_large():
+    code = """
+import sys, profiling
+assert set(profiling.__all__) <= set(dir(profiling))
+large = {"torch", "numpy", "hydra", "msgspec", "rich", "yaml"} & set(sys.modules)
+sys.exit(" ".join(large) or None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="has no attribute 'profil'"):
+        profiling.profil  # noqa: B018

@@ -1,0 +1,29 @@
+"""The examples run as they are, at their tiny size on a CPU, and leave what they promise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "docs" / "examples"
+#: Of each example, what it prints and the run that it saves.
+EXPECTED = {
+    "profile_module": ("60 FPS: ", "runs/decoder"),
+    "use_prepared_step": ("it was prepared for float32 [1, 64]", None),
+    "record_frames": ("Stage budget, medians", "runs/my_loop"),
+}
+
+
+@pytest.mark.parametrize("example", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_an_example_runs(example, tmp_path):
+    printed, run = EXPECTED[example]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{example}.py"], cwd=tmp_path, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout
+    assert run is None or (tmp_path / run / "report.html").is_file()
