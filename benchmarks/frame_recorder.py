@@ -6,6 +6,8 @@ without a recorder are subtracted. Targets: at most 20 µs a frame and 5 µs a s
 """
 
 import argparse
+import contextlib
+import io
 import statistics
 import tempfile
 import time
@@ -61,7 +63,7 @@ def costs(device: str, frames: int, rounds: int) -> dict[int, float]:
     """Return the median µs that recording adds to a frame, by its number of stages."""
     work = kernel(device)
     added: dict[int, list[float]] = {stages: [] for stages in STAGES}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):  # that no frame was saved
         for round_ in range(rounds):
             for stages in STAGES:
                 run = Path(folder) / f"{round_}-{stages}"

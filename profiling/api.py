@@ -143,7 +143,7 @@ def prepare(
 
     """
     if not isinstance(module, nn.Module):
-        raise InputError(f"module is a {type(module).__name__}, not a torch.nn.Module.")
+        raise InputError(f"module has the type {type(module).__name__}, and is not a torch.nn.Module.")
     subject = Held(module, inputs)
     if not isinstance(variant, Variant):
         node = _nodes("variant", [variant])[variant]

@@ -47,9 +47,7 @@ class Held:
     def __post_init__(self) -> None:
         """Check the module, and the inputs' names."""
         if not isinstance(self.module, nn.Module) and (not callable(self.module) or _is_module_class(self.module)):
-            raise InputError(
-                f"module is {_words(self.module)}. Pass a torch.nn.Module, or a function that returns one."
-            )
+            raise InputError(f"module {_words(self.module)}. Pass a torch.nn.Module, or a function that returns one.")
         compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
         if isinstance(self.module, compiled):
             raise InputError("module is compiled already. Pass the module that torch.compile was given.")
@@ -89,7 +87,7 @@ class Held:
         if not isinstance(self.module, nn.Module):
             built = self.module()
             if not isinstance(built, nn.Module):
-                raise InputError(f"the function returned {_words(built)}, not a torch.nn.Module.")
+                raise InputError(f"what the function returned {_words(built)}, and is not a torch.nn.Module.")
             if any(each() is built for each in self._built):
                 raise InputError("the function returned the same module twice. Build a new one, or pass the module.")
             check_inputs(built, self.first, "inputs")
@@ -162,7 +160,7 @@ def check_inputs(module: nn.Module | Callable[[], nn.Module], inputs: object, na
 
     """
     if not isinstance(inputs, Mapping) or not inputs:
-        raise InputError(f"{name} is {_words(inputs)}. Give the arguments of forward by name: {name}={{'x': x}}.")
+        raise InputError(f"{name} {_words(inputs)}. Give the arguments of forward by name: {name}={{'x': x}}.")
     if not isinstance(module, nn.Module):
         return
     signature = inspect.signature(module.forward)
@@ -210,4 +208,4 @@ def _is_module_class(value: object) -> bool:
 
 
 def _words(value: object) -> str:
-    return "empty" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+    return "is empty" if isinstance(value, Mapping) else f"has the type {type(value).__name__}"

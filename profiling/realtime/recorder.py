@@ -49,12 +49,11 @@ class _Block:
     """A frame or a stage: a context manager that is entered once, in one thread."""
 
     __slots__ = ("_outer", "_token", "begin_ns", "end", "end_ns", "recorder", "start", "thread")
-
-    def __init__(self, recorder: FrameRecorder) -> None:
-        self.recorder = recorder
-        self.begin_ns = self.end_ns = 0  # end_ns stays 0 while the block is open
-        self.start: Mark | None = None
-        self.end: Mark | None = None
+    recorder: FrameRecorder
+    begin_ns: int
+    end_ns: int  # 0 while the block is open
+    start: Mark | None
+    end: Mark | None
 
     def _enter(self, message: Any) -> None:
         self.thread, self._outer = threading.get_ident(), _INNERMOST.get()
@@ -81,12 +80,13 @@ class Stage(_Block):
     """A stage of a frame. `name` begins with the names of the stages around it: "world/attention"."""
 
     __slots__ = ("_parent", "frame", "inner_ms", "inner_ns", "name")
+    _parent: Stage | None
 
     def __init__(self, frame: Frame, name: str) -> None:
-        super().__init__(frame.recorder)
-        self.frame, self.name = frame, name
-        self._parent: Stage | None = None
-        self.inner_ns, self.inner_ms = 0, 0.0  # of the stages nested in this one
+        self.recorder, self.frame, self.name = frame.recorder, frame, name
+        self.begin_ns = self.end_ns = self.inner_ns = 0  # inner: of the stages nested in this one
+        self.inner_ms = 0.0
+        self.start = self.end = self._parent = None
 
     def __enter__(self) -> Stage:
         """Begin the stage."""
@@ -135,7 +135,9 @@ class Frame(_Block):
     __slots__ = ("begun", "failed", "follows_idle", "number", "observed", "stages")
 
     def __init__(self, recorder: FrameRecorder) -> None:
-        super().__init__(recorder)
+        self.recorder = recorder
+        self.begin_ns = self.end_ns = 0
+        self.start = self.end = None
         self.number = 0  # below 0: a warm-up frame
         self.failed = False
         self.follows_idle = True  # the device had finished all frames before this one when it began

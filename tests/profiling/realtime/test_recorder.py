@@ -3,100 +3,22 @@
 import asyncio
 import gc
 import json
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from recorded_frames import ROOT, saved, script
 
 from profiling import FrameRecorder
 from profiling.compare.__main__ import main as compare
 from profiling.errors import InputError
-from profiling.realtime import recorder as recorder_module
 from profiling.report.__main__ import main as report
-from profiling.results.frames import Journal, read_series
-from profiling.results.jsonl import read_records
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
-class World:
-    """A host clock and a device with one queue of work, both in ms; the device's clock runs at its own speed."""
-
-    def __init__(self, speed: float = 1.0) -> None:
-        self.now, self.free, self.speed = 0.0, 0.0, speed
-        self.device = torch.device("cpu")
-        self.fails = False
-        self.idle = 0
-
-    def work(self, ms: float) -> None:
-        self.now += ms
-
-    def launch(self, ms: float) -> None:
-        self.free = max(self.free, self.now) + ms
-
-    def synchronize(self) -> None:
-        self.now = max(self.now, self.free)
-
-    # As a CudaTimer: a mark is when the device passes it.
-
-    def mark(self):
-        if self.fails:
-            raise RuntimeError("an illegal memory access was encountered")
-        self.idle -= 1
-        return max(self.free, self.now), 0
-
-    def is_done(self, mark):
-        return mark[0] <= self.now
-
-    def wait(self, mark):
-        self.now = max(self.now, mark[0])
-
-    def ms(self, start, end):
-        return (end[0] - start[0]) * self.speed
-
-    def release(self, *marks):
-        self.idle += sum(mark is not None for mark in marks)
-
-
-@pytest.fixture
-def world(monkeypatch):
-    def planted(*, device=True, speed=1.0):
-        world = World(speed)
-        monkeypatch.setattr(recorder_module, "_now", lambda: round(world.now * 1e6))
-        monkeypatch.setattr(recorder_module, "timer_of", lambda name: world if device else None)
-        return world
-
-    return planted
-
-
-@pytest.fixture
-def make(tmp_path):
-    recorders = []
-
-    def recorder(**options):
-        options = {"fps": 60, "device": "planted", "folder": tmp_path / f"journal{len(recorders)}"} | options
-        recorders.append(FrameRecorder(**options))
-        return recorders[-1]
-
-    yield recorder
-    for each in recorders:
-        each.close()
-
-
-def saved(recorder, folder):
-    (record,) = recorder.save(folder).records
-    return record.realtime, read_series(folder / "cells" / "loop.recorded.frames.npz")
-
-
-def test_host_times_of_frames_and_stages(world, make, tmp_path):
-    clock = world(device=False)
-    frames = make()
+def test_host_times_of_frames_and_stages(planted, make_recorder, tmp_path):
+    clock = planted(device=False)
+    frames = make_recorder()
     for number in range(40):
         with frames.frame():
             clock.work(1)
@@ -127,10 +49,10 @@ def test_host_times_of_frames_and_stages(world, make, tmp_path):
     assert loop.deadlines["30"].holds
 
 
-def test_a_loop_that_waits_for_the_device(world, make, tmp_path):
+def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
     """The device works behind the host; its clock drifts, which must not move any deadline."""
-    device = world(speed=1.001)
-    frames = make()
+    device = planted(speed=1.001)
+    frames = make_recorder()
     for _ in range(500):
         with frames.frame():
             with frames.stage("world"):
@@ -149,9 +71,9 @@ def test_a_loop_that_waits_for_the_device(world, make, tmp_path):
     assert device.idle == -1, "every event but the last is used again"
 
 
-def test_a_loop_that_runs_ahead_of_the_device(world, make, tmp_path):
-    device = world()
-    frames = make()
+def test_a_loop_that_runs_ahead_of_the_device(planted, make_recorder, tmp_path):
+    device = planted()
+    frames = make_recorder()
     for _ in range(20):
         with frames.frame(), frames.stage("world"):
             device.work(1)
@@ -163,35 +85,18 @@ def test_a_loop_that_runs_ahead_of_the_device(world, make, tmp_path):
     assert not loop.holds
 
 
-def test_times_of_a_frame_never_wait_for_the_device(world, make):
-    device = world()
-    frames = make()
+def test_times_of_a_frame_never_wait_for_the_device(planted, make_recorder):
+    device = planted()
+    frames = make_recorder()
     for _ in range(3):
         with frames.frame():
             device.launch(1000)
     assert device.now == 0
 
 
-def test_a_device_that_fails_ends_device_times_only(world, make, tmp_path):
-    device = world()
-    frames = make()
-    for number in range(20):
-        device.fails = number >= 10
-        with frames.frame(), frames.stage("world"):
-            device.work(2)
-            device.launch(1)
-    frames.save(tmp_path / "run")
-    (record,) = read_records(tmp_path / "run").records
-    assert record.realtime.frames == 20
-    assert record.notes == ("device times end: RuntimeError: an illegal memory access was encountered",)
-    series = read_series(tmp_path / "run" / "cells" / "loop.recorded.frames.npz")
-    assert np.isfinite(series["device_world_ms"]).sum() in (9, 10)
-    np.testing.assert_allclose(series["host_world_ms"], 2)
-
-
-def test_a_frame_leaves_no_work_to_the_garbage_collector(world, make):
-    world()
-    frames = make()
+def test_a_frame_leaves_no_work_to_the_garbage_collector(planted, make_recorder):
+    planted()
+    frames = make_recorder()
     gc.collect()
     gc.disable()
     try:
@@ -203,9 +108,9 @@ def test_a_frame_leaves_no_work_to_the_garbage_collector(world, make):
         gc.enable()
 
 
-def test_warm_up_frames_are_not_recorded(world, make, tmp_path):
-    clock = world(device=False)
-    frames = make(warmup_frames=3)
+def test_warm_up_frames_are_not_recorded(planted, make_recorder, tmp_path):
+    clock = planted(device=False)
+    frames = make_recorder(warmup_frames=3)
     for number in range(10):
         with frames.frame():
             clock.work(500 if number < 3 else 1)
@@ -214,28 +119,9 @@ def test_warm_up_frames_are_not_recorded(world, make, tmp_path):
     assert series["action_ms"][0] == 0
 
 
-def test_an_exception_goes_on_and_marks_the_frame(world, make, tmp_path):
-    clock = world(device=False)
-    frames = make()
-    for number in range(50):
-        raised = pytest.raises(ValueError, match="from the application") if number == 20 else nullcontext()
-        with raised, frames.frame():
-            clock.work(1)
-            with frames.stage("world"):
-                clock.work(1)
-                if number == 20:
-                    clock.work(50)
-                    raise ValueError("from the application")
-    (record,) = frames.save(tmp_path / "run").records
-    assert record.realtime.frames == 50
-    assert record.realtime.slow.frames[0].frame == 20
-    assert record.realtime.slow.frames[0].causes == ("exception",)
-    assert "1 of 50 frames raised an exception" in record.notes
-
-
-def test_stages_of_worker_threads(world, make, tmp_path):
-    clock = world(device=False)
-    frames = make()
+def test_stages_of_worker_threads(planted, make_recorder, tmp_path):
+    clock = planted(device=False)
+    frames = make_recorder()
 
     def decode(name):
         with frames.stage(name):
@@ -254,9 +140,9 @@ def test_stages_of_worker_threads(world, make, tmp_path):
     assert loop.budget.overhead_ms == pytest.approx(0)
 
 
-def test_frames_of_several_threads(make, tmp_path):
+def test_frames_of_several_threads(make_recorder, tmp_path):
     """Each thread's stages are those of its own frame, and no frame is lost."""
-    frames, count = make(device="cpu"), 200
+    frames, count = make_recorder(device="cpu"), 200
     start = threading.Barrier(4)
 
     def play(number):
@@ -276,8 +162,8 @@ def test_frames_of_several_threads(make, tmp_path):
     assert (series["frame_ms"] >= 0).all()
 
 
-def test_which_frame_a_stage_belongs_to(make):
-    frames, other = make(device="cpu"), make(device="cpu")
+def test_which_frame_a_stage_belongs_to(make_recorder):
+    frames, other = make_recorder(device="cpu"), make_recorder(device="cpu")
     with pytest.raises(InputError, match=r"stage\('x'\): no frame is open: open frames.frame\(\) around it"):
         frames.stage("x")
     with ThreadPoolExecutor(1) as pool, frames.frame() as outer, other.frame() as inner:
@@ -304,8 +190,8 @@ def test_which_frame_a_stage_belongs_to(make):
     assert outer.is_over
 
 
-def test_frames_of_asyncio_tasks(make, tmp_path):
-    frames = make(device="cpu")
+def test_frames_of_asyncio_tasks(make_recorder, tmp_path):
+    frames = make_recorder(device="cpu")
 
     async def play(number):
         for _ in range(5):
@@ -323,8 +209,8 @@ def test_frames_of_asyncio_tasks(make, tmp_path):
     assert loop.frames == 10
 
 
-def test_saving_twice_and_going_on(make, tmp_path, capsys):
-    frames = make(device="cpu")
+def test_saving_twice_and_going_on(make_recorder, tmp_path, capsys):
+    frames = make_recorder(device="cpu")
     for _ in range(10):
         with frames.frame():
             pass
@@ -342,7 +228,7 @@ def test_saving_twice_and_going_on(make, tmp_path, capsys):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "notes.txt").write_text("mine")
     for folder, message in (("c", r"c is not empty: it holds notes\.txt"), ("a", "a holds a run already")):
-        other = make(device="cpu")
+        other = make_recorder(device="cpu")
         with other.frame():
             pass
         with pytest.raises(InputError, match=message):
@@ -370,8 +256,8 @@ def test_files_are_tidied_up(tmp_path, monkeypatch, capfd):
         pass
 
 
-def test_without_a_frame_nothing_is_saved(make, tmp_path):
-    frames = make(device="cpu")
+def test_without_a_frame_nothing_is_saved(make_recorder, tmp_path):
+    frames = make_recorder(device="cpu")
     with pytest.raises(InputError, match=r"save\(\): no frame has ended. Put `with frames.frame\(\):`"):
         frames.save(tmp_path / "run")
     assert not list(tmp_path.iterdir())
@@ -394,15 +280,15 @@ def test_a_wrong_option_is_one_line(options, message):
 
 
 @pytest.mark.parametrize("name", ["", " ", "rest", "wait", 5, None])
-def test_a_stage_needs_a_name(make, name):
-    frames = make(device="cpu")
+def test_a_stage_needs_a_name(make_recorder, name):
+    frames = make_recorder(device="cpu")
     with frames.frame(), pytest.raises(InputError, match="name it with a text"), frames.stage(name):
         pass
 
 
-def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(world, make, tmp_path):
-    clock = world(device=False)
-    frames = make()
+def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_recorder, tmp_path):
+    clock = planted(device=False)
+    frames = make_recorder()
     for _ in range(40):
         with frames.frame():
             clock.work(5)
@@ -412,37 +298,6 @@ def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(world, make, tmp_pat
     assert record.notes == (rate,)
 
 
-def test_a_full_disk_does_not_end_the_loop(world, make, tmp_path, monkeypatch):
-    clock = world(device=False)
-    written = Journal.append
-
-    def append(self, row):
-        if row["action_ms"] >= 10:
-            raise OSError(28, "No space left on device")
-        written(self, row)
-
-    monkeypatch.setattr(Journal, "append", append)
-    frames = make()
-    for _ in range(30):
-        with frames.frame():
-            clock.work(1)
-    (record,) = frames.save(tmp_path / "run").records
-    assert record.realtime.frames == 30
-    assert record.notes == ("the journal ends before frame 10: No space left on device",)
-
-
-KILLED = """
-import os, signal, sys
-import profiling
-frames = profiling.FrameRecorder(fps=60, folder="killed")
-for number in range(100):
-    with frames.frame():
-        with frames.stage("world"):
-            if number == 60:
-                os.kill(os.getpid(), signal.SIGKILL)
-        if number % 50 == 49:
-            with frames.stage("text"): pass
-"""
 ALONE = """
 import sys
 import profiling
@@ -456,24 +311,6 @@ sys.exit(" ".join(large | ({"torch", "hydra"} & set(sys.modules))) or None)
 """
 
 
-def script(code, folder):
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, env=None)
-
-
-def test_a_killed_process_keeps_its_frames(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert script(KILLED, tmp_path).returncode == -9
-    (planned,) = read_records(tmp_path / "killed").records
-    assert (planned.status, planned.realtime.target_fps) == ("failed", 60)
-    result = FrameRecorder.recover(tmp_path / "killed")
-    loop = result.records[0].realtime
-    assert (loop.frames, loop.stages) == (60, ("world", "text"))
-    assert "recovered from the journal" in result.records[0].notes[0]
-    assert report([str(tmp_path / "killed")]) == 0
-    with pytest.raises(InputError, match="holds no frames that were not saved"):
-        FrameRecorder.recover(tmp_path / "killed")
-
-
 def test_recording_alone_imports_neither_torch_nor_hydra(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     done = script(ALONE, tmp_path)
@@ -481,11 +318,3 @@ def test_recording_alone_imports_neither_torch_nor_hydra(tmp_path, monkeypatch):
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["device"] == {"type": "cpu"}
     assert environment["command"].startswith("python")
-
-
-def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    done = script(ALONE.partition("large")[0], tmp_path)
-    (run,) = (tmp_path / "runs" / "realtime").iterdir()
-    assert done.stderr == f"3 frames were not saved. FrameRecorder.recover({str(run)!r}) does.\n"
-    assert FrameRecorder.recover(run).records[0].realtime.frames == 3

@@ -1,0 +1,233 @@
+"""Called from Python.
+
+What goes wrong in an application that records its frames, or with a module that a script passes.
+"""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from recorded_frames import ROOT, script
+from torch import nn
+
+import profiling
+from profiling import FrameRecorder
+from profiling.errors import InputError
+from profiling.metrics.parity import Parity
+from profiling.report.__main__ import main as report
+from profiling.results.frames import Journal, read_series
+from profiling.results.jsonl import read_records
+
+KILLED = """
+import os, signal, sys
+import profiling
+frames = profiling.FrameRecorder(fps=60, folder="killed")
+for number in range(100):
+    with frames.frame():
+        with frames.stage("world"):
+            if number == 60:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if number % 50 == 49:
+            with frames.stage("text"): pass
+"""
+
+
+UNSAVED = """
+import profiling
+frames = profiling.FrameRecorder(fps=60)
+for _ in range(3):
+    with frames.frame(), frames.stage("world"):
+        pass
+"""
+
+
+@pytest.mark.fault(
+    "the process is killed while it records its frames",
+    happens="`report` shows how many frames there are; FrameRecorder.recover makes the whole report",
+    kept="every frame that had ended",
+)
+def test_a_killed_process_keeps_its_frames(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert script(KILLED, tmp_path).returncode == -9
+    (planned,) = read_records(tmp_path / "killed").records
+    assert (planned.status, planned.realtime.target_fps) == ("failed", 60)
+    result = FrameRecorder.recover(tmp_path / "killed")
+    loop = result.records[0].realtime
+    assert (loop.frames, loop.stages) == (60, ("world", "text"))
+    assert "recovered from the journal" in result.records[0].notes[0]
+    assert report([str(tmp_path / "killed")]) == 0
+    with pytest.raises(InputError, match="holds no frames that were not saved"):
+        FrameRecorder.recover(tmp_path / "killed")
+
+
+@pytest.mark.fault("a script ends without saving its frames", happens="one line says where they are", kept="all frames")
+def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = script(UNSAVED, tmp_path)
+    (run,) = (tmp_path / "runs" / "realtime").iterdir()
+    assert done.stderr == f"3 frames were not saved. FrameRecorder.recover({str(run)!r}) does.\n"
+    assert FrameRecorder.recover(run).records[0].realtime.frames == 3
+
+
+@pytest.mark.fault(
+    "the disk is full while frames are recorded",
+    happens="the application goes on; a note says from which frame on",
+    kept="all frames, until the process ends",
+)
+def test_a_full_disk_does_not_end_the_loop(planted, make_recorder, tmp_path, monkeypatch):
+    clock = planted(device=False)
+    written = Journal.append
+
+    def append(self, row):
+        if row["action_ms"] >= 10:
+            raise OSError(28, "No space left on device")
+        written(self, row)
+
+    monkeypatch.setattr(Journal, "append", append)
+    frames = make_recorder()
+    for _ in range(30):
+        with frames.frame():
+            clock.work(1)
+    (record,) = frames.save(tmp_path / "run").records
+    assert record.realtime.frames == 30
+    assert record.notes == ("the journal ends before frame 10: No space left on device",)
+
+
+@pytest.mark.fault(
+    "an exception inside a frame",
+    happens="the application gets it; it is named as a cause of that frame's time",
+    kept="the frame, and recording goes on",
+)
+def test_an_exception_goes_on_and_marks_the_frame(planted, make_recorder, tmp_path):
+    clock = planted(device=False)
+    frames = make_recorder()
+    for number in range(50):
+        raised = pytest.raises(ValueError, match="from the application") if number == 20 else nullcontext()
+        with raised, frames.frame():
+            clock.work(1)
+            with frames.stage("world"):
+                clock.work(1)
+                if number == 20:
+                    clock.work(50)
+                    raise ValueError("from the application")
+    (record,) = frames.save(tmp_path / "run").records
+    assert record.realtime.frames == 50
+    assert record.realtime.slow.frames[0].frame == 20
+    assert record.realtime.slow.frames[0].causes == ("exception",)
+    assert "1 of 50 frames raised an exception" in record.notes
+
+
+@pytest.mark.fault(
+    "the device fails while frames are recorded",
+    happens="the recorder raises nothing of its own; a note names the error",
+    kept="host times of all frames, device times before the failure",
+)
+def test_a_device_that_fails_ends_device_times_only(planted, make_recorder, tmp_path):
+    device = planted()
+    frames = make_recorder()
+    for number in range(20):
+        device.fails = number >= 10
+        with frames.frame(), frames.stage("world"):
+            device.work(2)
+            device.launch(1)
+    frames.save(tmp_path / "run")
+    (record,) = read_records(tmp_path / "run").records
+    assert record.realtime.frames == 20
+    assert record.notes == ("device times end: RuntimeError: an illegal memory access was encountered",)
+    series = read_series(tmp_path / "run" / "cells" / "loop.recorded.frames.npz")
+    assert np.isfinite(series["device_world_ms"]).sum() in (9, 10)
+    np.testing.assert_allclose(series["host_world_ms"], 2)
+
+
+class Locked(nn.Linear):
+    """Holds what cannot be copied."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+
+def arguments(**other):
+    return {"module": nn.Linear(8, 8), "inputs": {"input": torch.ones(2, 8)}} | other
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        pytest.param(
+            arguments(inputs={"inptu": torch.ones(2, 8)}),
+            r"inputs do not fit Linear\.forward.*Did you mean 'input'",
+            id="name",
+            marks=pytest.mark.fault(
+                "profile() gets an input that forward does not have", happens="one line, with the near name"
+            ),
+        ),
+        pytest.param(
+            arguments(inputs=torch.ones(2, 8)),
+            r"inputs has the type Tensor\. Give the arguments of forward by name: inputs=\{'x': x\}",
+            id="tensor",
+            marks=pytest.mark.fault(
+                "profile() gets a tensor in place of named inputs", happens="one line, with the right form"
+            ),
+        ),
+        pytest.param(
+            arguments(inputs={"input": torch.ones(2, 9)}),
+            r"Linear\.forward raised RuntimeError: .*\(inputs: input float32 \[2, 9\]\)",
+            id="shape",
+            marks=pytest.mark.fault(
+                "the module raises on the inputs of profile()", happens="one line, with the inputs' shapes"
+            ),
+        ),
+        pytest.param(
+            arguments(inputs={"input": torch.ones(2, 8, device="meta")}),
+            "input is on meta, the module on cpu. Move one",
+            id="device",
+            marks=pytest.mark.fault(
+                "an input of profile() is on another device than the module", happens="one line names both"
+            ),
+        ),
+        pytest.param(
+            arguments(module=Locked(8, 8)),
+            r"Locked cannot be copied .*lock.* Pass a function that builds it",
+            id="copy",
+            marks=pytest.mark.fault(
+                "the module of profile() cannot be copied", happens="one line: pass a function that builds it"
+            ),
+        ),
+        pytest.param(
+            arguments(module=lambda: SAME),
+            "the function returned the same module twice",
+            id="same",
+            marks=pytest.mark.fault(
+                "the function that builds the module returns the same one again", happens="one line: build a new one"
+            ),
+        ),
+        pytest.param(
+            arguments(variants=["basline"]),
+            "there is no variant 'basline'. Did you mean 'baseline'",
+            id="variant",
+            marks=pytest.mark.fault("profile() gets a misspelt variant", happens="one line, with the near name"),
+        ),
+    ],
+)
+def test_a_wrong_argument(given, message):
+    options = {"variants": ["baseline"], "metrics": {"parity": Parity()}, "ceilings": "off", "quiet": True}
+    with pytest.raises(InputError, match=message) as error:
+        profiling.profile(**{**options, **given})
+    assert "\n" not in str(error.value)
+
+
+SAME = nn.Linear(8, 8)
+
+
+@pytest.mark.fault(
+    "a prepared step is called with another shape",
+    happens="one line, with the shape that it was prepared for",
+    kept="the step, for right inputs",
+)
+def test_another_shape_for_a_prepared_step():
+    module = nn.Linear(8, 8)
+    with profiling.prepare(module, {"input": torch.ones(2, 8)}, variant="baseline") as step:
+        with pytest.raises(InputError, match=r"input is float32 \[3, 8\], it was prepared for float32 \[2, 8\]"):
+            step(torch.ones(3, 8))
+        torch.testing.assert_close(step(torch.ones(2, 8)), module(torch.ones(2, 8)))
