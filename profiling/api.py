@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -227,8 +227,8 @@ def _complete(run: Run, subject: Held) -> None:
     target = f"{getattr(builder, '__module__', '')}.{getattr(builder, '__qualname__', '')}"
     environment = msgspec.structs.replace(read_environment(run.folder), module_git=module_states([target]))
     write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
-    same = dict(named_tensors(subject.first))
-    if all(torch.equal(tensor, same[path]) for path, tensor in named_tensors(subject.draw(subject.seed + 1))):
+    prepared, check = (dict(named_tensors(subject.draw(seed))) for seed in (subject.seed, subject.seed + 1))
+    if prepared.keys() == check.keys() and all(torch.equal(prepared[path], check[path]) for path in check):
         note = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
         for record in run.records.values():
             if record.parity is not None:
@@ -252,8 +252,8 @@ def _unchanged_process() -> Iterator[None]:
             torch.random.fork_rng(devices),
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.autocast("cuda", enabled=False),
             torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False) if cuda else nullcontext(),
         ):
             yield
     finally:

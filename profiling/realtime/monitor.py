@@ -79,7 +79,7 @@ class FrameMonitor:
         row["switches"] = self._thread_switches()
         self._totals |= totals
         if self._cuda is not None and (long or frame % max(DRIVER_EVERY, self._every) == 0):
-            row |= self._driver(self._cuda, others=long or frame % OTHERS_EVERY == 0)
+            row |= self._driver(self._cuda, others=long or frame % max(OTHERS_EVERY, 16 * self._every) == 0)
         self._typical = frame_ms if self._typical is None else self._typical + 0.1 * (frame_ms - self._typical)
         return row
 

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,10 +53,11 @@ class _Journaled:
     saved_rows: int = 0
     saved_here: bool = False
     is_open: bool = True
+    process: int = field(default_factory=os.getpid)
 
     def close(self) -> None:
         """Close the journal. Remove it if all of its frames were saved, else say where they are."""
-        if not self.is_open:
+        if not self.is_open or self.process != os.getpid():  # a forked process ends before the one that records
             return
         self.is_open = False
         self.journal.close()
@@ -239,18 +240,18 @@ def _environment(device: str) -> Environment:
     """Return what the run depends on; torch is asked only if the application has imported it."""
     from profiling.run.revisions import TOOL, git_state, tool_version
 
+    machine = Environment(
+        versions={"python": platform.python_version(), "os": f"{platform.system()} {platform.release()}"},
+        device=Device(type=device.partition(":")[0]),
+        cpu=Cpu(cores=len(os.sched_getaffinity(0))),
+    )
     if "torch" in sys.modules:
         from profiling.components.spec import Settings
         from profiling.run.environment import environment
 
-        settings = Settings(device=device)
-        machine = msgspec.structs.replace(environment(settings, {}), seed=None, scale=None, dtype=None, tf32=None)
-    else:
-        machine = Environment(
-            versions={"python": platform.python_version(), "os": f"{platform.system()} {platform.release()}"},
-            device=Device(type=device),
-            cpu=Cpu(cores=len(os.sched_getaffinity(0))),
-        )
+        with suppress(RuntimeError):  # the device may have failed
+            machine = environment(Settings(device=device), {})
+            machine = msgspec.structs.replace(machine, seed=None, scale=None, dtype=None, tf32=None)
     return msgspec.structs.replace(
         machine,
         captured_at=datetime.now(UTC).isoformat(timespec="seconds"),

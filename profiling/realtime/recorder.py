@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from pathlib import Path
 from types import TracebackType
@@ -108,6 +109,8 @@ class Stage(_Block):
         if kind is not None:
             self.frame.failed = True
         self.frame.stages.append(self)
+        if self.frame.is_read:
+            self.recorder.lose(self)
 
     @property
     def is_open_here(self) -> bool:
@@ -132,14 +135,14 @@ class Stage(_Block):
 class Frame(_Block):
     """A frame of the loop. `stage()` opens a stage of it from any thread."""
 
-    __slots__ = ("begun", "failed", "follows_idle", "number", "observed", "stages")
+    __slots__ = ("begun", "failed", "follows_idle", "is_read", "number", "observed", "stages")
 
     def __init__(self, recorder: FrameRecorder) -> None:
         self.recorder = recorder
         self.begin_ns = self.end_ns = 0
         self.start = self.end = None
         self.number = 0  # below 0: a warm-up frame
-        self.failed = False
+        self.failed = self.is_read = False
         self.follows_idle = True  # the device had finished all frames before this one when it began
         self.begun: list[Stage] = []  # appended to by several threads, which is atomic
         self.stages: list[Stage] = []  # ended; nested ones before those around them
@@ -228,10 +231,12 @@ class FrameRecorder:
             raise InputError(f"fps={fps!r} must be a number above 0 (frames/s).")
         check_whole("warmup_frames", warmup_frames, 0)
         self._timer = None if device is None else timer_of(device)
+        self._device = "cpu" if self._timer is None else str(self._timer.device)
         self._look_for_device = device is None
         self._warmup = warmup_frames
         self._run = RecordedRun(float(fps), warmup_frames, None if folder is None else Path(folder))
         self._monitor: FrameMonitor | None = None
+        self._close_monitor: Callable[[], object] = lambda: None
         self._is_closed = False
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._begun = 0
@@ -277,11 +282,10 @@ class FrameRecorder:
 
         """
         self._read_frames(wait=True)
-        device = "cpu" if self._timer is None else str(self._timer.device)
         events, limits = (
             ([], set()) if self._monitor is None else (self._monitor.events, self._monitor.throttle_reasons)
         )
-        return self._run.save(None if folder is None else Path(folder), device, events, limits)
+        return self._run.save(None if folder is None else Path(folder), self._device, events, limits)
 
     @staticmethod
     def recover(folder: str | Path) -> RunResult:
@@ -299,9 +303,8 @@ class FrameRecorder:
         self._read_frames(wait=True)
         with self._lock:
             self._is_closed = True
-            if self._monitor is not None:
-                self._monitor.close()
-                self._monitor = None
+            self._monitor = None
+        self._close_monitor()
         self._run.close()
 
     def __enter__(self) -> FrameRecorder:
@@ -340,6 +343,10 @@ class FrameRecorder:
             self._lose_device(error)
             return None
 
+    def lose(self, stage: Stage) -> None:
+        """Note that a stage of another thread began when its frame was complete."""
+        self._run.note(f"stages {stage.name!r} that began after their frames had ended are not recorded")
+
     def begin(self, frame: Frame) -> None:
         """Give the frame its number, before any of its times is taken."""
         self._read_frames()
@@ -349,8 +356,9 @@ class FrameRecorder:
             if self._monitor is None:
                 self._run.open()
                 self._monitor = FrameMonitor(None if self._timer is None else self._timer.device, every=MEMORY_EVERY)
+                self._close_monitor = weakref.finalize(self, self._monitor.close)
             if self._look_for_device and (timer := timer_in_use()) is not None:
-                self._timer, self._look_for_device = timer, False
+                self._timer, self._device, self._look_for_device = timer, str(timer.device), False
                 self._monitor.use(timer.device)
             frame.number = self._begun - self._warmup
             frame.follows_idle = not self._unread
@@ -378,6 +386,7 @@ class FrameRecorder:
         try:
             while self._unread and self._unread[0].is_over and self._is_delivered(self._unread[0], wait=wait):
                 frame = self._unread[0]
+                frame.is_read = True
                 self._read(frame)
                 self._unread.popleft()
                 frame.stages.clear()  # they refer to the frame, and the garbage collector should not have to find that

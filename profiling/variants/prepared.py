@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,7 +39,8 @@ class PreparedStep:
         self._arguments = tuple(inspect.signature(module.forward).parameters)
         with torch.inference_mode():
             self._inputs = dict(map_tensors(lambda tensor: tensor.detach().clone(), inputs))
-        self._buffers = dict(named_tensors(self._inputs))
+        self._buffers, self._plain = dict(named_tensors(self._inputs)), _without_tensors(self._inputs)
+        self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         if "alias_outputs" in {field.name for field in dataclasses.fields(variant)}:
             variant = dataclasses.replace(variant, alias_outputs=True)  # cloned here, and so only once
         self._files = TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True)
@@ -53,7 +55,7 @@ class PreparedStep:
             weights="the caller's",
         )
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._on_device:
                 self._step = variant(component, Path(self._files.name))
         except BaseException:
             self._restore_modes()
@@ -64,21 +66,24 @@ class PreparedStep:
         """Run the step on new inputs of the shapes and dtypes that it was prepared with; tensors may be on the host.
 
         Raises:
-            InputError: the step is closed, or an input has another name, shape, dtype or plain value.
+            InputError: the step is closed, or an input has another name, shape, dtype or, if it holds no tensor, value.
 
         """
         if not self._is_open:
             raise InputError("this step is closed: prepare the module again.")
         if args:
             inputs = {**dict(zip(self._arguments, args, strict=False)), **inputs}
-        fresh = dict(named_tensors(inputs))
-        if fresh.keys() != self._buffers.keys() or inputs.keys() != self._inputs.keys():
-            raise InputError(f"step({', '.join(inputs)}): it was prepared with {', '.join(self._buffers)}.")
+        fresh, plain = dict(named_tensors(inputs)), _without_tensors(inputs)
+        if fresh.keys() != self._buffers.keys() or plain.keys() != self._plain.keys():
+            raise InputError(f"step({', '.join(inputs)}): it was prepared with {', '.join(self._inputs)}.")
         for name, tensor in fresh.items():
             buffer = self._buffers[name]
             if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
                 raise InputError(f"step: {name} is {_form(tensor)}, it was prepared for {_form(buffer)}.")
-        with torch.inference_mode():
+        for name, value in plain.items():
+            if value != self._plain[name]:
+                raise InputError(f"step: {name} is {value!r}, it was prepared for {self._plain[name]!r}.")
+        with torch.inference_mode(), self._on_device:
             for name, tensor in fresh.items():
                 buffer = self._buffers[name]
                 if tensor is not buffer:
@@ -110,3 +115,8 @@ class PreparedStep:
 
 def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _without_tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs with None in place of each tensor."""
+    return dict(map_tensors(lambda _: None, inputs))  # pyright: ignore[reportArgumentType, reportReturnType]

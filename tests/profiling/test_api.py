@@ -274,6 +274,14 @@ def test_a_wrong_call_of_a_prepared_step_is_one_line(call, message):
         step(**call)
 
 
+def test_a_plain_value_is_part_of_a_prepared_step():
+    given = inputs() | {"scale": 2.0}
+    with profiling.prepare(Net(), given, variant="baseline") as step:
+        step(**given)
+        with pytest.raises(InputError, match=r"step: scale is 3\.0, it was prepared for 2\.0"):
+            step(**given | {"scale": 3.0})
+
+
 def test_what_cannot_be_prepared_is_one_line():
     with pytest.raises(InputError, match="variant CompileCudaGraph cannot run here: CUDA graphs need a CUDA device"):
         profiling.prepare(Net(), inputs())

@@ -140,6 +140,16 @@ def test_stages_of_worker_threads(planted, make_recorder, tmp_path):
     assert loop.budget.overhead_ms == pytest.approx(0)
 
 
+def test_a_stage_that_begins_too_late_is_said_to_be_lost(make_recorder, tmp_path):
+    frames = make_recorder(device="cpu")
+    with frames.frame() as frame:
+        pass
+    with frame.stage("sound"):
+        pass
+    (record,) = frames.save(tmp_path / "run").records
+    assert record.notes[0] == "stages 'sound' that began after their frames had ended are not recorded"
+
+
 def test_frames_of_several_threads(make_recorder, tmp_path):
     """Each thread's stages are those of its own frame, and no frame is lost."""
     frames, count = make_recorder(device="cpu"), 200
