@@ -53,18 +53,17 @@ class _Journaled:
     saved_rows: int = 0
     saved_here: bool = False
     is_open: bool = True
+    is_removed: bool = False
     process: int = field(default_factory=os.getpid)
 
     def close(self) -> None:
-        """Close the journal. Remove it if all of its frames were saved, else say where they are."""
-        if not self.is_open or self.process != os.getpid():  # a forked process ends before the one that records
+        """Close the journal, and remove it if all of its frames are saved."""
+        if self.is_open:
+            self.is_open = False
+            self.journal.close()
+        if self.rows != self.saved_rows or self.is_removed:
             return
-        self.is_open = False
-        self.journal.close()
-        if self.rows != self.saved_rows:
-            number = self.rows - self.saved_rows
-            print(f"{number} frames were not saved. FrameRecorder.recover({str(self.run)!r}) does.", file=sys.stderr)
-            return
+        self.is_removed = True
         self.journal.remove()
         if not self.saved_here:
             (self.run / RESULTS_FILE).unlink()
@@ -76,6 +75,15 @@ class _Journaled:
         with suppress(OSError):  # one is not empty
             for folder in folders:
                 folder.rmdir()
+
+    def end(self) -> None:
+        """Close the journal when the recorder or the process ends, and say where frames are that were not saved."""
+        if self.process != os.getpid():  # a forked process ends before the one that records
+            return
+        self.close()
+        if not self.is_removed:
+            number = self.rows - self.saved_rows
+            print(f"{number} frames were not saved. FrameRecorder.recover({str(self.run)!r}) does.", file=sys.stderr)
 
 
 class RecordedRun:
@@ -106,7 +114,7 @@ class RecordedRun:
         stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         run = (self._folder or new_folder(Path("runs") / REALTIME, stamp)).absolute()
         self._journaled = _Journaled(run, Journal(run, CELL, NAMES), is_default=self._folder is None)
-        weakref.finalize(self, self._journaled.close)  # also at the end of the process
+        weakref.finalize(self, self._journaled.end)
         append_record(run, _record(self._loop).with_status("failed", "the process ended before FrameRecorder.save()"))
 
     def append(self, row: Mapping[str, float]) -> None:
@@ -153,6 +161,8 @@ class RecordedRun:
         result = _write_run(run, series, loop, device, self._notes, events)
         self._saved.add(run)
         journaled.saved_rows, journaled.saved_here = frame_count(series), journaled.saved_here or run == journaled.run
+        if not journaled.is_open:
+            journaled.close()
         return result
 
 

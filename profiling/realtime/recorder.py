@@ -282,9 +282,8 @@ class FrameRecorder:
 
         """
         self._read_frames(wait=True)
-        events, limits = (
-            ([], set()) if self._monitor is None else (self._monitor.events, self._monitor.throttle_reasons)
-        )
+        monitor = self._monitor
+        events, limits = ([], set()) if monitor is None else (monitor.events, monitor.throttle_reasons)
         return self._run.save(None if folder is None else Path(folder), self._device, events, limits)
 
     @staticmethod
@@ -299,12 +298,11 @@ class FrameRecorder:
         return recover(Path(folder))
 
     def close(self) -> None:
-        """End the recording; frames that were not saved stay in the journal."""
+        """End the recording. Frames can still be saved; those that never are stay in the journal."""
         self._read_frames(wait=True)
         with self._lock:
             self._is_closed = True
-            self._monitor = None
-        self._close_monitor()
+            self._close_monitor()
         self._run.close()
 
     def __enter__(self) -> FrameRecorder:
@@ -372,7 +370,7 @@ class FrameRecorder:
         """Observe what happened in the frame, and read the frames that the device has finished."""
         with self._lock:
             self._open.remove(frame)
-            if frame.number >= 0 and self._monitor is not None:
+            if frame.number >= 0 and self._monitor is not None and not self._is_closed:
                 try:
                     frame.observed = self._monitor(frame.number, (frame.end_ns - frame.begin_ns) / 1e6)
                 except Exception as error:  # a device that failed must not end the application here

@@ -256,6 +256,10 @@ def test_files_are_tidied_up(tmp_path, monkeypatch, capfd):
         frames.save("mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     FrameRecorder().close()
+    with FrameRecorder(device="cpu") as frames, frames.frame():
+        pass
+    frames.save("later")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["later", "mine"]
     with FrameRecorder(device="cpu", folder="other") as frames:
         with frames.frame():
             pass
