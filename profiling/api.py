@@ -21,10 +21,9 @@ from torch import nn
 
 from profiling.cli.app import CONF
 from profiling.components import held
-from profiling.components.held import Held, Inputs
+from profiling.components.held import Held, Inputs, named_inputs
 from profiling.components.instantiate import instantiate
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean, shell_words
 from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
@@ -227,7 +226,7 @@ def _complete(run: Run, subject: Held) -> None:
     target = f"{getattr(builder, '__module__', '')}.{getattr(builder, '__qualname__', '')}"
     environment = msgspec.structs.replace(read_environment(run.folder), module_git=module_states([target]))
     write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
-    prepared, check = (dict(named_tensors(subject.draw(seed))) for seed in (subject.seed, subject.seed + 1))
+    prepared, check = (dict(named_inputs(subject.draw(seed))) for seed in (subject.seed, subject.seed + 1))
     if prepared.keys() == check.keys() and all(torch.equal(prepared[path], check[path]) for path in check):
         note = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
         for record in run.records.values():

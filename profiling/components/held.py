@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from profiling.components.trees import map_tensors, named_tensors
+from profiling.components.trees import children, map_tensors, tensors_in
 from profiling.errors import InputError, did_you_mean, reason_of
 
 #: Arguments of `forward` by name, or a function from a seed to such arguments.
@@ -64,7 +64,7 @@ class Held:
     def device(self) -> torch.device:
         """The device of the module's parameters and buffers, or of the inputs of a module without any."""
         tensors = [*self.module.parameters(), *self.module.buffers()] if isinstance(self.module, nn.Module) else []
-        tensors += [tensor for _, tensor in named_tensors(self.first)]
+        tensors += tensors_in(self.first)
         return tensors[0].device if tensors else torch.device("cpu")
 
     @property
@@ -72,7 +72,7 @@ class Held:
         """The dtype of most of the module's floating parameters, or of the inputs of a module without any."""
         tensors = [*self.module.parameters()] if isinstance(self.module, nn.Module) else []
         sizes: dict[torch.dtype, int] = {}
-        for tensor in tensors or [tensor for _, tensor in named_tensors(self.first)]:
+        for tensor in tensors or tensors_in(self.first):
             if tensor.is_floating_point():
                 sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
@@ -172,11 +172,25 @@ def check_inputs(module: nn.Module | Callable[[], nn.Module], inputs: object, na
         near = did_you_mean(str(unknown[0]), signature.parameters) if unknown else ""
         raise InputError(f"{name} do not fit {where}: {error}.{near}") from None
     own = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), None)
-    for path, tensor in named_tensors(inputs):
+    for path, tensor in named_inputs(inputs):
         if own is not None and tensor.device != own:
             raise InputError(
                 f"{name}: {path} is on {tensor.device}, the module on {own}. Move one: x.to({str(own)!r})."
             )
+
+
+def named_inputs(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield (path, tensor) for each tensor in the inputs, `cache[0]['key']` for example."""
+
+    def below(path: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+        if isinstance(tree, Tensor):
+            yield path, tree
+            return
+        for key, content in children(tree) or ():
+            yield from below(f"{path}{key}", content)
+
+    for name, content in inputs.items():
+        yield from below(name, content)
 
 
 def shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:

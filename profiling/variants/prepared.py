@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.component import Component
-from profiling.components.trees import map_tensors, named_tensors
+from profiling.components.held import named_inputs
+from profiling.components.trees import map_tensors
 from profiling.errors import InputError
 from profiling.variants.variant import Variant
 
@@ -39,7 +40,7 @@ class PreparedStep:
         self._arguments = tuple(inspect.signature(module.forward).parameters)
         with torch.inference_mode():
             self._inputs = dict(map_tensors(lambda tensor: tensor.detach().clone(), inputs))
-        self._buffers, self._plain = dict(named_tensors(self._inputs)), _without_tensors(self._inputs)
+        self._buffers, self._plain = dict(named_inputs(self._inputs)), _without_tensors(self._inputs)
         self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         if "alias_outputs" in {field.name for field in dataclasses.fields(variant)}:
             variant = dataclasses.replace(variant, alias_outputs=True)  # cloned here, and so only once
@@ -73,7 +74,7 @@ class PreparedStep:
             raise InputError("this step is closed: prepare the module again.")
         if args:
             inputs = {**dict(zip(self._arguments, args, strict=False)), **inputs}
-        fresh, plain = dict(named_tensors(inputs)), _without_tensors(inputs)
+        fresh, plain = dict(named_inputs(inputs)), _without_tensors(inputs)
         if fresh.keys() != self._buffers.keys() or plain.keys() != self._plain.keys():
             raise InputError(f"step({', '.join(inputs)}): it was prepared with {', '.join(self._inputs)}.")
         for name, tensor in fresh.items():

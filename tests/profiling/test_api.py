@@ -282,6 +282,23 @@ def test_a_plain_value_is_part_of_a_prepared_step():
             step(**given | {"scale": 3.0})
 
 
+class Nested(nn.Module):
+    def forward(self, states, options):
+        return states["now"] * options["scale"] + states["before"][0]
+
+
+def test_a_prepared_step_of_nested_inputs():
+    def states(value):
+        return {"now": torch.full((2,), value), "before": [torch.ones(2)]}
+
+    options = {"scale": 3.0}
+    with profiling.prepare(Nested(), {"states": states(0.0), "options": options}, variant="baseline") as step:
+        assert step(states(1.0), options).tolist() == [4.0, 4.0]
+        wrong = {"now": torch.zeros(2), "before": [torch.zeros(3)]}
+        with pytest.raises(InputError, match=r"step: states\['before'\]\[0\] is float32 \[3\]"):
+            step(wrong, options)
+
+
 def test_what_cannot_be_prepared_is_one_line():
     with pytest.raises(InputError, match="variant CompileCudaGraph cannot run here: CUDA graphs need a CUDA device"):
         profiling.prepare(Net(), inputs())
