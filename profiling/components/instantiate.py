@@ -5,10 +5,15 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from dataclasses import is_dataclass
+from typing import Any, get_type_hints
 
+import msgspec
+from hydra.utils import get_object
 from hydra.utils import instantiate as hydra_instantiate
 
+from profiling.components.spec import wrong_type
 from profiling.errors import InputError, MissingExtraError, did_you_mean, install_hint, reason_of
 
 #: Optional packages, each with an extra of the same name.
@@ -28,6 +33,7 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
         Exception: a failure of the device, unchanged.
 
     """
+    check_options(node, where)
     try:
         return hydra_instantiate(dict(node), **arguments, _convert_="all")
     except (Exception, SystemExit) as error:  # SystemExit: a module of the user that exits when it is imported
@@ -48,6 +54,28 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
 def is_device_failure(error: BaseException) -> bool:
     """Return whether the device failed (out of memory, illegal access), which says nothing about the user's input."""
     return type(error).__name__ in DEVICE_FAILURES or any(text in reason_of(error) for text in _DEVICE_TEXTS)
+
+
+def check_options(node: Mapping[str, Any], where: str) -> None:
+    """Check the options of a dataclass of this package against its hints; those of a user's class may be loose.
+
+    Raises:
+        InputError: an option has another type.
+
+    """
+    if not str(node.get("_target_")).startswith("profiling."):
+        return
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # `instantiate` explains a target that does not exist
+        kind = get_object(node["_target_"])
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    for name in node.keys() & hints.keys():
+        if "_target_" in str(node[name]) or "Callable" in str(hints[name]):
+            continue  # an object that is instantiated first
+        try:
+            msgspec.convert(node[name], hints[name])
+        except msgspec.ValidationError as error:
+            raise wrong_type(error, f"{where}.{name}") from None
 
 
 def missing_name(target: str) -> str:

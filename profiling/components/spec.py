@@ -48,10 +48,15 @@ def decode(kind: type[Kind], node: Any, where: str) -> Kind:
     try:
         return msgspec.convert(dict(node), kind)
     except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$")
-        if types := re.fullmatch(r"Expected `(.*)`, got `(.*)`", reason):
-            reason = f"must be {_in_words(types[1])}, not {_in_words(types[2])}"
-        raise InputError(f"{where}{path.rstrip('`')} {reason}. Correct the YAML, or the command line.") from None
+        raise wrong_type(error, where) from None
+
+
+def wrong_type(error: msgspec.ValidationError, where: str) -> InputError:
+    """Return the error of a value of another type than its hint, in words and with the key's dotted path."""
+    reason, _, path = str(error).partition(" - at `$")
+    if types := re.fullmatch(r"Expected `(.*)`, got `(.*)`", reason):
+        reason = f"must be {_in_words(types[1])}, not {_in_words(types[2])}"
+    return InputError(f"{where}{path.rstrip('`')} {reason}. Correct the YAML, or the command line.")
 
 
 def decode_options(kind: type[Kind], node: Any, where: str) -> Kind:

@@ -12,7 +12,6 @@ import msgspec
 import torch
 
 from profiling.components.component import Component
-from profiling.errors import InputError
 from profiling.machine import nvml
 from profiling.machine.gc_policy import no_garbage_collection
 from profiling.machine.run_queue import RunQueueMonitor
@@ -30,12 +29,6 @@ class Latency(SamplingLimits, Metric):
     """Time a step until a sampling limit is met; `cold` evicts the last-level cache before each sample."""
 
     cold: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        if not isinstance(self.cold, bool):
-            raise InputError(f"cold={self.cold!r} must be true or false.")
 
     def measure(self, subject: Subject) -> Measured:
         """Return wall_ms, on CUDA also device_ms and host_ms, fps, and the conditions of the timed window."""
