@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-import psutil
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -21,6 +20,7 @@ from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import ComponentSpec, InputSpec, Settings, input_specs
 from profiling.components.weights import give_weights
 from profiling.errors import InputError
+from profiling.machine.memory import free_bytes
 
 
 def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> Blueprint:
@@ -200,7 +200,7 @@ def draw_input(spec: InputSpec, generator: torch.Generator, dtype: torch.dtype) 
 
     """
     device = generator.device
-    gib, free_gib = 8 * math.prod(spec.shape) / 2**30, psutil.virtual_memory().available / 2**30
+    gib, free_gib = 8 * math.prod(spec.shape) / 2**30, free_bytes(device) / 2**30
     if device.type == "cpu" and gib > free_gib:
         raise InputError(
             f"an input of shape {list(spec.shape)} takes {gib:.0f} GiB while it is drawn, and {free_gib:.0f} GiB of "

@@ -29,6 +29,16 @@ def held(device: torch.device) -> dict[str, int]:
     return kinds
 
 
+def free_bytes(device: torch.device) -> float:
+    """Return the bytes that are free on the device, of the host for a CPU; infinite where that is unknown."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return psutil.virtual_memory().available
+    except OSError:  # a container without /proc
+        return float("inf")
+
+
 def graph_pools() -> tuple[int, int]:
     """Return (bytes of all private pools of CUDA graphs, bytes of those pools that no live tensor uses)."""
     private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]

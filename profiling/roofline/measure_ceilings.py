@@ -10,10 +10,10 @@ from functools import cache
 from itertools import repeat
 from typing import Any
 
-import psutil
 import torch
 
 from profiling.machine.ceilings import MOST_LOST
+from profiling.machine.memory import free_bytes
 from profiling.machine.run_queue import RunQueueMonitor
 from profiling.results.environment import Ceilings
 from profiling.trace.device_work import device_work
@@ -149,7 +149,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
 
 def _bandwidths(device: torch.device, timer: Timer) -> Iterator[tuple[int, tuple[float, float]]]:
     """Yield (bytes, (copy, read) in bytes/s) for each size of at most an eighth of the free memory."""
-    most = _free_bytes(device) / 8
+    most = free_bytes(device) / 8
     for size in (size for size in SIZES[device.type] if size <= most):
         source = torch.ones(size // 4, dtype=torch.float32, device=device)
         target, total = torch.empty_like(source), torch.empty((), device=device)
@@ -165,7 +165,7 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, timer: Timer) -> floa
     """Return the best FLOP/s of square products of random numbers (zeros draw less power and run faster)."""
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)
-    most = _free_bytes(device) / 8
+    most = free_bytes(device) / 8
     for width in (width for width in WIDTHS if 4 * width**2 <= most):
         left, right = (torch.randn(width, width, device=device, generator=generator).to(dtype) for _ in range(2))
         product = torch.empty_like(left)
@@ -210,10 +210,6 @@ def _launch_costs(device: torch.device) -> tuple[float, float | None, float | No
     gap = None if work is None else max(0.0, in_row - work.busy_ms * 1e3 / work.kernels)
     replay = cpu_seconds(lambda: (single.replay(), torch.cuda.synchronize())) * 1e6
     return launch, gap, max(0.0, replay - in_row)
-
-
-def _free_bytes(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from profiling.results.jsonl import append_record, read_records
 from profiling.results.record import Record
 
 NET = ("component=[net]", "variant=[baseline]")
-COMPILED, PASSES = ("component=[net]", "variant=[compile]"), ("variant=[fx_cuda_graph]",)
+COMPILED, PASSES = ("component=[net]", "variant=[compile]"), ("component=[net]", "variant=[fx_cuda_graph]")
 LINE = "one line, exit 2"
 
 
@@ -89,8 +89,8 @@ ARGUMENTS = (
     ("a flag of a variant that is text", (*COMPILED, "variant.compile.fullgraph=a"), "fullgraph must be true or false"),
     ("a mode of a variant that is a list", (*COMPILED, "variant.compile.mode=[a]"), "mode must be text"),
     ("a flag of a metric that is text", (*NET, "metric.latency.cold=a"), "cold must be true or false"),
-    ("passes that are a number", ("component=[net]", *PASSES, "variant.fx_cuda_graph.passes=5"), "variant.fx_cuda_graph"),
-    ("passes that cannot be called", ("component=[net]", *PASSES, "variant.fx_cuda_graph.passes=[5]"), "_partial_"),
+    ("passes that are a number", (*PASSES, "variant.fx_cuda_graph.passes=5"), "variant.fx_cuda_graph"),
+    ("passes that cannot be called", (*PASSES, "variant.fx_cuda_graph.passes=[5]"), "_partial_"),
     ("an unknown device", (*NET, "device=gpu"), "cuda"),
     ("an unknown dtype", (*NET, "dtype=float15"), "Did you mean 'float16'"),
     ("an unknown scale", (*NET, "scale=small"), "tiny"),
