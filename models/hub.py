@@ -9,7 +9,8 @@ ModuleNotFoundError where its library is not installed.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -243,13 +244,33 @@ def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
     """
     from transformers import MimiModel
 
-    if folder is not None:
-        return MimiDecoder(make_model(MimiModel, folder, config), folder)
-    model = make_model(MimiModel, None, config)
-    for name, buffer in model.named_buffers():
-        if name.endswith("embed_sum"):  # new codebooks are zero: all codes would be equal
-            nn.init.normal_(buffer)
-    return MimiDecoder(model, None)
+    model = make_model(MimiModel, folder, config)
+    _keep_paddings_on_host(model)
+    if folder is None:
+        for name, buffer in model.named_buffers():
+            if name.endswith("embed_sum"):  # new codebooks are zero: all codes would be equal
+                nn.init.normal_(buffer)
+    return MimiDecoder(model, folder)
+
+
+def _keep_paddings_on_host(model: nn.Module) -> None:
+    """Replace the sizes that Mimi's convolutions keep as buffers by Python integers, in place.
+
+    On a GPU each convolution would read its paddings back in every call, which waits for the device and cannot be
+    captured in a CUDA graph.
+    """
+    layers: Iterable[Any] = model.modules()
+    for layer in layers:
+        if "padding_total" in layer._buffers:
+            total, size, stride = (int(getattr(layer, name)) for name in ("padding_total", "kernel_size", "stride"))
+            del layer._buffers["padding_total"]
+            layer.padding_total = total
+            layer._get_extra_padding_for_conv1d = partial(_extra_padding, size - total, stride)
+
+
+def _extra_padding(overlap: int, stride: int, x: Tensor) -> int:
+    """Return the zeros that complete the last window of `x` [..., n]; a window begins every `stride` samples."""
+    return -(x.shape[-1] - overlap) % stride
 
 
 class ClassificationLoss(LibraryModel):

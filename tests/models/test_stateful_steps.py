@@ -133,3 +133,23 @@ def test_a_stream_of_chunks_gives_the_pictures_of_the_whole_video():
     chunks = [module(latents[:, :, 2:5]), module(latents[:, :, 5:7])]
     torch.testing.assert_close(torch.cat(chunks, dim=2), whole[:, :, 5:], rtol=1e-3, atol=1e-4)
     assert whole.std() > 0.1
+
+
+def test_mimi_decodes_as_the_library_does():
+    """The paddings that are kept on the host are those that the library computes on the device."""
+    from transformers import MimiModel
+
+    from models.hub import build_mimi_decoder, make_model
+
+    config = {
+        **{"num_filters": 4, "hidden_size": 32, "codebook_size": 32, "codebook_dim": 8, "upsample_groups": 32},
+        **{"vector_quantization_hidden_dimension": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 16},
+    }
+    decoder = build_mimi_decoder(**config).eval()
+    library = make_model(MimiModel, None, config).eval()
+    library.load_state_dict(decoder.model.state_dict())
+    for frames in (1, 2, 7):
+        codes = torch.randint(0, 32, (1, 8, frames))
+        with torch.no_grad():
+            torch.testing.assert_close(decoder(codes), library.decode(codes, return_dict=False)[0], rtol=0, atol=0)
