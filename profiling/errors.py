@@ -94,6 +94,7 @@ def _short(value: object) -> str:
 
 def install_hint(package: str | None) -> str:
     """Return `jinja2 is not installed. To install it: python -m pip install jinja2`, for this interpreter."""
+    package = (package or "").partition(".")[0]
     return f"{package} is not installed. To install it: {command('-m', 'pip', 'install', package)}"
 
 

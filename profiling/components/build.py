@@ -14,6 +14,7 @@ import numpy
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from profiling.components.component import Component, MakeInputs, check_arguments
 from profiling.components.instantiate import instantiate, partial_of
@@ -40,9 +41,12 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     random.seed(settings.seed)
     numpy.random.seed(settings.seed)  # a factory may use any of the three generators
     torch.manual_seed(settings.seed)
+    modes = len(_get_current_function_mode_stack())
     with device:  # parameters are created on the device, so that a large module needs no host memory
         module = instantiate(spec.module, where)
     set_process_state(settings)
+    while len(_get_current_function_mode_stack()) > modes:
+        _pop_mode()  # `with device` leaves it where the module has set the default device inside
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise InputError(f"{where}: {spec.module['_target_']} returned a {kind}, not a torch.nn.Module.")

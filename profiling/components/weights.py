@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
             partial_of(spec.initialise, f"component.{spec.key}.initialise")(module, seed=settings.seed)
         fill_degenerate(module, settings.seed)
         return "random", hint
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a path that no file system takes
         load_folder_into(module, path)
         return str(path), None
     for entry in load_manifest():

@@ -18,6 +18,7 @@ import torch
 from as_user import OUTSIDE, ROOT, command, environment
 from make_record import record as made_record
 from make_record import summary as made_summary
+from torch.overrides import _get_current_function_mode_stack
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
@@ -270,6 +271,7 @@ def process_state():
     return {
         "defaults": (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()),
         "flags": (torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32),
+        "modes": len(_get_current_function_mode_stack()),
         "folder": Path.cwd(),
         "variables": dict(os.environ),
         "signals": signal.getsignal(signal.SIGINT),

@@ -669,7 +669,7 @@ def test_ended_in_a_later_round(start, how):
 
 FRAMES = (
     *("variant=[baseline]", "component=[world_model_frame,failing_picture,sound_stage]", "metric=[]", "isolation=none"),
-    *("stages.picture=failing_picture", "loop.frames=100", "loop.warmup_frames=5"),
+    *("pipeline.stages.picture.component=failing_picture", "loop.frames=100", "loop.warmup_frames=5"),
 )
 
 
