@@ -9,7 +9,7 @@ ModuleNotFoundError where its library is not installed.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -259,8 +259,8 @@ def _keep_paddings_on_host(model: nn.Module) -> None:
     On a GPU each convolution would read its paddings back in every call, which waits for the device and cannot be
     captured in a CUDA graph.
     """
-    layers: Iterable[Any] = model.modules()
-    for layer in layers:
+    for module in model.modules():
+        layer: Any = module
         if "padding_total" in layer._buffers:
             total, size, stride = (int(getattr(layer, name)) for name in ("padding_total", "kernel_size", "stride"))
             del layer._buffers["padding_total"]
