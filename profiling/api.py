@@ -184,7 +184,7 @@ def _config(
 
 
 def _nodes(group: str, chosen: Chosen) -> dict[str, dict[str, Any]]:
-    """Return the options of each chosen variant or metric, with its `_target_`, by name.
+    """Return the config node of each chosen variant or metric by name: its `_target_` and options.
 
     Raises:
         InputError: there is no such YAML file, or an object that no YAML could describe.

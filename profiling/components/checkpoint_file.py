@@ -20,7 +20,7 @@ from profiling.components.checkpoint_format import PYTORCH_ZIP, SAFETENSORS, che
 from profiling.errors import InputError, did_you_mean, printable
 
 Shape = tuple[int, ...]
-#: A function that returns the names and shapes of a state dict; called only when they are needed.
+#: Returns the shape of each tensor of a network's state dict, by name. A function, since most loads never need it.
 Shapes = Callable[[], Mapping[str, Shape]]
 _CONTAINERS = ("ema", "model")  # a file with both: the averaged weights (ema) are the published ones
 _WRAPPERS = ("module.", "core.")

@@ -123,7 +123,9 @@ def _check_distinct(field: str, values: Sequence[str]) -> None:
     for value in values:
         for folder in PurePosixPath(value.casefold()).parents:
             if str(folder) in first:
-                raise ValueError(f"the {field} '{first[str(folder)]}' is a folder of '{value}'")
+                raise ValueError(
+                    f"the {field} '{first[str(folder)]}' is a file, and another entry's '{value}' is in it"
+                )
 
 
 def _entry(listed: _Listed, lock: Path, locked: Locked | None) -> Entry:

@@ -20,10 +20,11 @@ from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.machine.gc_policy import gc_policy
 from profiling.metrics.metric import Subject
+from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import PIPELINE, Graph, parse_graph
 from profiling.realtime.monitor import FrameMonitor
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import StagedPipeline, assemble
+from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
     Prepared,

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from profiling.components.component import Component
 from profiling.components.trees import named_tensors, tensors_in
 from profiling.errors import InputError
+from profiling.realtime.assemble import check_handover, check_inputs
 from profiling.realtime.graph import WHOLE, Edge, Fixed, Graph, Read, Stage
-from profiling.realtime.pipeline import Keys, check_handover, check_inputs, keys_of, tensor_at
+from profiling.realtime.pipeline import Keys, keys_of, tensor_at
 
 
 def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Graph, Component]:
@@ -68,7 +69,9 @@ def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Gra
 
 
 class WholeTick(nn.Module):
-    """All stages of a tick in their order; in eager mode on a GPU, stages that do not read each other run in parallel.
+    """All stages of a tick as one module, so that one compilation or capture covers them.
+
+    Eagerly on a GPU, stages that do not read each other run on streams of their own, in parallel.
 
     The output of the tick before is kept in buffers, which are zeros after a reset.
     """

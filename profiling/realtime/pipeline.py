@@ -1,8 +1,7 @@
-"""A pipeline of prepared stages: writes their inputs, runs them on their streams, keeps their outputs, delivers."""
+"""A pipeline of prepared stages: runs them in each tick on their streams, keeps their outputs, delivers."""
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from profiling.components.component import Component
-from profiling.components.trees import dotted, keyed_tensors, named_tensors
+from profiling.components.trees import dotted, keyed_tensors
 from profiling.errors import InputError, did_you_mean
-from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Graph, Read, Stage
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.graph import Graph, Read
 from profiling.realtime.play import Clock, Pipeline
-from profiling.realtime.sources import DrawFeed, Feed, examples_of, shapes_of, source_arrays
 
 #: Writes an input for (tick, output of the stage's call before in the same tick).
 Write = Callable[[int, Any], Any]
@@ -170,7 +166,7 @@ class StagedPipeline(Pipeline):
         runs: Sequence[StageRun],
         ends: Sequence[str],
         resets: Sequence[Callable[[], None]],
-        delivered: _Delivered,
+        delivered: Delivered,
         *,
         device: torch.device,
         clock: Clock,
@@ -263,61 +259,7 @@ class StagedPipeline(Pipeline):
         return {name: events[name][0].elapsed_time(events[name][1]) for name in self._ran[frame % self.depth]}
 
 
-def assemble(
-    graph: Graph,
-    components: Mapping[str, Component],
-    steps: Mapping[str, Callable[[], Any]],
-    options: LoopOptions,
-    *,
-    ticks: int,
-    seed: int,
-    narrow: torch.dtype,
-    clock: Clock | None = None,
-) -> StagedPipeline:
-    """Return the pipeline of `graph`, whose stages call `steps`.
-
-    `ticks` is the length of a session, for sources that are made; `narrow` is the run's dtype, in which values are
-    drawn and read, also by a float32 reference.
-
-    Raises:
-        InputError: an edge does not fit the inputs of its stage. What an output does not fit is said in the first tick.
-
-    """
-    device = next(iter(components.values())).device
-    depth = options.depth(device.type)
-    assembler = _Assembler(graph, components, depth, ticks, seed, narrow)
-    overlapping = depth > 1
-    runs: dict[str, StageRun] = {}
-    for number, (name, stage) in enumerate(graph.stages.items()):
-        # The first stage stays on the stream of the loop, as it does where stages run in turn.
-        stream = torch.cuda.Stream(device, priority=stage.priority) if overlapping and number else None
-        first, again = assembler.writes(name)
-        runs[name] = StageRun(
-            name, steps[name], assembler.outputs[name], first, again, stage.every, stage.repeat, stream
-        )
-    for name, stage in graph.stages.items():
-        others = dict.fromkeys((edge.name, edge.before) for edge in stage.reads() if edge.name in runs)
-        stream = runs[name].stream
-        runs[name].waits = [(runs[other], before) for other, before in others if runs[other].stream is not stream]
-    delivered = _Delivered(graph, assembler.outputs, depth, on_host=options.deliver == "host")
-    ends: Sequence[str] = graph.ends
-    sequence = list(runs.values())
-    if graph.deliver and options.deliver == "host":
-        last = list(dict.fromkeys(edge.name for edge in graph.deliver))
-        deliver = StageRun(DELIVER, _nothing, None, [delivered.copy], stream=runs[last[0]].stream)
-        deliver.waits = [(runs[name], False) for name in last if runs[name].stream is not deliver.stream]
-        sequence.append(deliver)
-        ends = (*(name for name in ends if name not in last), DELIVER)
-    return StagedPipeline(
-        sequence, ends, assembler.resets, delivered, device=device, clock=clock or Clock(), depth=depth
-    )
-
-
-def _nothing() -> None:
-    """Stand for the call of a stage that only copies."""
-
-
-class _Delivered:
+class Delivered:
     """The delivered tensors of the last `depth` ticks by name; on the host in pinned memory: a playout buffer."""
 
     def __init__(self, graph: Graph, outputs: Mapping[str, Outputs], depth: int, *, on_host: bool) -> None:
@@ -341,188 +283,3 @@ class _Delivered:
             if name not in buffers:
                 buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             buffers[name].copy_(tensor, non_blocking=True)
-
-
-class _Assembler:
-    """Makes the writes of each stage's inputs, and the outputs that they read."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        components: Mapping[str, Component],
-        depth: int,
-        ticks: int,
-        seed: int,
-        narrow: torch.dtype,
-    ) -> None:
-        self._graph, self._depth, self._seed, self._narrow = graph, depth, seed, narrow
-        self._components = components
-        self._targets = {name: dict(named_tensors(components[name].inputs)) for name in graph.stages}
-        self.outputs = {name: self._outputs_of(name) for name in graph.stages}
-        self.resets: list[Callable[[], None]] = [outputs.reset for outputs in self.outputs.values()]
-        for name, stage in graph.stages.items():
-            check_inputs(name, stage, self._targets[name])
-        reads = {
-            f"pipeline.stages.{name}.{part}.{key}": (edge, self._targets[name][key], name, key)
-            for name, stage in graph.stages.items()
-            for part, edges in (("inputs", stage.inputs), ("again", stage.again))
-            for key, edge in edges.items()
-            if isinstance(edge, Read) and edge.name in graph.sources
-        }
-        readers = {(edge.name, edge.path): (stage, key) for edge, _, stage, key in reads.values()}
-        shapes = {where: (edge, target) for where, (edge, target, _, _) in reads.items()}
-        self._arrays = {
-            name: source_arrays(
-                name,
-                source,
-                shapes_of(name, shapes),
-                ticks,
-                seed,
-                lambda path, name=name: examples_of(components[readers[name, path][0]], readers[name, path][1], seed),
-            )
-            for name, source in graph.sources.items()
-        }
-
-    def _outputs_of(self, name: str) -> Outputs:
-        own = self._graph.stages[name].again.values()
-        edges = [
-            edge
-            for other, stage in self._graph.stages.items()
-            for edge in stage.reads()
-            if edge.name == name and (edge.before or other != name or edge not in own)
-        ]
-        keep = self._depth + any(edge.before for edge in edges)
-        return Outputs(name, edges, [edge for edge in self._graph.deliver if edge.name == name], keep)
-
-    def writes(self, name: str) -> tuple[list[Write], list[Write]]:
-        """Return what writes the inputs of a stage before its first and before its further calls in a tick."""
-        stage = self._graph.stages[name]
-        first = {
-            key: self._write(name, "inputs", key, edge, changes=key in stage.again)
-            for key, edge in stage.inputs.items()
-        }
-        again = {key: self._write(name, "again", key, edge, changes=True) for key, edge in stage.again.items()}
-        lists = [key for key, edge in stage.inputs.items() if isinstance(edge, Fixed) and len(edge.values) > 1]
-        further = [*again.values(), *(first[key] for key in lists if key not in again)]
-        return [write for write in first.values() if write], [write for write in further if write]
-
-    def _write(self, name: str, part: str, key: str, edge: Edge, *, changes: bool) -> Write | None:
-        """Return what writes an input; `changes`: other edges write it too. None: nothing has to be written."""
-        where, target = f"pipeline.stages.{name}.{part}.{key}={edge}", self._targets[name][key]
-        if isinstance(edge, Draw) and edge.distribution == DRAWN:
-            rows = examples_of(self._components[name], key, self._seed)
-            return lambda tick, output: target.copy_(rows[tick % len(rows)])
-        if isinstance(edge, Draw):
-            place = edge.key or (f"{name}.{key}" if part == "inputs" else f"{name}.again.{key}")
-            seed = self._seed ^ zlib.crc32(place.encode())
-            draw = DrawFeed(where, edge, target, self._narrow, seed)
-            self.resets.append(draw.reset)
-            return lambda tick, output: draw()
-        if isinstance(edge, Fixed):
-            if not edge.values:
-                kept = target.clone()
-                restore: Write = lambda tick, output: target.copy_(kept)  # noqa: E731 - one of three kinds of write
-                return restore if changes else None
-            constant = _Values(edge.values, target, once=not changes and len(edge.values) == 1)
-            self.resets.append(constant.reset)
-            return constant
-        if edge.name in self._graph.sources:
-            values, period = self._arrays[edge.name][edge.path], self._graph.sources[edge.name].period
-            feed = Feed(where, values, period, target, self._narrow, self._depth, once=not changes)
-            self.resets.append(feed.reset)
-            return lambda tick, output: feed(tick)
-        if part == "again" and edge.name == name and not edge.before:
-            return _Own(where, edge, target)
-        return _Handover(where, edge, target, self.outputs[edge.name])
-
-
-def check_inputs(name: str, stage: Stage, targets: Mapping[str, Tensor]) -> None:
-    """Check that every input of a component has an edge, and every edge an input.
-
-    Raises:
-        InputError: one of the two is missing.
-
-    """
-    where = f"pipeline.stages.{name}.inputs"
-    for key in stage.inputs:
-        if key not in targets:
-            raise InputError(
-                f"{where}.{key}: {stage.component} has no such input, only {', '.join(targets)}."
-                f"{did_you_mean(key, targets)}"
-            )
-    for key in targets:
-        if key not in stage.inputs:
-            raise InputError(
-                f"{where}: {stage.component} also takes {key}. Give it an edge; {key}: fixed keeps what the "
-                "component's YAML draws."
-            )
-
-
-class _Values:
-    """Writes constant values, one for each call in turn; `once`: only in the first call after a reset."""
-
-    def __init__(self, values: Sequence[float], target: Tensor, *, once: bool) -> None:
-        self._values, self._target, self._once = values, target, once
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin with the first value."""
-        self._number = 0
-
-    def __call__(self, _tick: int, _output: Any) -> None:
-        """Write the next value."""
-        if not self._once or not self._number:
-            self._target.fill_(self._values[self._number % len(self._values)])
-        self._number += 1
-
-
-class _Handover:
-    """Copies a tensor of another stage into an input, zeros while that stage has not run."""
-
-    def __init__(self, where: str, edge: Read, target: Tensor, outputs: Outputs) -> None:
-        self._where, self._edge, self._target, self._outputs = where, edge, target, outputs
-        self._checked = False
-
-    def __call__(self, _tick: int, _output: Any) -> None:
-        """Copy."""
-        tensor = self._outputs.get(self._edge.path, before=self._edge.before)
-        if tensor is None:
-            self._target.zero_()
-            return
-        if not self._checked:
-            check_handover(self._where, tensor, self._target)
-            self._checked = True
-        self._target.copy_(tensor)
-
-
-class _Own:
-    """Copies a tensor of the stage's own call before into an input."""
-
-    def __init__(self, where: str, edge: Read, target: Tensor) -> None:
-        self._where, self._edge, self._target = where, edge, target
-        self._keys: Keys | None = None
-
-    def __call__(self, _tick: int, output: Any) -> None:
-        """Copy."""
-        if self._keys is None:
-            keys = keys_of(self._edge, output)
-            check_handover(self._where, tensor_at(output, keys), self._target)
-            self._keys = keys
-        self._target.copy_(tensor_at(output, self._keys))
-
-
-def check_handover(where: str, tensor: Tensor, target: Tensor) -> None:
-    """Check that an output fits an input: copying would broadcast some shapes, and cast any dtype, silently.
-
-    Raises:
-        InputError: shapes, devices, or the kinds of dtype differ.
-
-    """
-    same_kind = tensor.dtype == target.dtype or (tensor.is_floating_point() and target.is_floating_point())
-    if tensor.shape != target.shape or tensor.device != target.device or not same_kind:
-        taken, given = (
-            f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)} on {each.device}" for each in (target, tensor)
-        )
-        raise InputError(
-            f"{where}: the input takes {taken}, but gets {given}. Name an output or a component that fits."
-        )

@@ -18,10 +18,11 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
+from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import PIPELINE, WHOLE, Graph
 from profiling.realtime.one_graph import as_one_stage
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import StagedPipeline, assemble
+from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop
 from profiling.variants.compile import Compile
 from profiling.variants.variant import Step, Variant

@@ -27,7 +27,9 @@ class FrameFiles(CellFiles):
         return {"realtime": _loop_of(job)[0]}
 
     def clear(self, folder: Path, cell: str, *, first_round: bool) -> list[str]:
-        """Rename the frames of an earlier attempt to `<cell>.attemptN.…`; remove the npz that has a copy.
+        """Keep the frames of an earlier attempt under the name `<cell>.attemptN.…`, before the cell runs again.
+
+        From the second round on, the npz is removed, since a copy of the round is kept.
 
         Raises:
             OSError: a file cannot be renamed.

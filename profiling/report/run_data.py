@@ -145,7 +145,7 @@ def cell_table(
 
 
 def itself(record: Record) -> Record:
-    """Return the record: the `record_of` of a table whose rows are records."""
+    """Return the record unchanged. Passed as `record_of` to `cell_table` where each row is a record."""
     return record
 
 

@@ -27,8 +27,8 @@ SIZES = {
     "cpu": tuple(2**power for power in (18, 20, 22, 24, 26, 28)),
     "cuda": tuple(2**power for power in (20, 22, 24, 26, 28, 30)),
 }
-#: Widths of the square products, and (channels, image side) of the convolutions. The next wider one is measured as long
-#: as the last took less than ENOUGH_SECONDS.
+#: Widths of the square matrix products; channels and image side of the convolutions. They are measured in this order,
+#: until one takes ENOUGH_SECONDS or more: a larger one would not reach a higher rate.
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 CHANNELS, SIDE = (64, 128, 256), 64
 ENOUGH_SECONDS = {"cpu": 0.01, "cuda": 1e-3}

@@ -97,7 +97,7 @@ MOST = 0.25
 GAPS = 0.15
 #: Number of short kernels from which a call counts as a chain of short kernels.
 CHAIN = 20
-#: Kernels per wait of the host; below this number the host cannot run ahead of the GPU.
+#: Fewest kernels between two waits of the host (`.item()`, a copy) with which it can launch ahead of the GPU.
 KERNELS_A_WAIT = 32
 #: Wall time per launch, as a multiple of the launch cost, from which the host must be busy with something else.
 HOST_FACTOR = 20.0

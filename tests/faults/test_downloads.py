@@ -749,7 +749,10 @@ def test_path_in_the_manifest(tmp_path, path):
         row("two paths that differ only in case", {"path": "checkpoints/VAE.pt"}, "only in case", happens="one line"),
         row("two names that differ only in case", {"name": "Vae"}, "only in case", happens="one line, exit 2"),
         row(
-            "a path below another file", {"path": "checkpoints/vae.pt/b"}, "is a folder of", happens="one line, exit 2"
+            "a path below another file",
+            {"path": "checkpoints/vae.pt/b"},
+            "is a file, and another entry",
+            happens="one line, exit 2",
         ),
     ],
 )

@@ -47,9 +47,11 @@ for _ in range(3):
     happens="`report` shows how many frames there are; FrameRecorder.recover makes the whole report",
     kept="every frame that had ended",
 )
-def test_a_killed_process_keeps_its_frames(tmp_path, monkeypatch):
+def test_a_killed_process_keeps_its_frames(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert script(KILLED, tmp_path).returncode == -9
+    assert report([str(tmp_path / "killed")]) == 0
+    assert "60 frames" in capsys.readouterr().out
     (planned,) = read_records(tmp_path / "killed").records
     assert (planned.status, planned.realtime.target_fps) == ("failed", 60)
     result = FrameRecorder.recover(tmp_path / "killed")

@@ -97,7 +97,7 @@ def test_parameters_matter(name, tiny):
         for key, parameter in list(component.module.named_parameters())[::12]:
             kept = parameter.clone()
             parameter.zero_()
-            # A bias of the keys is the same for all keys of a query, which softmax does not see.
+            # The bias of the key projection adds the same number to all scores of a query, and softmax cancels it.
             assert key.endswith("to_k.bias") or relative_error(call(component), expected) > 1e-4, key
             parameter.copy_(kept)
 

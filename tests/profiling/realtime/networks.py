@@ -11,8 +11,8 @@ from profiling.components.instantiate import instantiate
 from profiling.components.reference import strict_float32
 from profiling.components.spec import Settings
 from profiling.realtime.__main__ import checked
+from profiling.realtime.assemble import assemble
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import assemble
 from profiling.realtime.play import Clock, FrameLoop
 from profiling.realtime.prepare import build_stages, eager_outputs, load_stages
 

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
+from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import parse_graph
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import Outputs, StageRun, assemble
+from profiling.realtime.pipeline import Outputs, StageRun
 from profiling.realtime.play import Clock, FrameLoop
 
 SHAPE = (1, 2)
