@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from profiling.errors import InputError, prepare_output, print_text, printable
+from profiling.report.export import as_csv, as_json, as_junit
 from profiling.report.render import render_classic, render_console, render_markdown, write_report
-from profiling.report.run_data import load_run
+from profiling.report.run_data import RunData, load_run
+
+_FORMATS: Mapping[str, Callable[[RunData], str]] = {
+    "table": render_console,
+    "markdown": render_markdown,
+    "classic": render_classic,
+    "json": as_json,
+    "csv": as_csv,
+    "junit": as_junit,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="exit code: 0 done, 2 the folder is no run",
     )
     parser.add_argument("run", type=Path, help="the run's folder, printed at the end of the run")
-    parser.add_argument("--format", choices=("table", "markdown", "classic"), help="print only this and write no file")
+    parser.add_argument("--format", choices=tuple(_FORMATS), help="print only this and write no file")
     chosen = parser.parse_args(arguments)
     try:
         print_text(_text(chosen.run, chosen.format))
@@ -37,8 +47,7 @@ def _text(run: Path, form: str | None) -> str:
         raise InputError(f"{run} is no run: its results.jsonl holds no record. Name a folder that a run printed.")
     if form is None:
         return write_report(run)
-    render = {"classic": render_classic, "markdown": render_markdown, "table": render_console}[form]
-    return render(data).rstrip()
+    return _FORMATS[form](data).rstrip()
 
 
 if __name__ == "__main__":

@@ -1,20 +1,23 @@
-"""The answer table of a run, a row per component: fastest correct variant, time, speedup, what bounds it, next step.
+"""The answer: one table, a row per component or pipeline, with a mark for every doubt; below it what needs saying.
 
-A variant is called fastest only where the measurement supports it; remarks name ties and disturbed timing.
+A row names the fastest correct variant, its time, speedup and frame rate, what bounds it and the next step. A variant
+is called fastest only where the measurement supports it; else the row says "cannot tell".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from profiling.errors import printable
 from profiling.report.charts import FRAME_RATES
-from profiling.report.format import Estimate, estimate, listed, percent, significant
+from profiling.report.doubts import Doubt, can_be_ranked, doubts_of
+from profiling.report.format import Estimate, Link, Value, estimate, listed, percent, significant
 from profiling.report.page import Section
-from profiling.report.roofline import bound_line, deciding, next_step
-from profiling.report.run_data import RunData, name_of, wrong_because
+from profiling.report.roofline import REASONS, deciding, next_step
+from profiling.report.run_data import RunData, link_to, name_of, wrong_because
 from profiling.report.table import Column, Table
+from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
     baseline_name,
     claimed_speedup,
@@ -25,62 +28,91 @@ from profiling.results.judgement import (
 )
 from profiling.results.record import Record, Summary
 
+CANNOT_TELL = "cannot tell"
+#: Titles of the tables with a row for each cell: of calls, and of loops.
+VARIANTS, FRAMES = "Variants", "Frames"
 #: Most characters of a next step in the table; a longer one is printed below it.
 _SHORT = 32
-#: From this share of the timed window (0 to 1), run-queue wait is reported; below it, the number of interruptions.
-_LEAST_WAIT = 0.01
+_LEGEND = (
+    "p50, p99: wall time of a call (of a loop: of a frame), in brackets its 95% interval. "
+    f"holds: the highest of {listed([str(rate) for rate in FRAME_RATES])} FPS whose frame time the p99 meets."
+)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The judgement on a component: its fastest correct record (None if there is none) and remarks on that claim."""
+    """The judgement on a component: its fastest correct record (None if there is none) and the doubts about it."""
 
     component: str
     group: tuple[Record, ...]
     fastest: Record | None
     is_ranked: bool  # False where disturbed times cannot tell which variant is fastest
-    remarks: tuple[str, ...]
+    doubts: tuple[Doubt, ...]
 
     @property
     def speedup(self) -> Estimate | float | None:
-        """The speedup against the baseline; None where it may not be claimed."""
-        if self.fastest is None or self.fastest.speedup is None or not self.is_ranked:
+        """The speedup against the baseline, 1 for the baseline itself; None where it may not be claimed."""
+        if self.fastest is None or not self.is_ranked or self.fastest.is_realtime:
             return None
-        return estimate(claimed_speedup(self.fastest, self.group), self.fastest.speedup.ci95)
+        if self.fastest is correct_baseline(self.group):
+            return 1.0
+        ci95 = self.fastest.speedup.ci95 if self.fastest.speedup is not None else None
+        return estimate(claimed_speedup(self.fastest, self.group), ci95)
+
+    @property
+    def holds(self) -> str | None:
+        """The highest common frame rate that the fastest correct variant holds."""
+        return held_rate(self.fastest) if self.fastest is not None else None
+
+    @property
+    def bound(self) -> str | None:
+        """What bounds the fastest correct variant, after the stage that decides of a loop."""
+        call = deciding(self.fastest) if self.fastest is not None else None
+        if call is None or call.roofline.bound is None:
+            return None
+        return call.roofline.bound if call.stage is None else f"{call.stage}: {call.roofline.bound}"
+
+    @property
+    def next(self) -> str | None:
+        """What to try next in a few words."""
+        return next_step(self.fastest, self.group)[0] or None if self.fastest is not None else None
+
+
+def answers_of(data: RunData) -> list[Answer]:
+    """Return the answer on each component of which a cell ran."""
+    ran = {name: group for name, group in data.groups.items() if any(record.status != "skipped" for record in group)}
+    return [answer_of(name, group) for name, group in ran.items()]
 
 
 def answer_section(data: RunData) -> Section:
-    """Return the answer table with the remarks below it."""
-    ran = {name: group for name, group in data.groups.items() if any(record.status != "skipped" for record in group)}
-    answers = [answer_of(name, group) for name, group in ran.items()]
+    """Return the answer table; below it the doubts that need words, and one line on what was skipped."""
+    answers = answers_of(data)
     names = {baseline_name(answer.group) for answer in answers}
-    table = Table("Answer", _columns(names), answers, [note for answer in answers for note in _notes(answer)], keys=1)
-    return Section("answer", "Answer", () if data.records else ("No cell has ended yet.",), tables=(table,))
+    lines = [*_doubt_lines(answers), *_skipped(data)] if data.records else ["No cell has ended yet."]
+    table = Table("Answer", _columns(data, names), answers, [_LEGEND], keys=1)
+    return Section("answer", "Answer", tuple(map(printable, lines)), tables=(table,), leads=True)
 
 
 def status_section(data: RunData) -> Section:
-    """Return a line for each failed or invalid cell (reason and log), and one for each reason to skip cells."""
+    """Return a line for each failed or invalid cell: its reason, and its log."""
     lines = []
-    skipped: dict[str, list[Record]] = {}
     for record in data.records:
-        if record.status == "skipped":
-            skipped.setdefault(record.reason or "", []).append(record)
-        elif not record.is_correct:
+        if record.status != "skipped" and not record.is_correct:
             log = f"cells/{name_of(record)}.log"
             where = f" (log: {log})" if (data.folder / log).is_file() else ""
             state = "failed" if record.status == "ok" else record.status
             lines.append(f"{name_of(record)} {state}: {record.reason or 'parity check failed'}{where}")
-    lines += [f"{_cells(records, data)}: skipped, {reason}" for reason, records in skipped.items()]
-    return Section("status", "Not measured, or wrong", tuple(map(printable, lines)))
+    return Section("status", "Failed or invalid", tuple(map(printable, lines)))
 
 
 def notes_section(data: RunData) -> Section:
-    """Return the notes of cells, conditions that explain their times, and what could not be read of the results."""
+    """Return the notes of cells, the doubts about each, and what could not be read of the results."""
     lines = [f"{name_of(record)}: {note}" for record in data.records for note in record.notes]
-    lines += [f"{name_of(record)}: {words}" for record in data.records if (words := disturbance(record))]
-    unsettled = [r for r in data.records if r.metrics.latency is not None and not r.metrics.latency.settled]
-    if unsettled:
-        lines.append(f"{_cells(unsettled, data)}: times had not settled when the warm-up ended")
+    doubted: dict[Doubt, list[Record]] = {}
+    for record in data.records:
+        for doubt in doubts_of(record):
+            doubted.setdefault(doubt, []).append(record)
+    lines += [f"{_cells(records, data)}: {doubt.mark}: {doubt.words}" for doubt, records in doubted.items()]
     if warm := [r for r in data.records if r.prepare is not None and r.prepare.cache_hits]:
         lines.append(f"{_cells(warm, data)}: warm start (compiled from a cache); a cold start takes longer to prepare")
     lines += [f"{name_of(record)}: not read: {field}" for record in data.records for field in record.unreadable]
@@ -100,33 +132,24 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
     """Judge the records of one component by their median wall or frame time."""
     fastest = fastest_correct(group)
     if fastest is None:
-        return Answer(component, tuple(group), None, False, (_nothing(group),))
+        nothing = "no latency was measured" if any(record.is_correct for record in group) else "no variant is correct"
+        return Answer(component, tuple(group), None, False, (Doubt(nothing), *_not_ok(group)))
     others = [each for each in group if each.is_correct and each.median_ms is not None and each is not fastest]
     others.sort(key=lambda record: record.median_ms or 0.0)
     unsure = [record for record in others if not can_be_ranked(fastest, record)]
-    disturbed = [record for record in (fastest, *unsure) if is_disturbed(record)] if unsure else []
-    remarks = []
+    disturbed = [record.variant for record in (fastest, *unsure) if is_disturbed(record)] if unsure else []
     if disturbed:
-        names = listed([record.variant for record in disturbed])
-        remarks.append(f"disturbed by other processes ({names}): no ranking is claimed; repeat on a quiet machine")
+        words = f"other processes disturbed {listed(disturbed)}, so no ranking is claimed; repeat on a quiet machine"
+        claims = [Doubt("disturbed", words)]
     else:
-        remarks += [_tie(fastest, others), _by_mean(fastest, others)]
-    remarks += [_unsupported(fastest, group, alone=not others)]
+        claims = [*_tie(fastest, others), *_by_mean(fastest, others)]
+    claims += _unsupported(fastest, group)
     if fastest.parity is None:
-        remarks.append("its output was not compared with a reference")
-    return Answer(component, tuple(group), fastest, not disturbed, tuple(filter(None, remarks)))
-
-
-def can_be_ranked(one: Record, other: Record) -> bool:
-    """Return whether two medians can be ranked, although other processes may have disturbed one of them.
-
-    They can if the p99 of the faster record is below the minimum of the slower: disturbance does not explain that.
-    """
-    if not is_disturbed(one) and not is_disturbed(other):
-        return True
-    walls = [record.metrics.wall_ms for record in (one, other) if record.metrics.wall_ms is not None]
-    faster, slower = min(walls, key=lambda wall: wall.p50), max(walls, key=lambda wall: wall.p50)
-    return faster.p99 < slower.min
+        claims.append(Doubt("not checked", "its output was not compared with a reference"))
+    if fastest.scale == "tiny":
+        claims.append(Doubt("tiny", "a small network, whose times say nothing about the full one"))
+    doubts = {doubt.mark: doubt for doubt in (*_own(fastest, group), *claims, *_not_ok(group))}
+    return Answer(component, tuple(group), fastest, not disturbed, tuple(doubts.values()))
 
 
 def held_rate(record: Record) -> str | None:
@@ -149,110 +172,139 @@ def held_rate(record: Record) -> str | None:
     return "real time" if frames > 1 and len(held) == len(FRAME_RATES) else f"{held[-1]} FPS"
 
 
+def summary_of(record: Record) -> Summary | None:
+    """Return the summary that a record is judged by: wall time of a call, or frame time of a loop."""
+    if record.is_realtime:
+        return record.realtime.frame_ms if record.realtime is not None else None
+    return record.metrics.wall_ms
+
+
 def median_of(record: Record) -> Estimate | float | None:
     """Return the median wall time of a call, or frame time of a loop, in milliseconds with its interval."""
-    summary: Summary | None = record.metrics.wall_ms
-    if record.is_realtime:
-        summary = record.realtime.frame_ms if record.realtime is not None else None
+    summary = summary_of(record)
     return estimate(record.median_ms, summary.ci95 if summary is not None else None)
 
 
-def _columns(baselines: set[str]) -> tuple[Column[Answer], ...]:
+def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
     against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
     return (
-        Column("component", lambda row: row.component),
-        Column("fastest correct", _fastest),
+        Column("component", lambda row: row.component, wrap=26),
+        Column("fastest correct", _fastest, wrap=26),
         Column("p50", lambda row: median_of(row.fastest) if row.fastest else None, "ms", wrap=14),
-        Column(against, lambda row: row.speedup, "ratio", wrap=12),
-        Column("holds", lambda row: held_rate(row.fastest) if row.fastest else None, wrap=9),
-        Column("bound by", _bound, wrap=9),
-        Column("next", _next, wrap=12),
+        Column("p99", lambda row: s.p99 if row.fastest and (s := summary_of(row.fastest)) else None, "ms"),
+        Column(against, lambda row: row.speedup if row.is_ranked else CANNOT_TELL, "ratio", wrap=12),
+        Column("holds", lambda row: row.holds, wrap=9),
+        Column("bound by", lambda row: _linked(row, row.bound, REASONS), wrap=12),
+        Column("next", _next, wrap=16),
+        Column("conditions", _marks, "marks", wrap=22),
+        Column("trace", lambda row: _trace(row, data), depth="page"),
+        Column("kernels", _kernels, depth="page"),
     )
 
 
-def _fastest(row: Answer) -> str:
+def _fastest(row: Answer) -> Value:
     if row.fastest is None:
         return "none"
-    return row.fastest.variant if row.is_ranked else f"{row.fastest.variant} (not ranked)"
+    words = row.fastest.variant if row.is_ranked else f"{CANNOT_TELL} ({row.fastest.variant})"
+    return _linked(row, words, FRAMES if row.fastest.is_realtime else VARIANTS) or words
 
 
-def _bound(row: Answer) -> str | None:
-    call = deciding(row.fastest) if row.fastest is not None else None
-    if call is None or call.roofline.bound is None:
-        return None
-    return call.roofline.bound if call.stage is None else f"{call.stage}: {call.roofline.bound}"
+def _linked(row: Answer, words: str | None, table: str) -> Link | None:
+    """Return `words` with a link to the fastest variant's rows in the table of that title."""
+    return link_to(words, table, row.fastest) if words and row.fastest is not None else None
 
 
 def _next(row: Answer) -> str | None:
-    short = next_step(row.fastest, row.group)[0] if row.fastest is not None else ""
-    return (short if len(short) <= _SHORT else "see below") or None
+    short = row.next
+    return short if short is None or len(short) <= _SHORT else "see below"
 
 
-def _notes(row: Answer) -> list[str]:
-    bound = bound_line(row.fastest, row.group) if row.fastest is not None else ""
-    remarks = "; ".join(row.remarks)
-    said = (bound, f"{remarks}." if remarks else "")
-    return [printable(f"{row.component}: {sentence}") for sentence in said if sentence]
+def _marks(row: Answer) -> str | None:
+    return f"! {', '.join(doubt.mark for doubt in row.doubts)}" if row.doubts else None
 
 
-def _nothing(group: Sequence[Record]) -> str:
-    if any(record.is_correct for record in group):
-        return "no latency was measured"
-    return f"no variant is correct: {listed([_with_status(r) for r in group if r.status != 'skipped'])}"
+def _trace(row: Answer, data: RunData) -> Link | None:
+    file = row.fastest.trace if row.fastest is not None else None
+    link = data.link(file.trace) if file is not None else None
+    return Link("trace", link.href) if link is not None and link.href is not None else None
 
 
-def _tie(fastest: Record, others: Sequence[Record]) -> str:
+def _kernels(row: Answer) -> Link | None:
+    analysis = row.fastest.trace_analysis if row.fastest is not None else None
+    return _linked(row, "kernels", KERNELS) if analysis is not None and analysis.kernels else None
+
+
+def _doubt_lines(answers: Sequence[Answer]) -> list[str]:
+    """Return the doubts that have words, each once with the components that it concerns, if those are not all."""
+    concerned: dict[Doubt, list[str]] = {}
+    for answer in answers:
+        for doubt in answer.doubts:
+            if doubt.words:
+                concerned.setdefault(doubt, []).append(answer.component)
+    return [
+        f"! {doubt.mark}{f' ({listed(names)})' if len(names) < len(answers) else ''}: {doubt.words}."
+        for doubt, names in concerned.items()
+    ]
+
+
+def _skipped(data: RunData) -> list[str]:
+    """Return one line on all cells that were skipped, by reason; none where there are none."""
+    reasons: dict[str, list[Record]] = {}
+    for record in data.records:
+        if record.status == "skipped":
+            reasons.setdefault(record.reason or "no reason", []).append(record)
+    parts = [f"{_cells(records, data)} ({reason})" for reason, records in reasons.items()]
+    return [f"Skipped: {'; '.join(parts)}."] if parts else []
+
+
+def _own(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
+    """Yield the doubts about the times of the fastest variant, and about those of its baseline."""
+    baseline = correct_baseline(group)
+    for record in (fastest, *([baseline] if baseline is not None and baseline is not fastest else [])):
+        for doubt in doubts_of(record):
+            if doubt.mark != "few samples" or record is fastest:  # the baseline's p99 is not in the row
+                yield Doubt(doubt.mark, f"{record.variant}: {doubt.words}")
+
+
+def _not_ok(group: Sequence[Record]) -> Iterator[Doubt]:
+    """Yield how many variants failed, are invalid or were skipped; the reasons stand below the table."""
+    states: dict[str, list[str]] = {}
+    for record in group:
+        if state := wrong_because(record):
+            states.setdefault(state, []).append(record.variant)
+    for state, names in states.items():
+        yield Doubt(f"{names[0]} {state}" if len(names) == 1 and state != "skipped" else f"{len(names)} {state}")
+
+
+def _tie(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:
     """Name the variants whose 95% intervals overlap that of the fastest one."""
     ties = [record.variant for record in others if intervals_overlap(fastest, record) is True]
     if ties:
-        return f"{listed([fastest.variant, *ties])} are tied: their 95% intervals overlap"
-    if others and not fastest.is_realtime and intervals_overlap(fastest, others[0]) is None:
-        return f"{listed([fastest.variant, others[0].variant])} cannot be ranked: too few samples"
-    return ""
+        yield Doubt("tied", f"{listed([fastest.variant, *ties])} are tied: their 95% intervals overlap")
+    elif others and not fastest.is_realtime and intervals_overlap(fastest, others[0]) is None:
+        names = listed([fastest.variant, others[0].variant])
+        yield Doubt("few samples", f"{names} cannot be ranked: one has no interval")
 
 
-def _by_mean(fastest: Record, others: Sequence[Record]) -> str:
-    """Return a remark if another variant has the lowest mean, from which FPS is computed: the tails differ."""
+def _by_mean(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:
+    """Yield a doubt if another variant has the lowest mean, from which FPS is computed: the tails differ."""
     means = [(r.metrics.wall_ms.mean, r.variant) for r in (fastest, *others) if r.metrics.wall_ms is not None]
     mean, variant = min(means, default=(0.0, fastest.variant))
-    words = f"by the mean {variant} is faster ({significant(mean)} ms): compare the tails"
-    return "" if variant == fastest.variant else words
+    if variant != fastest.variant:
+        yield Doubt("long tail", f"by the mean {variant} is faster ({significant(mean)} ms): compare the tails")
 
 
-def _unsupported(fastest: Record, group: Sequence[Record], *, alone: bool) -> str:
-    """Say why no speedup is claimed."""
+def _unsupported(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
+    """Say why no speedup is claimed; loops are judged by their deadlines."""
     baseline = correct_baseline(group)
-    if fastest.is_realtime:
-        return ""  # loops are judged by their deadlines
-    if fastest is baseline:
-        return "only the baseline was timed" if alone else "no variant is faster than the baseline"
+    if fastest.is_realtime or fastest is baseline:
+        return
     if baseline is None:
         name = baseline_name(group)
         state = next((wrong_because(r) for r in group if r.variant == name), "did not run")
-        return f"no speedup is claimed: {name} {state}"
-    return "" if claimed_speedup(fastest, group) is not None else "its speedup was not measured"
-
-
-def _with_status(record: Record) -> str:
-    return f"{record.variant} ({wrong_because(record)})"
-
-
-def disturbance(record: Record) -> str:
-    """Say how much other processes disturbed the timing; empty where they did not."""
-    if not is_disturbed(record):
-        return ""
-    wall, latency = record.metrics.wall_ms, record.metrics.latency
-    assert wall is not None
-    assert latency is not None
-    waited, window = latency.run_queue_wait_ms, wall.mean * wall.n
-    if waited is not None and waited >= _LEAST_WAIT * window:
-        times = (
-            f"its threads waited {significant(waited / 1e3, 2)} s in total for a CPU "
-            f"while {significant(window / 1e3, 2)} s of calls were timed"
-        )
-    else:
-        times = f"interrupted {latency.descheduled} times in {wall.n} calls"
-    return f"disturbed by other processes: {times}"
+        yield Doubt("no baseline", f"no speedup is claimed: {name} {state}")
+    elif claimed_speedup(fastest, group) is None:
+        yield Doubt("no speedup", "the speedup was not measured")
 
 
 def _cells(records: Iterable[Record], data: RunData) -> str:

@@ -22,6 +22,7 @@ MIB = 2**20
 Kind = Literal[
     "text",
     "flag",  # bool: yes or no
+    "marks",  # doubts, each a word or two: "! disturbed, tiny"
     "count",  # a whole number, or an average of whole numbers; infinity is shown as "never"
     "number",  # any other number: four significant digits, thousands apart
     "ms",
@@ -166,6 +167,7 @@ def _number(value: float) -> str:
 
 _SHOW: Mapping[Kind, Callable[[float], str]] = {
     "text": str,
+    "marks": str,
     "flag": lambda value: "yes" if value else "no",
     "count": count,
     "number": _number,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.errors import printable
-from profiling.report.answer import can_be_ranked, median_of
+from profiling.report.answer import CANNOT_TELL, VARIANTS, median_of
 from profiling.report.charts import (
     RED,
     Chart,
@@ -28,6 +28,7 @@ from profiling.report.charts import (
     ranks,
     scale,
 )
+from profiling.report.doubts import can_be_ranked, doubts_of
 from profiling.report.format import Value, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, Samples, cell_table, cell_words, first, itself, wrong_because
@@ -51,7 +52,7 @@ def latency_section(data: RunData) -> Section:
     baselines = {baseline_name(data.groups[record.component]) for record in rows}
     # A sweep is about totals: the console leaves out the times of single calls.
     depth = "report" if any(record.call_points for record in rows) else "console"
-    variants = cell_table("Variants", _variants(data, baselines), rows, itself, depth=depth)
+    variants = cell_table(VARIANTS, _variants(data, baselines), rows, itself, depth=depth)
     timed = [record for record in rows if record.metrics.wall_ms is not None]
     timing = cell_table("How the times were taken", _TIMING, timed, itself, depth="report")
     drifts = [record for record in data.records if record.metrics.drift is not None]
@@ -90,15 +91,22 @@ def _variants(data: RunData, baselines: set[str]) -> tuple[Column[Record], ...]:
         Column("FPS", lambda record: record.metrics.fps.mean if record.metrics.fps else None, "fps", measured=True),
         Column(against, lambda record: _speedup(record, data.groups[record.component]), "ratio"),
         *COST_COLUMNS,
+        Column("conditions", _conditions_of, "marks", wrap=22),
     )
+
+
+def _conditions_of(record: Record) -> str | None:
+    return f"! {', '.join(marks)}" if (marks := [doubt.mark for doubt in doubts_of(record)]) else None
 
 
 def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
     baseline = correct_baseline(group)
     if baseline is None or record is baseline:
         return None if baseline is None else 1.0
-    if record.metrics.wall_ms is None or not can_be_ranked(record, baseline):
+    if record.metrics.wall_ms is None:
         return None
+    if record.is_correct and not can_be_ranked(record, baseline):
+        return CANNOT_TELL
     return estimate(claimed_speedup(record, group), record.speedup.ci95 if record.speedup else None)
 
 

@@ -35,6 +35,7 @@ class Section:
     charts: Sequence[Chart] = ()
     text: str = ""  # shown as it is, line by line
     depth: Depth = "console"
+    leads: bool = False  # its tables come before its lines
 
     def __bool__(self) -> bool:
         return bool(self.lines or any(self.charts) or any(self.tables) or self.text)

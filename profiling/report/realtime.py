@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from profiling.errors import printable
+from profiling.report.answer import FRAMES
 from profiling.report.charts import (
     GREY,
     Chart,
@@ -69,7 +70,7 @@ def realtime_section(data: RunData) -> Section:
     ]
     leaks = any(trend.leak for _, _, trend in trends)
     tables = (
-        cell_table("Frames", _FRAME_COLUMNS, rows, itself),
+        cell_table(FRAMES, _FRAME_COLUMNS, rows, itself),
         cell_table("Stage budget, medians", _BUDGET, parts, first, keys=3),
         cell_table("Deadlines", _DEADLINES, deadlines, first, depth="report"),
         cell_table("Slow frames by cause", _CAUSES, causes, first, keys=3),

@@ -164,31 +164,41 @@ def render_classic(data: RunData) -> str:
 
 
 def _console(data: RunData, sections: Sequence[Section]) -> str:
-    blocks = [[shortened_line(line) for line in heading_lines(data.environment)]]
-    for section in sections:
-        if section.depth == "console":
-            blocks.append([wrapped_line(line) for line in section.lines])
-            for table in (table for table in section.tables if table and table.depth == "console"):
-                blocks.append([*([f"{table.title}:", ""] if table.title != section.title else []), console(table)])
+    shown = [section_text(section) for section in sections if section.depth == "console"]
+    lead, *rest = [text for text in shown if text] or [""]
+    heading = [shortened_line(line) for line in heading_lines(data.environment)]
+    blocks = [[lead], heading, *([text] for text in rest)]
     blocks.append([*file_lines(data), f"run: {printable(data.folder)}"])
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _markdown(data: RunData, sections: Sequence[Section]) -> str:
-    parts = [
-        f"## {escaped(_title(data))}",
-        _bullets(heading_lines(data.environment)),
+def section_text(section: Section) -> str:
+    """Return the console text of a section: its tables under their titles, and its lines."""
+    lines = "\n".join(wrapped_line(line) for line in section.lines)
+    tables = [table for table in section.tables if table and table.depth == "console"]
+    texts = [
+        "\n\n".join(filter(None, (f"{table.title}:" * (table.title != section.title), console(table))))
+        for table in tables
     ]
-    for section in sections:
-        tables = [table for table in section.tables if table and fits(table.depth, "report")]
-        if not fits(section.depth, "report") or not (tables or section.lines or section.legend or section.text):
-            continue
-        parts += [f"### {escaped(section.title)}", _bullets(section.lines)]
-        for table in tables:
-            title = "" if table.title == section.title else f"#### {escaped(table.title)}"
-            parts += [title, markdown(table)]
-        parts += [_bullets(section.legend), _fenced(section.text)]
+    return "\n\n".join(filter(None, (*texts, lines) if section.leads else (lines, *texts)))
+
+
+def _markdown(data: RunData, sections: Sequence[Section]) -> str:
+    shown = [text for section in sections if (text := _section_markdown(section))]
+    parts = [f"## {escaped(_title(data))}", *shown[:1], _bullets(heading_lines(data.environment)), *shown[1:]]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section_markdown(section: Section) -> str:
+    tables = [table for table in section.tables if table and fits(table.depth, "report")]
+    if not fits(section.depth, "report") or not (tables or section.lines or section.legend or section.text):
+        return ""
+    lines, texts = _bullets(section.lines), []
+    for table in tables:
+        texts += ["" if table.title == section.title else f"#### {escaped(table.title)}", markdown(table)]
+    parts = (*texts, lines) if section.leads else (lines, *texts)
+    whole = (f"### {escaped(section.title)}", *parts, _bullets(section.legend), _fenced(section.text))
+    return "\n\n".join(part for part in whole if part)
 
 
 def _html(data: RunData, sections: Sequence[Section]) -> str:

@@ -12,9 +12,8 @@ from profiling.report.answer import answer_section, notes_section, status_sectio
 from profiling.report.format import significant
 from profiling.report.page import Section, render_fragment
 from profiling.report.realtime import realtime_section
-from profiling.report.render import write_report
+from profiling.report.render import section_text, write_report
 from profiling.report.run_data import load_run
-from profiling.report.table import console, wrapped_line
 from profiling.results.judgement import by_component, fastest_correct
 from profiling.results.record import Record
 from profiling.results.run_folder import check_is_new
@@ -70,12 +69,7 @@ class RunResult:
 
     def __str__(self) -> str:
         """Return the answer as text, 100 columns wide."""
-        blocks = []
-        for section in self._sections:
-            tables = [table for table in section.tables if table and table.depth == "console"]
-            titles = [[f"{table.title}:", ""] if table.title != section.title else [] for table in tables]
-            blocks.append("\n".join(wrapped_line(line) for line in section.lines))
-            blocks += ["\n".join((*title, console(table))) for title, table in zip(titles, tables, strict=True)]
+        blocks = [section_text(section) for section in self._sections]
         if self._temporary is None:
             blocks.append(f"run: {self.folder}")
         return "\n\n".join(filter(None, blocks))

@@ -16,8 +16,10 @@ from profiling.report.trace import class_shares
 from profiling.results.judgement import correct_baseline, fastest_correct
 from profiling.results.record import Record, RooflinePart
 
+#: Title of the table of what bounds each cell.
+REASONS = "What bounds it, and why"
 #: Most observations that a line gives as evidence; the table has all of them.
-_REASONS = 2
+_MOST_REASONS = 2
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def bound_line(record: Record, group: Sequence[Record]) -> str:
         sentences.append(f"{times(roofline.over_roofline)} above its roofline ({least} ms)")
     bound = ""
     if call.roofline.bound is not None:
-        reasons = "; ".join(call.roofline.evidence[:_REASONS])
+        reasons = "; ".join(call.roofline.evidence[:_MOST_REASONS])
         traced = record.trace_analysis if call.stage is None and call.roofline.bound == "slow kernels" else None
         kernels = ", ".join(class_shares(traced, 2)) if traced is not None else ""
         bound = f"bound by {call.roofline.bound}{f' ({kernels})' if kernels else ''}{f': {reasons}' if reasons else ''}"
@@ -120,13 +122,11 @@ def bound_line(record: Record, group: Sequence[Record]) -> str:
 
 
 def roofline_section(data: RunData) -> Section:
-    """Return what bounds each baseline, the rooflines, their evidence, and predictions against measured times."""
+    """Return what bounds the fastest variants and the baselines, rooflines with their evidence, and predictions."""
     lines = []
     for group in data.groups.values():
-        baseline, fastest = correct_baseline(group), fastest_correct(group)
-        # What bounds the fastest variant stands below the answer.
-        if baseline is not None and baseline is not fastest and (line := bound_line(baseline, group)):
-            lines.append(f"{name_of(baseline)}: {line}")
+        chosen = {record.variant: record for record in (fastest_correct(group), correct_baseline(group)) if record}
+        lines += [f"{name_of(each)}: {line}" for each in chosen.values() if (line := bound_line(each, group))]
     calls = [call for record in data.records for call in judged_calls(record)]
     wholes = [
         Judged(r, "frame", r.roofline, r.median_ms, r.roofline.over_roofline)
@@ -136,7 +136,7 @@ def roofline_section(data: RunData) -> Section:
     rows = sorted([*calls, *wholes], key=lambda call: data.records.index(call.record))
     rooflines = cell_table("Roofline", _ROOFLINE, rows, _record_of, depth="report")
     reasons = [call for call in calls if call.roofline.bound is not None and call.record.is_correct]
-    why = cell_table("What bounds it, and why", _REASON, reasons, _record_of, depth="report")
+    why = cell_table(REASONS, _REASON, reasons, _record_of, depth="report")
     predictions = Table(
         "Predicted and measured medians", _PREDICTION, _predictions(calls, data.records), depth="report"
     )

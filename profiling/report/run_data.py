@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from profiling.errors import InputError, printable
 from profiling.report.charts import palette
 from profiling.report.format import Link
-from profiling.report.table import Column, Depth, Table
+from profiling.report.table import Column, Depth, Table, anchor
 from profiling.results.environment import Environment, read_environment
 from profiling.results.frames import TIMES, frame_count, read_frames, series_file
 from profiling.results.jsonl import read_file, read_records
@@ -141,7 +141,21 @@ def cell_table(
         Column("component", lambda row: record_of(row).component),
         Column("variant", lambda row: record_of(row).variant),
     )
-    return Table(title, (*names, *columns), rows, notes, lambda row: not record_of(row).is_correct, keys, depth)
+    return Table(
+        title,
+        (*names, *columns),
+        rows,
+        notes,
+        lambda row: not record_of(row).is_correct,
+        keys,
+        depth,
+        lambda row: name_of(record_of(row)),
+    )
+
+
+def link_to(text: str, table: str, record: Record) -> Link:
+    """Return `text` with a link to the first row of the record's cell in the `cell_table` of that title."""
+    return Link(text, f"#{anchor(table, name_of(record))}")
 
 
 def itself(record: Record) -> Record:

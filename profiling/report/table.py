@@ -26,6 +26,7 @@ The console and Markdown are laid out by tabulate, HTML by `templates/table.html
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Column(Generic[Row]):
     @property
     def numeric(self) -> bool:
         """Whether the column is aligned to the right and sorted by number."""
-        return self.kind not in ("text", "flag")
+        return self.kind not in ("text", "flag", "marks")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Table(Generic[Row]):
     strike: Callable[[Row], bool] | None = None
     keys: int = 2  # columns that name the row; repeated where the console breaks a wide table
     depth: Depth = "console"
+    name: Callable[[Row], str] | None = None  # names a row for links on the page; rows may share a name
 
     def __bool__(self) -> bool:
         return bool(self.rows)
@@ -102,6 +104,14 @@ class Table(Generic[Row]):
         columns = tuple(chosen[place] for place in kept)
         return columns, tuple(tuple(row[place] for place in kept) for row in cells)
 
+    def anchors(self) -> tuple[str | None, ...]:
+        """Return the id of each row on the page: the first row of a name has one."""
+        if self.name is None:
+            return (None,) * len(self.rows)
+        names = [anchor(self.title, self.name(row)) for row in self.rows]
+        first = dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
+        return tuple(name if first[name] == place else None for place, name in enumerate(names))
+
     def _cell(self, column: Column[Row], row: Row) -> Cell:
         value = column.read(row)
         text = show(value, column.kind)
@@ -111,6 +121,11 @@ class Table(Generic[Row]):
 
 
 AnyTable = Table[Any]
+
+
+def anchor(title: str, name: str) -> str:
+    """Return the id of the first row called `name` in the table of that title."""
+    return re.sub(r"[^\w.@=]+", "-", f"{title}-{name}".lower())
 
 
 def fits(depth: Depth, rendering: Depth) -> bool:
@@ -126,9 +141,11 @@ def console(table: AnyTable, width: int = WIDTH) -> str:
     columns, rows = table.shown("console")
     if not rows:
         return ""
-    texts = [[struck(cell.text) if cell.struck else cell.text for cell in row] for row in rows]
-    if sum(_widths(columns, texts)) + 2 * (len(columns) - 1) > width:
-        texts = [[_broken(text, column) for text, column in zip(row, columns, strict=True)] for row in texts]
+    whole = texts = [[struck(cell.text) if cell.struck else cell.text for cell in row] for row in rows]
+    for share in (1.0, 0.8, 0.65, 0.5):  # of the width that a column asks for when it is wrapped
+        if sum(_widths(columns, texts)) + 2 * (len(columns) - 1) <= width:
+            break
+        texts = [[_broken(text, column, share) for text, column in zip(row, columns, strict=True)] for row in whole]
     widths = _widths(columns, texts)
     headers = [_wrapped(column.header, space) for column, space in zip(columns, widths, strict=True)]
     parts = []
@@ -178,16 +195,23 @@ def wrapped_line(text: str, width: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
-def _broken(text: str, column: Column[Any]) -> str:
-    """Break a cell into lines, a number before its interval."""
+def _broken(text: str, column: Column[Any], share: float) -> str:
+    """Break a cell into lines of at most a share of what the column asks for, a number before its interval."""
     if column.wrap is None:
         return text
-    return text.replace(" [", "\n[") if column.numeric else _wrapped(text, column.wrap)
+    lines = text.replace(" [", "\n[").splitlines() if column.numeric else [text]
+    return "\n".join(_wrapped(line, round(share * column.wrap)) for line in lines)
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks lines at blanks, and after the underscores of names."""
+
+    wordsep_re = re.compile(r"(\s+)|(?<=_)(?![_\s])")
 
 
 def _wrapped(text: str, most: int) -> str:
     """Break a text into lines of at most `most` characters; words stay whole, whatever their length."""
-    return "\n".join(textwrap.wrap(text, most, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(_Wrapper(most, break_long_words=False).wrap(text))
 
 
 def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]]) -> list[int]:

@@ -30,6 +30,8 @@ from profiling.report.table import Column
 from profiling.results.judgement import by_component, fastest_correct
 from profiling.results.record import HostWait, Kernel, KernelClass, ModuleTime, Record, TraceAnalysis
 
+#: Titles of tables that other sections link to.
+KERNELS = "Kernels by total time"
 #: Classes of kernels, in the order in which bars stack them.
 CLASSES = ("gemm", "conv", "attention", "pointwise", "reduction", "copy", "other")
 #: Least rows of kernels and of submodules for a cell, and rows that all traced cells share if that is more.
@@ -115,7 +117,7 @@ def trace_section(data: RunData) -> Section:
     tables = (
         cell_table("GPU time of a call, busy and idle", _BUSY, seen, itself, (_PROFILED,), depth="report"),
         cell_table("GPU time by class of kernel", _CLASSES, classes, _record_of, (), 3, "report"),
-        cell_table("Kernels by total time", _KERNEL, kernels, _record_of, (_OF_CEILINGS,), 3, "report"),
+        cell_table(KERNELS, _KERNEL, kernels, _record_of, (_OF_CEILINGS,), 3, "report"),
         cell_table("Time by submodule", _MODULE, modules, _record_of, module_notes, 3, "report"),
         cell_table(_BUS, _WAITS, waits, _record_of, _sources(waiting, "lines_from"), depth="report"),
     )

@@ -18,8 +18,12 @@ def answer(*records: Record) -> dict[str, str]:
     return row
 
 
-def remarks(*records: Record) -> str:
-    return "; ".join(answer_of("net", records).remarks)
+def marks(*records: Record) -> list[str]:
+    return [doubt.mark for doubt in answer_of("net", records).doubts]
+
+
+def words(*records: Record) -> str:
+    return "; ".join(doubt.words for doubt in answer_of("net", records).doubts)
 
 
 def disturbed(record: Record, times: int = 20, **latency: Any) -> Record:
@@ -34,8 +38,10 @@ def test_the_fastest_correct_variant_with_its_speedup(three: tuple[Record, ...])
         "component": "world_model",
         "fastest correct": "compile",
         "p50 ms": "2.500 [2.490, 2.510]",
+        "p99 ms": "2.600",
         "speedup vs baseline": "11.5× [11.4, 11.6]",
         "holds": "120 FPS",
+        "conditions": "! cuda_graph failed",
     }
 
 
@@ -46,24 +52,30 @@ def test_an_invalid_cell_is_never_fastest() -> None:
 
 def test_overlapping_intervals_are_a_tie() -> None:
     graph, other = (build(name, p50, speedup=faster(11.5)) for name, p50 in (("graph", 2.495), ("compile", 2.5)))
-    assert "graph and compile are tied" in remarks(build("baseline", 28.7), graph, other)
-    assert "tied" not in remarks(build("baseline", 28.7), graph, build("compile", 2.6))
+    assert "graph and compile are tied" in words(build("baseline", 28.7), graph, other)
+    assert marks(build("baseline", 28.7), graph, other) == ["tied"]
+    assert marks(build("baseline", 28.7), graph, build("compile", 2.6)) == []
     few = build("compile", 2.6, metrics=clocks(2.6, half=None))
-    assert "cannot be ranked: too few samples" in remarks(build("baseline", 28.7), graph, few)
+    assert marks(build("baseline", 28.7), graph, few) == ["few samples"]
 
 
 def test_a_disturbed_machine_ranks_nothing_that_it_could_have_turned_round() -> None:
     baseline, compiled = build("baseline", 2.52), disturbed(build("compile", 2.5))
     row = answer(baseline, compiled)
-    assert row["fastest correct"] == "compile (not ranked)"
-    assert "speedup vs baseline" not in row
-    said = remarks(baseline, compiled)
-    assert said.startswith("disturbed by other processes (compile): no ranking is claimed")
+    assert row["fastest correct"] == "cannot tell (compile)"
+    assert row["speedup vs baseline"] == "cannot tell"
+    assert row["conditions"] == "! disturbed"
+    (line,) = answer_section(run_data(baseline, compiled)).lines
+    assert line == (
+        "! disturbed: other processes disturbed compile, so no ranking is claimed; repeat on a quiet machine."
+    )
     notes = notes_section(run_data(baseline, compiled)).lines
-    assert notes == ("world_model.compile: disturbed by other processes: interrupted 20 times in 200 calls",)
-    assert titled(latency_section(run_data(baseline, compiled)))["Variants"][1]["speedup vs baseline"] == "–"
+    assert notes == ("compile: disturbed: other processes interrupted it 20 times in 200 calls",)
+    row = titled(latency_section(run_data(baseline, compiled)))["Variants"][1]
+    assert (row["speedup vs baseline"], row["conditions"]) == ("cannot tell", "! disturbed")
     # Where nearly every call of the one was faster than any call of the other, no disturbance explains it.
-    assert answer(build("baseline", 28.7), compiled)["speedup vs baseline"] == "11.5× [11.4, 11.6]"
+    row = answer(build("baseline", 28.7), compiled)
+    assert (row["speedup vs baseline"], row["conditions"]) == ("11.5× [11.4, 11.6]", "! disturbed")
     assert answer(baseline, disturbed(build("compile", 2.5), 19))["fastest correct"] == "compile"
 
 
@@ -71,8 +83,8 @@ def test_time_spent_waiting_for_a_cpu_is_said() -> None:
     record = disturbed(build("compile", 2.5), run_queue_wait_ms=120.0)
     (line,) = notes_section(run_data(record)).lines
     assert (
-        line == "world_model.compile: disturbed by other processes: its threads waited 0.12 s in total "
-        "for a CPU while 0.50 s of calls were timed"
+        line == "compile: disturbed: its threads waited 0.12 s in total for a CPU that other processes "
+        "used, while 0.50 s of calls were timed"
     )
 
 
@@ -81,29 +93,52 @@ def test_no_speedup_without_a_correct_baseline() -> None:
     wrong = build("baseline", 28.7, status="invalid", reason="throttled")
     assert "speedup vs baseline" not in answer(compiled)
     assert "speedup vs baseline" not in answer(wrong, compiled)
-    assert "no speedup is claimed: baseline did not run" in remarks(compiled)
-    assert "no speedup is claimed: baseline invalid" in remarks(wrong, compiled)
+    assert words(compiled) == "no speedup is claimed: baseline did not run"
+    assert marks(wrong, compiled) == ["no baseline", "baseline invalid"]
     lie = build("compile", 2.5, parity={"reference": "x", "passed": False}, speedup=faster(11.5))
     assert answer(build("baseline", 28.7), lie)["fastest correct"] == "baseline"
 
 
 def test_the_baseline_may_win_and_one_alone_is_said() -> None:
     slower = build("compile", 2.5, speedup=faster(0.8))
-    assert "no variant is faster than the baseline" in remarks(build("baseline", 2.0), slower)
-    assert remarks(build("baseline", 2.0)) == "only the baseline was timed"
+    for group in ((build("baseline", 2.0), slower), (build("baseline", 2.0),)):
+        row = answer(*group)
+        assert (row["fastest correct"], row["speedup vs baseline"]) == ("baseline", "1.00×")
+        assert marks(*group) == []
 
 
 def test_nothing_correct_is_said(three: tuple[Record, ...]) -> None:
-    wrong = build("baseline", 2.0, status="invalid", reason="throttled")
-    assert answer(wrong, three[2])["fastest correct"] == "none"
-    assert remarks(wrong, three[2]) == "no variant is correct: baseline (invalid) and cuda_graph (failed)"
-    assert remarks(build("baseline")) == "no latency was measured"
-    assert "not compared with a reference" in remarks(build("baseline", 28.7, parity=None))
+    wrong = build("baseline", 2.0, status="invalid", reason="recompiled")
+    row = answer(wrong, three[2])
+    assert row["fastest correct"] == "none"
+    assert row["conditions"] == "! no variant is correct, baseline invalid, cuda_graph failed"
+    assert marks(build("baseline")) == ["no latency was measured"]
+    assert marks(build("baseline", 28.7, parity=None)) == ["not checked"]
 
 
 def test_a_mean_that_ranks_otherwise_is_told() -> None:
     tailed = build("compile", 2.5, metrics=clocks(2.5, mean=9.0), speedup=faster(11.5))
-    assert "by the mean baseline is faster" in remarks(build("baseline", 3.0), tailed)
+    assert "by the mean baseline is faster" in words(build("baseline", 3.0), tailed)
+
+
+def test_every_doubt_about_the_conditions_has_its_mark() -> None:
+    latency = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": False}
+    limited = clocks(2.5, n=33) | {"latency": latency | {"throttled_share": {"power cap": 0.4}}}
+    record = build("compile", 2.5, metrics=limited, speedup=faster(11.5), scale="tiny")
+    skipped = build("cuda_graph", status="skipped", reason="no CUDA device")
+    assert answer(build("baseline", 28.7), record, skipped)["conditions"] == (
+        "! not settled, few samples, clocks limited, tiny, 1 skipped"
+    )
+    lines = answer_section(run_data(build("baseline", 28.7), record, skipped)).lines
+    assert "! clocks limited: compile: by power cap (40%)." in lines
+    assert lines[-1] == "Skipped: cuda_graph (no CUDA device)."
+
+
+def test_a_doubt_of_several_components_is_one_line_that_names_them() -> None:
+    tiny = [build("baseline", 2.0, component=name, scale="tiny") for name in ("a", "b")]
+    assert len(answer_section(run_data(*tiny)).lines) == 1
+    (line,) = answer_section(run_data(*tiny, build("baseline", 2.0, component="c"))).lines
+    assert line.startswith("! tiny (a and b): a small network")
 
 
 @pytest.mark.parametrize(
@@ -142,11 +177,9 @@ def test_skipped_cells_are_one_line_and_each_failure_has_its_reason() -> None:
     skipped = [build(v, component=c, status="skipped", reason="no CUDA device") for c, v in cells]
     alone = build("other", component="a", status="skipped", reason="no compiler")
     failed = build("broken", component="a", status="failed", reason="it | raised\nhere")
-    assert status_section(run_data(*skipped, failed, alone)).lines == (
-        "a.broken failed: it | raised here",
-        "cuda_graph, fx: skipped, no CUDA device",
-        "a.other: skipped, no compiler",
-    )
+    data = run_data(*skipped, failed, alone)
+    assert status_section(data).lines == ("a.broken failed: it | raised here",)
+    assert answer_section(data).lines == ("Skipped: cuda_graph, fx (no CUDA device); a.other (no compiler).",)
 
 
 def test_notes_say_under_which_conditions_cells_ran() -> None:
@@ -155,7 +188,7 @@ def test_notes_say_under_which_conditions_cells_ran() -> None:
     record = build("compile", metrics=metrics, prepare={"seconds": 1.0, "cache_hits": 2}, notes=["a note"])
     lines = notes_section(run_data(record)).lines
     assert lines[0] == "world_model.compile: a note"
-    assert any("had not settled" in line for line in lines)
+    assert any("not settled: its times were still changing" in line for line in lines)
     assert any("warm start" in line for line in lines)
 
 

@@ -1,0 +1,80 @@
+"""Doubts about a cell's times: each has a mark for the tables, and words that say what happened.
+
+A doubt explains times and does not judge the cell: what makes a cell wrong is its status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from profiling.errors import printable
+from profiling.report.format import count_of, listed, percent, significant
+from profiling.results.judgement import is_disturbed
+from profiling.results.record import Record
+
+#: Samples below which a p99 is little more than the longest of them.
+ENOUGH_SAMPLES = 100
+#: From this share of the timed window (0 to 1), run-queue wait is reported; below it, the number of interruptions.
+_LEAST_WAIT = 0.01
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A doubt about a time or a claim: `mark` is a word or two, `words` the facts; empty where the mark says it all."""
+
+    mark: str
+    words: str = ""
+
+
+def doubts_of(record: Record) -> tuple[Doubt, ...]:
+    """Return the doubts about the times of one cell, the gravest first."""
+    return tuple(_doubts(record))
+
+
+def _doubts(record: Record) -> Iterator[Doubt]:
+    if words := _disturbance(record):
+        yield Doubt("disturbed", words)
+    latency, wall = record.metrics.latency, record.metrics.wall_ms
+    if latency is not None and not latency.settled:
+        yield Doubt("not settled", "its times were still changing when the warm-up ended")
+    if wall is not None and wall.n < ENOUGH_SAMPLES:
+        yield Doubt("few samples", f"p50 and p99 are of {count_of(wall.n, 'sample')}")
+    if limits := _limits(record):
+        yield Doubt("clocks limited", f"by {listed(limits)}")
+
+
+def _disturbance(record: Record) -> str:
+    """Say how much other processes disturbed the timing; empty where they did not."""
+    wall, latency = record.metrics.wall_ms, record.metrics.latency
+    if wall is None or latency is None or not is_disturbed(record):
+        return ""
+    waited, window = latency.run_queue_wait_ms, wall.mean * wall.n
+    if waited is not None and waited >= _LEAST_WAIT * window:
+        return (
+            f"its threads waited {significant(waited / 1e3, 2)} s in total for a CPU that other processes used, "
+            f"while {significant(window / 1e3, 2)} s of calls were timed"
+        )
+    return f"other processes interrupted it {latency.descheduled} times in {wall.n} calls"
+
+
+def _limits(record: Record) -> list[str]:
+    """Return what limited the clocks while the cell was timed, with its share of the window where that is known."""
+    latency, loop = record.metrics.latency, record.realtime
+    shares = latency.throttled_share if latency is not None else {}
+    reasons = loop.throttle_reasons if loop is not None else ()
+    return [f"{printable(name)} ({percent(share)})" for name, share in shares.items() if share > 0] + [
+        printable(reason) for reason in reasons
+    ]
+
+
+def can_be_ranked(one: Record, other: Record) -> bool:
+    """Return whether two medians can be ranked, although other processes may have disturbed one of them.
+
+    They can if the p99 of the faster record is below the minimum of the slower: disturbance does not explain that.
+    """
+    if not is_disturbed(one) and not is_disturbed(other):
+        return True
+    walls = [record.metrics.wall_ms for record in (one, other) if record.metrics.wall_ms is not None]
+    faster, slower = min(walls, key=lambda wall: wall.p50), max(walls, key=lambda wall: wall.p50)
+    return faster.p99 < slower.min

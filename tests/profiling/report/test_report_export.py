@@ -1,0 +1,88 @@
+"""The formats for other programs hold the numbers of the records, and say why a cell has none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import pytest
+from hostile import ALL, hostile_records
+from report_records import build, build_loop, clocks, faster, frame_loop, run_data
+
+from profiling.report.export import as_csv, as_json, as_junit
+from profiling.report.run_data import RunData
+from profiling.results.record import Record
+
+SKIPPED = build("fx", status="skipped", reason="no CUDA device")
+
+
+def cells(*records: Record) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(as_csv(run_data(*records)))))
+
+
+def test_json_holds_the_rows_of_the_answer_and_where_the_records_are(three: tuple[Record, ...]) -> None:
+    content = json.loads(as_json(run_data(*three, SKIPPED, build_loop("cuda_graph"))))
+    call, loop = content["answer"]
+    assert (call["fastest_correct"], call["p50_ms"], call["p50_ms_ci95"]) == ("compile", 2.5, [2.49, 2.51])
+    assert (call["speedup"], call["speedup_ci95"], call["holds"]) == (11.5, [11.4, 11.6], "120 FPS")
+    assert [doubt["mark"] for doubt in call["conditions"]] == ["cuda_graph failed", "1 skipped"]
+    assert (loop["component"], loop["p50_ms"], loop["holds"]) == ("realtime", 9.0, "60 FPS")
+    assert [(cell["variant"], cell["status"]) for cell in content["not_ok"]] == [
+        ("cuda_graph", "failed"),
+        ("fx", "skipped"),
+    ]
+    assert content["records"] == "results.jsonl"
+
+
+def test_csv_has_a_row_for_each_cell_with_units_in_the_headers(three: tuple[Record, ...]) -> None:
+    baseline, fast, wrong, loop = cells(*three, build_loop("cuda_graph"))
+    assert (fast["p50 ms"], fast["p50 low ms"], fast["p99 ms"], fast["max ms"]) == ("2.5", "2.49", "2.6", "2.7")
+    assert (fast["speedup"], fast["speedup high"], fast["prepare s"]) == ("11.5", "11.6", "28.0")
+    assert (baseline["speedup"], wrong["speedup"]) == ("", ""), "no speedup against itself, none of a wrong variant"
+    assert (wrong["status"], wrong["reason"], wrong["holds"]) == ("failed", "parity: error 1.2", "")
+    assert (loop["target"], loop["p50 ms"], loop["holds"]) == ("realtime", "9.0", "60 FPS")
+
+
+def test_a_speedup_that_disturbance_may_explain_is_in_no_format() -> None:
+    latency = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True, "descheduled": 50}
+    quiet = build("baseline", 2.51)
+    assert cells(quiet, build("compile", 2.5, speedup=faster(1.0)))[1]["speedup"] == "1.0"
+    disturbed = build("compile", metrics=clocks(2.5) | {"latency": latency}, speedup=faster(1.0))
+    (_, row), answer = cells(quiet, disturbed), json.loads(as_json(run_data(quiet, disturbed)))["answer"][0]
+    assert (row["speedup"], row["speedup low"], row["conditions"]) == ("", "", "disturbed")
+    assert (answer["speedup"], answer["is_ranked"]) == (None, False)
+
+
+def test_junit_counts_failures_and_gives_their_reasons(three: tuple[Record, ...]) -> None:
+    invalid = build("other", 1.0, status="invalid", reason="recompiled in the timed window")
+    lie = build("lie", 1.0, parity={"reference": "x", "passed": False})
+    suite = ElementTree.fromstring(as_junit(run_data(*three, invalid, lie, SKIPPED))).find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("6", "3", "1")
+    failures = {
+        f"{case.get('classname')}.{case.get('name')}": (failure.get("type"), failure.get("message"))
+        for case in suite
+        if (failure := case.find("failure")) is not None
+    }
+    assert failures == {
+        "world_model.cuda_graph": ("failed", "parity: error 1.2"),
+        "world_model.other": ("invalid", "recompiled in the timed window"),
+        "world_model.lie": ("parity failed", "the parity check failed"),
+    }
+    skipped = suite.find("testcase[@name='fx']/skipped")
+    assert skipped is not None
+    assert skipped.get("message") == "no CUDA device"
+
+
+@pytest.mark.parametrize("export", [as_json, as_csv, as_junit])
+def test_names_that_look_like_code_leave_each_format_readable(export: Callable[[RunData], str]) -> None:
+    text = export(run_data(*hostile_records(build, frame_loop())))
+    if export is as_json:
+        assert len(json.loads(text)["answer"]) > 1
+    elif export is as_csv:
+        assert len({len(row) for row in csv.reader(io.StringIO(text))}) == 1
+    else:
+        assert len(list(ElementTree.fromstring(text).iter("testcase"))) > len(ALL) // 2
