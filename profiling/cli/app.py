@@ -101,6 +101,7 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, an interrupt has work to keep
     progress = make_progress()
+    config = config.for_check() if config.settings.check else config
     try:
         code = Run(target, config, folder, progress, command_line(target)).execute()
     except KeyboardInterrupt:

@@ -231,6 +231,8 @@ class Settings:
     ceilings: str = "auto"
     trace: bool = False
     stacks: bool = False
+    memory_snapshot: bool = False
+    check: bool = False
 
     def __post_init__(self) -> None:
         """Check the values that can be checked without a device."""

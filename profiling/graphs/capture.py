@@ -21,7 +21,7 @@ from profiling.components.trees import tensors_in, written_tensors
 from profiling.components.user_code import SourceLine, raising_line, running_line
 from profiling.machine.gc_policy import no_garbage_collection
 
-Fault = Literal["sync", "pageable copy", "data-dependent shape", "other stream"]
+Fault = Literal["sync", "pageable copy", "host tensor", "data-dependent shape", "other stream"]
 
 #: Why each fault prevents a capture, and what to change.
 _ADVICE: dict[Fault, tuple[str, str]] = {
@@ -32,6 +32,10 @@ _ADVICE: dict[Fault, tuple[str, str]] = {
     "pageable copy": (
         "it copies from pageable host memory, and each replay would copy whatever is at that address by then",
         "make the tensor on the device, or once as a buffer (register_buffer)",
+    ),
+    "host tensor": (
+        "it makes a tensor on the CPU, which each call on a GPU would have to copy there",
+        "make the tensor on the device (device=x.device), or once as a buffer (register_buffer)",
     ),
     "data-dependent shape": (
         "the shape of its result depends on the values, and a graph has fixed shapes",
@@ -65,6 +69,16 @@ class Finding:
     line: SourceLine | None  # None outside the user's code: a thread without Python, as the backward pass has
     silent: bool = False  # a capture would record it without an error, and replay it wrong
 
+    @property
+    def reason(self) -> str:
+        """Why it prevents a capture."""
+        return _ADVICE[self.fault][0]
+
+    @property
+    def advice(self) -> str:
+        """What to change."""
+        return _ADVICE[self.fault][1]
+
 
 class Audit(TorchDispatchMode):
     """Watches the operators of a call: `findings`, and `written_storages`, the addresses of memory it writes to."""
@@ -78,6 +92,10 @@ class Audit(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note its writes and its fault, if any."""
         kwargs = kwargs or {}
+        with self:  # in inference mode an operator that calls others arrives whole: watch those that it calls
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
         self.written_storages |= {t.untyped_storage().data_ptr() for t in written_tensors(func, args, kwargs)}
         result = func(*args, **kwargs)
         fault = self._fault(func, args, kwargs, result)
@@ -88,7 +106,7 @@ class Audit(TorchDispatchMode):
 
     def _fault(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Fault | None:
         tensors = tensors_in((list(args), kwargs))
-        if not any(tensor.is_cuda for tensor in (*tensors, *tensors_in(result))):
+        if not any(map(self._is_on_device, (*tensors, *tensors_in(result)))):
             return None
         if torch.Tag.data_dependent_output in func.tags:
             return "sync"
@@ -101,6 +119,9 @@ class Audit(TorchDispatchMode):
         if self._stream is not None and torch.cuda.current_stream() != self._stream:
             return "other stream"
         return None
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda
 
 
 def _operator_name(func: Any) -> str:
@@ -211,8 +232,7 @@ class _RequireCapture(TorchDispatchMode):
 
 def _finding_error(finding: Finding) -> CaptureError:
     """Return the error for a finding of the audit."""
-    reason, advice = _ADVICE[finding.fault]
-    return _error(finding.operator, finding.line, reason, advice)
+    return _error(finding.operator, finding.line, finding.reason, finding.advice)
 
 
 def _cuda_error(error: BaseException, findings: Sequence[Finding]) -> CaptureError:

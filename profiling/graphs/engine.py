@@ -25,6 +25,12 @@ from profiling.graphs.captured_call import CapturedCall, StaticInputs
 from profiling.graphs.signature import signature
 from profiling.machine.memory import held, pool_bytes
 
+#: Why a module that fits no replay cannot be captured.
+REPLACES = (
+    "forward replaces a buffer or parameter by another tensor, and every replay would repeat the first call: write to "
+    "it in place instead (self.pos.add_(1), self.cache[:, i].copy_(x))."
+)
+
 
 @dataclass(frozen=True)
 class GraphCounters:
@@ -184,7 +190,7 @@ class CudaGraphed:
         return (getattr(self._module, "training", None), key), inputs
 
     def _drop_stale(self) -> None:
-        fingerprint = _fingerprint(self._module)
+        fingerprint = layout_of(self._module)
         if self._fingerprint != fingerprint:
             self.clear()
             self._fingerprint = fingerprint
@@ -243,7 +249,7 @@ class CudaGraphed:
             if tensor.untyped_storage().data_ptr() in audit.written_storages
         }
         rewind()
-        fingerprint, host_random = _fingerprint(self._module), _host_random_state()
+        fingerprint, host_random = layout_of(self._module), _host_random_state()
         pool = self._pools[-1] if self._pools else torch.cuda.graph_pool_handle()
         try:
             graph, output = capture(call, stream=self._stream, pool=pool, audit=audit, generators=generators)
@@ -252,11 +258,8 @@ class CudaGraphed:
             raise
         if pool not in self._pools:
             self._pools.append(pool)
-        if fingerprint != _fingerprint(self._module):
-            raise CaptureError(
-                "forward replaces a buffer or parameter by another tensor, and every replay would repeat the first "
-                "call: write to it in place instead (self.pos.add_(1), self.cache[:, i].copy_(x))."
-            )
+        if fingerprint != layout_of(self._module):
+            raise CaptureError(REPLACES)
         if host_random != _host_random_state():
             raise CaptureError(
                 "forward draws random numbers on the host, and every replay would repeat those of the capture: draw "
@@ -290,7 +293,7 @@ def _device_of(inputs: list[torch.Tensor]) -> torch.device:
     return inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
 
 
-def _fingerprint(module: object) -> Hashable:
+def layout_of(module: object) -> Hashable:
     """Return addresses and forms of a module's parameters and buffers, and which of its submodules are training."""
     if not isinstance(module, nn.Module):
         return None

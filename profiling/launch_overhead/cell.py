@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 import torch
 
+from profiling.components.component import Component
+from profiling.errors import InputError
 from profiling.launch_overhead.chains import Chain, make_chains
 from profiling.launch_overhead.fits import Array, at_size, crossing, estimate
 from profiling.launch_overhead.options import CalibrationOptions
@@ -42,6 +44,10 @@ class CalibrationCell(Cell):
         with self.phase("calibrate"):
             launches = calibrate(device, self.options, settings.dtype, settings.seed, partial(print, flush=True))
         self.add(launches=launches)
+
+    def components(self) -> Mapping[str, Component]:
+        """Refuse: the chains are no components."""
+        raise InputError("check and memory_snapshot look at components, and launch_overhead runs none. Leave them out.")
 
 
 def calibrate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
+from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import strict_float32
 from profiling.components.spec import ComponentSpec
@@ -27,6 +28,7 @@ from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
+    EAGER,
     Prepared,
     build_stages,
     calibrated,
@@ -34,6 +36,8 @@ from profiling.realtime.prepare import (
     load_stages,
     pipeline_subject,
     refuse_shared_pools,
+    session,
+    stage_components,
     stage_variant,
 )
 from profiling.realtime.recovery import describe_loop
@@ -76,8 +80,7 @@ class RealtimeCell(Cell):
                 raise InputError(
                     f"metric.{name} times single steps, and the loop has its own clocks. Use metric=[parity]."
                 )
-        specs = {name: ComponentSpec(**node).at(settings.scale) for name, node in json.loads(self.stages).items()}
-        graph = parse_graph(json.loads(self.pipeline), {spec.key for spec in specs.values()})
+        specs, graph = self._parsed()
         prepared = self._load(graph, specs)
         self.add(
             parameters=prepared.parameters,
@@ -87,15 +90,8 @@ class RealtimeCell(Cell):
         )
         with torch.inference_mode(), ExitStack() as stack:
             steps = self._prepare(variant, prepared, stack)
-            pipeline = assemble(
-                prepared.graph,
-                prepared.components,
-                {name: step.run for name, step in steps.items()},
-                self.options,
-                ticks=self._ticks,
-                seed=settings.seed,
-                narrow=getattr(torch, settings.dtype),
-            )
+            calls = {name: step.run for name, step in steps.items()}
+            pipeline = self._assembled(prepared.graph, prepared.components, calls, self.options)
             self._check(variant, prepared, steps, pipeline)
             for component in prepared.components.values():
                 component.reset()
@@ -108,19 +104,60 @@ class RealtimeCell(Cell):
             if settings.ceilings == "auto":
                 self._explain_roofline(graph, prepared, steps, series)
 
+    def components(self) -> Mapping[str, Component]:
+        """Build the networks of the stages; with schedule one_graph, the one network that they make."""
+        settings = self.job.settings
+        specs, graph = self._parsed()
+        dtype = getattr(torch, settings.dtype)
+        with self.phase("load"):
+            blueprints = build_stages(specs, settings)
+            for blueprint in blueprints.values():
+                blueprint.cast(dtype)
+        self._played, components = stage_components(graph, blueprints, settings, dtype, whole=self._whole)
+        self.add(parameters=sum(component.parameters for component in components.values()))
+        return components
+
+    def check(self, components: Mapping[str, Component]) -> None:
+        """Check every stage, then play the first ticks of the pipeline, which checks its edges."""
+        super().check(components)
+        with self.phase("pipeline"):
+            steps = {name: component.call for name, component in components.items()}
+            session(self._played, components, self._assembled(self._played, components, steps, EAGER))
+
+    @property
+    def _whole(self) -> bool:
+        return self.options.schedule == "one_graph"
+
     @property
     def _ticks(self) -> int:
         """Length of the sources that are made: all ticks of the loop."""
         return sum(self.options.counts(torch.device(self.job.settings.device).type))
 
+    def _parsed(self) -> tuple[dict[str, ComponentSpec], Graph]:
+        """Return the specs of the components by stage, and the graph."""
+        scale = self.job.settings.scale
+        specs = {name: ComponentSpec(**node).at(scale) for name, node in json.loads(self.stages).items()}
+        return specs, parse_graph(json.loads(self.pipeline), {spec.key for spec in specs.values()})
+
+    def _assembled(
+        self,
+        graph: Graph,
+        components: Mapping[str, Component],
+        calls: Mapping[str, Callable[[], Any]],
+        options: LoopOptions,
+    ) -> StagedPipeline:
+        settings = self.job.settings
+        dtype = getattr(torch, settings.dtype)
+        return assemble(graph, components, calls, options, ticks=self._ticks, seed=settings.seed, narrow=dtype)
+
     def _load(self, graph: Graph, specs: Mapping[str, ComponentSpec]) -> Prepared:
-        settings, whole = self.job.settings, self.options.schedule == "one_graph"
+        settings = self.job.settings
         with self.phase("load"):
             exact = build_stages(specs, settings)
             checksums = {name: blueprint.checksums() for name, blueprint in exact.items()}
         with self.phase("reference"), torch.inference_mode(), strict_float32():
             specs, self.calibration = calibrated(graph, specs, exact, settings, ticks=self._ticks)
-            expected = eager_outputs(graph, exact, settings, torch.float32, whole=whole, ticks=self._ticks)[-1]
+            expected = eager_outputs(graph, exact, settings, torch.float32, whole=self._whole, ticks=self._ticks)[-1]
         del exact
         with self.phase("load"), torch.inference_mode():
             # Built again: a module may keep tensors of its first call, which was in float32.

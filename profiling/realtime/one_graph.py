@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.component import Component
-from profiling.components.trees import named_tensors, tensors_in
+from profiling.components.trees import children, dotted, named_tensors, tensors_in
 from profiling.errors import InputError
 from profiling.realtime.assemble import check_handover, check_inputs
 from profiling.realtime.graph import WHOLE, Edge, Fixed, Graph, Read, Stage
@@ -82,6 +82,7 @@ class WholeTick(nn.Module):
         self._inputs = {name: dict(component.inputs) for name, component in components.items()}
         self._modules_by_stage: dict[str, Any] = {name: component.module for name, component in components.items()}
         self._keys: dict[Read, Keys] = {}
+        self._delivered_keys: dict[Read, Keys] = {}
         self._lanes = _lanes(graph)
         self._cuda = next(iter(components.values())).device.type == "cuda"
         for name, stage in graph.stages.items():
@@ -154,7 +155,10 @@ class WholeTick(nn.Module):
         return {str(edge).replace(".", "_"): self._delivered(edge, outputs[edge.name]) for edge in self._graph.deliver}
 
     def _delivered(self, edge: Read, output: Any) -> Any:
-        return tensor_at(output, keys_of(edge, output)) if edge.path else output
+        """Return what an edge delivers: the whole output, one of its tensors, or a part that holds several."""
+        if edge not in self._delivered_keys:  # in the first, eager call
+            self._delivered_keys[edge] = _part_keys(edge, output)
+        return tensor_at(output, self._delivered_keys[edge])
 
     def _call(self, name: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
         stage, module = self._graph.stages[name], self._modules_by_stage[name]
@@ -223,6 +227,24 @@ class WholeTick(nn.Module):
             if lane:
                 for tensor in tensors_in(outputs[name]):
                     tensor.record_stream(current)
+
+
+def _part_keys(edge: Read, output: Any) -> Keys:
+    """Return the keys that lead from `output` to the part of it that an edge delivers.
+
+    Raises:
+        InputError: there is no such part.
+
+    """
+    keys: Keys = ()
+    part = output
+    for name in edge.path.split(".") if edge.path else ():
+        entries: dict[str, Any] = {dotted((key,)): (key, value) for key, value in children(part) or ()}
+        if name not in entries:
+            return keys_of(edge, output)  # raises
+        key, part = entries[name]
+        keys = (*keys, key)
+    return keys
 
 
 def _lanes(graph: Graph) -> dict[str, int]:

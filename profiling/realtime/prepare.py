@@ -197,6 +197,29 @@ def session_ticks(graph: Graph) -> int:
     return max(CHECK_TICKS, *(stage.every + 1 for stage in graph.stages.values() if stage.every < FAR))
 
 
+def stage_components(
+    graph: Graph,
+    blueprints: Mapping[str, Blueprint],
+    settings: Settings,
+    dtype: torch.dtype,
+    *,
+    whole: bool,
+) -> tuple[Graph, dict[str, Component]]:
+    """Return graph and components of a loop in `dtype`, to which the blueprints were cast; `whole`: as one stage.
+
+    Raises:
+        InputError: the stages cannot be one network.
+
+    """
+    components = {
+        name: replace(blueprint.component(dtype, settings.seed), name=name) for name, blueprint in blueprints.items()
+    }
+    if not whole:
+        return graph, components
+    graph, component = as_one_stage(graph, components)
+    return graph, {WHOLE: component}
+
+
 def eager_outputs(
     graph: Graph,
     blueprints: Mapping[str, Blueprint],
@@ -215,12 +238,7 @@ def eager_outputs(
         InputError: a module fails on its inputs, or an edge does not fit.
 
     """
-    components = {
-        name: replace(blueprint.component(dtype, settings.seed), name=name) for name, blueprint in blueprints.items()
-    }
-    if whole:
-        graph, component = as_one_stage(graph, components)
-        components = {WHOLE: component}
+    graph, components = stage_components(graph, blueprints, settings, dtype, whole=whole)
     outputs = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in components.items()}
     for component in components.values():
         component.refill(settings.seed)

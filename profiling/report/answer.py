@@ -20,6 +20,7 @@ from profiling.report.table import Column, Table
 from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
     baseline_name,
+    by_component,
     claimed_speedup,
     correct_baseline,
     fastest_correct,
@@ -80,7 +81,8 @@ class Answer:
 
 def answers_of(data: RunData) -> list[Answer]:
     """Return the answer on each component of which a cell ran."""
-    ran = {name: group for name, group in data.groups.items() if any(record.status != "skipped" for record in group)}
+    timed = by_component(record for record in data.records if record.launches is None and record.check is None)
+    ran = {name: group for name, group in timed.items() if any(record.status != "skipped" for record in group)}
     return [answer_of(name, group) for name, group in ran.items()]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from profiling.errors import command, install_hint, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
+from profiling.report.check import check_section
 from profiling.report.classic import classic_blocks
 from profiling.report.format import escaped, listed
 from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section
@@ -37,6 +38,7 @@ _SECTIONS = (
     *(
         answer_section,
         status_section,
+        check_section,
         latency_section,
         realtime_section,
         launches_section,

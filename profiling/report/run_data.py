@@ -47,13 +47,14 @@ class RunData:
 
     @cached_property
     def timed(self) -> tuple[Record, ...]:
-        """The records of calls and training steps, which are neither loops of frames nor calibrations."""
-        return tuple(record for record in self.records if record.launches is None and not record.is_realtime)
+        """The records of calls and training steps: no loops of frames, calibrations or checks."""
+        calls = (record for record in self.records if record.launches is None and record.check is None)
+        return tuple(record for record in calls if not record.is_realtime)
 
     @cached_property
     def loops(self) -> tuple[Record, ...]:
         """The records of loops of frames."""
-        return tuple(record for record in self.records if record.is_realtime)
+        return tuple(record for record in self.records if record.is_realtime and record.check is None)
 
     @cached_property
     def groups(self) -> dict[str, tuple[Record, ...]]:

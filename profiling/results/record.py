@@ -22,6 +22,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from profiling.errors import printable
+from profiling.results.check import (  # noqa: F401 - readers and producers import every struct from here
+    Check,
+    CheckedCall,
+    Hinders,
+    Obstacle,
+    StateForm,
+    TensorForm,
+)
 from profiling.results.explained import (  # noqa: F401 - readers and producers import every struct from here
     BeforeAfter,
     Bound,
@@ -135,6 +143,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     rounds: Annotated[tuple[Round, ...] | None, about("each round of a repeated cell")] = None
     roofline: Annotated[Roofline | None, about("least time of a call, and what bounds it")] = None
     trace_analysis: Annotated[TraceAnalysis | None, about("analysis of the profiler trace, per call")] = None
+    check: Annotated[Check | None, about("check=true: a look at a call without timing")] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
     bad_input: Annotated[bool, about("the failure is the user's input (exit code 2); absent is false")] = False
     unreadable: Annotated[tuple[str, ...], about("damaged fields that reading dropped; never written")] = ()

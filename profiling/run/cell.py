@@ -11,21 +11,24 @@ import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from msgspec.structs import replace
 
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
+from profiling.components.reference import CHECK_SEED, first_call
 from profiling.errors import reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.results.record import Metrics, Prepare, Status, encode_sections, merge_metric
+from profiling.results.record import Check, Metrics, Prepare, Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
+from profiling.run.check import check_call
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Emit, End, Phase, Sections
 from profiling.run.job import Job
@@ -48,6 +51,7 @@ class Cell(ABC):
     metrics: Metrics = field(default_factory=Metrics)  # measured so far
     problems: list[tuple[Status, str]] = field(default_factory=list)  # (status, reason) that metrics reported
     notes: list[str] = field(default_factory=list)
+    in_inference_mode: ClassVar[bool] = True  # whether calls run under torch.inference_mode
     compiled: bool = False  # whether a compiler replaced operators of the module
     _folder: str = field(default_factory=os.getcwd, init=False)  # in which each phase begins
 
@@ -59,13 +63,42 @@ class Cell(ABC):
     def run(self) -> End:
         """Run the cell and return its status; an exception of the code of the cell is not caught."""
         with span(self.job.component.name), span(self.job.variant):
-            self.measure()
+            if self.job.settings.check:
+                with torch.inference_mode(self.in_inference_mode):
+                    self.check(self.components())
+            else:
+                self.measure()
         # "failed" (a wrong result) is reported before "invalid" (a disturbed measurement).
         return End(*min(self.problems, key=lambda problem: problem[0])) if self.problems else End("ok")
 
     @abstractmethod
     def measure(self) -> None:
         """Do the target's work and send each section once it is measured; an exception ends the cell as failed."""
+
+    @abstractmethod
+    def components(self) -> Mapping[str, Component]:
+        """Build the networks that the cell calls, by name, in the run's dtype and with their inputs.
+
+        Raises:
+            InputError: a component cannot be built, or the target runs none.
+
+        """
+
+    def check(self, components: Mapping[str, Component]) -> None:
+        """Call each component and send what was seen: the section `check`. Nothing is timed.
+
+        Raises:
+            InputError: a component fails on its inputs.
+
+        """
+        started, check = perf_counter(), Check(device=self.job.settings.device)
+        for name, component in components.items():
+            with self.phase("eager"):
+                first_call(component, self.job.settings.seed + CHECK_SEED)
+            with self.phase("check"):
+                calls = {**check.calls, name: check_call(component)}
+            check = replace(check, calls=calls, seconds=perf_counter() - started)
+            self.add(check=check)
 
     def add(self, **sections: Any) -> None:
         """Send sections of the record: structs of `profiling.results.record`, or mappings of the same shape.

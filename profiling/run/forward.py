@@ -71,6 +71,13 @@ class ForwardCell(Cell):
             finally:
                 self.close(step)
 
+    def components(self) -> Mapping[str, Component]:
+        """Build the component in the run's dtype."""
+        dtype = getattr(torch, self.job.settings.dtype)
+        component = self._load(dtype).component(dtype, self.job.settings.seed)
+        self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
+        return {component.name: component}
+
     def _load(self, dtype: torch.dtype) -> Blueprint:
         with self.phase("load"):
             started = perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +92,9 @@ class CellFiles:
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 
 
+#: Name in the place of a variant's in the record of a check.
+CHECK = "check"
+
 #: Longest name. A file has the names of a component and a variant and up to 50 more characters, and may have 255.
 LONGEST_NAME = 100
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{{0,{LONGEST_NAME - 1}}}")
@@ -148,6 +151,17 @@ class RunConfig:
         check_choice("isolation", self.isolation, ("process", "none"))
         check_number("cell_timeout", self.cell_timeout, above=0)
         check_whole("rounds", self.rounds, most=10_000)
+
+    def for_check(self) -> RunConfig:
+        """Return the config of `check=true`: one cell for each component, which times nothing and has no files."""
+        return replace(
+            self,
+            variants={CHECK: {"_target_": "profiling.variants.baseline.Baseline"}},
+            metrics={},
+            settings=replace(self.settings, ceilings="off", trace=False, memory_snapshot=False),
+            files=CellFiles(),
+            rounds=1,
+        )
 
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
         """Return one job per cell, under the resolved `settings`."""

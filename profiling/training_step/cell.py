@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
 from torch import Tensor
 
 from profiling.components.build import build, input_maker
+from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric, Subject
@@ -79,6 +80,7 @@ class Trainer:
 class TrainingCell(Cell):
     """Train eagerly and under the variant, from one start and on the same batches; compare, and measure."""
 
+    in_inference_mode: ClassVar[bool] = False
     options: TrainingOptions = field(default_factory=TrainingOptions)
     optimizer: Any = None  # a functools.partial without the parameters
 
@@ -134,6 +136,11 @@ class TrainingCell(Cell):
             self.close(step)
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
         self._judge(timed, deterministic)
+
+    def components(self) -> Mapping[str, Component]:
+        """Build the training step of the component, with its first batch."""
+        component, _ = self._component(self._batches())
+        return {component.name: component}
 
     def _batches(self) -> list[Batch]:
         """Draw the batches in host memory; the module, needed for its sizes only, is built on the meta device."""

@@ -47,3 +47,29 @@ class BrokenUp(nn.Module):
         x = torch.relu(self.layers[1](x))
         torch._dynamo.graph_break()
         return self.layers[2](x)
+
+
+class HostTensor(nn.Module):
+    """Makes a tensor on the CPU in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ramp = torch.arange(8)
+        return self.layer(x) * ramp.to(x.device)
+
+
+class Counts(nn.Module):
+    """Counts its calls in a buffer and keeps another one as it is; splits its input where it is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.layer(x[x[:, 0] > 0]) * self.scale

@@ -1,0 +1,101 @@
+"""What `check=true` saw of a call: its tensors, its state, and what stands in the way of each way to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from profiling.errors import printable
+from profiling.report.format import count_of, listed, mebibytes, significant
+from profiling.report.page import Section
+from profiling.report.run_data import RunData
+from profiling.report.table import Column, Table
+from profiling.results.record import Check, CheckedCall, Obstacle
+
+#: Most names of state that a line lists.
+_MOST = 6
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A tensor or a value that a call reads, returns or keeps."""
+
+    name: str
+    role: str
+    path: str
+    dtype: str | None
+    shape: str | None
+    device: str | None
+    bytes: float | None = None
+    changed: bool | None = None
+
+
+def check_section(data: RunData) -> Section:
+    """Return, for each network, a line on parameters and state, one on each obstacle, and a table of its tensors."""
+    checked = [(record.component, record.check) for record in data.records if record.check is not None]
+    lines: list[str] = []
+    rows: list[_Row] = []
+    for component, check in checked:
+        for name, call in check.calls.items():
+            title = name if name == component else f"{component}, {name}"
+            lines += _lines(title, call)
+            rows += _rows(title, call, check)
+        if check.seconds is not None:
+            lines.append(f"{component}: checked in {significant(check.seconds, 2)} s, nothing was timed.")
+    return Section("check", "Check", tuple(map(printable, lines)), tables=(Table("Tensors of a call", _COLUMNS, rows),))
+
+
+def _lines(name: str, call: CheckedCall) -> Iterator[str]:
+    dtypes = listed([f"{count:,} {dtype}" for dtype, count in call.parameter_dtypes.items()] or ["none"])
+    yield f"{name}: parameters: {dtypes}, {mebibytes(call.parameter_bytes)} MiB. {_state(call)}"
+    obstacles = [each for each in call.obstacles if each.hinders == "cuda_graph"]
+    if call.captured:
+        yield f"{name}, CUDA graph: a call was captured."
+    elif not obstacles:
+        yield f"{name}, CUDA graph: nothing stands in its way, as far as a CPU can show: no capture can be tried here."
+    yield from (f"{name}, CUDA graph: {_obstacle(each)}" for each in obstacles)
+    breaks = [each for each in call.obstacles if each.hinders == "compile"]
+    if call.compiled_graphs is not None and not breaks:
+        yield f"{name}, torch.compile: the whole call is {count_of(call.compiled_graphs, 'graph')}, without a break."
+    yield from (f"{name}, torch.compile: graph break: {_obstacle(each)}" for each in breaks)
+    yield from (f"{name}: {reason}." for reason in call.unknown)
+
+
+def _state(call: CheckedCall) -> str:
+    if not call.state:
+        return "No state."
+    changed = [each.path for each in call.state if each.changed]
+    size = f"{count_of(len(call.state), 'tensor')}, {mebibytes(sum(each.bytes for each in call.state))} MiB"
+    if not changed:
+        return f"State: {size}; a call changes none of it."
+    more = f" and {len(changed) - _MOST} more" if len(changed) > _MOST else ""
+    return f"State: {size}; a call changes {', '.join(changed[:_MOST])}{more}."
+
+
+def _obstacle(each: Obstacle) -> str:
+    """Return the place, the reason and what to change."""
+    place = f"{each.file}:{each.line} ({each.code})" if each.file else (each.operator or "")
+    reason = f"{place}: {each.reason}" if place else each.reason
+    return f"{reason.rstrip('.')}." + (f" To do: {each.advice.rstrip('.')}." if each.advice else "")
+
+
+def _rows(name: str, call: CheckedCall, check: Check) -> Iterator[_Row]:
+    for role, forms in (("input", call.inputs), ("output", call.outputs)):
+        for each in forms:
+            shape = None if each.shape is None else str(list(each.shape))
+            yield _Row(name, role, each.path or "(itself)", each.dtype or each.value, shape, each.device)
+    for each in call.state:
+        shape = str(list(each.shape))
+        yield _Row(name, "state", each.path, each.dtype, shape, check.device, each.bytes, each.changed)
+
+
+_COLUMNS = (
+    Column[_Row]("component", lambda row: row.name),
+    Column[_Row]("role", lambda row: row.role),
+    Column[_Row]("name", lambda row: row.path),
+    Column[_Row]("dtype or value", lambda row: row.dtype),
+    Column[_Row]("shape", lambda row: row.shape),
+    Column[_Row]("device", lambda row: row.device),
+    Column[_Row]("size", lambda row: row.bytes, "MiB"),
+    Column[_Row]("changed", lambda row: row.changed, "flag"),
+)

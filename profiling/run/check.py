@@ -1,0 +1,208 @@
+"""Looks at one call of a component without timing it: what it reads, returns and changes, and what a variant trips on.
+
+The call runs eagerly, is traced by Dynamo, and on a GPU is captured in a CUDA graph. On a CPU a capture cannot be
+tried, and what would prevent it is found by a rehearsal (`profiling.graphs.rehearsal`).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from profiling.components.component import Component
+from profiling.components.trees import children
+from profiling.components.user_code import code_at, is_user_code, short_path
+from profiling.errors import printable, reason_of
+from profiling.graphs import CudaGraphed
+from profiling.graphs.capture import Audit, CaptureError, Finding
+from profiling.graphs.engine import REPLACES, layout_of
+from profiling.graphs.rehearsal import rehearsing
+from profiling.results.record import CheckedCall, Obstacle, StateForm, TensorForm
+from profiling.trace.compile_log import graph_break
+
+#: Most characters of a value that is no tensor.
+_VALUE = 60
+
+
+def check_call(component: Component) -> CheckedCall:
+    """Call the component a few times and return what was seen; its state is as before.
+
+    The component must have been called before: what happens only in the first call (a table that is made once) stands
+    in nobody's way.
+    """
+    parameters = list(component.module.parameters())
+    count: Counter[str] = Counter()
+    for parameter in parameters:
+        count[_dtype(parameter)] += parameter.numel()
+    unknown: list[str] = []
+    inputs = tuple(forms("", component.inputs))
+    outputs, state, findings = _watched_call(component)
+    graphs, breaks = _traced(component, unknown)
+    captured = None
+    if component.device.type == "cuda":
+        error = _captured(component)
+        captured = error is None
+        if error is None:
+            findings = ()  # what the audit found does no harm
+        elif not findings:
+            findings = (Obstacle(hinders="cuda_graph", reason=str(error)),)
+    return CheckedCall(
+        inputs=inputs,
+        outputs=outputs,
+        parameters=sum(count.values()),
+        parameter_bytes=sum(parameter.nbytes for parameter in parameters),
+        parameter_dtypes=dict(count),
+        state=state,
+        captured=captured,
+        compiled_graphs=graphs,
+        obstacles=(*findings, *breaks),
+        unknown=tuple(unknown),
+    )
+
+
+def forms(path: str, tree: Any) -> Iterator[TensorForm]:
+    """Yield the form of each tensor and of each other value in `tree`, which lies at `path`."""
+    if isinstance(tree, Tensor):
+        yield TensorForm(path=path, dtype=_dtype(tree), shape=tuple(tree.shape), device=str(tree.device))
+        return
+    entries = children(tree)
+    if entries is None:
+        yield TensorForm(path=path, value=f"{type(tree).__name__} {printable(repr(tree), _VALUE)}")
+        return
+    for key, value in entries:
+        name = str(key).strip("[]'.")
+        yield from forms(f"{path}.{name}" if path else name, value)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _watched_call(component: Component) -> tuple[tuple[TensorForm, ...], tuple[StateForm, ...], tuple[Obstacle, ...]]:
+    """Call once; return the forms of the outputs, the state with what the call changed, and what prevents a capture."""
+    component.reset()
+    names = {id(buffer): name for name, buffer in component.module.named_buffers()}
+    state = [(names.get(id(tensor), f"state {i}"), tensor) for i, tensor in enumerate(component.state())]
+    before = [tensor.detach().clone() for _, tensor in state]
+    addresses = layout_of(component.module)
+    if component.device.type == "cuda":
+        with Audit(None) as audit:
+            output = component.call()
+    else:
+        with rehearsing() as audit:
+            output = component.call()
+    findings = list(_obstacles(audit.findings, anywhere=component.device.type == "cuda"))
+    if addresses != layout_of(component.module):
+        findings.append(Obstacle(hinders="cuda_graph", reason=REPLACES))
+    kept = tuple(
+        StateForm(
+            path=name,
+            dtype=_dtype(tensor),
+            shape=tuple(value.shape),
+            bytes=value.nbytes,
+            changed=not _same(tensor.detach(), value),
+        )
+        for (name, tensor), value in zip(state, before, strict=True)
+    )
+    outputs = tuple(forms("", output))
+    component.reset()
+    return outputs, kept, tuple(findings)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold the same values; NaN equals NaN."""
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _obstacles(findings: Iterable[Finding], *, anywhere: bool) -> Iterator[Obstacle]:
+    """Yield the findings, one for each line and reason; those without a line of the user's only if `anywhere`.
+
+    On a CPU an optimizer or the backward pass may run other operators than on a GPU.
+    """
+    seen = set()
+    for finding in findings:
+        place = None if finding.line is None else (finding.line.file, finding.line.number)
+        if (place, finding.fault) in seen or (place is None and not anywhere):
+            continue
+        seen.add((place, finding.fault))
+        yield Obstacle(
+            hinders="cuda_graph",
+            reason=finding.reason,
+            operator=finding.operator,
+            file=short_path(finding.line.file, Path.cwd()) if finding.line else None,
+            line=finding.line.number if finding.line else None,
+            code=finding.line.code if finding.line else None,
+            advice=finding.advice,
+        )
+
+
+def _captured(component: Component) -> CaptureError | None:
+    """Try to capture a CUDA graph of the call; return why it cannot be captured, or None.
+
+    Raises:
+        torch.OutOfMemoryError: the graph does not fit beside the module.
+
+    """
+    graphed = CudaGraphed(component.module, state=component.state, priority=component.priority)
+    try:
+        graphed(**component.inputs)
+    except CaptureError as error:
+        return error
+    finally:
+        graphed.clear()
+        component.reset()
+    return None
+
+
+def _traced(component: Component, unknown: list[str]) -> tuple[int | None, tuple[Obstacle, ...]]:
+    """Return the number of graphs into which Dynamo splits the call, and the places."""
+    with _quiet():
+        try:
+            component.reset()
+            explained = torch._dynamo.explain(component.module)(**component.inputs)
+        except Exception as error:
+            unknown.append(f"torch.compile could not trace the call: {reason_of(error)}")
+            return None, ()
+        finally:
+            torch._dynamo.reset()
+            component.reset()
+    places: dict[tuple[str | None, int | None], Obstacle] = {}
+    for each in explained.break_reasons:
+        if each.graph_break:
+            place = _break(str(each.reason), each.user_stack)
+            places.setdefault((place.file, place.line), place)
+    return explained.graph_count, tuple(places.values())
+
+
+def _break(text: str, stack: Sequence[Any]) -> Obstacle:
+    parsed = graph_break(text, Path.cwd())
+    frame = next((frame for frame in reversed(stack) if is_user_code(frame.filename)), None)
+    return Obstacle(
+        hinders="compile",
+        reason=parsed.reason,
+        file=short_path(frame.filename, Path.cwd()) if frame else parsed.file,
+        line=frame.lineno if frame else parsed.line,
+        code=code_at(frame.filename, frame.lineno) if frame else None,
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Dynamo from logging what is reported anyway."""
+    logger = logging.getLogger("torch._dynamo")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

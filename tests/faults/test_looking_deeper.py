@@ -1,0 +1,65 @@
+"""A look without timing (check=true)."""
+
+from pathlib import Path
+
+import pytest
+from test_wrong_input import fault, is_refused, started  # noqa: F401 - a fixture
+
+from profiling.results.jsonl import read_records
+
+QUICK = ("device=cpu", "threads=1", "isolation=none", "check=true", "hydra.run.dir=run")
+NAMED = "exit 0; the line is named, with the reason and what to change"
+
+NETWORKS = (
+    ("a network reads a value back in its forward (.item())", "syncs", "it waits for the GPU", "y.sum().item()"),
+    ("a network makes a tensor on the CPU in its forward", "host_tensor", "makes a tensor on the CPU", "torch.arange"),
+    ("the shape of a result depends on the values", "counts", "the shape of its result", "x[x[:, 0] > 0]"),
+)
+
+
+@pytest.mark.parametrize(
+    ("component", "reason", "code"),
+    [pytest.param(*row[1:], id=row[0], marks=fault(row[0], NAMED, "the look at the call")) for row in NETWORKS],
+)
+def test_a_network_that_cannot_be_captured(started, component, reason, code):  # noqa: F811
+    assert started(f"component=[{component}]", quick=QUICK)[0] == 0
+    (record,) = read_records(Path("run")).records
+    (found,) = (each for each in record.check.calls[component].obstacles if each.hinders == "cuda_graph")
+    assert reason in found.reason
+    assert code in found.code
+    assert found.advice
+
+
+WRONG = (
+    ("an input is missing", ["component=[net]", "~component.net.inputs.gain"], "needs 'gain'"),
+    ("the forward raises", ["component=[raises]"], "Raises.forward raised ValueError: this module never works"),
+    (
+        "a shape does not fit the network",
+        ["component=[net]", "component.net.inputs.x.shape=[2,9]"],
+        "Net.forward raised",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [pytest.param(*row[1:], id=row[0], marks=fault(row[0], "its row fails with one line, exit 2")) for row in WRONG],
+)
+def test_a_network_that_does_not_run(started, overrides, says):  # noqa: F811
+    code, err = started(*overrides, quick=QUICK)
+    assert code == 2, err
+    (record,) = read_records(Path("run")).records
+    assert says in record.reason
+
+
+@fault("the checkpoint is not there", "one line, exit 2")
+def test_a_checkpoint_that_is_not_there(started):  # noqa: F811
+    quick = tuple(item for item in QUICK if not item.startswith("hydra"))
+    is_refused(started("component=[net]", "+component.net.checkpoint=no.pt", quick=quick), "no.pt does not exist")
+
+
+@fault("the target has no component to look at", "its row fails with one line, exit 2")
+def test_a_target_without_components(started):  # noqa: F811
+    assert started(target="launch_overhead", quick=QUICK)[0] == 2
+    (record,) = read_records(Path("run")).records
+    assert "launch_overhead runs none" in record.reason

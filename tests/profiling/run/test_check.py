@@ -1,0 +1,78 @@
+"""check=true: what it says of a call, in every target, and that it times nothing."""
+
+import pytest
+from as_user import OUTSIDE, Outcome, command, finished
+
+CPU = ("device=cpu", "threads=1", "isolation=none")
+
+
+@pytest.fixture
+def check(tmp_path):
+    def run(*overrides: str, target: str = "generic_forward") -> Outcome:
+        folder = tmp_path / "run"
+        done = finished(command(folder, *overrides, "check=true", target=target, quick=CPU), tmp_path)
+        return Outcome(done.returncode, done.stdout, done.stderr, folder)
+
+    return run
+
+
+def test_a_component(check):
+    outcome = check("component=[counts]", "variant=[baseline,compile]")
+    assert outcome.code == 0, outcome.err
+    (record,) = outcome.records.values()  # one for all variants
+    assert record.metrics.wall_ms is None
+    assert record.prepare is None
+    call = record.check.calls["counts"]
+    assert [(each.path, each.dtype, each.shape, each.device) for each in call.inputs] == [
+        ("x", "float32", (16, 8), "cpu")
+    ]
+    assert [each.dtype for each in call.outputs] == ["float32"]
+    assert (call.parameters, call.parameter_bytes, call.parameter_dtypes) == (72, 288, {"float32": 72})
+    assert {each.path: each.changed for each in call.state} == {"calls": True, "scale": False}
+    assert call.captured is None
+    line = next(
+        n for n, text in enumerate((OUTSIDE / "faulty_modules.py").read_text().splitlines(), 1) if "[x[:" in text
+    )
+    assert {(each.hinders, each.line) for each in call.obstacles} == {("cuda_graph", line), ("compile", line)}
+    for words in ("72 float32", "a call changes calls.", f"faulty_modules.py:{line}", "nothing was timed"):
+        assert words in outcome.out
+    assert "Answer" not in outcome.out
+
+
+def test_a_component_that_can_be_captured(check):
+    outcome = check("component=[net]")
+    assert outcome.records["net", "check"].check.calls["net"].obstacles == ()
+    assert "no capture can be tried here" in outcome.out
+    assert "the whole call is 1 graph, without a break" in outcome.out
+    assert {each.path for each in outcome.records["net", "check"].check.calls["net"].outputs} == {
+        *("answer.picture", "answer.score", "hidden.0", "hidden.1.0"),
+    }
+
+
+def test_a_pipeline_stage_by_stage(check):
+    outcome = check("pipeline=mine", target="realtime")
+    assert outcome.code == 0, outcome.err
+    (record,) = outcome.records.values()
+    assert list(record.check.calls) == ["first", "second"]
+    assert record.realtime is None
+
+
+def test_a_pipeline_as_one_graph(check):
+    (record,) = check("pipeline=mine", "loop.schedule=one_graph", target="realtime").records.values()
+    assert [each.path for each in record.check.calls["whole"].inputs] == ["first__x", "second__gain"]
+
+
+def test_a_training_step(check):
+    outcome = check("component=[resnet50_training]", target="training_step")
+    assert outcome.code == 0, outcome.err
+    (record,) = outcome.records.values()
+    (call,) = record.check.calls.values()
+    assert [each.shape for each in call.outputs] == [()]
+    assert [each.hinders for each in call.obstacles] == ["compile"]  # the backward pass
+
+
+def test_every_point_of_a_sweep(check):
+    outcome = check("component=[net]", "values=[1,2]", "together=false", target="shape_sweep")
+    assert [record.check.calls[name].inputs[0].shape for (name, _), record in outcome.records.items()] == [
+        *((1, 8), (2, 8)),
+    ]
