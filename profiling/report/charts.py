@@ -6,7 +6,9 @@ A `Chart` holds one or more `View`s, of which the page shows one at a time. An e
         bars("compile", x=["world_model"], y=[7.21], colour=palette(["compile"])["compile"], ends=[(7.16, 7.30)]),
         points("p99", x=["world_model"], y=[9.2], symbol="diamond-open"),
     ]
-    drawn = figure(data, axis("component", type="category"), axis("wall time of a call, ms"), frame_budgets([9.2]))
+    top = upper_end([7.21], [9.2])
+    y = axis("wall time of a call, ms", range=[0, top])
+    drawn = figure(data, axis("component", type="category"), y, frame_budgets(top))
     chart = Chart("latency", "Wall time of a call", [View("all components", drawn)], "Bars: medians.")
     Section("latency", "Latency", charts=(chart,))  # page.py
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import log10
+from math import inf, log10
 from typing import Any
 
 import numpy as np
@@ -40,8 +42,15 @@ GREY, RED = "#888888", "#d9363e"
 _LEAST = 60
 #: Ratio of largest to smallest value above which an axis is logarithmic: small values would be flat otherwise.
 _FAR = 20
-#: A frame budget above this many times the longest time is not drawn: it would flatten everything else.
+#: An axis ends at this many times the highest of the values that must be readable; what is above it is cut off.
 _IN_SIGHT = 2.5
+#: A value above this many times the median of the others is an outlier, for which an axis is not made.
+_OUTLIER = 8
+#: Lines nearer to each other than this share of the axis (0 to 1) have one label.
+_LABEL = 0.05
+#: What a mark of a cut-off value looks like, and the note that explains it.
+_CUT = "triangle-up"
+CUT_NOTE = "Triangles at the upper edge: values above the axis; point at one for the number."
 #: Distinguishable with red-green colour blindness, on white and on black.
 _COLOURS = (
     *("#0284c7", "#e08700", "#0d9f6e", "#c2417c", "#7c6cf0"),
@@ -94,10 +103,43 @@ def scale(values: Iterable[float]) -> dict[str, Any]:
     return {"rangemode": "tozero"}
 
 
+def upper_end(readable: Iterable[float], values: Iterable[float]) -> float:
+    """Return the upper end of an axis from 0 on which one outlier cannot flatten the rest.
+
+    It shows all of `readable` (medians, say), outliers among them aside, and of `values` (p99, maxima) those that leave
+    the readable ones at least two fifths of the axis.
+    """
+    bulk = np.array(sorted(readable), dtype=np.float64)
+    if not bulk.size:
+        return 1.0
+    bulk = bulk[bulk <= _OUTLIER * np.median(bulk)]
+    limit = _IN_SIGHT * float(bulk.max())
+    return 1.06 * max(float(bulk.max()), *(value for value in values if value <= limit), 1e-9)
+
+
+def series_scale(series: Sequence[NDArray[np.float64]]) -> tuple[dict[str, Any], float]:
+    """Return (the scale of an axis for series of times, where it ends): an outlier of a series cannot flatten the rest.
+
+    The axis is logarithmic, without an end, where the series themselves are far apart.
+    """
+    known = [values[np.isfinite(values)] for values in series]
+    high = [float(np.percentile(values, 99)) for values in known if values.size]
+    ends = scale([*high, *(float(np.median(values)) for values in known if values.size)])
+    if "type" in ends:
+        return ends, inf
+    top = upper_end(high, [float(values.max()) for values in known if values.size])
+    return {"range": [0, top]}, top
+
+
+def above(values: Iterable[float], top: float) -> bool:
+    """Return whether an axis that ends at `top` cuts off one of `values`."""
+    return any(value > top for value in values)
+
+
 def figure(
     data: Iterable[Trace], x: Mapping[str, Any], y: Mapping[str, Any], levels: Iterable[Level] = (), **more: Any
 ) -> Figure:
-    """Return a figure of the traces `data` over two axes, with labelled lines across it at `levels`.
+    """Return a figure of the traces `data` over two axes, with lines across it at `levels`, labelled where they say so.
 
     `more` goes into plotly's layout.
     """
@@ -105,16 +147,27 @@ def figure(
     for value, label in levels:
         ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
         lines.append({"type": "line", **ends, "line": {"color": RED, "dash": "dash", "width": 1.5}})
-        place = {"xref": "paper", "x": 1, "xanchor": "left", "y": log10(value) if y.get("type") == "log" else value}
-        labels.append({"text": plain(label), "showarrow": False, "font": {"color": RED, "size": 11}, **place})
+        if label:
+            place = {"xref": "paper", "x": 1, "xanchor": "left", "y": log10(value) if y.get("type") == "log" else value}
+            labels.append({"text": plain(label), "showarrow": False, "font": {"color": RED, "size": 11}, **place})
     layout = {"xaxis": x, "yaxis": y, "hoverlabel": {"namelength": -1}, "showlegend": True, "annotations": labels}
     return {"data": list(data), "layout": {**layout, **more, "shapes": [*lines, *more.get("shapes", ())]}}
 
 
-def frame_budgets(times_ms: Iterable[float]) -> list[Level]:
-    """Return the frame budget (ms) of each common frame rate, except those far above the longest of `times_ms`."""
-    highest = max(times_ms, default=0.0)
-    return [(1000 / rate, f"{rate} FPS") for rate in FRAME_RATES if 1000 / rate <= _IN_SIGHT * highest]
+def frame_budgets(top: float) -> list[Level]:
+    """Return the frame budget (ms) of each common frame rate on an axis from 0 to `top`; close lines share a label."""
+    levels: list[Level] = []
+    rates: list[int] = []
+    for rate in sorted(FRAME_RATES, reverse=True):
+        if 1000 / rate > top:
+            break
+        if levels and 1000 / rate - levels[-1][0] < _LABEL * top:
+            levels[-1] = (levels[-1][0], "")
+        else:
+            rates = []
+        rates.insert(0, rate)
+        levels.append((1000 / rate, f"{', '.join(map(str, rates))} FPS"))
+    return levels
 
 
 def bars(
@@ -159,12 +212,30 @@ def points(
     symbol: str = "circle",
     colour: str = GREY,
     size: int = 8,
+    top: float | None = None,
     **more: Any,
 ) -> Trace:
-    """Return a trace of markers; the outlines of open symbols are two pixels wide."""
-    look = {"symbol": symbol, "size": size, "color": colour, "line": {"width": 2}}
-    drawn = {"x": [_place(value) for value in x], "y": rounded(y)}
+    """Return a trace of markers; the outlines of open symbols are two pixels wide.
+
+    Values above `top`, where the axis ends, become triangles at its edge, which show the value to the pointer.
+    """
+    look: dict[str, Any] = {"symbol": symbol, "size": size, "color": colour, "line": {"width": 2}}
+    values = rounded(y)
+    drawn: dict[str, Any] = {"x": [_place(value) for value in x], "y": values}
+    if top is not None and above(values, top):
+        look["symbol"] = [_CUT if value > top else symbol for value in values]
+        drawn |= {"y": [min(value, top) for value in values], "cliponaxis": False}
+        drawn |= {"text": [f"{value:.4g}" for value in values], "hovertemplate": "%{text}"}
     return {"type": "scatter", "mode": "markers", "name": plain(name), **drawn, "marker": look, **more}
+
+
+def cut_bars(x: Sequence[Any], y: Sequence[float], top: float, **more: Any) -> list[Trace]:
+    """Return the labels of bars that are higher than `top`, where the axis ends; empty where none is."""
+    cut = [place for place, value in enumerate(y) if value > top]
+    if not cut:
+        return []
+    labels = points("cut off", [x[place] for place in cut], [y[place] for place in cut], top=top, **more)
+    return [{**labels, "mode": "markers+text", "textposition": "bottom center", "showlegend": False}]
 
 
 def line(name: object, x: Iterable[Any], y: Iterable[float], colour: str, width: float = 1.5, **more: Any) -> Trace:

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 from profiling.errors import printable
 from profiling.report.answer import CANNOT_TELL, VARIANTS, median_of
 from profiling.report.charts import (
+    CUT_NOTE,
     RED,
     Chart,
     Figure,
     Trace,
     View,
+    above,
     axis,
     bars,
+    cut_bars,
     envelope,
     figure,
     frame_budgets,
@@ -26,7 +29,8 @@ from profiling.report.charts import (
     points,
     points_each,
     ranks,
-    scale,
+    series_scale,
+    upper_end,
 )
 from profiling.report.doubts import can_be_ranked, doubts_of
 from profiling.report.format import Value, estimate
@@ -68,14 +72,20 @@ def distribution_section(data: RunData) -> Section:
     calls = [Samples(record, np.array(wall.samples)) for record, wall in _walls(data.timed) if wall.samples]
     frames = [Samples(each.record, each.values[np.isfinite(each.values)]) for each in data.frame_times[0]]
     charts = [
-        Chart(key, title, [View(name, _ecdf(data, group, x)) for name, group in _groups(series)], _thinned(series))
+        Chart(
+            key,
+            title,
+            [View(name, _ecdf(data, group, x)) for name, group in _groups(series)],
+            f"A line that ends below 1 has samples beyond the axis. {_thinned(series)}".rstrip(),
+        )
         for key, title, x, series in (
             ("ecdf-calls", "Distribution of the wall time of a call", "wall time of a call, ms", calls),
             ("ecdf-frames", "Distribution of the frame time", "frame time, ms", frames),
         )
     ]
     note = (
-        f"Crosses: outliers, further than {OUTLIER_MADS:g} median absolute deviations from the median; none is removed."
+        f"Crosses: outliers, further than {OUTLIER_MADS:g} median absolute deviations from the median; none is "
+        f"removed. {CUT_NOTE}"
     )
     views = [View(name, _over_time(data, group)) for name, group in _groups(calls)]
     charts.append(Chart("samples", "Samples in the order in which they were taken", views, f"{note} {_thinned(calls)}"))
@@ -257,45 +267,61 @@ def _medians(data: RunData) -> Chart:
     views = [View(component, _bars(data, {component: group})) for component, group in groups.items()]
     if 1 < len(groups) <= _TOGETHER:
         views.insert(0, View("all components", _bars(data, groups)))
+    cut = any(above(_marks_of(group), _top(group)) for group in (*groups.values(), sum(groups.values(), ())))
     note = (
-        "Bars: median with its 95% interval. Diamonds: p99. Thick grey lines: the roofline, where it is known. "
-        "Dashed: frame budgets. Pale: failed or invalid; these times are not compared."
+        "Bars: median with its 95% interval. Diamonds: p99. Crosses: longest call. Thick grey lines: the roofline, "
+        "where it is known. Dashed: frame budgets. Pale: failed or invalid; these times are not compared."
     )
-    return Chart("latency", "Wall time of a call by variant", views, note)
+    return Chart("latency", "Wall time of a call by variant", views, f"{note} {CUT_NOTE}" if cut else note)
+
+
+def _marks_of(records: Sequence[Record]) -> list[float]:
+    return [ms for _, wall in _walls(records) for ms in (wall.p50, wall.p99, wall.max)]
+
+
+def _top(records: Sequence[Record]) -> float:
+    """Return the upper end of the axis of these records' bars; wrong times do not set it."""
+    correct = [record for record in records if record.is_correct] or records
+    return upper_end([wall.p50 for _, wall in _walls(correct)], _marks_of(correct))
 
 
 def _bars(data: RunData, groups: Mapping[str, Sequence[Record]]) -> Figure:
     """Draw one component with a bar a variant, or several with a group of bars a component."""
     records = [record for group in groups.values() for record in group]
+    top = _top(records)
     if len(groups) == 1:
-        traces = [trace for record in records for trace in _bar(data, [record], cell_words)]
+        traces = [trace for record in records for trace in _bar(data, [record], cell_words, top)]
         title, modes = "variant", {"barmode": "overlay", "scattermode": "overlay"}
     else:
         variants = dict.fromkeys(record.variant for record in records)
         chosen = [[record for record in records if record.variant == variant] for variant in variants]
-        traces = [trace for rows in chosen for trace in _bar(data, rows, lambda record: record.component)]
+        traces = [trace for rows in chosen for trace in _bar(data, rows, lambda record: record.component, top)]
         title, modes = "component", {"barmode": "group", "scattermode": "group"}
-    longest = [record.metrics.wall_ms.p99 for record in records if record.metrics.wall_ms is not None]
-    budgets = [] if any(record.training is not None for record in records) else frame_budgets(longest)
-    y = axis("wall time of a call, ms", rangemode="tozero")
-    return figure(traces, axis(title, type="category"), y, budgets, **modes)
-
-
-def _bar(data: RunData, records: Sequence[Record], place: Place) -> list[Trace]:
-    """Return the bars of one variant's medians, and the marks of its p99 and its roofline."""
-    name, clocks = records[0].variant, [record.metrics.wall_ms for record in records]
-    walls = [wall for wall in clocks if wall is not None]
-    shared = {"offsetgroup": plain(name), "legendgroup": plain(name)}
-    drawn = bars(
-        name, list(map(place, records)), [wall.p50 for wall in walls], data.colours[name], [w.ci95 for w in walls]
+        # A group holds its bars side by side; alone, a bar stands in the middle above its label.
+        traces = [{**trace, "offsetgroup": trace["legendgroup"]} for trace in traces]
+    budgets = [] if any(record.training is not None for record in records) else frame_budgets(top)
+    return figure(
+        traces, axis(title, type="category"), axis("wall time of a call, ms", range=[0, top]), budgets, **modes
     )
+
+
+def _bar(data: RunData, records: Sequence[Record], place: Place, top: float) -> list[Trace]:
+    """Return the bars of one variant's medians, and the marks of its p99, its longest call and its roofline."""
+    name, walls = records[0].variant, [wall for _, wall in _walls(records)]
+    places, medians = list(map(place, records)), [wall.p50 for wall in walls]
+    drawn = bars(name, places, medians, data.colours[name], [wall.ci95 for wall in walls])
     drawn["marker"]["opacity"] = [1.0 if record.is_correct else 0.25 for record in records]
-    traces = [drawn, points(f"{name}, p99", list(map(place, records)), [wall.p99 for wall in walls], "diamond-open")]
+    traces = [
+        *(drawn, points(f"{name}, p99", places, [wall.p99 for wall in walls], "diamond-open", top=top)),
+        points(f"{name}, longest", places, [wall.max for wall in walls], "x-thin-open", top=top),
+        *cut_bars(places, medians, top),
+    ]
     least = [(place(r), r.roofline.roofline_ms) for r in records if r.roofline is not None and r.roofline.roofline_ms]
     if least:
         traces.append(
             points(f"{name}, roofline", [x for x, _ in least], [ms for _, ms in least], "line-ew-open", size=24)
         )
+    shared = {"legendgroup": plain(name)}
     return [{**trace, **shared, **({"showlegend": False} if trace is not drawn else {})} for trace in traces]
 
 
@@ -324,12 +350,15 @@ def _ecdf(data: RunData, group: Sequence[Samples], title: str) -> Figure:
         traces.append(_line(data, each, ordered[chosen], (chosen + 1) / ordered.size))
         traces[-1]["line"]["shape"] = "hv"
     # The axis begins where the values do: their spread is what the chart is about.
-    x = axis(title, **{k: v for k, v in scale(np.concatenate([each.values for each in group])).items() if k == "type"})
+    ends, top = series_scale([each.values for each in group])
+    least = min(float(each.values.min()) for each in group)
+    x = axis(title, **(ends if "type" in ends else {"range": [least - 0.02 * (top - least), top]}))
     return figure(traces, x, axis("share of samples at or below", range=[0, 1.02]))
 
 
 def _over_time(data: RunData, group: Sequence[Samples]) -> Figure:
     traces, marks = [], []
+    ends, top = series_scale([each.values for each in group])
     for each in group:
         chosen = envelope(each.values, points_each(len(group)))
         traces.append(_line(data, each, chosen + 1, each.values[chosen]))
@@ -337,10 +366,9 @@ def _over_time(data: RunData, group: Sequence[Samples]) -> Figure:
         if outliers.size:
             name = f"{cell_words(each.record)}, outliers"
             shared = {"legendgroup": plain(each.record.variant), "showlegend": False}
-            marks.append(points(name, outliers + 1, each.values[outliers], "x-thin", RED, **shared))
+            marks.append(points(name, outliers + 1, each.values[outliers], "x-thin", RED, top=top, **shared))
             marks[-1]["marker"]["line"]["color"] = RED
-    y = axis("wall time of a call, ms", **scale(np.concatenate([each.values for each in group])))
-    return figure([*traces, *marks], axis("sample, in order"), y)
+    return figure([*traces, *marks], axis("sample, in order"), axis("wall time of a call, ms", **ends))
 
 
 def _outliers(values: NDArray[np.float64]) -> NDArray[np.intp]:

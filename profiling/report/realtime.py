@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from profiling.errors import printable
 from profiling.report.answer import FRAMES
 from profiling.report.charts import (
+    CUT_NOTE,
     GREY,
     Chart,
     Figure,
@@ -24,7 +27,7 @@ from profiling.report.charts import (
     palette,
     points,
     points_each,
-    scale,
+    series_scale,
 )
 from profiling.report.format import Value, count_of, decimals, estimate, listed, percent, signed, significant
 from profiling.report.latency import COST_COLUMNS
@@ -80,7 +83,7 @@ def realtime_section(data: RunData) -> Section:
     series, unread = data.frame_times
     views = [View(cell_words(each.record, component=True), _frames_figure(each, len(series))) for each in series]
     longest = max((each.values.size for each in series), default=0)
-    note = "Marks: the slow frames that the record lists, by cause. Shaded: before the times settled."
+    note = f"Marks: the slow frames that the record lists, by cause. Shaded: before the times settled. {CUT_NOTE}"
     if longest > points_each(len(series)):
         note += f" Of more than {points_each(len(series))} frames the lowest and highest of each stretch are drawn."
     charts = (
@@ -392,17 +395,19 @@ def _frames_figure(each: Samples, series: int) -> Figure:
     traces = [line("frame time", places, each.values[places], _FRAMES, width=1)]
     levels: list[Level] = []
     shapes = []
+    budget_ms = loop.budget_ms if loop is not None and loop.target_fps else None
+    ends, top = series_scale([each.values, *([np.array([budget_ms])] if budget_ms is not None else [])])
     if loop is not None:
-        traces += _slow_marks(loop)
-        levels = [(loop.budget_ms, f"deadline, {loop.target_fps:g} FPS")] if loop.target_fps else []
+        traces += _slow_marks(loop, top)
+        levels = [(budget_ms, f"deadline, {loop.target_fps:g} FPS")] if budget_ms is not None else []
         settled = loop.steady is None or loop.steady.settled
         end = (loop.steady.from_frame if loop.steady is not None else 0) if settled else each.values.size
         shapes = [band("x", 0, end)] if end else []
-    y = axis("frame time, ms", **scale(each.values[places]))
+    y = axis("frame time, ms", **ends)
     return figure(traces, axis("frame", rangemode="tozero"), y, levels, shapes=shapes)
 
 
-def _slow_marks(loop: Realtime) -> list[Trace]:
+def _slow_marks(loop: Realtime, top: float) -> list[Trace]:
     """Mark each slow frame once for each kind of cause; hollow, so that one does not hide another."""
     by_cause: dict[str, list[SlowFrame]] = {}
     for frame in loop.slow.frames if loop.slow is not None else ():
@@ -417,6 +422,7 @@ def _slow_marks(loop: Realtime) -> list[Trace]:
             _SYMBOLS[place % len(_SYMBOLS)],
             colours[cause],
             size=9,
+            top=top,
         )
         for place, (cause, frames) in enumerate(by_cause.items())
     ]

@@ -1,5 +1,7 @@
 "use strict";
 (() => {
+  // Rows of a long table that are shown at first; a button shows the others.
+  const FEW = 15;
   const words = new Intl.Collator("en", { numeric: true });
 
   // Rows without a number stay behind those that have one, whichever way the column is sorted.
@@ -22,29 +24,78 @@
     table.tBodies[0].append(...rows);
   };
 
-  const filter = (block, wanted) => {
+  // A row is shown if it holds the filter's words; of a long table without a filter, the first rows, or all.
+  const show = (block) => {
     const rows = [...block.querySelectorAll("tbody tr")];
-    for (const row of rows) {
+    const [input, all] = [block.querySelector("input"), block.querySelector(".all")];
+    const wanted = (input?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+    const folded = !wanted.length && block.dataset.folded === "yes";
+    rows.forEach((row, place) => {
       const text = row.textContent.toLowerCase();
-      row.hidden = !wanted.every((word) => text.includes(word));
-    }
+      row.hidden = folded ? place >= FEW : !wanted.every((word) => text.includes(word));
+    });
     const left = rows.filter((row) => !row.hidden).length;
-    block.querySelector(".count").textContent = wanted.length ? `${left} of ${rows.length} rows` : "";
+    if (input) block.querySelector(".count").textContent = wanted.length ? `${left} of ${rows.length} rows` : "";
+    all.hidden = wanted.length > 0 || block.dataset.folded === undefined;
+    all.textContent = folded ? `show all ${rows.length} rows` : `show the first ${FEW} rows`;
   };
 
-  for (const block of document.querySelectorAll(".table")) {
+  // Says how many columns lie beyond the right edge of a wide table.
+  const hint = (block) => {
+    const [box, more] = [block.querySelector(".scroll"), block.querySelector(".more")];
+    const edge = box.getBoundingClientRect().right;
+    const cells = [...block.querySelector("thead tr").cells];
+    const beyond = cells.filter((cell) => cell.getBoundingClientRect().right > edge + 2).length;
+    const wide = box.scrollWidth > box.clientWidth + 2;
+    more.hidden = !wide;
+    more.textContent = beyond ? `${beyond} more column${beyond > 1 ? "s" : ""}: scroll right →` : "← scroll left";
+    box.classList.toggle("cut", beyond > 0);
+  };
+
+  const blocks = [...document.querySelectorAll(".table")];
+  for (const block of blocks) {
     const table = block.querySelector("table");
+    const rows = table.tBodies[0].rows.length;
     for (const header of table.tHead.rows[0].cells) {
+      if (rows < 2) continue;
       const button = document.createElement("button");
       button.type = "button";
+      button.title = "sort by this column";
       button.append(...header.childNodes);
       header.append(button);
-      button.addEventListener("click", () => sort(table, header));
+      button.addEventListener("click", () => {
+        sort(table, header);
+        show(block);
+      });
     }
+    if (rows > FEW + 5) block.dataset.folded = "yes";
+    block.querySelector(".all").addEventListener("click", () => {
+      block.dataset.folded = block.dataset.folded === "yes" ? "no" : "yes";
+      show(block);
+    });
     const label = block.querySelector(".filter");
-    if (!label) continue;
-    label.hidden = false;
-    label.querySelector("input").addEventListener("input", (event) =>
-      filter(block, event.target.value.toLowerCase().split(/\s+/).filter(Boolean)));
+    if (label) {
+      label.hidden = false;
+      label.querySelector("input").addEventListener("input", () => show(block));
+    }
+    show(block);
+    block.querySelector(".scroll").addEventListener("scroll", () => hint(block));
   }
+
+  // A link to a row shows it: the filter is emptied, and a folded table unfolded.
+  const reveal = () => {
+    const row = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const block = row?.closest(".table");
+    if (!block || !row.hidden) return;
+    const input = block.querySelector("input");
+    if (input) input.value = "";
+    if (block.dataset.folded) block.dataset.folded = "no";
+    show(block);
+    row.scrollIntoView({ block: "center" });
+  };
+  const hintAll = () => blocks.forEach(hint);
+  window.addEventListener("hashchange", reveal);
+  window.addEventListener("resize", hintAll);
+  hintAll();
+  reveal();
 })();

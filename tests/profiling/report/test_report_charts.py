@@ -12,6 +12,7 @@ from profiling.report.charts import (
     axis,
     band,
     bars,
+    cut_bars,
     envelope,
     figure,
     frame_budgets,
@@ -22,7 +23,9 @@ from profiling.report.charts import (
     ranks,
     rounded,
     scale,
+    series_scale,
     tree,
+    upper_end,
 )
 
 
@@ -33,7 +36,7 @@ def test_plotly_knows_every_property() -> None:
         points("p99", [1, 2.5], [1.0, 2.0], symbol="diamond-open"),
         line("frames", np.arange(2), np.ones(2), "#888888"),
     ]
-    drawn = figure(data, axis("x"), axis("y, ms"), frame_budgets([9.0]), shapes=[band("x", 0, 1)], barmode="stack")
+    drawn = figure(data, axis("x"), axis("y, ms"), frame_budgets(9.0), shapes=[band("x", 0, 1)], barmode="stack")
     go.Figure(drawn)  # raises where a property is misspelt or out of its range
     go.Figure(tree({"type": "icicle", "labels": ["a"], "parents": [""]}))
     assert json.dumps(drawn, allow_nan=False)
@@ -56,10 +59,44 @@ def test_an_interval_that_rounding_put_beside_its_median_has_no_negative_length(
     assert bars("p50", ["a"], [1.0], "#888888", [(1.0001, 1.0002)])["error_y"]["arrayminus"] == [0.0]
 
 
-def test_frame_budgets_far_above_every_time_are_left_out() -> None:
-    assert [label for _, label in frame_budgets([28.0, 3.0])] == ["24 FPS", "30 FPS", "60 FPS", "120 FPS"]
-    assert [label for _, label in frame_budgets([5.0])] == ["120 FPS"]
-    assert frame_budgets([]) == []
+def test_frame_budgets_stand_on_the_axis_and_close_ones_share_a_label() -> None:
+    assert frame_budgets(50.0) == [
+        (1000 / 120, "120 FPS"),
+        (1000 / 60, "60 FPS"),
+        (1000 / 30, "30 FPS"),
+        (1000 / 24, "24 FPS"),
+    ]
+    assert frame_budgets(10.0) == [(1000 / 120, "120 FPS")]
+    assert frame_budgets(8.0) == []
+    assert [label for _, label in frame_budgets(190.0)] == ["", "60, 120 FPS", "", "24, 30 FPS"]
+    assert [label for _, label in frame_budgets(2000.0)] == ["", "", "", "24, 30, 60, 120 FPS"]
+
+
+def test_an_axis_ends_where_the_readable_values_need_it() -> None:
+    assert upper_end([10.0, 2.0], [26.0, 10.5]) == pytest.approx(1.06 * 10.5), "26 would leave the bars too little"
+    assert upper_end([10.0, 2.0], [24.0, 10.5]) == pytest.approx(1.06 * 24)
+    assert upper_end([300.0, 2.0, 1.0], [300.0, 2.5]) == pytest.approx(1.06 * 2.5), "a bar may be the outlier too"
+    assert upper_end([300.0, 100.0], []) == pytest.approx(1.06 * 300)
+    assert upper_end([], []) > 0
+
+
+def test_a_value_above_the_axis_is_a_triangle_at_its_edge_that_tells_the_value() -> None:
+    drawn = points("p99", ["a", "b"], [3.0, 99.126], "diamond-open", top=10.0)
+    assert (drawn["y"], drawn["marker"]["symbol"]) == ([3.0, 10.0], ["diamond-open", "triangle-up"])
+    assert drawn["text"] == ["3", "99.13"]
+    assert points("p99", ["a"], [3.0], "diamond-open", top=10.0) == points("p99", ["a"], [3.0], "diamond-open")
+    (label,) = cut_bars(["a", "b"], [3.0, 99.0], 10.0)
+    assert (label["x"], label["y"], label["text"]) == (["b"], [10.0], ["99"])
+    assert cut_bars(["a"], [3.0], 10.0) == []
+
+
+def test_one_sample_does_not_set_the_axis_of_a_series_and_far_series_get_a_log_axis() -> None:
+    values = np.full(1000, 2.0)
+    values[3] = 500.0
+    ends, top = series_scale([values, values / 2])
+    assert ends == {"range": [0, top]}
+    assert 2 < top < 6
+    assert series_scale([values, values * 100]) == ({"type": "log"}, float("inf"))
 
 
 def test_a_level_stands_at_its_logarithm_on_a_log_axis() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hand_traced import CEILINGS, many, trace
 from hostile import ALL, BREAKOUT, ENVIRONMENT, MARKUP, hostile_records
 from open_page import DRAWN, Heard, Open
-from report_records import RESULTS, build, frame_loop
+from report_records import RESULTS, build, clocks, frame_loop
 
 from profiling.report.render import PAGE_FILE, render_html
 from profiling.report.run_data import load_run
@@ -72,7 +73,9 @@ def test_tables_sort_by_number_with_the_mouse_and_the_keyboard(shown: Open) -> N
 
 
 def test_what_was_not_measured_stays_last(shown: Open) -> None:
-    table = shown("h200_sweep_clip_text").locator("#sweep table").first
+    page = shown("h200_sweep_clip_text")
+    table = page.locator("#sweep table").first
+    page.locator("#sweep .table").first.get_by_role("button", name="show all").click()
     headers = table.locator("th").all_inner_texts()
     button = table.locator(f"th:nth-child({headers.index('speedup') + 1}) button")
     for _ in ("up", "down"):
@@ -108,6 +111,58 @@ def test_both_colour_schemes_and_the_button_between_them(shown: Open) -> None:
     assert looks(light) == after
     light.get_by_role("button", name="dark / light").click()
     assert looks(light) == before
+
+
+def boxes(places: Any) -> list[dict[str, float]]:
+    return [place.bounding_box() for place in places.all()]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "dark"), (800, "light")])
+def test_bars_stand_on_their_labels_and_an_outlier_flattens_none(
+    write_page: Callable[..., Path], show: Open, width: int, scheme: str
+) -> None:
+    stalled = clocks(2.5, p99=180.0, max=9000.0)
+    records = [
+        build("baseline", 28.7),
+        build("compile", metrics=stalled),
+        build("cuda_graph", 2.2),
+        build("late", 40.0),
+    ]
+    page = show(write_page(records), width=width, scheme=scheme)
+    chart = page.locator("#chart-latency")
+    bars, ticks = boxes(chart.locator(".bars .point")), boxes(chart.locator(".xtick text"))
+    assert len(bars) == len(ticks) == 4
+    for bar, tick in zip(bars, ticks, strict=True):
+        assert bar["x"] + bar["width"] / 2 == pytest.approx(tick["x"] + tick["width"] / 2, abs=3)
+    whole = chart.bounding_box()
+    assert whole is not None
+    assert max(bar["height"] for bar in bars) > 0.3 * whole["height"], "9 s do not flatten 40 ms"
+    labels = sorted(boxes(chart.locator(".annotation text")), key=lambda box: box["y"])
+    assert len(labels) >= 2
+    for upper, lower in pairwise(labels):
+        assert upper["y"] + upper["height"] <= lower["y"] + 1, "labels of frame rates do not overprint"
+    assert "values above the axis" in page.locator("#latency .note").first.inner_text()
+
+
+def test_an_answer_links_to_its_rows_its_trace_and_its_kernels(traced: Open) -> None:
+    page = traced(width=800)
+    row = page.locator("#answer tbody tr").first
+    row.get_by_role("link", name="cuda_graph").click()
+    assert page.locator("tr:target td").all_inner_texts()[:2] == ["world_model", "cuda_graph"]
+    page.locator("#answer tbody tr").nth(1).get_by_role("link", name="kernels").click()
+    target = page.locator("tr:target")
+    assert target.is_visible()
+    assert target.locator("td").first.inner_text() == "other"
+    assert target.locator("td").nth(2).inner_text().startswith("void at::native::kernel_")
+    block = block_of(page, "Kernels by total time")
+    block.locator("input").fill("gemm")
+    page.evaluate("location.hash = ''")
+    page.locator("#answer tbody tr").nth(1).get_by_role("link", name="kernels").click()
+    assert target.is_visible(), "a link empties the filter that hides its row"
+    more = block.locator(".more")
+    assert "scroll right" in more.inner_text()
+    block.locator(".scroll").evaluate("box => { box.scrollLeft = box.scrollWidth }")
+    page.wait_for_function("text => [...document.querySelectorAll('.more')].some(m => m.textContent.includes('left'))")
 
 
 def test_a_narrow_screen_scrolls_tables_and_not_the_page(shown: Open) -> None:
@@ -214,6 +269,8 @@ def test_kernels_are_filtered_by_words_of_any_column(traced: Open) -> None:
     block.locator("th button", has_text="total ms").click()
     assert len(named_column(block, "kernel")) == 1, "what is filtered stays so when it is sorted"
     block.locator("input").fill("")
+    assert len(named_column(block, "kernel")) == 15
+    block.get_by_role("button", name="show all 48 rows").click()
     assert len(named_column(block, "kernel")) == 48
 
 
