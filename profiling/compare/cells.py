@@ -10,7 +10,7 @@ import numpy as np
 
 from profiling.compare.loaded_run import LoadedRun, Rounds, median_ms, read_samples
 from profiling.errors import InputError
-from profiling.results.judgement import is_disturbed
+from profiling.results.judgement import clock_ratio, clocks_differ, is_disturbed
 from profiling.results.record import Record
 from profiling.results.stats import ratio_interval
 
@@ -53,6 +53,8 @@ class _Sampled:
     a: Rounds
     b: Rounds
     disturbed: str  # the runs that other processes interrupted: "", "A", "B" or "A and B"
+    clocks: str  # SM clocks that differ by more than 3%, else empty
+    clock_ratio: float | None  # B's SM clock over A's where they differ
 
 
 def compare_cells(a: LoadedRun, b: LoadedRun, threshold: float) -> tuple[CellComparison, ...]:
@@ -144,7 +146,9 @@ def _sampled(a: LoadedRun, b: LoadedRun, name: tuple[str, str]) -> CellCompariso
         reason = f"the median of the samples is not above 0 in {_runs(a_ms is None, b_ms is None)}"
         return replace(cell, reason=reason, a_ms=a_ms, b_ms=b_ms, unmatched=a_ms is not None)
     cell = replace(cell, a_ms=a_ms, b_ms=b_ms, rounds=min(map(len, samples)))
-    return _Sampled(cell, *samples, _runs(is_disturbed(one), is_disturbed(two)))
+    return _Sampled(
+        cell, *samples, _runs(is_disturbed(one), is_disturbed(two)), clocks_differ(one, two), clock_ratio(one, two)
+    )
 
 
 def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison:
@@ -157,6 +161,10 @@ def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison
     if not np.isfinite((ratio, low, high)).all():
         return replace(cell, verdict="cannot tell", reason="too many samples are 0 for an interval of the ratio")
     verdict, reasons = _verdict(ratio, low, high, threshold)
+    if sampled.clock_ratio is not None and verdict in ("faster", "slower"):
+        explained = min(1.0, sampled.clock_ratio) <= 1 / ratio <= max(1.0, sampled.clock_ratio)
+        verdict = "cannot tell" if explained else verdict
+        reasons = [*reasons, sampled.clocks + " could explain the difference" * explained]
     if sampled.disturbed and verdict != "same":  # one round's interval does not cover the delay
         reasons = [*reasons, f"other processes interrupted the timing of {sampled.disturbed}"]
     return replace(cell, verdict=verdict, reason="; ".join(reasons), ratio=ratio, interval=(low, high))

@@ -13,6 +13,7 @@ from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import printable
 from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, show, significant
 from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, Git, encode_environment
+from profiling.results.judgement import sm_clock
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
 
@@ -212,6 +213,7 @@ def _quantities(record: Record) -> dict[str, _Quantity]:
         "host time p50 (ms)": (metrics.host_ms and metrics.host_ms.p50, "ms", 0.1, 0),
         "wall time p99 (ms)": (metrics.wall_ms and metrics.wall_ms.p99, "ms", 0.1, 0),
         "frame time p99 (ms)": (frame_ms and frame_ms.p99, "ms", 0.1, 0),
+        "SM clock, median (MHz)": (sm_clock(record), "count", 0.01, 0),
         "preparation (s)": (prepare and prepare.seconds, "s", 0.2, 0.05),
         "parity error (relative L2)": (parity and parity.rel_l2, "error", 0.1, 0),
         "parity tolerance": (parity and parity.tolerance, "error", 0.1, 0),

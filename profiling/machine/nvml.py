@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import pynvml
 import torch
+
+from profiling.results.measured import ClockConditions
 
 #: Reasons for lower clocks, by their bit in NVML's clocks event reasons.
 THROTTLE_REASONS = {
@@ -21,6 +25,58 @@ THROTTLE_REASONS = {
     pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
 }
+
+
+#: Field ids of the driver's counters of the ns for which it held the clocks down, by reason. Older drivers know the
+#: last three by the second id; a driver that does not know an id says so.
+LIMIT_FIELDS = {
+    "power cap": (74,),
+    "thermal policy": (75,),
+    "software thermal slowdown": (269, 251),
+    "hardware thermal slowdown": (270, 252),
+    "power brake": (271, 253),
+}
+#: Shortest window whose share of limited time is known: the counters step every 0.1 s.
+LEAST_LIMIT_WINDOW = 1.0
+
+
+class ClockMonitor:
+    """Observes the clocks of a device from its construction on; on a CPU (None) it observes nothing."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device, self._clocks = device, list[int]()
+        self._started, self._limited = perf_counter(), {} if device is None else limited_ns(device)
+
+    def read(self) -> None:
+        """Read the SM clock, which takes the driver tens of microseconds."""
+        clock = None if self._device is None else clock_mhz(self._device, "sm")
+        self._clocks += [] if clock is None else [clock]
+
+    def conditions(self) -> ClockConditions:
+        """Return the SM clocks that were read, and the share of the time since the construction spent limited."""
+        seconds = perf_counter() - self._started
+        limited = None
+        if self._limited and seconds >= LEAST_LIMIT_WINDOW and self._device is not None:
+            now = limited_ns(self._device)
+            shares = {
+                reason: (now[reason] - ns) / (1e9 * seconds) for reason, ns in self._limited.items() if reason in now
+            }
+            limited = {reason: min(1.0, share) for reason, share in shares.items() if share > 0}
+        return ClockConditions(
+            limited_share=limited,
+            sm_clock_min_mhz=min(self._clocks, default=None),
+            sm_clock_median_mhz=median(self._clocks) if self._clocks else None,
+            sm_clock_max_mhz=max(self._clocks, default=None),
+        )
+
+
+def limited_ns(device: torch.device) -> dict[str, int]:
+    """Return for how many ns the driver has held the clocks down since it was loaded, by reason; empty if unknown."""
+    ids = [each for fields in LIMIT_FIELDS.values() for each in fields]
+    values = _query(device, lambda handle: pynvml.nvmlDeviceGetFieldValues(handle, ids)) or ()
+    known = {each.fieldId: int(each.value.ullVal) for each in values if each.nvmlReturn == pynvml.NVML_SUCCESS}
+    chosen = {reason: next((each for each in fields if each in known), None) for reason, fields in LIMIT_FIELDS.items()}
+    return {reason: known[each] for reason, each in chosen.items() if each is not None}
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -70,19 +69,14 @@ class TimedWindowMonitor:
         self._cuda = device if device.type == "cuda" else None
         self._compiled = snapshot()
         self._retries = self._allocator_retries()
-        self._readings, self._throttled = 0, Counter[str]()
-        self._clocks: list[int] = []
+        self._clocks = nvml.ClockMonitor(self._cuda)
         self._switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
         self._run_queue = RunQueueMonitor()
         self.read_clocks()
 
     def read_clocks(self) -> None:
-        """Read the SM clock and the driver's reasons for lower clocks, now."""
-        if self._cuda is not None:
-            self._readings += 1
-            self._throttled.update(nvml.throttle_reasons(self._cuda))
-            clock = nvml.clock_mhz(self._cuda, "sm")
-            self._clocks += [] if clock is None else [clock]
+        """Read the SM clock, now."""
+        self._clocks.read()
 
     def invalid_reason(self) -> str | None:
         """Return why another program ran inside the window, or None."""
@@ -104,9 +98,7 @@ class TimedWindowMonitor:
             settled=warmup.settled,
             descheduled=switches,
             run_queue_wait_ms=self._run_queue.wait_ms(),
-            throttled_share={reason: count / self._readings for reason, count in sorted(self._throttled.items())},
-            sm_clock_min_mhz=min(self._clocks, default=None),
-            sm_clock_max_mhz=max(self._clocks, default=None),
+            **msgspec.structs.asdict(self._clocks.conditions()),
         )
 
     def _allocator_retries(self) -> int:

@@ -274,6 +274,7 @@ class RealtimeCell(Cell):
             calibration=self.calibration,
             throttle_reasons=tuple(sorted(monitor.throttle_reasons)),
             first_frame_ms=first_ms,
+            **msgspec.structs.asdict(monitor.clocks()),
         )
         kinds = {name: spec["kind"] for name, spec in json.loads(self.stages).items()}
         audible = settings.scale == "full" and any(kinds[edge.name] == "audio" for edge in graph.deliver)

@@ -15,10 +15,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from profiling.results.measured import ClockConditions
 from profiling.trace.counters import compile_ids, snapshot
 
 if TYPE_CHECKING:
     import torch
+
+    from profiling.machine import nvml
 
 #: Frames between two queries of the driver, and of the other processes on the device.
 DRIVER_EVERY, OTHERS_EVERY = 16, 64
@@ -32,7 +35,8 @@ class FrameMonitor:
     """Returns, after each frame, what happened since the call before.
 
     `events` are recompiles: {"frame", "kind": "recompile", "id"}. `throttle_reasons` are the limits on the clocks that
-    the driver reported in any frame. The allocator and /proc are read every `every` frames, and after a long one.
+    the driver reported in any frame; `clocks()` are the SM clocks since the start. The allocator and /proc are read
+    every `every` frames, and after a long one.
     """
 
     def __init__(self, device: torch.device | None = None, *, every: int = 1) -> None:
@@ -40,6 +44,7 @@ class FrameMonitor:
         self._every = every
         self.events: list[dict[str, Any]] = []
         self.throttle_reasons: set[str] = set()
+        self._clocks: nvml.ClockMonitor | None = None
         self._collecting, self._collections, self._collection_ms = 0.0, 0, 0.0
         self._statm, self._stat = (
             os.open(file, os.O_RDONLY) if os.access(file, os.R_OK) else None  # a container may have no /proc
@@ -62,11 +67,23 @@ class FrameMonitor:
         self._compiles, self._ids = snapshot(), compile_ids()
         self._totals, self._switches = self._counts() | self._memory()[0], {}
         self._thread_switches()
+        self._start_clocks()
 
     def use(self, device: torch.device) -> None:
         """Observe this CUDA device too, from now on."""
         self._cuda = device
         self._totals |= self._memory()[0]
+        self._start_clocks()
+
+    def clocks(self) -> ClockConditions:
+        """Return the clocks since the start, and for how long they were limited."""
+        return ClockConditions() if self._clocks is None else self._clocks.conditions()
+
+    def _start_clocks(self) -> None:
+        if self._cuda is not None:
+            from profiling.machine.nvml import ClockMonitor
+
+            self._clocks = ClockMonitor(self._cuda)
 
     def __call__(self, frame: int, frame_ms: float) -> dict[str, float]:
         """Return the series of a frame: counts and ms since the call before, and bytes held now."""
@@ -132,6 +149,8 @@ class FrameMonitor:
 
         reasons = nvml.throttle_reasons(device)
         self.throttle_reasons |= reasons
+        if self._clocks is not None:
+            self._clocks.read()
         row: dict[str, float] = {"throttled": bool(reasons)}
         free, total = torch.cuda.mem_get_info(device)
         row["device_used"] = total - free

@@ -33,6 +33,7 @@ from profiling.results.record import REALTIME, Realtime, Record
 from profiling.results.run_folder import check_is_new, new_folder, write_json
 
 if TYPE_CHECKING:
+    from profiling.realtime.monitor import FrameMonitor
     from profiling.report.result import RunResult
 
 #: The cell of a recorded loop: component and variant.
@@ -140,9 +141,7 @@ class RecordedRun:
         if self._journaled is not None:
             self._journaled.close()
 
-    def save(
-        self, folder: Path | None, device: str, events: Sequence[Mapping[str, Any]], throttle_reasons: Iterable[str]
-    ) -> RunResult:
+    def save(self, folder: Path | None, device: str, monitor: FrameMonitor | None) -> RunResult:
         """Write the frames so far as a run into `folder`, or where the journal is, and return it.
 
         Raises:
@@ -157,7 +156,10 @@ class RecordedRun:
         run = (folder or journaled.run).absolute()
         if run not in {*self._saved, journaled.run}:
             check_is_new(run)
-        loop = msgspec.structs.replace(self._loop, throttle_reasons=tuple(sorted(throttle_reasons)))
+        loop, events = self._loop, []
+        if monitor is not None:
+            clocks, limits = msgspec.structs.asdict(monitor.clocks()), tuple(sorted(monitor.throttle_reasons))
+            loop, events = msgspec.structs.replace(loop, throttle_reasons=limits, **clocks), monitor.events
         result = _write_run(run, series, loop, device, self._notes, events)
         self._saved.add(run)
         journaled.saved_rows, journaled.saved_here = frame_count(series), journaled.saved_here or run == journaled.run

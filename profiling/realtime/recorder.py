@@ -282,9 +282,7 @@ class FrameRecorder:
 
         """
         self._read_frames(wait=True)
-        monitor = self._monitor
-        events, limits = ([], set()) if monitor is None else (monitor.events, monitor.throttle_reasons)
-        return self._run.save(None if folder is None else Path(folder), self._device, events, limits)
+        return self._run.save(None if folder is None else Path(folder), self._device, self._monitor)
 
     @staticmethod
     def recover(folder: str | Path) -> RunResult:

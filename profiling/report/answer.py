@@ -22,6 +22,7 @@ from profiling.results.judgement import (
     baseline_name,
     by_component,
     claimed_speedup,
+    clocks_differ,
     correct_baseline,
     fastest_correct,
     intervals_overlap,
@@ -143,6 +144,10 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
     if disturbed:
         words = f"other processes disturbed {listed(disturbed)}, so no ranking is claimed; repeat on a quiet machine"
         claims = [Doubt("disturbed", words)]
+    elif by_clock := next((each for each in unsure if clocks_differ(fastest, each)), None):
+        pair = f"{fastest.variant} and {by_clock.variant}"
+        words = f"{clocks_differ(fastest, by_clock)} could explain the difference of {pair}, so they are not ranked"
+        claims = [Doubt("clocks differ", words)]
     else:
         claims = [*_tie(fastest, others), *_by_mean(fastest, others)]
     claims += _unsupported(fastest, group)
@@ -151,7 +156,7 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
     if fastest.scale == "tiny":
         claims.append(Doubt("tiny", "a small network, whose times say nothing about the full one"))
     doubts = {doubt.mark: doubt for doubt in (*_own(fastest, group), *claims, *_not_ok(group))}
-    return Answer(component, tuple(group), fastest, not disturbed, tuple(doubts.values()))
+    return Answer(component, tuple(group), fastest, not unsure, tuple(doubts.values()))
 
 
 def held_rate(record: Record) -> str | None:
@@ -305,6 +310,10 @@ def _unsupported(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
         name = baseline_name(group)
         state = next((wrong_because(r) for r in group if r.variant == name), "did not run")
         yield Doubt("no baseline", f"no speedup is claimed: {name} {state}")
+    elif clocks := clocks_differ(fastest, baseline):
+        explained = claimed_speedup(fastest, group) is None
+        state = ", which could explain the difference: no speedup is claimed" if explained else ""
+        yield Doubt("clocks differ", f"{fastest.variant} and {baseline.variant} ran at {clocks}{state}")
     elif claimed_speedup(fastest, group) is None:
         yield Doubt("no speedup", "the speedup was not measured")
 

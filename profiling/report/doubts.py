@@ -5,12 +5,13 @@ A doubt explains times and does not judge the cell: what makes a cell wrong is i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from profiling.errors import printable
-from profiling.report.format import count_of, listed, percent, significant
-from profiling.results.judgement import is_disturbed
+from profiling.report.format import count_of, percent, significant
+from profiling.results.judgement import clocks_explain, is_disturbed
+from profiling.results.measured import ClockConditions
 from profiling.results.record import Record
 
 #: Samples below which a p99 is little more than the longest of them.
@@ -40,8 +41,9 @@ def _doubts(record: Record) -> Iterator[Doubt]:
         yield Doubt("not settled", "its times were still changing when the warm-up ended")
     if wall is not None and wall.n < ENOUGH_SAMPLES:
         yield Doubt("few samples", f"p50 and p99 are of {count_of(wall.n, 'sample')}")
-    if limits := _limits(record):
-        yield Doubt("clocks limited", f"by {listed(limits)}")
+    limits = limits_text(record)
+    if limits is not None and not limits.startswith("not known"):
+        yield Doubt("clocks limited", f"by {limits} of the timed window")
 
 
 def _disturbance(record: Record) -> str:
@@ -58,21 +60,30 @@ def _disturbance(record: Record) -> str:
     return f"other processes interrupted it {latency.descheduled} times in {wall.n} calls"
 
 
-def _limits(record: Record) -> list[str]:
+def limits_text(record: Record) -> str | None:
     """Return what limited the clocks while the cell was timed, with its share of the window where that is known."""
-    latency, loop = record.metrics.latency, record.realtime
-    shares = latency.throttled_share if latency is not None else {}
-    reasons = loop.throttle_reasons if loop is not None else ()
-    return [f"{printable(name)} ({percent(share)})" for name, share in shares.items() if share > 0] + [
-        printable(reason) for reason in reasons
-    ]
+    conditions: ClockConditions | None = record.metrics.latency or record.realtime
+    if conditions is None:
+        return None
+    shares: Mapping[str, float | None] = conditions.limited_share or {}
+    if conditions.limited_share is None:
+        readings = record.metrics.latency.throttled_share if record.metrics.latency is not None else {}
+        reasons = record.realtime.throttle_reasons if record.realtime is not None else ()
+        shares = {**readings, **dict.fromkeys(reasons)}
+        if not shares and conditions.sm_clock_median_mhz is not None:
+            return "not known (window under 1 s)"
+    words = [printable(name) + ("" if share is None else f" {percent(share)}") for name, share in shares.items()]
+    return ", ".join(words) or None
 
 
 def can_be_ranked(one: Record, other: Record) -> bool:
     """Return whether two medians can be ranked, although other processes may have disturbed one of them.
 
     They can if the p99 of the faster record is below the minimum of the slower: disturbance does not explain that.
+    They cannot where different SM clocks could explain the difference.
     """
+    if one.median_ms and other.median_ms and clocks_explain(one, other, one.median_ms / other.median_ms):
+        return False
     if not is_disturbed(one) and not is_disturbed(other):
         return True
     walls = [record.metrics.wall_ms for record in (one, other) if record.metrics.wall_ms is not None]

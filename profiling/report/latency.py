@@ -32,10 +32,18 @@ from profiling.report.charts import (
     series_scale,
     upper_end,
 )
-from profiling.report.doubts import can_be_ranked, doubts_of
+from profiling.report.doubts import can_be_ranked, doubts_of, limits_text
 from profiling.report.format import Value, estimate
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, Samples, cell_table, cell_words, first, itself, wrong_because
+from profiling.report.run_data import (
+    RunData,
+    Samples,
+    cell_table,
+    cell_words,
+    first,
+    itself,
+    wrong_because,
+)
 from profiling.report.table import Column
 from profiling.results.judgement import baseline_name, by_component, claimed_speedup, correct_baseline
 from profiling.results.record import LatencyConditions, Record, Summary
@@ -200,13 +208,9 @@ _TIMING = (
     Column[Record]("interrupted", _conditions(lambda latency: latency.descheduled), "count", unit="times"),
     Column[Record]("waited for a CPU", _conditions(lambda latency: latency.run_queue_wait_ms), "ms"),
     Column[Record]("lowest SM clock", _conditions(lambda latency: latency.sm_clock_min_mhz), "count", unit="MHz"),
+    Column[Record]("median SM clock", _conditions(lambda latency: latency.sm_clock_median_mhz), "count", unit="MHz"),
     Column[Record]("highest SM clock", _conditions(lambda latency: latency.sm_clock_max_mhz), "count", unit="MHz"),
-    Column[Record](
-        "clocks limited by",
-        _conditions(
-            lambda latency: ", ".join(f"{printable(k)} {v:.0%}" for k, v in latency.throttled_share.items()) or None
-        ),
-    ),
+    Column[Record]("clocks limited by", limits_text),
 )
 
 

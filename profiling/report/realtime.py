@@ -29,11 +29,21 @@ from profiling.report.charts import (
     points_each,
     series_scale,
 )
+from profiling.report.doubts import limits_text
 from profiling.report.format import Value, count_of, decimals, estimate, listed, percent, signed, significant
 from profiling.report.latency import COST_COLUMNS
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
-from profiling.report.run_data import RunData, Samples, cell_table, cell_words, first, itself, name_of, wrong_because
+from profiling.report.run_data import (
+    RunData,
+    Samples,
+    cell_table,
+    cell_words,
+    first,
+    itself,
+    name_of,
+    wrong_because,
+)
 from profiling.report.table import Column, Depth
 from profiling.results.record import BudgetPart, Deadline, MemoryTrend, Realtime, Record, SlowFrame, SlowFrames, Summary
 
@@ -282,8 +292,12 @@ def _steadiness(record: Record) -> str:
     if loop.stages and loop.frames_per_tick is not None:
         outside = "" if loop.deliver == "host" else ", not the copy to the host"
         parts.append(f"a frame's time holds {listed(loop.stages)}{outside}")
-    if loop.throttle_reasons:
-        parts.append(f"clocks limited by: {', '.join(loop.throttle_reasons)}")
+    if loop.sm_clock_median_mhz is not None:
+        parts.append(
+            f"SM clock {loop.sm_clock_median_mhz:.0f} MHz ({loop.sm_clock_min_mhz} to {loop.sm_clock_max_mhz})"
+        )
+    if limits := limits_text(record):
+        parts.append(f"clocks limited by: {limits}")
     return printable("; ".join(parts))
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from profiling.results.measured import ClockConditions
 from profiling.results.record import BASELINE, Record
 
 #: A cell counts as disturbed by other programs from this many interruptions per timed call.
 DISTURBED_SHARE = 0.1
+#: SM clocks differ where their medians do by more than this fraction.
+CLOCK_CHANGE = 0.03
 
 
 def by_component(records: Iterable[Record]) -> dict[str, tuple[Record, ...]]:
@@ -40,11 +43,37 @@ def fastest_correct(group: Iterable[Record]) -> Record | None:
 
 
 def claimed_speedup(record: Record, group: Sequence[Record]) -> float | None:
-    """Return the speedup that may be shown: of a correct record against a correct baseline."""
+    """Return the speedup that may be shown: of a correct record against a correct baseline, beyond that of clocks."""
     baseline = correct_baseline(group)
     if baseline is None or not record.is_correct or baseline.cell == record.cell or record.speedup is None:
         return None
-    return record.speedup.wall
+    return None if clocks_explain(baseline, record, record.speedup.wall) else record.speedup.wall
+
+
+def sm_clock(record: Record) -> float | None:
+    """Return the median SM clock in MHz while the calls or frames of a record were timed."""
+    conditions: ClockConditions | None = record.realtime if record.is_realtime else record.metrics.latency
+    return None if conditions is None else conditions.sm_clock_median_mhz
+
+
+def clock_ratio(one: Record, other: Record) -> float | None:
+    """Return the SM clock of `other` over that of `one` where they differ by more than 3%, else None."""
+    before, after = sm_clock(one), sm_clock(other)
+    if not before or not after or abs(after - before) <= CLOCK_CHANGE * max(before, after):
+        return None
+    return after / before
+
+
+def clocks_differ(one: Record, other: Record) -> str:
+    """Return `SM clock 1755 against 1980 MHz` where those of two records differ by more than 3%, else nothing."""
+    differ = clock_ratio(one, other) is not None
+    return f"SM clock {sm_clock(one):.0f} against {sm_clock(other):.0f} MHz" if differ else ""
+
+
+def clocks_explain(one: Record, other: Record, speedup: float) -> bool:
+    """Return whether different SM clocks alone could make `other` faster than `one` by this factor, or slower."""
+    ratio = clock_ratio(one, other)
+    return ratio is not None and min(1.0, ratio) <= speedup <= max(1.0, ratio)
 
 
 def intervals_overlap(first: Record, second: Record) -> bool | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from profiling.results.field import Section, about
-from profiling.results.measured import Interval, Summary
+from profiling.results.measured import ClockConditions, Interval, Summary
 
 
 class SoundWindow(Section, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ class MemoryTrend(Section, frozen=True, kw_only=True):
     leak: Annotated[bool | None, about("whether it grows in every quarter and beyond chance")] = None
 
 
-class Realtime(Section, frozen=True, kw_only=True):
+class Realtime(ClockConditions, frozen=True, kw_only=True):
     """A loop over frames: its options, frame times, budget, deadlines, steadiness and memory."""
 
     frames: Annotated[int, about("timed frames")]

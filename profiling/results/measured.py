@@ -37,7 +37,19 @@ class FrameRate(Section, frozen=True, kw_only=True):
     max: Annotated[float, about("frame rate of the fastest call", "frames/s")]
 
 
-class LatencyConditions(Section, frozen=True, kw_only=True):
+class ClockConditions(Section, frozen=True, kw_only=True):
+    """Clocks of the GPU in the timed window, and for how long the driver limited them."""
+
+    limited_share: Annotated[
+        Mapping[str, float] | None,
+        about("share of the window in which the driver held the clocks down, by reason; absent below 1 s", "0 to 1"),
+    ] = None
+    sm_clock_min_mhz: Annotated[int | None, about("lowest SM clock read in the window", "MHz")] = None
+    sm_clock_median_mhz: Annotated[float | None, about("median of the SM clocks read in the window", "MHz")] = None
+    sm_clock_max_mhz: Annotated[int | None, about("highest SM clock read in the window", "MHz")] = None
+
+
+class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     """Conditions of the timed window: they explain the samples and do not judge them."""
 
     cold: Annotated[bool, about("whether the last-level cache was evicted before each sample")]
@@ -49,10 +61,9 @@ class LatencyConditions(Section, frozen=True, kw_only=True):
         float | None, about("time for which threads of the process waited for a CPU inside the window", "ms")
     ] = None
     throttled_share: Annotated[
-        Mapping[str, float], about("share of the clock readings that report a limit, by its reason", "0 to 1")
+        Mapping[str, float],
+        about("older records: share of the clock readings that report a limit, by its reason", "0 to 1"),
     ] = {}
-    sm_clock_min_mhz: Annotated[int | None, about("lowest SM clock seen inside the window", "MHz")] = None
-    sm_clock_max_mhz: Annotated[int | None, about("highest SM clock seen inside the window", "MHz")] = None
 
 
 class CallsPoint(Section, frozen=True, kw_only=True):

@@ -130,8 +130,9 @@ def _merged_conditions(
         settled=before.settled and new.settled,
         descheduled=_sum(before.descheduled, new.descheduled),
         run_queue_wait_ms=_sum(before.run_queue_wait_ms, new.run_queue_wait_ms),
-        throttled_share=_mean_shares(before.throttled_share, new.throttled_share, number),
+        limited_share=_mean_shares(before.limited_share, new.limited_share, number),
         sm_clock_min_mhz=min(_known(before.sm_clock_min_mhz, new.sm_clock_min_mhz), default=None),
+        sm_clock_median_mhz=_mean(before.sm_clock_median_mhz, new.sm_clock_median_mhz, number),
         sm_clock_max_mhz=max(_known(before.sm_clock_max_mhz, new.sm_clock_max_mhz), default=None),
     )
 
@@ -145,8 +146,17 @@ def _known(*values: int | None) -> list[int]:
     return [value for value in values if value is not None]
 
 
-def _mean_shares(before: Mapping[str, float], new: Mapping[str, float], number: int) -> dict[str, float]:
+def _mean(before: float | None, new: float | None, number: int) -> float | None:
+    """Return the mean over rounds 1 to `number`; `before` is that of the rounds before the last."""
+    return None if before is None or new is None else before + (new - before) / number
+
+
+def _mean_shares(
+    before: Mapping[str, float] | None, new: Mapping[str, float] | None, number: int
+) -> dict[str, float] | None:
     """Return the mean share by reason over rounds 1 to `number`; `before` is the mean of the rounds before the last."""
+    if before is None or new is None:
+        return None
     return {
         reason: before.get(reason, 0.0) + (new.get(reason, 0.0) - before.get(reason, 0.0)) / number
         for reason in dict.fromkeys((*before, *new))

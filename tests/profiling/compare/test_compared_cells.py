@@ -35,6 +35,20 @@ def test_a_known_factor_is_found_in_either_direction(runs, factor, verdict, code
     assert back.ratio == pytest.approx(1 / compared.ratio)
 
 
+@pytest.mark.parametrize(
+    ("clock", "factor", "verdict"),
+    [(1980, 1.1, "slower"), (1750, 1.1, "cannot tell"), (1750, 1.3, "slower"), (1750, 0.9, "faster")],
+)
+def test_a_difference_that_the_clocks_could_make_is_no_verdict(runs, clock, factor, verdict):
+    a, b = (
+        [replace(made, metrics=replace(made.metrics, latency=replace(WARM, sm_clock_median_mhz=mhz)))]
+        for made, mhz in ((cell(samples=noisy(10, seed=1)), 1980), (cell(samples=noisy(10 * factor, seed=2)), clock))
+    )
+    (compared,) = compare_cells(*runs(a, b), T)
+    assert compared.verdict == verdict
+    assert ("SM clock 1980 against 1750 MHz" in compared.reason) == (clock == 1750)
+
+
 def test_noise_as_wide_as_the_threshold_cannot_tell_and_does_not_stop_ci(runs):
     a, b = runs([cell(samples=noisy(10, spread=0.2, seed=1))], [cell(samples=noisy(10, spread=0.2, seed=2))])
     (compared,) = compare_cells(a, b, T)

@@ -1,5 +1,9 @@
 """Conditions of a timed window are recorded; only another program inside it makes the samples invalid."""
 
+import time
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from profiling.machine import nvml
@@ -11,25 +15,67 @@ from profiling.trace.counters import CompileCounters
 WARMUP = Warmup(iterations=10, seconds=1.0, settled=True)
 
 
-def test_lower_clocks_are_a_condition_with_their_share(monkeypatch):
-    readings = iter([set(), {"power cap"}, {"power cap"}, {"power cap", "thermal slowdown"}])
-    clocks = iter([1980, 1500, 1700, 1600])
+def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch):
+    counters = iter([{"power cap": 5_000_000_000, "power brake": 7}, {"power cap": 6_500_000_000, "power brake": 7}])
+    clocks, seconds = iter([1980, 1500, 1700, 1600]), iter([100.0, 102.0])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": 0})
-    monkeypatch.setattr(nvml, "throttle_reasons", lambda device: frozenset(next(readings)))
+    monkeypatch.setattr(nvml, "limited_ns", lambda device: next(counters))
     monkeypatch.setattr(nvml, "clock_mhz", lambda device, which: next(clocks))
+    monkeypatch.setattr(nvml, "perf_counter", lambda: next(seconds))
     monitor = TimedWindowMonitor(torch.device("cuda", 0))
     monitor.read_clocks()
     monitor.read_clocks()
     conditions = monitor.conditions(WARMUP, cold=False)
-    assert conditions.throttled_share == {"power cap": 0.75, "thermal slowdown": 0.25}
+    assert conditions.limited_share == {"power cap": 0.75}
     assert (conditions.sm_clock_min_mhz, conditions.sm_clock_max_mhz) == (1500, 1980)
+    assert conditions.sm_clock_median_mhz == 1650
     assert monitor.invalid_reason() is None
+
+
+@pytest.mark.parametrize(("seconds", "counters"), [(0.9, {"power cap": 1}), (5.0, {})], ids=["short", "no counters"])
+def test_the_share_of_limited_time_is_absent_where_it_is_not_known(monkeypatch, seconds, counters):
+    times = iter([0.0, seconds])
+    monkeypatch.setattr(nvml, "limited_ns", lambda device: counters)
+    monkeypatch.setattr(nvml, "perf_counter", lambda: next(times))
+    assert nvml.ClockMonitor(torch.device("cuda", 0)).conditions().limited_share is None
+
+
+def test_counters_of_the_driver_are_read_by_the_ids_that_it_knows(monkeypatch):
+    def fields(handle, ids):
+        known = {74: 5, 251: 6, 271: 7}
+        return [
+            SimpleNamespace(
+                fieldId=each, nvmlReturn=0 if each in known else 3, value=SimpleNamespace(ullVal=known.get(each, 99))
+            )
+            for each in ids
+        ]
+
+    monkeypatch.setattr(nvml, "_handle", lambda device: object())
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetFieldValues", fields)
+    expected = {"power cap": 5, "software thermal slowdown": 6, "power brake": 7}
+    assert nvml.limited_ns(torch.device("cuda", 0)) == expected
+
+
+@pytest.mark.gpu
+def test_a_busy_gpu_reports_its_clocks_and_limits():
+    device = torch.device("cuda", 0)
+    matrix, monitor = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16), nvml.ClockMonitor(device)
+    end = time.perf_counter() + 1.5
+    while time.perf_counter() < end:
+        for _ in range(20):
+            matrix @ matrix
+        torch.cuda.synchronize()
+        monitor.read()
+    conditions = monitor.conditions()
+    assert 0 < conditions.sm_clock_min_mhz <= conditions.sm_clock_median_mhz <= conditions.sm_clock_max_mhz
+    assert conditions.limited_share is not None, "the driver has counters"
+    assert all(0 < share <= 1 for share in conditions.limited_share.values())
 
 
 def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch):
     retries = iter([3, 5])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": next(retries)})
-    monkeypatch.setattr(nvml, "throttle_reasons", lambda device: frozenset())
+    monkeypatch.setattr(nvml, "limited_ns", lambda device: {})
     monkeypatch.setattr(nvml, "clock_mhz", lambda device, which: None)
     counters = iter([CompileCounters(), CompileCounters(compiles=2, recompiles=1)])
     monkeypatch.setattr(latency, "snapshot", lambda: next(counters))
@@ -42,5 +88,5 @@ def test_waits_for_a_cpu_are_recorded_in_milliseconds(monkeypatch):
     monkeypatch.setattr(latency.RunQueueMonitor, "wait_ms", lambda self: 12.5)
     conditions = TimedWindowMonitor(torch.device("cpu")).conditions(WARMUP, cold=True)
     assert (conditions.run_queue_wait_ms, conditions.cold, conditions.settled) == (12.5, True, True)
-    assert conditions.throttled_share == {}
+    assert conditions.limited_share is None
     assert conditions.sm_clock_min_mhz is None

@@ -59,6 +59,21 @@ def test_overlapping_intervals_are_a_tie() -> None:
     assert marks(build("baseline", 28.7), graph, few) == ["few samples"]
 
 
+def test_clocks_that_could_explain_a_difference_rank_nothing() -> None:
+    def at(variant: str, p50: float, mhz: float, **changes: Any) -> Record:
+        timed = clocks(p50)
+        return build(
+            variant, p50, metrics=timed | {"latency": timed["latency"] | {"sm_clock_median_mhz": mhz}}, **changes
+        )
+
+    baseline = at("baseline", 28.7, 1980)
+    pair = at("graph", 2.3, 1980, speedup=faster(12.5)), at("compile", 2.5, 1755, speedup=faster(11.5))
+    assert answer(baseline, *pair)["fastest correct"] == "graph (not ranked)"
+    assert "cannot tell graph from compile: SM clock 1980 against 1755 MHz" in remarks(baseline, *pair)
+    row = answer(baseline, at("compile", 2.5, 1755, speedup=faster(11.5)))
+    assert row["speedup vs baseline"].startswith("11.5×"), "the clocks cannot explain this"
+
+
 def test_a_disturbed_machine_ranks_nothing_that_it_could_have_turned_round() -> None:
     baseline, compiled = build("baseline", 2.52), disturbed(build("compile", 2.5))
     row = answer(baseline, compiled)

@@ -85,6 +85,30 @@ def test_a_speedup_is_claimed_only_between_correct_records():
     assert by_component((baseline, record("a", component="other"), fast))["net"] == (baseline, fast)
 
 
+@pytest.mark.parametrize(
+    ("clock", "wall", "claimed"),
+    [
+        pytest.param(1980, 1.05, 1.05, id="same clock"),
+        pytest.param(2020, 1.01, 1.01, id="clocks within 3%"),
+        pytest.param(2200, 1.05, None, id="a higher clock could make it faster"),
+        pytest.param(2200, 1.5, 1.5, id="faster than the clock could make it"),
+        pytest.param(1800, 1.05, 1.05, id="faster at a lower clock"),
+        pytest.param(1800, 0.95, None, id="a lower clock could make it slower"),
+        pytest.param(None, 1.05, 1.05, id="clock not known"),
+    ],
+)
+def test_a_speedup_that_the_clocks_could_make_is_not_claimed(clock, wall, claimed):
+    baseline, fast = (
+        record(name, 4.0, speedup=speedup, metrics=Metrics(wall_ms=summary(4.0), latency=at_clock(mhz)))
+        for name, speedup, mhz in (("baseline", None, 1980), ("fast", Speedup(vs="baseline", wall=wall), clock))
+    )
+    assert claimed_speedup(fast, (baseline, fast)) == claimed
+
+
+def at_clock(mhz):
+    return LatencyConditions(cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True, sm_clock_median_mhz=mhz)
+
+
 def test_intervals_overlap():
     def timed(low, high):
         return record(metrics=Metrics(wall_ms=summary(1.0, ci95=(low, high))))

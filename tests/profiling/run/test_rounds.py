@@ -34,9 +34,9 @@ def measured(samples, variant="v", **conditions) -> Record:
 
 def test_the_record_of_two_rounds_holds_the_samples_of_both():
     limits = ({"power": 0.2}, {"power": 0.6, "heat": 0.1})
-    first = with_round(None, measured([1.0, 3.0], descheduled=2, sm_clock_min_mhz=5, throttled_share=limits[0]), 1, 2)
+    first = with_round(None, measured([1.0, 3.0], descheduled=2, sm_clock_min_mhz=5, limited_share=limits[0]), 1, 2)
     assert (rounds_done(first), len(first.rounds)) == (1, 1)
-    second = measured([5.0, 7.0, 9.0], settled=False, descheduled=3, sm_clock_min_mhz=4, throttled_share=limits[1])
+    second = measured([5.0, 7.0, 9.0], settled=False, descheduled=3, sm_clock_min_mhz=4, limited_share=limits[1])
     both = decode_record(encode_record(with_round(first, second, 2, 2)))
     assert rounds_done(both) == 2
     wall, conditions = both.metrics.wall_ms, both.metrics.latency
@@ -48,7 +48,7 @@ def test_the_record_of_two_rounds_holds_the_samples_of_both():
     fps = both.metrics.fps
     assert (fps.mean, fps.min, fps.max) == pytest.approx((600.0, 3000 / 9, 3000.0))
     assert (conditions.settled, conditions.descheduled, conditions.sm_clock_min_mhz) == (False, 5, 4)
-    assert conditions.throttled_share == pytest.approx({"power": 0.4, "heat": 0.05})
+    assert conditions.limited_share == pytest.approx({"power": 0.4, "heat": 0.05})
     assert (conditions.sm_clock_max_mhz, conditions.run_queue_wait_ms) == (None, None), "never measured"
     assert wall.ci95[0] < 3 < 7 < wall.ci95[1], "either round may be the one that is drawn"
 
