@@ -78,6 +78,8 @@ def _all_points(points: Sequence[ComponentSpec], name: str, axis: str) -> Compon
 def _set_axis(inputs: DictConfig, axis: str, value: int, where: str, *, are_shapes: bool) -> int:
     """Set `axis` (an argument of the input maker, `batch`, or `INPUT.N`) and return its previous value.
 
+    A nested input has a dotted path: `cache.0.key.2` is the third dimension of `inputs["cache"][0]["key"]`.
+
     Where inputs are given as shapes, the batch is the first dimension of the first input, and of all others with the
     same first dimension.
     """
@@ -90,11 +92,13 @@ def _set_axis(inputs: DictConfig, axis: str, value: int, where: str, *, are_shap
         inputs[axis] = value
         return before
     shapes = _shapes(inputs)
-    first, _, dim = axis.partition(".")
+    path, _, dim = axis.rpartition(".")
     batch = next((shape[0] for shape in shapes.values()), None)
-    swept = [shape for key, shape in shapes.items() if key == first or (axis == "batch" and shape[0] == batch)]
+    swept = [shape for key, shape in shapes.items() if key == path or (axis == "batch" and shape[0] == batch)]
     place = int(dim) if dim.isdecimal() else 0
     dims = [f"{key}.{i}" for key, shape in shapes.items() for i in range(len(shape))]
+    if not shapes:
+        raise InputError(f"axis={axis}: no input of {where} has a shape. Give one that is a tensor a shape.")
     if not swept or (axis != "batch" and axis not in dims):
         raise InputError(f"axis={axis}: {where} has no such dimension. {_choice(['batch', *dims])}")
     before = swept[0][place]
@@ -105,18 +109,19 @@ def _set_axis(inputs: DictConfig, axis: str, value: int, where: str, *, are_shap
 
 
 def _has_axis(inputs: DictConfig, axis: str) -> bool:
-    first, _, dim = axis.partition(".")
     shapes = _shapes(inputs)
-    return axis in inputs or (dim != "" and first in shapes) or (axis == "batch" and bool(shapes))
+    return axis in inputs or axis.rpartition(".")[0] in shapes or (axis == "batch" and bool(shapes))
 
 
-def _shapes(inputs: DictConfig) -> dict[str, ListConfig]:
-    """Return the shapes of the inputs that are given as shapes of at least one dimension."""
-    return {
-        str(key): node.shape
-        for key, node in inputs.items()
-        if OmegaConf.is_dict(node) and OmegaConf.is_list(node.get("shape")) and node.shape
-    }
+def _shapes(node: DictConfig | ListConfig, path: str = "") -> dict[str, ListConfig]:
+    """Return the shapes of at least one dimension in `inputs`, by the dotted path of their tensor."""
+    shapes: dict[str, ListConfig] = {}
+    for key, each in enumerate(node) if isinstance(node, ListConfig) else node.items():
+        if isinstance(each, DictConfig) and OmegaConf.is_list(each.get("shape")):
+            shapes |= {f"{path}{key}": each.shape} if each.shape else {}
+        elif isinstance(each, DictConfig | ListConfig):
+            shapes |= _shapes(each, f"{path}{key}.")
+    return shapes
 
 
 def _choice(options: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from profiling.run.job import RunConfig
 
 _SETTINGS = tuple(item.name for item in fields(Settings))
 _OF_THE_RUN = ("isolation", "cell_timeout", "resume", "resume_changed", "rounds")
-_SET_BY_THE_TOOL = {"name", "point", "extra_inputs"}
+_SET_BY_THE_TOOL = {"name", "point", "extra_inputs", "scale"}
 #: Keys that each component has, with an example.
 REQUIRED = {"module": "{_target_: my_package.MyNetwork}", "inputs": "{x: {shape: [1, 3, 224, 224]}}"}
 

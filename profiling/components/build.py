@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,8 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from profiling.components.component import Component, MakeInputs, check_arguments
 from profiling.components.instantiate import instantiate, partial_of
-from profiling.components.spec import ComponentSpec, InputSpec, Settings, input_specs
+from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
+from profiling.components.trees import dotted, keyed_leaves, map_tensors
 from profiling.components.weights import give_weights
 from profiling.errors import InputError
 from profiling.machine.memory import free_bytes
@@ -144,7 +145,11 @@ class Blueprint:
 
         def widened(draw: MakeInputs) -> MakeInputs:
             narrow = self.run_dtype
-            return lambda generator: {n: t.to(dtype) if t.dtype == narrow else t for n, t in draw(generator).items()}
+
+            def widen(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor.to(dtype) if tensor.dtype == narrow else tensor
+
+            return lambda generator: map_tensors(widen, dict(draw(generator)))
 
         def generator() -> torch.Generator:
             return torch.Generator(self.device).manual_seed(seed)
@@ -169,31 +174,55 @@ def input_maker(
 ) -> MakeInputs:
     """Return the function that draws the inputs of an `inputs` node: on `device`, floating ones in `dtype`.
 
+    It raises an InputError where a factory returns no dict by argument name, a tensor on another device, or an
+    iterator.
+
     Raises:
-        InputError: the target does not exist, or an input spec is wrong.
+        InputError: a target does not exist, or an input spec is wrong.
 
     """
-    if "_target_" in node:
-        where = f"component.{component}.inputs"
-        make_inputs = partial_of(node, where)
+    where = f"component.{component}.inputs"
+    make = _maker(input_tree(node, where), module, device, dtype)
 
-        def draw(generator: torch.Generator) -> Mapping[str, torch.Tensor]:
-            made = make_inputs(module, generator=generator, device=device, dtype=dtype)
-            if not isinstance(made, Mapping) or not all(isinstance(each, torch.Tensor) for each in made.values()):
-                kinds = [type(each).__name__ for each in made.values()] if isinstance(made, Mapping) else []
+    def draw(generator: torch.Generator) -> Mapping[str, Any]:
+        made = make(generator)
+        if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
+            raise InputError(
+                f"{where}: {node.get('_target_')} returned a {type(made).__name__}. Return a dict with a tensor, a "
+                "plain value, or a structure of them for each argument of forward."
+            )
+        for keys, leaf in keyed_leaves(made):
+            if isinstance(leaf, Iterator):
+                kind = type(leaf).__name__
+                raise InputError(f"{where}.{dotted(keys)} is a {kind}, which can be read only once. Make it a list.")
+            if isinstance(leaf, torch.Tensor) and not _is_on(leaf, device):
                 raise InputError(
-                    f"{where}: {node['_target_']} returned a {type(made).__name__} {f'of {kinds}' if kinds else ''}. "
-                    "Return a dict with a tensor for each argument of forward."
+                    f"{where}.{dotted(keys)} is on {leaf.device}, the module on {device}. Make it with device=device, "
+                    "or pass a plain number."
                 )
-            return made
+        return made
 
-        return draw
-    specs = input_specs(node, component)
-    for name, spec in specs.items():
-        if spec.dtype != "auto" and not isinstance(getattr(torch, spec.dtype, None), torch.dtype):
-            where = f"component.{component}.inputs.{name}"
-            raise InputError(f"{where}.dtype={spec.dtype} is not a torch dtype. Use auto, float32, int64, bool, …")
-    return lambda generator: {name: draw_input(spec, generator, dtype) for name, spec in specs.items()}
+    return draw
+
+
+def _maker(tree: Any, module: nn.Module, device: torch.device, dtype: torch.dtype) -> Callable[[torch.Generator], Any]:
+    """Return the function that draws a tree of `input_tree`."""
+    if isinstance(tree, InputSpec):
+        return lambda generator: draw_input(tree, generator, dtype)
+    if isinstance(tree, InputFactory):
+        factory = partial_of(tree.node, tree.where)
+        return lambda generator: factory(module, generator=generator, device=device, dtype=dtype)
+    if isinstance(tree, dict):
+        makers = {key: _maker(each, module, device, dtype) for key, each in tree.items()}
+        return lambda generator: {key: make(generator) for key, make in makers.items()}
+    if isinstance(tree, list):
+        parts = [_maker(each, module, device, dtype) for each in tree]
+        return lambda generator: [make(generator) for make in parts]
+    return lambda generator: tree
+
+
+def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
 
 def draw_input(spec: InputSpec, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
@@ -211,12 +240,14 @@ def draw_input(spec: InputSpec, generator: torch.Generator, dtype: torch.dtype) 
             "memory are free. Choose a smaller shape."
         )
     dtype = dtype if spec.dtype == "auto" else getattr(torch, spec.dtype)
-    if spec.distribution == "integers":
-        low, high = int(spec.low), int(spec.high)
-        return torch.randint(low, high, spec.shape, generator=generator, device=device).to(dtype)
+    if spec.value is not None:
+        return torch.tensor(spec.value, dtype=dtype, device=device).expand(spec.shape).contiguous()
     if spec.distribution == "normal":
         return torch.randn(spec.shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    low, high = spec.low or 0.0, spec.high or 0.0
+    if spec.distribution == "integers":
+        return torch.randint(int(low), int(high), spec.shape, generator=generator, device=device).to(dtype)
     values = torch.rand(spec.shape, generator=generator, device=device, dtype=torch.float32)
     if spec.distribution == "bernoulli":
         return (values < 0.5).to(dtype)
-    return (values * (spec.high - spec.low) + spec.low).to(dtype)
+    return (values * (high - low) + low).to(dtype)

@@ -10,30 +10,31 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiling.components.trees import other_form, overwrite
 from profiling.errors import InputError, did_you_mean
 
-#: Makes a fresh set of inputs: generator → {argument name: tensor}.
-MakeInputs = Callable[[torch.Generator], Mapping[str, torch.Tensor]]
+#: Makes a fresh set of inputs: generator → {argument name: tensor, plain value, or nested structure of both}.
+MakeInputs = Callable[[torch.Generator], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Component:
     """A network under test.
 
-    A step reads `inputs` at every call. `refill` overwrites them in place, so that the parity check can run a step on
-    inputs that it was not prepared with.
+    A step reads `inputs` at every call. `refill` overwrites their tensors in place, so that the parity check can run a
+    step on inputs that it was not prepared with; plain values among them never change.
     """
 
     name: str
     module: nn.Module
-    inputs: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, Any]
     make_inputs: MakeInputs
     device: torch.device
     dtype: torch.dtype
     frames_per_call: int
     weights: str  # their source, or "random"
     kind: str | None = None  # "image" | "audio" | None: adds PSNR or SNR to the parity check
-    extra_inputs: tuple[Mapping[str, torch.Tensor], ...] = ()  # inputs of other shapes that a step is prepared for
+    extra_inputs: tuple[Mapping[str, Any], ...] = ()  # inputs of other shapes that a step is prepared for
     priority: int = 0  # of its capture's CUDA streams; lower numbers are scheduled first
 
     @property
@@ -59,9 +60,19 @@ class Component:
         return self.module(**self.inputs)
 
     def refill(self, seed: int) -> None:
-        """Overwrite the inputs in place with those of `seed`; their addresses do not change."""
-        for name, fresh in self.make_inputs(torch.Generator(self.device).manual_seed(seed)).items():
-            self.inputs[name].copy_(fresh)
+        """Overwrite the tensors of the inputs in place with those of `seed`; their addresses do not change.
+
+        Raises:
+            InputError: the inputs of this seed have another structure, shape, dtype or plain value.
+
+        """
+        fresh = self.make_inputs(torch.Generator(self.device).manual_seed(seed))
+        if (difference := other_form(fresh, self.inputs)) is not None:
+            raise InputError(
+                f"component.{self.key}.inputs: with another seed, {difference}. Only values inside tensors may depend "
+                "on the generator."
+            )
+        overwrite(self.inputs, fresh)
 
     def reset(self) -> None:
         """Restore the network's initial state in place with its `reset` method, if it has one."""
@@ -94,5 +105,5 @@ def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str
         if required and name not in inputs:
             raise InputError(
                 f"component.{component}.inputs: {type(module).__name__}.forward{signature} needs {name!r}. "
-                f"Add component.{component}.inputs.{name} with a shape."
+                f"Add component.{component}.inputs.{name} with a shape, or a plain value."
             )

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from profiling.components.trees import children, map_tensors, tensors_in
+from profiling.components.trees import keyed_tensors, map_tensors, tensors_in
 from profiling.errors import InputError, did_you_mean, reason_of
 
 #: Arguments of `forward` by name, or a function from a seed to such arguments.
@@ -159,7 +159,7 @@ def check_inputs(module: nn.Module | Callable[[], nn.Module], inputs: object, na
         InputError: they do not fit, said in one line that begins with `name`.
 
     """
-    if not isinstance(inputs, Mapping) or not inputs:
+    if not isinstance(inputs, Mapping) or not inputs or not all(isinstance(key, str) for key in inputs):
         raise InputError(f"{name} {_words(inputs)}. Give the arguments of forward by name: {name}={{'x': x}}.")
     if not isinstance(module, nn.Module):
         return
@@ -181,16 +181,9 @@ def check_inputs(module: nn.Module | Callable[[], nn.Module], inputs: object, na
 
 def named_inputs(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield (path, tensor) for each tensor in the inputs, `cache[0]['key']` for example."""
-
-    def below(path: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
-        if isinstance(tree, Tensor):
-            yield path, tree
-            return
-        for key, content in children(tree) or ():
-            yield from below(f"{path}{key}", content)
-
     for name, content in inputs.items():
-        yield from below(name, content)
+        for keys, tensor in keyed_tensors(content):
+            yield f"{name}{''.join(map(str, keys))}", tensor
 
 
 def shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:

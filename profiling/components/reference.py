@@ -12,6 +12,7 @@ import torch
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
 from profiling.components.outputs import Outputs, readable, to_host
+from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError
 
 #: Added to the run's seed for the inputs of the check, so that they differ from those a variant is prepared with.
@@ -19,6 +20,9 @@ CHECK_SEED = 7919
 
 #: A step that is right once, or that leaves a wrong state or wrong inputs behind, is wrong in the second call.
 CHECK_CALLS = 2
+
+#: Most inputs that an error describes.
+DESCRIBED = 12
 
 CheckCalls = tuple[Outputs, ...]  # what each call of the check returned, and its inputs after it
 
@@ -46,10 +50,8 @@ def first_call(component: Component, seed: int) -> CheckCalls:
     except Exception as error:
         if is_device_failure(error):
             raise
-        inputs = ", ".join(
-            f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            for name, tensor in component.inputs.items()
-        )
+        leaves = [f"{dotted(keys)} {form_of(leaf)}" for keys, leaf in keyed_leaves(component.inputs)]
+        inputs = ", ".join(leaves[:DESCRIBED]) + (f" and {len(leaves) - DESCRIBED} more" * (len(leaves) > DESCRIBED))
         raise InputError(
             f"component {component.name}: {type(component.module).__name__}.forward raised "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'} "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -22,6 +23,15 @@ MOST_THREADS = 4096  # starting more fails or takes the machine down
 
 #: Distributions of an input.
 DISTRIBUTIONS = ("normal", "uniform", "integers", "bernoulli")
+#: Dtypes of an input by their names in torch: floating ones (auto: the run's), and the range of each integer dtype.
+FLOATING = (
+    *("auto", "float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2"),
+    *("complex64", "complex128"),
+)
+INTEGERS = {
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32)},
+}
 #: Most elements of an input (64 Gi, 128 GiB in a 16-bit dtype): no device has room for more.
 MOST_ELEMENTS = 2**36
 _KINDS = {
@@ -82,50 +92,169 @@ def check_target(node: Any, where: str) -> None:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input: `normal` (mean 0, std 1), `uniform` or `integers` in [low, high), `bernoulli` (0 or 1, half each).
+    """An input tensor, drawn at random or of given values.
 
-    `dtype` auto is the run's dtype; an explicit one ("int64", "float32") does not depend on it.
+    `dtype` auto is the run's dtype; an explicit one ("int64", "float32") does not depend on it. `distribution` is
+    `normal` (mean 0, std 1), `uniform` or `integers` in [low, high), or `bernoulli` (0 or 1, half each). Without one,
+    integers are drawn as integers below `high`, bools as bernoulli, and floating values as uniform if `low` or `high`
+    is given, else as normal. `value` is a number or nested lists of numbers that are repeated to the shape.
     """
 
     shape: tuple[int, ...]
     dtype: str = "auto"
-    distribution: str = "normal"
-    low: float = 0.0
-    high: float = 1.0
+    distribution: str | None = None
+    low: float | None = None
+    high: float | None = None
+    value: Any = None
 
     @classmethod
-    def of(cls, node: Any, where: str) -> InputSpec:
-        """Read the node of an input.
+    def of(cls, node: Mapping[str, Any], where: str) -> InputSpec:
+        """Read the node of an input tensor, and choose its distribution.
 
         Raises:
-            InputError: an unknown key, a value of another type, an invalid shape, distribution or range.
+            InputError: an unknown key, a value of another type, an invalid shape or range, or a distribution, range or
+                value that does not fit the dtype.
 
         """
-        if not isinstance(node, Mapping) or "shape" not in node:
-            raise InputError(f"{where} has no shape. Write it as {{shape: [1, 3, 224, 224], distribution: normal}}.")
         spec = decode(cls, node, where)
         shape = list(spec.shape)
         if any(size < 1 for size in shape):
             raise InputError(f"{where}.shape={shape} must be positive integers, [1, 3, 224, 224] for example.")
         if math.prod(shape) > MOST_ELEMENTS:
             raise InputError(f"{where}.shape={shape} has more than {MOST_ELEMENTS:,} elements. Choose a smaller one.")
-        check_choice(f"{where}.distribution", spec.distribution, DISTRIBUTIONS)
+        check_choice(f"{where}.dtype", spec.dtype, (*FLOATING, *INTEGERS, "bool"))
+        if spec.value is not None:
+            return spec._with_value(where)
+        fits = ("bernoulli",) if spec.dtype == "bool" else ("integers", "bernoulli")
+        fits = fits if spec.dtype in INTEGERS or spec.dtype == "bool" else DISTRIBUTIONS
+        if spec.distribution is not None:
+            check_choice(f"{where}.distribution", spec.distribution, DISTRIBUTIONS)
+            if spec.distribution not in fits:
+                raise InputError(
+                    f"{where}: distribution={spec.distribution} does not fit dtype={spec.dtype}, which takes "
+                    f"{' or '.join(fits)}. Write {_example(shape, spec.dtype)}."
+                )
+        ranged = spec.low is not None or spec.high is not None
+        default = fits[0] if fits is not DISTRIBUTIONS else "uniform" if ranged else "normal"
+        return replace(spec, distribution=spec.distribution or default)._with_range(where)
+
+    def _with_range(self, where: str) -> InputSpec:
         for name in ("low", "high"):
-            check_number(f"{where}.{name}", getattr(spec, name))
-        low, high = (int(spec.low), int(spec.high)) if spec.distribution == "integers" else (spec.low, spec.high)
-        if spec.distribution in ("uniform", "integers") and not -(2**63) <= low < high < 2**63:
-            raise InputError(f"{where}: high={spec.high} must be above low={spec.low}, and both within 64 bits.")
-        return spec
+            if (bound := getattr(self, name)) is None:
+                continue
+            check_number(f"{where}.{name}", bound)
+            if self.distribution not in ("uniform", "integers"):
+                raise InputError(
+                    f"{where}.{name}={bound:g}: {self.distribution} has no range. Leave {name} out, or write "
+                    f"{_example(self.shape, self.dtype)}."
+                )
+            if self.distribution == "integers" and bound != int(bound):
+                raise InputError(f"{where}.{name}={bound:g} must be a whole number, to draw integers.")
+        if self.distribution == "integers" and self.high is None:
+            raise InputError(
+                f"{where} draws integers and has no high, the first number that is not drawn. Write "
+                f"{_example(self.shape, self.dtype)}."
+            )
+        low, high = self.low or 0.0, 1.0 if self.high is None else self.high
+        least, most = INTEGERS.get(self.dtype, (-(2**63), 2**63 - 1))
+        if self.distribution in ("uniform", "integers") and not least <= low < high <= most + 1:
+            raise InputError(
+                f"{where}: high={high:g} must be above low={low:g}, and both within {self.dtype}, {least} to {most}."
+                if self.dtype in INTEGERS
+                else f"{where}: high={high:g} must be above low={low:g}, and both within 64 bits."
+            )
+        return replace(self, low=low, high=high)
+
+    def _with_value(self, where: str) -> InputSpec:
+        for name in ("distribution", "low", "high"):
+            if getattr(self, name) is not None:
+                raise InputError(f"{where} has a value and {name}: nothing is drawn. Leave one of the two out.")
+        sizes, numbers = _sizes_of(self.value, f"{where}.value"), _numbers_in(self.value)
+        padded = (1,) * (len(self.shape) - len(sizes)) + sizes
+        if len(sizes) > len(self.shape) or any(a not in (1, b) for a, b in zip(padded, self.shape, strict=True)):
+            raise InputError(f"{where}.value of shape {list(sizes)} cannot be repeated to {list(self.shape)}.")
+        least, most = (0, 1) if self.dtype == "bool" else INTEGERS.get(self.dtype, (-math.inf, math.inf))
+        exact = self.dtype in INTEGERS or self.dtype == "bool"
+        for number in numbers:
+            if not least <= number <= most or (exact and number != int(number)):
+                raise InputError(f"{where}.value: {number!r} does not fit dtype={self.dtype}.")
+        return self
 
 
-def input_specs(node: Mapping[str, Any], component: str) -> dict[str, InputSpec]:
-    """Read the `inputs` of a component that are given as shapes, by argument.
+def _sizes_of(value: Any, where: str) -> tuple[int, ...]:
+    """Return the shape of a number or of nested lists of numbers."""
+    if isinstance(value, int | float):
+        return ()
+    if not isinstance(value, list | tuple) or not value:
+        raise InputError(f"{where}: {value!r} is no number. Give a number, or nested lists of numbers.")
+    sizes = {_sizes_of(each, where) for each in value}
+    if len(sizes) > 1:
+        raise InputError(f"{where}: lists in it have different lengths. Give lists of equal length, or a number.")
+    return (len(value), *sizes.pop())
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _numbers_in(each)
+    else:
+        yield value
+
+
+def _example(shape: Sequence[int], dtype: str) -> str:
+    """Return a spec of this dtype with a range, as it is written in YAML."""
+    kind = "" if dtype == "auto" else f", dtype: {dtype}"
+    high = min(1000, INTEGERS[dtype][1]) if dtype in INTEGERS else 1
+    return f"{{shape: {list(shape)}{kind}{'' if dtype == 'bool' else f', low: 0, high: {high}'}}}"
+
+
+@dataclass(frozen=True)
+class InputFactory:
+    """A mapping with a `_target_` inside `inputs`: a function that makes one argument, or a part of it."""
+
+    node: Mapping[str, Any]
+    where: str
+
+
+def input_tree(node: Any, where: str) -> Any:
+    """Read a node of `inputs`: dicts and lists of any depth, with an InputSpec, InputFactory or plain value as leaves.
+
+    A mapping with `shape` is a tensor, one with `_target_` is a factory, and any other one is a dict.
 
     Raises:
-        InputError: an unknown key, a value of another type, an invalid shape, distribution or range.
+        InputError: a tensor's spec is wrong (see `InputSpec.of`), or a mapping looks like one and has no shape.
 
     """
-    return {name: InputSpec.of(spec, f"component.{component}.inputs.{name}") for name, spec in node.items()}
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            check_target(node, where)
+            return InputFactory(node, where)
+        if "shape" in node:
+            return InputSpec.of(node, where)
+        if (near := _meant_as_tensor(node)) is not None:
+            raise InputError(f"{where} has no shape.{near} Write it as {{shape: [1, 3, 224, 224], dtype: auto}}.")
+        for key in node:
+            if not isinstance(key, str):
+                raise InputError(f"{where}: the key {key!r} must be text.")
+        return {key: input_tree(each, f"{where}.{key}") for key, each in node.items()}
+    if isinstance(node, list | tuple):
+        return [input_tree(each, f"{where}.{place}") for place, each in enumerate(node)]
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    raise InputError(f"{where} is a {type(node).__name__}. Give a shape, a number, text, true, false or null.")
+
+
+def _meant_as_tensor(node: Mapping[str, Any]) -> str | None:
+    """Return " Did you mean 'shape'?" or "" for a mapping that looks like a tensor's spec, None for any other one."""
+    known = [each.name for each in fields(InputSpec)]
+    if any(isinstance(value, Mapping) for value in node.values()):
+        return None
+    near = {str(key): get_close_matches(str(key), known, n=1) for key in node}
+    lists = [str(key) for key, value in node.items() if isinstance(value, list)]
+    shapes = [key for key in lists if get_close_matches(key, ["shape"], cutoff=0.75)]
+    if not all(near.values()) or not (shapes or set(near) & {"dtype", "distribution", "low", "high"}):
+        return None
+    return f" Did you mean 'shape' by {shapes[0]!r}?" if shapes else ""
 
 
 @dataclass(frozen=True)
@@ -150,7 +279,8 @@ class ComponentSpec:
     """A component's YAML.
 
     `module` has a `_target_` (class or factory) and its arguments. `inputs` has a `_target_` that makes the inputs, or
-    an input spec for each argument of `forward`. `tiny` holds the changes to `module` and `inputs` at scale tiny.
+    an entry for each argument of `forward` (see `input_tree`). `tiny` holds the changes to `module` and `inputs` at
+    scale tiny; `scale` is "tiny" once they are applied.
     `part` ("decoder" or "encoder") is the half of an autoencoder's checkpoint to load.
 
     For a shape sweep: `sweep` is the default `axis` and its `values`; `point` is the component, axis and value of this
@@ -169,6 +299,7 @@ class ComponentSpec:
     sweep: Mapping[str, Any] | None = None
     point: Mapping[str, Any] | None = None
     extra_inputs: tuple[Mapping[str, Any], ...] = ()
+    scale: str = "full"
 
     def __post_init__(self) -> None:
         """Check the values that can be checked without building the module."""
@@ -178,10 +309,7 @@ class ComponentSpec:
             check_target(self.initialise, f"{where}.initialise")
         if not self.inputs:
             raise InputError(f"{where}.inputs is empty. Give each argument of forward a shape, or inputs a _target_.")
-        if "_target_" in self.inputs:
-            check_target(self.inputs, f"{where}.inputs")
-        else:
-            input_specs(self.inputs, self.key)
+        input_tree(self.inputs, f"{where}.inputs")
         tiny = decode(Tiny, self.tiny, f"{where}.tiny")
         if self.sweep is not None:
             decode(Sweep, self.sweep, f"{where}.sweep")
@@ -213,6 +341,7 @@ class ComponentSpec:
             inputs=_merged(self.inputs, self.tiny.get("inputs", {})),
             frames_per_call=self.tiny.get("frames_per_call") or self.frames_per_call,
             tiny={},
+            scale="tiny",
         )
 
 
@@ -247,9 +376,12 @@ class Settings:
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the keys of `change`; a mapping in both is merged key by key, one level deep."""
+    """Return `base` with the keys of `change`; a mapping in both is merged, unless it becomes a factory."""
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
-        merged[key] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and "_target_" not in value.keys() - old.keys():
+            merged[key] = _merged(old, value)
+        else:
+            merged[key] = value
     return merged

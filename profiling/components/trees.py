@@ -1,4 +1,4 @@
-"""Nested structures of tensors: opening a container, listing and replacing tensors, and those an operator writes to."""
+"""Nested structures of tensors: opening a container, listing, replacing and overwriting tensors, comparing forms."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Mut
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import (
     SUPPORTED_NODES,
@@ -25,7 +26,7 @@ def children(tree: Any) -> Iterator[tuple[Hashable, Any]] | None:
     Containers are mappings, tuples, lists, dataclass instances, and types that are registered with torch's pytree. As
     text a key is what Python code writes to get the entry: `['a']`, `[0]` or `.name`.
     """
-    node = _node(tree)
+    node = opened(tree)
     return None if node is None else zip(map(node.key, node.names), node.values, strict=True)
 
 
@@ -33,7 +34,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
     """Return the tensors in `tree` in the order of `children`; other leaves are ignored."""
     if isinstance(tree, Tensor):
         return [tree]
-    node = _node(tree)
+    node = opened(tree)
     return [] if node is None else [tensor for value in node.values for tensor in tensors_in(value)]
 
 
@@ -45,11 +46,48 @@ def named_tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
 
 def keyed_tensors(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     """Yield (keys, tensor) for each tensor in `tree`; `key.get(container)` returns the entry of a key."""
-    if isinstance(tree, Tensor):
+    return ((place, leaf) for place, leaf in keyed_leaves(tree, keys) if isinstance(leaf, Tensor))
+
+
+def keyed_leaves(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield (keys, leaf) for each tensor and each other value in `tree` that is no container."""
+    entries = None if isinstance(tree, Tensor) else children(tree)
+    if entries is None:
         yield keys, tree
         return
-    for key, value in children(tree) or ():
-        yield from keyed_tensors(value, (*keys, key))
+    for key, value in entries:
+        yield from keyed_leaves(value, (*keys, key))
+
+
+def form_of(leaf: Any) -> str:
+    """Return what a leaf is: `float32 [1, 3]` of a tensor, a plain value as it is written, the type of an object."""
+    if isinstance(leaf, Tensor):
+        return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+    return repr(leaf) if leaf is None or isinstance(leaf, bool | int | float | str) else type(leaf).__name__
+
+
+def other_form(tree: Any, expected: Any) -> str | None:
+    """Return in words the first place where `tree` has another structure, tensor form or value than `expected`."""
+    forms, wanted = ({dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(each)} for each in (tree, expected))
+    for path, form in wanted.items():
+        if path not in forms:
+            return f"{path} ({form}) is missing"
+        if forms[path] != form:
+            return f"{path} is {forms[path]}, and was {form}"
+    extra = next((path for path in forms if path not in wanted), None)
+    return None if extra is None else f"{extra} ({forms[extra]}) is new"
+
+
+def overwrite(tree: Any, values: Any) -> None:
+    """Copy the tensors of `values` into those of `tree`, which has the same structure; addresses do not change.
+
+    From pinned host memory the copy does not wait; it is in the order of the current stream.
+    """
+    for (_, target), (_, fresh) in zip(keyed_tensors(tree), keyed_tensors(values), strict=True):
+        for dim, stride in enumerate(target.stride() if target.layout == torch.strided else ()):
+            if stride == 0 and target.shape[dim] > 1:  # expanded: all entries of this dimension are one
+                target, fresh = target.narrow(dim, 0, 1), fresh.narrow(dim, 0, 1)
+        target.copy_(fresh, non_blocking=True)
 
 
 def dotted(keys: Sequence[Any]) -> str:
@@ -70,7 +108,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
         return kind([map_tensors(function, value) for value in tree])
     if kind is dict:
         return {key: map_tensors(function, value) for key, value in tree.items()}
-    node = _node(tree)
+    node = opened(tree)
     return tree if node is None else node.rebuild([map_tensors(function, value) for value in node.values])
 
 
@@ -83,7 +121,7 @@ def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             yield from tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
 
 
-class _Node(NamedTuple):
+class Container(NamedTuple):
     """An open container: its entries, and the function that makes a container of the same kind from other values."""
 
     key: Callable[[Any], Hashable]  # makes a key from a name; lazily, since replays map tensors without needing keys
@@ -92,29 +130,32 @@ class _Node(NamedTuple):
     rebuild: Callable[[list[Any]], Any]
 
 
-def _node(tree: Any) -> _Node | None:
+def opened(tree: Any) -> Container | None:
+    """Return the entries of a container, without making their keys; None where `tree` is a leaf."""
     kind = type(tree)
     if isinstance(tree, tuple):
         if is_namedtuple_instance(tree):
-            return _Node(GetAttrKey, kind._fields, tree, partial(tuple.__new__, kind))
+            return Container(GetAttrKey, kind._fields, tree, partial(tuple.__new__, kind))
         rebuild = kind if is_structseq_instance(tree) else partial(tuple.__new__, kind)
-        return _Node(SequenceKey, range(len(tree)), tree, rebuild)
+        return Container(SequenceKey, range(len(tree)), tree, rebuild)
     if isinstance(tree, list):
-        return _Node(SequenceKey, range(len(tree)), tree, partial(_list_like, tree))
+        return Container(SequenceKey, range(len(tree)), tree, partial(_list_like, tree))
     if isinstance(tree, Mapping):
-        return _Node(MappingKey, tree.keys(), list(tree.values()), partial(_mapping_like, tree))
+        return Container(MappingKey, tree.keys(), list(tree.values()), partial(_mapping_like, tree))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         names = [field.name for field in dataclasses.fields(tree)]
-        return _Node(GetAttrKey, names, [getattr(tree, name) for name in names], partial(_dataclass_like, tree, names))
+        return Container(
+            GetAttrKey, names, [getattr(tree, name) for name in names], partial(_dataclass_like, tree, names)
+        )
     registered = SUPPORTED_NODES.get(kind)
     if registered is None:
         return None
     values, context = registered.flatten_fn(tree)
     names = range(len(values))
     if registered.flatten_with_keys_fn is None:
-        return _Node(SequenceKey, names, values, lambda new: registered.unflatten_fn(new, context))
+        return Container(SequenceKey, names, values, lambda new: registered.unflatten_fn(new, context))
     keys = [key for key, _ in registered.flatten_with_keys_fn(tree)[0]]
-    return _Node(keys.__getitem__, names, values, lambda new: registered.unflatten_fn(new, context))
+    return Container(keys.__getitem__, names, values, lambda new: registered.unflatten_fn(new, context))
 
 
 def _list_like(tree: list[Any], values: list[Any]) -> list[Any]:

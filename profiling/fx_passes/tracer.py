@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import re
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import is_structseq_instance
 from torch.utils.weak import WeakIdKeyDictionary
 
-from profiling.components.trees import tensors_in
+from profiling.components.trees import dotted, keyed_tensors, map_tensors, tensors_in
 from profiling.components.user_code import running_line
 from profiling.errors import InputError
 from profiling.fx_passes.canonical import canonical_call, make_out_of_place
@@ -38,11 +39,12 @@ _FORM = frozenset(
 )
 
 
-def trace(module: nn.Module, inputs: Mapping[str, Tensor]) -> fx.GraphModule:
-    """Return the module's forward for tensors like `inputs` (by argument name) as a graph with info on its nodes.
+def trace(module: nn.Module, inputs: Mapping[str, Any]) -> fx.GraphModule:
+    """Return the module's forward for tensors like those in `inputs` (by argument name) as a graph with info on nodes.
 
-    The result is called like the module and shares its parameters and buffers. Shapes, and everything that Python
-    decides, are those of this call. The module runs twice, on copies of the inputs.
+    The result is called with `placeholders(inputs)` and shares the module's parameters and buffers. Shapes, plain
+    values among the inputs, and everything that Python decides, are those of this call. The module runs twice, on
+    copies of the inputs.
 
     Raises:
         InputError: forward reads the values of a tensor, or does something that a graph cannot express; the message
@@ -51,27 +53,32 @@ def trace(module: nn.Module, inputs: Mapping[str, Tensor]) -> fx.GraphModule:
     """
     recorder = _Recorder(module, inputs)
     traced = fx.GraphModule(recorder.attributes, recorder.record(module), type(module).__name__)
-    propagate(traced, inputs)
+    propagate(traced, placeholders(inputs))
     if make_out_of_place(traced.graph):
-        propagate(traced, inputs)
+        propagate(traced, placeholders(inputs))
     return pruned(traced)
+
+
+def placeholders(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors in `inputs` by the names of a traced module's arguments: `x`, or `cache__0__key` if nested."""
+    return {re.sub(r"\W", "__", dotted(keys)): tensor for keys, tensor in keyed_tensors(inputs)}
 
 
 class _Recorder(TorchFunctionMode):
     """Creates a node for each function of torch that is called under it."""
 
-    def __init__(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.attributes: dict[str, Any] = {}
-        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-        self._tracker = DependencyTracker(self._inputs.values(), self._refuse_dynamic_shape)
+        self._inputs = map_tensors(torch.clone, dict(inputs))
+        self._tracker = DependencyTracker(tensors_in(self._inputs), self._refuse_dynamic_shape)
         self._name = type(module).__name__
         self._paths: Any = WeakIdKeyDictionary()
         for path, tensor in chain(module.named_buffers(), module.named_parameters()):
             self._paths[tensor] = path
         self._nodes: Any = WeakIdKeyDictionary()
-        for name, tensor in self._inputs.items():
+        for name, tensor in placeholders(self._inputs).items():
             self._nodes[tensor] = self.graph.placeholder(name)
         self._autocast = _autocast_state()
 

@@ -18,7 +18,7 @@ import numpy
 import torch
 from torch import nn
 
-from profiling.components.trees import map_tensors
+from profiling.components.trees import keyed_leaves, map_tensors
 from profiling.errors import InputError, check_whole
 from profiling.graphs.capture import CaptureError, audit_and_warm_up, capture, no_autocast_cache, preserved_state
 from profiling.graphs.captured_call import CapturedCall, StaticInputs
@@ -208,7 +208,7 @@ class CudaGraphed:
             self._evicted += 1
         if not self._captured:
             self._pools.clear()  # a pool without graphs is freed by the allocator
-        generators = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
+        generators = [leaf for _, leaf in keyed_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)]
         preserved = preserved_state(tuple(self._state()), generators, device)
         with torch.cuda.device(device), no_autocast_cache(), preserved as restore:
             captured = self._warm_up_and_capture(inputs, args, kwargs, generators, restore)

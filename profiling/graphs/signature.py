@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from profiling.components.trees import opened
+
 #: Byte alignment of the buffers that hold overlapping tensors, so that views of them keep their own alignment.
 ALIGNMENT = 16
 
@@ -57,19 +59,14 @@ def _collect(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
         key += (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
         return
     key.append(type(value))
-    if isinstance(value, Mapping):
-        key.append(tuple(value))
-        for item in value.values():
-            _collect(item, key, tensors)
-    elif isinstance(value, tuple | list):
-        key.append(len(value))
-        for item in value:
-            _collect(item, key, tensors)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            _collect(getattr(value, field.name), key, tensors)
-    elif isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN):
         key.append(repr(value) if isinstance(value, float) else value)  # repr: 0.0 == -0.0, and nan != nan
+        return
+    container = opened(value)
+    if container is not None and (isinstance(value, Mapping | tuple | list) or dataclasses.is_dataclass(value)):
+        key.append(tuple(container.names) if isinstance(value, Mapping) else len(container.values))
+        for item in container.values:
+            _collect(item, key, tensors)
     else:
         raise TypeError(
             f"an argument of type {type(value).__name__} cannot be part of a graph's signature, because it can change "

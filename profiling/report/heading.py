@@ -17,9 +17,11 @@ _VERSIONS = ("torch", "cuda", "cudnn", "triton", "driver", "python")
 _LABELS = {"cuda": "CUDA", "cudnn": "cuDNN"}
 
 
-def heading_lines(environment: Environment) -> tuple[str, ...]:
+def heading_lines(data: RunData) -> tuple[str, ...]:
     """Return up to three lines: the device, the software, the run's settings."""
-    lines = (_device(environment), _software(environment), _settings(environment))
+    environment = data.environment
+    tiny = any(record.scale == "tiny" for record in data.records)
+    lines = (_device(environment), _software(environment), _settings(environment, tiny=tiny))
     return tuple(printable(" · ".join(filter(None, parts))) for parts in lines if any(parts))
 
 
@@ -99,9 +101,10 @@ def _software(environment: Environment) -> list[str]:
     return [f"{_LABELS.get(name, name)} {versions[name]}" for name in _VERSIONS if versions.get(name)]
 
 
-def _settings(environment: Environment) -> list[str]:
+def _settings(environment: Environment, *, tiny: bool) -> list[str]:
+    """Return the settings; `tiny`: some of the networks were built small, which only those with a tiny form are."""
     return [
-        "scale tiny (these times say nothing about the full networks)" * (environment.scale == "tiny"),
+        "scale tiny (these times say nothing about the full networks)" * tiny,
         f"scale {environment.scale}" if environment.scale not in (None, "tiny") else "",
         environment.dtype or "",
         f"seed {environment.seed}" if environment.seed is not None else "",

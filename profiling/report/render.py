@@ -168,7 +168,7 @@ def render_classic(data: RunData) -> str:
 def _console(data: RunData, sections: Sequence[Section]) -> str:
     shown = [section_text(section) for section in sections if section.depth == "console"]
     lead, *rest = [text for text in shown if text] or [""]
-    heading = [shortened_line(line) for line in heading_lines(data.environment)]
+    heading = [shortened_line(line) for line in heading_lines(data)]
     blocks = [[lead], heading, *([text] for text in rest)]
     blocks.append([*file_lines(data), f"run: {printable(data.folder)}"])
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -187,7 +187,7 @@ def section_text(section: Section) -> str:
 
 def _markdown(data: RunData, sections: Sequence[Section]) -> str:
     shown = [text for section in sections if (text := _section_markdown(section))]
-    parts = [f"## {escaped(_title(data))}", *shown[:1], _bullets(heading_lines(data.environment)), *shown[1:]]
+    parts = [f"## {escaped(_title(data))}", *shown[:1], _bullets(heading_lines(data)), *shown[1:]]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -204,7 +204,7 @@ def _section_markdown(section: Section) -> str:
 
 
 def _html(data: RunData, sections: Sequence[Section]) -> str:
-    return render_page(_title(data), heading_lines(data.environment), sections)
+    return render_page(_title(data), heading_lines(data), sections)
 
 
 def shortened_line(text: str) -> str:

@@ -63,7 +63,7 @@ def work_of(component: Component) -> Work:
     module, state = component.module, getattr(component.module, "state_tensors", None)
     recorder = AccessRecorder(  # a tensor of two kinds counts under the first of them
         {
-            "inputs": component.inputs.values(),
+            "inputs": tensors_in(component.inputs),
             "state": () if state is None else state(),
             "weights": (*module.parameters(), *module.buffers()),
         }

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from profiling.components.component import Component
-from profiling.components.trees import children
+from profiling.components.trees import dotted, keyed_leaves
 from profiling.components.user_code import code_at, is_user_code, short_path
 from profiling.errors import printable, reason_of
 from profiling.graphs import CudaGraphed
@@ -43,7 +43,7 @@ def check_call(component: Component) -> CheckedCall:
     for parameter in parameters:
         count[_dtype(parameter)] += parameter.numel()
     unknown: list[str] = []
-    inputs = tuple(forms("", component.inputs))
+    inputs = tuple(forms(component.inputs))
     outputs, state, findings = _watched_call(component)
     graphs, breaks = _traced(component, unknown)
     captured = None
@@ -68,18 +68,13 @@ def check_call(component: Component) -> CheckedCall:
     )
 
 
-def forms(path: str, tree: Any) -> Iterator[TensorForm]:
-    """Yield the form of each tensor and of each other value in `tree`, which lies at `path`."""
-    if isinstance(tree, Tensor):
-        yield TensorForm(path=path, dtype=_dtype(tree), shape=tuple(tree.shape), device=str(tree.device))
-        return
-    entries = children(tree)
-    if entries is None:
-        yield TensorForm(path=path, value=f"{type(tree).__name__} {printable(repr(tree), _VALUE)}")
-        return
-    for key, value in entries:
-        name = str(key).strip("[]'.")
-        yield from forms(f"{path}.{name}" if path else name, value)
+def forms(tree: Any) -> Iterator[TensorForm]:
+    """Yield the form of each tensor and of each other value in `tree`."""
+    for keys, leaf in keyed_leaves(tree):
+        if isinstance(leaf, Tensor):
+            yield TensorForm(path=dotted(keys), dtype=_dtype(leaf), shape=tuple(leaf.shape), device=str(leaf.device))
+        else:
+            yield TensorForm(path=dotted(keys), value=f"{type(leaf).__name__} {printable(repr(leaf), _VALUE)}")
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -112,7 +107,7 @@ def _watched_call(component: Component) -> tuple[tuple[TensorForm, ...], tuple[S
         )
         for (name, tensor), value in zip(state, before, strict=True)
     )
-    outputs = tuple(forms("", output))
+    outputs = tuple(forms(output))
     component.reset()
     return outputs, kept, tuple(findings)
 

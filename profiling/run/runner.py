@@ -258,7 +258,7 @@ class Run:
             reason="not run",
             device=settings.device,
             dtype=settings.dtype,
-            scale=settings.scale,
+            scale=job.component.scale,
             point=None if job.component.point is None else decode_section("point", job.component.point),
         )
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from profiling.components.build import build, input_maker
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
+from profiling.components.trees import map_tensors
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric, Subject
 from profiling.results.record import Parity, ParityCheck, Training
@@ -158,7 +159,7 @@ class TrainingCell(Cell):
             model = blueprint.module.train()
             module = TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
             # A copy even where the batch is on the device already: steps write the next batch into it.
-            inputs = {name: tensor.to(blueprint.device, copy=True) for name, tensor in batches[0].items()}
+            inputs = map_tensors(lambda tensor: tensor.to(blueprint.device, copy=True), batches[0])
             initialise_optimizer(module)
             synchronize(blueprint.device)
         self.add(weights=blueprint.weights, weights_hint=blueprint.hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class TrainingStep(nn.Module):
         self._autocast = None if options.autocast is None else getattr(torch, options.autocast)
         self._device_type = next(model.parameters()).device.type
 
-    def forward(self, **batch: Tensor) -> Tensor:
+    def forward(self, **batch: Any) -> Tensor:
         """Train on `batch`, the arguments of the model's forward; return the detached loss, an fp32 scalar."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self._device_type, dtype=self._autocast, enabled=self._autocast is not None):

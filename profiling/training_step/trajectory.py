@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from profiling.components.component import MakeInputs
+from profiling.components.trees import overwrite
 from profiling.results.record import ParityCheck, TrainingStepRow
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
@@ -24,7 +25,8 @@ CHAOS = 0.5
 #: Largest loss error that is accepted, however much a rounding error changes eager's own losses.
 MOST_LOSS_ERROR = 0.05
 
-Batch = dict[str, Tensor]
+#: Arguments of the model, as its component draws them: tensors, plain values, nested.
+Batch = dict[str, Any]
 
 
 def draw_batches(draw: MakeInputs, count: int, seed: int) -> list[Batch]:
@@ -64,7 +66,7 @@ class Trajectory:
 def train(
     step: TrainingStep,
     run: Callable[[], Tensor],
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Any],
     loader: Iterable[Batch],
     options: TrainingOptions,
 ) -> Trajectory:
@@ -73,7 +75,7 @@ def train(
     Each batch is copied from pinned memory into `inputs`, which `run` reads. The learning rate is changed in place, as
     a schedule does between two replays of a graph.
     """
-    device = next(iter(inputs.values())).device
+    device = next(step.parameters()).device
     losses, log, factors = [], [], dict(options.lr_changes or ())
     batches = iter(loader)
     for number in range(options.steps):
@@ -84,8 +86,7 @@ def train(
             with torch.no_grad():
                 for rate in step.learning_rates():
                     rate.mul_(factor)
-        for name, tensor in batch.items():
-            inputs[name].copy_(tensor, non_blocking=True)
+        overwrite(inputs, batch)
         loss = run()
         synchronize(device)
         step_ms, data_ms = (time.perf_counter() - started) * 1e3, (started - waiting) * 1e3

@@ -151,8 +151,9 @@ class Compile(Variant):
         """
         if counters.graphs == 0:
             raise RuntimeError(
-                "torch.compile compiled nothing and ran eagerly: unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, "
-                "and remove torch.compiler.disable from the module"
+                "torch.compile compiled nothing and ran eagerly: it refuses torch.nn.LSTM, GRU and RNN (measure those "
+                "with cuda_graph), TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is set, or the module has "
+                "torch.compiler.disable"
             )
         if self.has_cuda_graphs() and (counters.cudagraph_skips or not counters.cudagraph_captures):
             raise RuntimeError(
@@ -161,7 +162,7 @@ class Compile(Variant):
             )
 
 
-def _new_step(module: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> Any:
+def _new_step(module: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
     # Without this mark inductor's graph trees continue the last call and keep its outputs alive.
     torch.compiler.cudagraph_mark_step_begin()
     return module(**inputs)

@@ -27,7 +27,7 @@ def needs_cuda(device: torch.device) -> str | None:
     return None if device.type == "cuda" else f"CUDA graphs need a CUDA device, this run is on {device.type}"
 
 
-def eager_step(call: Callable[..., Any], inputs: Mapping[str, torch.Tensor], module: nn.Module | None) -> EagerStep:
+def eager_step(call: Callable[..., Any], inputs: Mapping[str, Any], module: nn.Module | None) -> EagerStep:
     """Return `call(**inputs)` under the conditions of its capture, without which a compiled call would recompile."""
 
     def run() -> Any:

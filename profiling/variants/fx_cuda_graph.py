@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from profiling.components.component import Component
 from profiling.errors import InputError
 from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes
-from profiling.fx_passes.tracer import trace
+from profiling.fx_passes.tracer import placeholders, trace
 from profiling.graphs import CaptureError, CudaGraphed
 from profiling.graphs.engine import check_options
 from profiling.results.record import BeforeAfter, FxPass
@@ -83,12 +83,13 @@ class FxCudaGraph(Variant):
                 "passes": self.explained(component),
             },
             extra_steps=tuple(partial(graph, **each.inputs) for graph, each in zip(extra_graphs, extra, strict=True)),
-            eager_step=eager_step(module, inputs, None),  # the graph has no submodules
+            eager_step=eager_step(_like_the_original(module), inputs, None),  # the graph has no submodules
         )
 
     def _captured(self, component: Component, module: fx.GraphModule) -> CudaGraphed:
         graphed = CudaGraphed(
             module,
+            call=_like_the_original(module),
             warmup=self.warmup,
             alias_outputs=self.alias_outputs,
             state=component.state,
@@ -119,12 +120,17 @@ class FxCudaGraph(Variant):
             return section
         try:
             before, after = replay_ms(
-                applied.before, applied.after, component.inputs, warmup=self.warmup, state=component.state
+                applied.before, applied.after, placeholders(component.inputs), warmup=self.warmup, state=component.state
             )
         except CaptureError as error:  # before a pass the module may not be capturable, and then has no time
             return msgspec.structs.replace(section, unmeasured=str(error).splitlines()[0])
         times = BeforeAfter(before=before, after=after)
         return msgspec.structs.replace(section, replay_ms=times, speedup=before / after)
+
+
+def _like_the_original(module: fx.GraphModule) -> Callable[..., Any]:
+    """Return a function with the arguments of the module that was traced."""
+    return lambda **inputs: module(**placeholders(inputs))
 
 
 def _traced(component: Component) -> fx.GraphModule:
@@ -135,7 +141,7 @@ def _traced(component: Component) -> fx.GraphModule:
 def _propagated(component: Component, module: fx.GraphModule) -> Any:
     """Run the module on the component's inputs, write the info of its nodes, and return the output."""
     with _state_kept(component):
-        return propagate(module, component.inputs)
+        return propagate(module, placeholders(component.inputs))
 
 
 @contextmanager

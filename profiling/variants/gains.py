@@ -36,7 +36,7 @@ def interleaved_medians(before: Callable[[], float], after: Callable[[], float],
 def graphs_section(
     engines: Sequence[CudaGraphed],
     call: Callable[..., Any],
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Any],
     compiled: CompileCounters | None = None,
 ) -> Graphs:
     """Return the record's section `graphs`; the last of `engines` replays what `call(**inputs)` does eagerly.
@@ -82,7 +82,7 @@ def _wall_ms(before: Callable[[], Any], after: Callable[[], Any]) -> tuple[float
 def replay_ms(
     before: Callable[..., Any],
     after: Callable[..., Any],
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Any],
     *,
     warmup: int,
     state: Callable[[], Iterable[Tensor]],
@@ -104,7 +104,7 @@ def replay_ms(
             graph.clear()
 
 
-def _replay_series(graph: Callable[..., Any], inputs: Mapping[str, Tensor]) -> Callable[[], float]:
+def _replay_series(graph: Callable[..., Any], inputs: Mapping[str, Any]) -> Callable[[], float]:
     """Capture, and return a function that times a series of replays: the mean in ms."""
 
     def mean_ms(calls: int) -> float:

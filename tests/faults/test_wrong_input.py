@@ -154,7 +154,39 @@ COMPONENT = (
     ("an empty _target_", "component.net.module._target_=''", "dotted path"),
     ("`inputs: null`", "component.net.inputs=null", "inputs is missing"),
     ("`inputs: 5`", "component.net.inputs=5", "inputs is missing"),
-    ("a number in place of an input", "component.net.inputs.x=5", "has no shape"),
+    ("a misspelt shape", "+component.net.inputs.y={shpae:[2,8]}", "Did you mean 'shape' by 'shpae'"),
+    ("an input without a shape", "+component.net.inputs.y={dtype:int64,high:9}", "has no shape"),
+    ("a misspelt shape deep inside", "+component.net.inputs.y=[{z:{shape:[2],lwo:1}}]", "y.0.z.lwo is unknown"),
+    ("an input of an unknown dtype", "+component.net.inputs.x.dtype=float99", "Did you mean 'float64'"),
+    (
+        "normal numbers as integers",
+        "+component.net.inputs.y={shape:[2],dtype:int64,distribution:normal}",
+        "does not fit dtype=int64, which takes integers or bernoulli",
+    ),
+    (
+        "a uniform mask",
+        "+component.net.inputs.y={shape:[2],dtype:bool,distribution:uniform}",
+        "which takes bernoulli. Write {shape: [2], dtype: bool}",
+    ),
+    (
+        "integers without a range",
+        "+component.net.inputs.y={shape:[2],dtype:int64}",
+        "Write {shape: [2], dtype: int64, low: 0, high: 1000}",
+    ),
+    (
+        "integers beyond their dtype",
+        "+component.net.inputs.y={shape:[2],dtype:uint8,high:300}",
+        "within uint8, 0 to 255",
+    ),
+    ("a fraction as the end of integers", "+component.net.inputs.y={shape:[2],dtype:int64,high:1.5}", "whole number"),
+    ("a range of normal numbers", "+component.net.inputs.y={shape:[2],distribution:normal,low:0}", "has no range"),
+    ("a range of a mask", "+component.net.inputs.y={shape:[2],dtype:bool,low:0}", "has no range"),
+    ("a value and a range", "+component.net.inputs.y={shape:[2],value:1,low:0}", "Leave one of the two out"),
+    ("values that do not fit the shape", "+component.net.inputs.y={shape:[2,3],value:[1,2]}", "cannot be repeated"),
+    ("values of different lengths", "+component.net.inputs.y={shape:[2,2],value:[[1],[1,2]]}", "different lengths"),
+    ("a value that does not fit the dtype", "+component.net.inputs.y={shape:[2],dtype:bool,value:2}", "2 does not fit"),
+    ("a value that is text", "+component.net.inputs.y={shape:[2],value:one}", "is no number"),
+    ("a factory of one argument without a name", "+component.net.inputs.y={_target_:''}", "dotted path"),
     ("a shape that is a number", "component.net.inputs.x.shape=5", "shape must be a list"),
     ("a flag in a shape", "component.net.inputs.x.shape=[2,true]", "shape[1] must be a whole number"),
     ("a fraction in a shape", "component.net.inputs.x.shape=[2,8.5]", "shape[1] must be a whole number"),
@@ -195,7 +227,12 @@ TARGETS = (
     ("shape_sweep: text among the values", "shape_sweep", ("component=[net]", "values=[1,a]"), "values"),
     ("shape_sweep: a list in place of the axis", "shape_sweep", ("component=[net]", "axis=[x]"), "axis"),
     ("shape_sweep: an axis that is not there", "shape_sweep", ("component=[net]", "axis=y.1"), "axis"),
-    ("shape_sweep: inputs that are numbers", "shape_sweep", ("component=[net]", "component.net.inputs.x=5"), "shape"),
+    (
+        "shape_sweep: inputs without a tensor",
+        "shape_sweep",
+        ("component=[net]", "component.net.inputs.x=5", "component.net.inputs.gain=5"),
+        "has a shape",
+    ),
     ("shape_sweep: a value of a trillion", "shape_sweep", ("component=[net]", "values=[1000000000000]"), "elements"),
     ("training_step: `training: 5`", "training_step", ("training=5",), "training"),
     ("training_step: text in place of steps", "training_step", ("training.steps=many",), "training.steps"),
@@ -229,7 +266,16 @@ CELLS = (
     ("an input that forward does not have", ("component=[wrong_name]",), "Did you mean 'gain'"),
     ("an input of another shape than forward needs", ("component=[wrong_shape]",), "x float32 [2, 9]"),
     ("an argument that the class does not have", ("component=[net]", "+component.net.module.widht=3"), "widht"),
-    ("an input of an unknown dtype", ("component=[net]", "+component.net.inputs.x.dtype=float99"), "float32, int64"),
+    (
+        "a number in place of a tensor",
+        ("component=[net]", "component.net.inputs.x=5"),
+        "(inputs: x 5, gain float32 [1])",
+    ),
+    (
+        "a list in place of a tensor",
+        ("component=[wrong_nesting]",),
+        "x.0 float32 [2, 8]",
+    ),
 )
 
 
@@ -303,7 +349,54 @@ MODULES = (
         "Net = torch.nn.Identity\ndef inputs(m, **_): return [torch.ones(1)]",
         "returned a list",
     ),
-    ("has inputs that are numbers", "Net = torch.nn.Identity\ndef inputs(m, **_): return {'input': 5}", "int"),
+    ("returns its plain input", "Net = torch.nn.Identity\ndef inputs(m, **_): return {'input': 5}", "holds no tensor"),
+    (
+        "has inputs on another device",
+        "Net = torch.nn.Identity\ndef inputs(m, **_): return {'input': [torch.ones(1, device='meta')]}",
+        "inputs.input.0 is on meta, the module on cpu",
+    ),
+    (
+        "has a generator as inputs",
+        "Net = torch.nn.Identity\ndef inputs(m, **_): yield torch.ones(1)",
+        "returned a generator",
+    ),
+    (
+        "has a generator among its inputs",
+        "Net = torch.nn.Identity\ndef inputs(m, **_): return {'input': (x for x in [1])}",
+        "inputs.input is a generator, which can be read only once",
+    ),
+    (
+        "has inputs by number",
+        "Net = torch.nn.Identity\ndef inputs(m, **_): return {1: torch.ones(1)}",
+        "Return a dict",
+    ),
+    (
+        "has other inputs in the second call",
+        "Net = torch.nn.Identity\nn = [1]\n"
+        "def inputs(m, **_):\n  n.append(1)\n  return {'input': [torch.ones(1)] * len(n)}",
+        "with another seed, input.",
+    ),
+    (
+        "has inputs of another shape in the second call",
+        "Net = torch.nn.Identity\nn = [1]\ndef inputs(m, **_):\n  n.append(1)\n  return {'input': torch.ones(len(n))}",
+        "with another seed, input is float32 [",
+    ),
+    (
+        "has another plain value in the second call",
+        "Net = torch.nn.Identity\nimport random\n"
+        "def inputs(m, **_): return {'input': {'x': torch.ones(1), 't': random.random()}}",
+        "Only values inside tensors may depend on the generator",
+    ),
+    (
+        "returns a generator",
+        "class Net(torch.nn.Module):\n  def forward(self, input): return (x for x in [input])",
+        "it can be read only once",
+    ),
+    (
+        "returns no tensor",
+        "class Net(torch.nn.Module):\n  def forward(self, input): return {'text': 'done'}",
+        "holds no tensor",
+    ),
 )
 
 

@@ -41,6 +41,24 @@ class Caches(nn.Module):
         return self.layer(x) @ self.table
 
 
+class Nested(nn.Module):
+    """Takes dicts and lists of tensors, plain values, and an argument that a factory makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, cond, cache, grid, position, scale=1.0, use_cache=False, text=None):
+        y = self.layer(x) * scale + cond["embed"]["text"] * cond["weight"]
+        if use_cache and text is None:
+            y = y + sum(key * value for key, value in cache)
+        return [y * grid.sum(), y[position["index"]]]
+
+
+def make_position(module, *, generator, device, dtype, rows):
+    return {"index": torch.randperm(rows, generator=generator, device=device)}
+
+
 class Raises(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise ValueError("this module never works")

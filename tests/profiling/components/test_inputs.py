@@ -1,0 +1,193 @@
+"""Inputs of any shape: nested ones, plain values, integers and masks, from YAML to a variant's buffers."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+
+from profiling.cli.config import read_component
+from profiling.components.build import build, draw_input
+from profiling.components.component import Component
+from profiling.components.reference import first_call
+from profiling.components.spec import ComponentSpec, Settings, input_tree
+from profiling.components.trees import named_tensors, other_form, overwrite, tensors_in
+from profiling.errors import InputError
+from profiling.fx_passes.tracer import placeholders, trace
+from profiling.graphs.signature import signature
+from profiling.roofline.work import work_of
+from profiling.shape_sweep import points_of
+
+OUTSIDE = Path(__file__).parents[2] / "data" / "outside"
+SETTINGS = Settings(device="cpu", dtype="bfloat16", scale="full", threads=1)
+TEXT = "cond.embed.text"
+
+
+@pytest.fixture
+def spec(monkeypatch: pytest.MonkeyPatch) -> ComponentSpec:
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+    node = yaml.safe_load((OUTSIDE / "component" / "nested.yaml").read_text())["nested"]
+    return read_component("nested", node)
+
+
+@pytest.fixture
+def component(spec: ComponentSpec) -> Component:
+    blueprint = build(spec, SETTINGS, torch.float32)
+    blueprint.cast(torch.bfloat16)
+    return blueprint.component(torch.bfloat16, seed=0)
+
+
+def test_yaml_gives_forward_what_it_describes(component):
+    inputs = component.inputs
+    assert (inputs["scale"], inputs["use_cache"], inputs["text"], inputs["cond"]["weight"]) == (2, True, None, 0.5)
+    assert [[tensor.dtype for tensor in pair] for pair in inputs["cache"]] == [
+        [torch.bfloat16, torch.bfloat16],
+        [torch.float32, torch.bool],
+    ]
+    assert inputs["grid"].tolist() == [[1, 4, 4], [1, 4, 4]]
+    assert sorted(inputs["position"]["index"].tolist()) == [0, 1]
+    assert -1 <= inputs["cond"]["embed"]["text"].min() < 0 < inputs["cond"]["embed"]["text"].max() < 1
+
+
+def test_the_reference_reads_the_same_numbers_in_another_dtype(spec, component):
+    wide = dict(named_tensors(build(spec, SETTINGS, torch.float32).component(torch.float32, seed=0).inputs))
+    for path, tensor in named_tensors(component.inputs):
+        assert wide[path].dtype == (torch.float32 if tensor.is_floating_point() else tensor.dtype)
+        assert torch.equal(wide[path], tensor.to(wide[path].dtype))
+
+
+def test_a_refill_changes_what_is_drawn_and_no_address(component):
+    before = {path: (tensor.data_ptr(), tensor.clone()) for path, tensor in named_tensors(component.inputs)}
+    component.refill(1)
+    after = dict(named_tensors(component.inputs))
+    assert {path for path, (_, old) in before.items() if torch.equal(old, after[path])} <= {"grid", "position.index"}
+    assert all(after[path].data_ptr() == address for path, (address, _) in before.items())
+    component.refill(0)
+    assert all(torch.equal(after[path], old) for path, (_, old) in before.items())
+
+
+def test_an_expanded_input_is_overwritten():
+    tree, fresh = [torch.zeros(1, 3).expand(2, 3)], [torch.arange(3.0).expand(2, 3)]
+    overwrite(tree, fresh)
+    assert tree[0].tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"x": torch.ones(2)}, r"x\.0 \(float32 \[2\]\) is missing"),
+        ({"x": [torch.ones(3)], "t": 0.5}, r"x\.0 is float32 \[3\], and was float32 \[2\]"),
+        ({"x": [torch.ones(2).bool()], "t": 0.5}, r"x\.0 is bool \[2\], and was float32 \[2\]"),
+        ({"x": [torch.ones(2)], "t": 0.6}, r"t is 0\.6, and was 0\.5"),
+        ({"x": [torch.ones(2)], "t": 0.5, "y": None}, r"y \(None\) is new"),
+    ],
+)
+def test_another_form_is_named_by_its_path(other, says):
+    expected = {"x": [torch.ones(2)], "t": 0.5}
+    assert re.search(says, str(other_form(other, expected)))
+    assert other_form({"x": [torch.zeros(2)], "t": 0.5}, expected) is None
+
+
+def test_a_failing_forward_is_described_by_all_of_its_inputs(spec):
+    wrong = replace(spec, inputs={**spec.inputs, "cond": {"weight": 0.5, "embed": [{"shape": [2, 8]}, 1]}})
+    with pytest.raises(InputError, match=r"cond\.embed\.0 bfloat16 \[2, 8\].* scale 2.* and 1 more\)") as caught:
+        first_call(build(wrong, SETTINGS, torch.bfloat16).component(torch.bfloat16, 0), 1)
+    assert "\n" not in str(caught.value)
+
+
+DTYPES = {
+    "high": ({"dtype": "int64", "high": 1000}, torch.int64, range(1000)),
+    "low": ({"dtype": "uint8", "low": 250, "high": 256}, torch.uint8, range(250, 256)),
+    "negative": ({"dtype": "int8", "low": -128, "high": 128}, torch.int8, range(-128, 128)),
+    "ones and zeros": ({"dtype": "int64", "distribution": "bernoulli"}, torch.int64, (0, 1)),
+    "mask": ({"dtype": "bool"}, torch.bool, (False, True)),
+    "ones": ({"dtype": "int32", "value": 1}, torch.int32, (1,)),
+    "whole floats": ({"distribution": "integers", "high": 10}, torch.float32, range(10)),
+}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_integers_and_masks(name):
+    node, dtype, values = DTYPES[name]
+    tensor = draw_input(input_tree({"shape": [4000], **node}, "x"), torch.Generator().manual_seed(0), torch.float32)
+    assert tensor.dtype == dtype
+    assert set(tensor.tolist()) == set(values) if len(values) < 500 else len(set(tensor.tolist())) > 900
+    assert set(tensor.tolist()) <= set(values)
+
+
+PLAIN = {
+    "a LoRA's scale": {"scale": 0.5},
+    "sizes of a picture": {"height": 64, "width": 64},
+    "a number by name": {"value": 0.5},
+    "features by level": {"low": {"shape": [2]}, "high": {"shape": [2]}},
+    "an empty dict": {},
+}
+
+
+@pytest.mark.parametrize("node", PLAIN.values(), ids=PLAIN)
+def test_a_dict_that_resembles_a_tensor_stays_a_dict(node):
+    assert input_tree(node, "x").keys() == node.keys()
+
+
+def test_a_captured_graph_is_for_one_plain_value(component):
+    key, tensors = signature((), component.inputs)
+    assert [id(tensor) for tensor in tensors] == [id(tensor) for tensor in tensors_in(component.inputs)]
+    cond = component.inputs["cond"]
+    for change in ({"scale": 2.0}, {"use_cache": False}, {"cond": {**cond, "weight": 0.25}}, {"text": ""}):
+        assert signature((), {**component.inputs, **change})[0] != key
+    component.refill(3)
+    assert signature((), component.inputs)[0] == key
+
+
+def test_a_trace_takes_the_tensors_of_nested_inputs(spec):
+    component = build(spec, replace(SETTINGS, dtype="float32"), torch.float32).component(torch.float32, 0)
+    traced = trace(component.module, component.inputs)
+    arguments = placeholders(component.inputs)
+    assert {"x", "cond__embed__text", "cache__0__1", "position__index"} <= arguments.keys()
+    component.refill(5)
+    with torch.no_grad():
+        for output, expected in zip(traced(**placeholders(component.inputs)), component.call(), strict=True):
+            torch.testing.assert_close(output, expected)
+
+
+def test_nested_inputs_count_as_inputs_in_the_roofline(component):
+    with torch.inference_mode():
+        assert work_of(component).bytes["inputs"] == sum(t.nbytes for t in tensors_in(component.inputs))
+
+
+def test_a_sweep_reaches_a_nested_input(spec):
+    node = {"module": spec.module, "inputs": spec.inputs, "tiny": {"inputs": {"cond": {"embed": {"text": {"low": 0}}}}}}
+    cfg = OmegaConf.create({"component": {"nested": node}, "axis": "batch", "values": [4], "together": False})
+    (point,) = points_of(cfg, spec)
+    shapes = [
+        tuple(tensor.shape)
+        for tensor in tensors_in(
+            build(
+                replace(
+                    point, inputs={**point.inputs, "position": {"index": {"shape": [2], "dtype": "int64", "high": 4}}}
+                ),
+                SETTINGS,
+                torch.float32,
+            )
+            .component(torch.float32, 0)
+            .inputs
+        )
+    ]
+    assert shapes == [(4, 8), (4, 8), (4, 8), (4, 8), (4, 8), (4, 8), (4, 3), (2,)]
+    cfg.axis = f"{TEXT}.1"
+    (point,) = points_of(cfg, spec)
+    assert point.inputs["cond"]["embed"]["text"]["shape"] == [2, 4]
+    assert point.at("tiny").inputs["cond"]["embed"]["text"] == {"shape": [2, 4], "low": 0}
+    cfg.axis = "cond.embed.txt.1"
+    with pytest.raises(InputError, match=r"Choose one of: batch, x\.0, x\.1, cond\.embed\.text\.0"):
+        points_of(cfg, spec)
+
+
+def test_only_a_component_with_a_tiny_form_is_tiny(spec):
+    assert spec.at("tiny").scale == "full"
+    small = replace(spec, tiny={"inputs": {"cond": {"embed": {"text": {"low": 0}}}}}).at("tiny")
+    assert small.scale == "tiny"
+    assert small.inputs["cond"] == {"embed": {"text": {"shape": [2, 8], "low": 0}}, "weight": 0.5}
