@@ -58,6 +58,7 @@ class _Process:
     enabled: bool = True
     epoch: int = 0  # number of times that graphs were switched on again
     captures: int = 0
+    seconds: float = 0.0
 
 
 _PROCESS = _Process()
@@ -77,6 +78,11 @@ def set_cuda_graphs(enabled: bool) -> None:
 def total_captures() -> int:
     """Return the number of graphs that all engines of this process have captured so far."""
     return _PROCESS.captures
+
+
+def capture_seconds() -> float:
+    """Return the seconds that these captures took, with their warm-up calls."""
+    return _PROCESS.seconds
 
 
 class CudaGraphed:
@@ -215,6 +221,7 @@ class CudaGraphed:
         self._captured[key] = captured
         self._recorded += 1
         _PROCESS.captures += 1
+        _PROCESS.seconds += time.perf_counter() - started
         self._capture_seconds += time.perf_counter() - started - (self._warmup_seconds - warmup_before)
         return captured
 

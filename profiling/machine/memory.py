@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import suppress
+from functools import cache
+from statistics import median
+from time import perf_counter
 
 import psutil
 import torch
+
+#: Bytes of the allocations that `malloc_cost` times: a small and a large segment of torch's allocator.
+_SEGMENTS = (2 * 2**20, 64 * 2**20)
+_REPEATS = 3
 
 
 def held(device: torch.device) -> dict[str, int]:
@@ -37,6 +45,32 @@ def free_bytes(device: torch.device) -> float:
         return psutil.virtual_memory().available
     except OSError:  # a container without /proc
         return float("inf")
+
+
+@cache
+def malloc_cost(device: torch.device) -> tuple[float, float] | None:
+    """Return (milliseconds of a cudaMalloc, further milliseconds a byte), measured now; None where that is impossible.
+
+    The driver allocates and frees up to 64 MiB, apart from torch's allocator; freeing waits for the device.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        torch.cuda.synchronize(device)  # makes the device's context the current one of this thread
+        times = [median(_timed_malloc(driver, size) for _ in range(_REPEATS)) for size in _SEGMENTS]
+    except (OSError, AttributeError, RuntimeError):
+        return None
+    per_byte = max(0.0, (times[1] - times[0]) / (_SEGMENTS[1] - _SEGMENTS[0]))
+    return max(0.0, times[0] - per_byte * _SEGMENTS[0]), per_byte
+
+
+def _timed_malloc(driver: ctypes.CDLL, size: int) -> float:
+    pointer, start = ctypes.c_uint64(), perf_counter()
+    status = driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size))
+    milliseconds = 1e3 * (perf_counter() - start)
+    if status != 0:
+        raise RuntimeError(f"cuMemAlloc returned {status}")
+    driver.cuMemFree_v2(pointer)
+    return milliseconds
 
 
 def graph_pools() -> tuple[int, int]:

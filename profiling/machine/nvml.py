@@ -47,10 +47,11 @@ class ClockMonitor:
         self._device, self._clocks = device, list[int]()
         self._started, self._limited = perf_counter(), {} if device is None else limited_ns(device)
 
-    def read(self) -> None:
-        """Read the SM clock, which takes the driver tens of microseconds."""
+    def read(self) -> int | None:
+        """Read the SM clock in MHz, which takes the driver tens of microseconds; None where it is not known."""
         clock = None if self._device is None else clock_mhz(self._device, "sm")
         self._clocks += [] if clock is None else [clock]
+        return clock
 
     def conditions(self) -> ClockConditions:
         """Return the SM clocks that were read, and the share of the time since the construction spent limited."""
@@ -129,6 +130,24 @@ def other_processes(device: torch.device) -> int | None:
     processes = _query(device, pynvml.nvmlDeviceGetComputeRunningProcesses)
     pids = None if processes is None else {process.pid for process in processes}
     return None if pids is None or os.getpid() not in pids else len(pids) - 1
+
+
+def others_share(device: torch.device, since_us: int) -> tuple[float, int] | None:
+    """Return (share of the time, 0 to 1, in which other processes computed; time of the last sample in µs).
+
+    The samples are the driver's, about six a second, since the time `since_us`. None if there are none yet, or if the
+    driver's process ids are not those of this container, so that this process cannot be told from others.
+    """
+    if other_processes(device) is None:
+        return None
+    samples = _query(device, lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us))
+    if not samples:
+        return None
+    busy: dict[int, list[int]] = {}
+    for sample in samples:
+        busy.setdefault(sample.pid, []).append(sample.smUtil)
+    shares = (sum(values) / len(values) / 100 for pid, values in busy.items() if pid != os.getpid())
+    return min(1.0, sum(shares)), max(sample.timeStamp for sample in samples)
 
 
 def throttle_reasons(device: torch.device) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import psutil
 
 #: Folder with a file `schedstat` per thread: nanoseconds run, nanoseconds waited in the run queue, times scheduled.
 _THREADS = Path("/proc/self/task")
+#: A thread that ran for this share of a frame is one of its workers.
+_WORKER_SHARE = 0.1
 
 
 class RunQueueMonitor:
@@ -36,6 +39,57 @@ class RunQueueMonitor:
             return None
         queued = 0.0 if self._oversubscribed else wait_ms / 1e3 / self._threads
         return min(1.0, max(0.0, queued + (_stolen_seconds() - self._stolen) / self._cores) / elapsed)
+
+
+class ThreadWaits:
+    """Measures, from call to call, for how long a frame was delayed because its threads waited for a CPU.
+
+    That is the longest wait of the calling thread and, with `workers`, of each thread that ran for a tenth of the time
+    or more: a frame waits for its workers, which wait for a CPU at the same time.
+    """
+
+    def __init__(self, *, workers: bool) -> None:
+        self._workers = workers
+        self._files: dict[str, int] = {}
+        self._totals: dict[str, tuple[int, int]] = {}  # ns run and ns waited so far, by thread
+        self.wait_ms()
+
+    def wait_ms(self) -> float | None:
+        """Return the wait since the last call in ms; None where the kernel does not count it."""
+        started = getattr(self, "_read", time.perf_counter())
+        self._read = time.perf_counter()
+        own = str(threading.get_native_id())
+        try:
+            threads = [thread.name for thread in _THREADS.iterdir()] if self._workers else [own]
+        except OSError:
+            return None
+        waits = []
+        for thread in threads:
+            totals = self._schedstat(thread)
+            if totals is None:
+                continue
+            ran, waited = (now - before for now, before in zip(totals, self._totals.get(thread, totals), strict=True))
+            self._totals[thread] = totals
+            if thread == own or ran >= _WORKER_SHARE * 1e9 * (self._read - started):
+                waits.append(waited / 1e6)
+        return max(waits, default=None)
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _schedstat(self, thread: str) -> tuple[int, int] | None:
+        """Return (ns run, ns waited in the run queue) of a thread; None where that is unknown, or it has ended."""
+        try:
+            if thread not in self._files:
+                self._files[thread] = os.open(_THREADS / thread / "schedstat", os.O_RDONLY)
+            ran, waited, _ = os.pread(self._files[thread], 96, 0).split()
+        except (OSError, ValueError):
+            if thread in self._files:
+                os.close(self._files.pop(thread))
+            return None
+        return int(ran), int(waited)
 
 
 def _waited_seconds() -> float | None:

@@ -254,7 +254,7 @@ class RealtimeCell(Cell):
         frames, warmup = options.counts(device.type)
         rate = options.fps or graph.frame_rate
         period = graph.frames_per_tick / rate if options.pace == "realtime" else None
-        monitor, journal = FrameMonitor(device), Journal(run, self.job.name, series_names(pipeline))
+        monitor, journal = FrameMonitor(device, calibrate=True), Journal(run, self.job.name, series_names(pipeline))
         loop = FrameLoop(pipeline, Clock(), monitor, depth=pipeline.depth, period=period)
         try:
             with gc_policy(options.gc), self.phase("frames"):

@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from profiling.machine.run_queue import ThreadWaits
 from profiling.results.measured import ClockConditions
-from profiling.trace.counters import compile_ids, snapshot
+from profiling.trace.counters import compile_ids, compile_ms, snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +37,18 @@ class FrameMonitor:
 
     `events` are recompiles: {"frame", "kind": "recompile", "id"}. `throttle_reasons` are the limits on the clocks that
     the driver reported in any frame; `clocks()` are the SM clocks since the start. The allocator and /proc are read
-    every `every` frames, and after a long one.
+    every `every` frames, and after a long one. With `calibrate`, a cudaMalloc is timed first, which waits for the
+    device; without it the time of those inside frames is not known.
     """
 
-    def __init__(self, device: torch.device | None = None, *, every: int = 1) -> None:
+    def __init__(self, device: torch.device | None = None, *, every: int = 1, calibrate: bool = False) -> None:
         self._cuda = None if device is None or device.type != "cuda" else device
         self._every = every
+        self._malloc_cost: tuple[float, float] | None = None
+        if calibrate and self._cuda is not None:
+            from profiling.machine.memory import malloc_cost
+
+            self._malloc_cost = malloc_cost(self._cuda)
         self.events: list[dict[str, Any]] = []
         self.throttle_reasons: set[str] = set()
         self._clocks: nvml.ClockMonitor | None = None
@@ -50,13 +57,17 @@ class FrameMonitor:
             os.open(file, os.O_RDONLY) if os.access(file, os.R_OK) else None  # a container may have no /proc
             for file in (PROC / "self" / "statm", PROC / "stat")
         )
-        self._page, self._tick_ms = os.sysconf("SC_PAGE_SIZE"), 1e3 / os.sysconf("SC_CLK_TCK")
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._tick_ms = 1e3 / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
+        self._waits = ThreadWaits(workers=self._cuda is None)
+        self._others_read_us = 0
         gc.callbacks.append(self._on_collection)
         self.start()
 
     def close(self) -> None:
         """Close the files and remove the callback of the garbage collector."""
         gc.callbacks.remove(self._on_collection)
+        self._waits.close()
         for descriptor in (self._statm, self._stat):
             if descriptor is not None:
                 os.close(descriptor)
@@ -67,6 +78,9 @@ class FrameMonitor:
         self._compiles, self._ids = snapshot(), compile_ids()
         self._totals, self._switches = self._counts() | self._memory()[0], {}
         self._thread_switches()
+        self._waits.wait_ms()
+        self._memory_frame = -1
+        self._reserved = self._memory()[1].get("reserved", 0.0)
         self._start_clocks()
 
     def use(self, device: torch.device) -> None:
@@ -88,15 +102,22 @@ class FrameMonitor:
     def __call__(self, frame: int, frame_ms: float) -> dict[str, float]:
         """Return the series of a frame: counts and ms since the call before, and bytes held now."""
         long = self._typical is not None and frame_ms > LONG * self._typical
-        totals, held = self._counts(), {}
+        totals, held, follows = self._counts(), {}, frame == self._memory_frame + 1
         if long or frame % self._every == 0:
             memory_totals, held = self._memory()
             totals |= memory_totals
+            self._memory_frame = frame
         row = {name: total - self._totals[name] for name, total in totals.items()} | held | self._compilation(frame)
         row["switches"] = self._thread_switches()
+        if (wait_ms := self._waits.wait_ms()) is not None:
+            row["run_queue_ms"] = wait_ms
+        if "reserved" in held:
+            row |= self._malloc_time(row["device_allocs"], held["reserved"])
+        if not follows:  # these are of several frames, and which of them was delayed is not known
+            row = {name: value for name, value in row.items() if name not in ("steal_ms", "malloc_ms")}
         self._totals |= totals
         if self._cuda is not None and (long or frame % max(DRIVER_EVERY, self._every) == 0):
-            row |= self._driver(self._cuda, others=long or frame % max(OTHERS_EVERY, 16 * self._every) == 0)
+            row |= self._driver(self._cuda, frame_ms, others=long or frame % max(OTHERS_EVERY, 16 * self._every) == 0)
         self._typical = frame_ms if self._typical is None else self._typical + 0.1 * (frame_ms - self._typical)
         return row
 
@@ -105,6 +126,8 @@ class FrameMonitor:
         engine = sys.modules.get("profiling.graphs.engine")
         return {
             "graphs_recorded": 0 if engine is None else engine.total_captures(),
+            "capture_ms": 0.0 if engine is None else 1e3 * engine.capture_seconds(),
+            "compile_ms": compile_ms(),
             "collections": self._collections,
             "collection_ms": self._collection_ms,
         }
@@ -121,7 +144,7 @@ class FrameMonitor:
         held: dict[str, float] = {}
         if self._statm is not None:
             held["host_rss"] = int(os.pread(self._statm, 128, 0).split()[1]) * self._page
-        if self._stat is not None:  # the CPU time that other guests of the machine took, over all CPUs
+        if self._stat is not None:  # the CPU time that other guests of the machine took, the mean of all CPUs
             totals["steal_ms"] = int(os.pread(self._stat, 256, 0).split()[_STEAL]) * self._tick_ms
         if self._cuda is not None:
             import torch
@@ -142,20 +165,26 @@ class FrameMonitor:
             self._ids = ids
         return {"compiles": since.compiles, "captures": since.cudagraph_captures}
 
-    def _driver(self, device: torch.device, *, others: bool) -> dict[str, float]:
+    def _malloc_time(self, allocations: float, reserved: float) -> dict[str, float]:
+        grown, self._reserved = max(0.0, reserved - self._reserved), reserved
+        if self._malloc_cost is None:
+            return {}
+        per_call, per_byte = self._malloc_cost
+        return {"malloc_ms": allocations * per_call + grown * per_byte if allocations else 0.0}
+
+    def _driver(self, device: torch.device, frame_ms: float, *, others: bool) -> dict[str, float]:
         import torch
 
         from profiling.machine import nvml
 
-        reasons = nvml.throttle_reasons(device)
-        self.throttle_reasons |= reasons
-        if self._clocks is not None:
-            self._clocks.read()
-        row: dict[str, float] = {"throttled": bool(reasons)}
+        self.throttle_reasons |= nvml.throttle_reasons(device)
+        row: dict[str, float] = {}
+        if self._clocks is not None and (clock := self._clocks.read()) is not None:
+            row["sm_clock_mhz"] = clock
         free, total = torch.cuda.mem_get_info(device)
         row["device_used"] = total - free
-        if others and (count := nvml.other_processes(device)) is not None:
-            row["others"] = count
+        if others and (share := nvml.others_share(device, self._others_read_us)) is not None:
+            row["others_ms"], self._others_read_us = share[0] * frame_ms, share[1]
         return row
 
     def _on_collection(self, phase: str, _info: dict[str, int]) -> None:

@@ -17,19 +17,20 @@ from profiling.results.record import SlowFrame, SlowFrames, Spikes, Steady
 
 #: A frame is slow above the steady median plus this many median absolute deviations, and above this multiple of it.
 SLOW_MADS, SLOW_FACTOR = 5.0, 1.2
-#: A garbage collection is a cause where it took at least this share of a slow frame's excess time.
-COLLECTION_SHARE = 0.2
+#: A cause explains a slow frame if it took at least this share of the time beyond the steady median.
+LEAST_SHARE = 0.5
 #: Most slow frames listed in a record; all are counted.
 LISTED = 50
-#: Causes, by the series that are above 0 in the frame.
+COMPILE, LOWER_CLOCK = "compile", "lower SM clock"
+#: Causes, by the series of the milliseconds that each took in a frame.
 CAUSES = {
-    "CUDA graph captured": ("captures", "graphs_recorded"),
-    "allocator retry": ("alloc_retries",),
-    "cudaMalloc": ("device_allocs",),
-    "clocks held down": ("throttled",),
-    "host descheduled": ("switches", "steal_ms"),
-    "another process on the GPU": ("others",),
-    "exception": ("exceptions",),
+    COMPILE: "compile_ms",
+    "CUDA graph captured": "capture_ms",
+    "cudaMalloc": "malloc_ms",
+    "garbage collection": "collection_ms",
+    "run-queue wait": "run_queue_ms",
+    "CPU stolen by another virtual machine": "steal_ms",
+    "another process on the GPU": "others_ms",
 }
 UNKNOWN = "not attributed"
 
@@ -65,32 +66,60 @@ def _threshold_ms(frame_ms: Array, steady: Steady) -> float:
 def slow_section(
     series: Series, steady: Steady, slow: Sequence[int], events: Sequence[Mapping[str, Any]]
 ) -> SlowFrames:
-    """Return the threshold, the number of `slow` frames, and their causes; a frame may have several.
+    """Return the threshold, the number of `slow` frames, and what explains them; a frame may have several causes.
 
     `events` are recompiles: {"frame", "kind": "recompile", "id"}.
     """
-    frame_ms = series["frame_ms"]
-    causes = {}
+    frame_ms, took_ms = series["frame_ms"], cause_ms(series, steady)
+    frames, total_ms = {}, Counter[str]()
     for frame in slow:
+        excess_ms = float(frame_ms[frame]) - steady.p50
+        took = {cause: float(values[frame]) for cause, values in took_ms.items()}
+        explained = {cause: ms for cause, ms in took.items() if ms >= LEAST_SHARE * excess_ms}
         recompiles = [str(event["id"]) for event in events if (event["frame"], event["kind"]) == (frame, "recompile")]
-        causes[frame] = _causes(series, frame, float(frame_ms[frame]) - steady.p50, recompiles)
-    slowest = sorted(causes, key=lambda frame: -frame_ms[frame])[:LISTED]
+        if COMPILE in explained and recompiles:
+            explained[f"recompile {', '.join(recompiles)}"] = explained.pop(COMPILE)
+        frames[frame] = SlowFrame(
+            frame=frame, ms=float(frame_ms[frame]), causes=tuple(explained) or (UNKNOWN,), cause_ms=explained
+        )
+        left_ms = excess_ms
+        for cause, ms in sorted(explained.items(), key=lambda item: -item[1]):
+            total_ms[cause] += min(ms, left_ms)
+            left_ms -= min(ms, left_ms)
+        total_ms[UNKNOWN] += left_ms
+    slowest = sorted(frames.values(), key=lambda each: -each.ms)[:LISTED]
     return SlowFrames(
         threshold_ms=_threshold_ms(frame_ms, steady),
-        count=len(causes),
-        causes=dict(Counter(cause for names in causes.values() for cause in names).most_common()),
-        frames=tuple(SlowFrame(frame=frame, ms=float(frame_ms[frame]), causes=causes[frame]) for frame in slowest),
+        count=len(frames),
+        causes=dict(Counter(cause for each in frames.values() for cause in each.causes).most_common()),
+        cause_ms={cause: ms for cause, ms in total_ms.most_common() if ms > 0},
+        frames=tuple(slowest),
     )
 
 
-def _causes(series: Series, frame: int, excess_ms: float, recompiles: Sequence[str]) -> tuple[str, ...]:
-    causes = [f"recompile {compile_id}" for compile_id in recompiles]
-    if not causes and series["compiles"][frame] > 0:
-        causes.append("compile")
-    causes += [cause for cause, names in CAUSES.items() if any(series[name][frame] > 0 for name in names)]
-    if series["collection_ms"][frame] >= COLLECTION_SHARE * excess_ms:
-        causes.append("garbage collection")
-    return tuple(causes) or (UNKNOWN,)
+def cause_ms(series: Series, steady: Steady) -> dict[str, Array]:
+    """Return the milliseconds, float64 [n], that each cause took in each frame beyond its median in steady frames.
+
+    What a cause takes in every frame makes none of them slow. A lower SM clock lengthens the work of the device, in
+    inverse proportion at most; it is known in the frames in which it was read, which a long frame is.
+    """
+    took = {cause: _beyond_median(series[name], steady) for cause, name in CAUSES.items()}
+    clock, work = series["sm_clock_mhz"], np.zeros_like(series["frame_ms"])
+    for name, values in series.items():
+        if name.startswith("device_") and name.endswith("_ms"):
+            work += np.nan_to_num(values)
+    known = np.isfinite(clock)
+    if known.any():
+        usual = float(np.median(clock[known]))
+        lower = np.where(known & (clock < usual), 1 - np.nan_to_num(clock, nan=usual) / usual, 0.0)
+        took[LOWER_CLOCK] = lower * work
+    return took
+
+
+def _beyond_median(values: Array, steady: Steady) -> Array:
+    known = values[steady.from_frame :][np.isfinite(values[steady.from_frame :])]
+    usual = float(np.median(known)) if known.size else 0.0
+    return np.maximum(np.nan_to_num(values) - usual, 0.0)
 
 
 def find_period(slow: Sequence[int]) -> Spikes | None:

@@ -186,13 +186,19 @@ def _longest_stage(record: Record) -> str:
 
 
 def _slow_words(loop: Realtime) -> str:
-    """Return the causes of slow frames by number of frames; empty where no frame is late."""
+    """Return the causes of slow frames by number of frames, and their time; empty where no frame is late."""
     if not loop.late or loop.slow is None or not loop.slow.causes:
         return ""
     kinds: dict[str, int] = {}
+    took_ms: dict[str, float] = {}
     for cause, number in _by_number(loop.slow.causes):
         kinds[_kind(cause)] = kinds.get(_kind(cause), 0) + number
-    return f"{count_of(loop.slow.count, 'slow frame')}: {', '.join(f'{kind} ({n})' for kind, n in kinds.items())}"
+        took_ms[_kind(cause)] = took_ms.get(_kind(cause), 0.0) + loop.slow.cause_ms.get(cause, 0.0)
+    words = (
+        f"{kind} ({number}{f', {significant(took_ms[kind], 2)} ms' if took_ms[kind] else ''})"
+        for kind, number in kinds.items()
+    )
+    return f"{count_of(loop.slow.count, 'slow frame')}: {', '.join(words)}"
 
 
 def _by_number(causes: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -382,6 +388,7 @@ _CAUSES = (
     Column[_Cause]("cause", lambda row: row[2]),
     Column[_Cause]("frames", lambda row: row[3], "count"),
     Column[_Cause]("of slow frames", lambda row: row[1].count, "count"),
+    Column[_Cause]("time", lambda row: row[1].cause_ms.get(row[2]), "ms", measured=True),
     Column[_Cause]("threshold", lambda row: row[1].threshold_ms, "ms", measured=True),
 )
 

@@ -29,20 +29,11 @@ Series = Mapping[str, Array]
 TIMES = ("action_ms", "delivered_ms", "frame_ms", "latency_ms")
 #: Bytes held after the frame, by kind.
 MEMORY = ("allocated", "reserved", "device_used", "host_rss")
-#: Events inside a frame that may explain its time: counts, and milliseconds where the name ends in _ms.
+#: What happened inside a frame: counts of events, the SM clock, and the milliseconds that events took.
 DISTURBANCES = (
-    "compiles",
-    "captures",
-    "graphs_recorded",
-    "alloc_retries",
-    "device_allocs",
-    "collections",
-    "switches",
-    "throttled",
-    "others",
-    "exceptions",
-    "collection_ms",
-    "steal_ms",
+    *("compiles", "captures", "graphs_recorded", "alloc_retries", "device_allocs", "collections", "switches"),
+    *("exceptions", "sm_clock_mhz"),
+    *("compile_ms", "capture_ms", "malloc_ms", "collection_ms", "run_queue_ms", "steal_ms", "others_ms"),
 )
 #: Names of every series. Each stage adds `host_<stage>_ms` and `device_<stage>_ms`.
 NAMES = (*TIMES, "due_ms", "wait_ms", "rest_ms", "gap_ms", *MEMORY, *DISTURBANCES)

@@ -100,7 +100,8 @@ class SlowFrame(Section, frozen=True, kw_only=True):
 
     frame: Annotated[int, about("its number")]
     ms: Annotated[float, about("its time", "ms")]
-    causes: Annotated[tuple[str, ...], about("events in it that explain its time")] = ()
+    causes: Annotated[tuple[str, ...], about("what explains at least half of its time beyond the steady median")] = ()
+    cause_ms: Annotated[Mapping[str, float], about("time that each cause took in it", "ms")] = {}
 
 
 class SlowFrames(Section, frozen=True, kw_only=True):
@@ -109,6 +110,9 @@ class SlowFrames(Section, frozen=True, kw_only=True):
     threshold_ms: Annotated[float, about("frames above it are slow", "ms")]
     count: Annotated[int, about("number of slow frames")]
     causes: Annotated[Mapping[str, int], about("slow frames by cause; a frame may have several")] = {}
+    cause_ms: Annotated[
+        Mapping[str, float], about("time of all slow frames beyond the steady median, by what explains it", "ms")
+    ] = {}
     frames: Annotated[tuple[SlowFrame, ...], about("the slowest 50, slowest first")] = ()
 
 

@@ -80,6 +80,12 @@ def compile_ids() -> frozenset[str]:
     return frozenset(f"{frame}/{number}" for frame, count in counts.items() for number in range(count))
 
 
+def compile_ms() -> float:
+    """Return the milliseconds that Dynamo has spent on compiling in this process so far, with its back end."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return 0.0 if utils is None else utils.cumulative_time_spent_ns.get("entire_frame_compile", 0) / 1e6
+
+
 def _cudagraph_captures() -> int:
     """Return the captures by inductor's CUDA-graph trees on this thread: their graphs have consecutive ids from 0."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")

@@ -112,3 +112,62 @@ def test_a_rival_on_the_same_core_is_measured():
     if lost is None:
         pytest.skip("this system does not count waits")
     assert lost > 0.3, "a fair system gives each a half, and less where tests run beside"
+
+
+#: Works in frames of 2 ms on one core, in the second half beside a rival; a second thread sleeps. Prints waits in ms.
+FRAMES = """
+import json, os, subprocess, sys, threading, time
+from profiling.machine.run_queue import ThreadWaits
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+def frame():
+    end = time.perf_counter() + 0.002
+    while time.perf_counter() < end:
+        pass
+waits, series = ThreadWaits(workers=True), []
+for rival in (None, [sys.executable, "-c", "while True: pass"]):
+    process = None if rival is None else subprocess.Popen(rival)
+    time.sleep(0.3)
+    waits.wait_ms()
+    frames = []
+    for _ in range(200):
+        start = time.perf_counter()
+        frame()
+        frames.append((1e3 * (time.perf_counter() - start), waits.wait_ms()))
+    series.append(frames)
+process.kill()
+print(json.dumps(series))
+"""
+
+
+def test_a_frame_waits_as_long_as_a_rival_took_its_core():
+    alone, shared = json.loads(subprocess.run([sys.executable, "-c", FRAMES], capture_output=True, check=True).stdout)
+    delayed = [(frame_ms, wait_ms) for frame_ms, wait_ms in shared if frame_ms > 3.5]
+    assert delayed, "the rival took the core at times"
+    explained = sum(wait_ms for _, wait_ms in delayed) / sum(frame_ms - 2 for frame_ms, _ in delayed)
+    assert 0.7 < explained < 1.3
+    assert all(wait_ms >= 0 for _, wait_ms in alone + shared)
+
+
+def test_workers_count_if_they_ran_and_the_longest_wait_is_the_frames(monkeypatch, tmp_path):
+    now = [0.0]
+    monkeypatch.setattr(run_queue, "_THREADS", tmp_path)
+    monkeypatch.setattr(run_queue.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(run_queue.threading, "get_native_id", lambda: 1)
+
+    def threads(**ran_and_waited_ms):
+        for name, (ran, waited) in ran_and_waited_ms.items():
+            (tmp_path / name.lstrip("t")).mkdir(exist_ok=True)
+            (tmp_path / name.lstrip("t") / "schedstat").write_text(f"{int(ran * 1e6)} {int(waited * 1e6)} 1\n")
+
+    threads(t1=(0, 0), t2=(0, 0), t3=(0, 0))
+    every, own = run_queue.ThreadWaits(workers=True), run_queue.ThreadWaits(workers=False)
+    now[0] += 0.010
+    threads(t1=(5, 1), t2=(5, 3), t3=(0.1, 9))  # the third only woke up
+    assert (every.wait_ms(), own.wait_ms()) == (3.0, 1.0)
+    now[0] += 0.010
+    assert (every.wait_ms(), own.wait_ms()) == (0.0, 0.0)
+    for waits in (every, own):
+        waits.close()
+    monkeypatch.setattr(run_queue, "_THREADS", tmp_path / "none")
+    assert run_queue.ThreadWaits(workers=True).wait_ms() is None, "a container without /proc"

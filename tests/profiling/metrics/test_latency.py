@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from profiling.machine import nvml
+from profiling.machine.memory import malloc_cost
 from profiling.metrics import latency
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.sampling import Warmup
@@ -90,3 +91,26 @@ def test_waits_for_a_cpu_are_recorded_in_milliseconds(monkeypatch):
     assert (conditions.run_queue_wait_ms, conditions.cold, conditions.settled) == (12.5, True, True)
     assert conditions.limited_share is None
     assert conditions.sm_clock_min_mhz is None
+
+
+def test_the_share_of_other_processes_is_known_only_where_this_one_can_be_told(monkeypatch):
+    samples = [
+        SimpleNamespace(pid=pid, smUtil=busy, timeStamp=at) for pid, busy, at in ((1, 90, 5), (2, 20, 6), (2, 40, 7))
+    ]
+    running = [[1, 2], [2]]
+    monkeypatch.setattr(nvml, "_handle", lambda device: object())
+    monkeypatch.setattr(nvml.os, "getpid", lambda: 1)
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda handle, since: samples)
+    for pids, expected in zip(running, [(0.3, 7), None], strict=True):
+        processes = [SimpleNamespace(pid=pid) for pid in pids]
+        monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle, own=processes: own)
+        assert nvml.others_share(torch.device("cuda", 0), 0) == expected
+
+
+@pytest.mark.gpu
+def test_a_malloc_takes_longer_the_larger_it_is():
+    per_call, per_byte = malloc_cost(torch.device("cuda", 0))
+    assert 0 < per_call + 2**26 * per_byte < 1000
+    before = torch.cuda.mem_get_info(0)[0]
+    malloc_cost.__wrapped__(torch.device("cuda", 0))
+    assert torch.cuda.mem_get_info(0)[0] == before, "what was allocated is free again"

@@ -176,7 +176,7 @@ def test_timed_frames_follow_the_warm_up_without_a_break(tmp_path, clock, depth,
 
 FRAMES, FAULT = 120, 60
 #: Causes that a shared machine may add to any frame.
-MACHINE = {"host descheduled", "not attributed"}
+MACHINE = {"run-queue wait", "CPU stolen by another virtual machine", "not attributed"}
 
 
 def monitored(folder, planted, frames=FRAMES, **how):

@@ -167,7 +167,7 @@ def test_a_growth_too_small_to_matter():
 
 
 def test_a_recompile_by_its_id():
-    series = series_of(noise(FRAMES) + at(60, value=900.0), compiles=at(60))
+    series = series_of(noise(FRAMES) + at(60, value=900.0), compiles=at(60), compile_ms=at(60, value=850.0))
     events = [{"frame": 60, "kind": "recompile", "id": "0/1"}, {"frame": 61, "kind": "recompile", "id": "7/7"}]
     section = summary(series, events)
     assert faults(section) == {"causes": {"recompile 0/1": 1}, "late": 1}
@@ -177,41 +177,60 @@ def test_a_recompile_by_its_id():
 
 
 @pytest.mark.parametrize(
-    ("planted", "cause"),
+    ("series", "cause"),
     [
-        ({"captures": 1}, "CUDA graph captured"),
-        ({"graphs_recorded": 1}, "CUDA graph captured"),
-        ({"alloc_retries": 1}, "allocator retry"),
-        ({"device_allocs": 2}, "cudaMalloc"),
-        ({"collections": 1, "collection_ms": 30.0}, "garbage collection"),
-        ({"throttled": 1}, "clocks held down"),
-        ({"switches": 3}, "host descheduled"),
-        ({"steal_ms": 10.0}, "host descheduled"),
-        ({"others": 1}, "another process on the GPU"),
-        ({"collections": 1, "collection_ms": 2.0}, "not attributed"),  # too short to explain 30 ms
+        ("compile_ms", "compile"),
+        ("capture_ms", "CUDA graph captured"),
+        ("malloc_ms", "cudaMalloc"),
+        ("collection_ms", "garbage collection"),
+        ("run_queue_ms", "run-queue wait"),
+        ("steal_ms", "CPU stolen by another virtual machine"),
+        ("others_ms", "another process on the GPU"),
     ],
 )
-def test_a_cause(planted, cause):
-    events = {name: at(333, value=value) for name, value in planted.items()}
-    assert faults(summary(series_of(noise(FRAMES) + at(333, value=30.0), **events))) == {
-        "causes": {cause: 1},
-        "late": 1,
+def test_a_cause_is_named_only_where_it_took_half_of_the_excess(series, cause):
+    late = noise(FRAMES) + at(333, value=30.0)
+
+    def said(took_ms, frame_ms=late):
+        return faults(summary(series_of(frame_ms, **{series: at(333, value=took_ms)})))
+
+    assert said(16.0) == {"causes": {cause: 1}, "late": 1}
+    assert said(14.0) == {"causes": {"not attributed": 1}, "late": 1}, "too short to explain 30 ms"
+    assert said(30.0, noise(FRAMES)) == {}, "what happens in a frame of usual length is no cause"
+    every = summary(series_of(late, **{series: np.full(FRAMES, 20.0)}))
+    assert every.slow.causes == {"not attributed": 1}, "what takes as long in every frame makes none of them late"
+
+
+@pytest.mark.parametrize(("clock", "cause"), [(900.0, "lower SM clock"), (1800.0, "not attributed")])
+def test_a_lower_clock_explains_what_it_can_of_the_device_time(clock, cause):
+    """Stages work on the device for 95% of a frame: at 900 of 1980 MHz 55% of that are the clock's."""
+    clocks = np.full(FRAMES, 1980.0)
+    clocks[333] = clock
+    section = summary(series_of(noise(FRAMES) + at(333, value=5.0), sm_clock_mhz=clocks))
+    assert section.slow.causes == {cause: 1}
+    unread = np.where(np.arange(FRAMES) % 16 == 0, 1980.0, np.nan)
+    assert summary(series_of(noise(FRAMES) + at(333, value=5.0), sm_clock_mhz=unread)).slow.causes == {
+        "not attributed": 1
     }
-    usual = faults(summary(series_of(noise(FRAMES), **events)))
-    assert usual == {}, "what happens in a frame of usual length is no cause"
 
 
-def test_a_frame_may_have_several_causes():
-    frame_ms = noise(FRAMES) + at(100, 340, value=20.0)
-    section = summary(series_of(frame_ms, switches=at(100, 340), collection_ms=at(100, value=9.0)))
-    assert section.slow.causes == {"host descheduled": 2, "garbage collection": 1}
-    assert section.slow.count == 2
+def test_a_frame_may_have_several_causes_and_the_run_sums_them():
+    frame_ms = np.full(FRAMES, 5.0) + at(100, 340, value=20.0)
+    waits, collections = at(100, 340, value=12.0), at(100, value=15.0)
+    slow = summary(series_of(frame_ms, run_queue_ms=waits, collection_ms=collections)).slow
+    assert slow.causes == {"run-queue wait": 2, "garbage collection": 1}
+    assert slow.count == 2
+    assert slow.frames[0].cause_ms == {"garbage collection": 15.0, "run-queue wait": 12.0}
+    assert slow.cause_ms == pytest.approx({"run-queue wait": 17.0, "garbage collection": 15.0, "not attributed": 8.0})
+    assert sum(slow.cause_ms.values()) == pytest.approx(2 * 20.0), "no millisecond is counted twice"
 
 
-def test_clocks_held_down_for_a_while_are_no_ramp():
+def test_a_lower_clock_for_a_while_is_no_ramp():
     held = range(400, 430)
-    section = summary(series_of(noise(FRAMES) + at(*held, value=5.0), throttled=at(*held)))
-    assert faults(section) == {"causes": {"clocks held down": 30}}
+    clocks = np.full(FRAMES, 1980.0)
+    clocks[held] = 900.0
+    section = summary(series_of(noise(FRAMES) + at(*held, value=5.0), sm_clock_mhz=clocks))
+    assert faults(section) == {"causes": {"lower SM clock": 30}}
 
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 7, 10, 29, 30, 100])
