@@ -71,7 +71,7 @@ def slow_section(
     `events` are recompiles: {"frame", "kind": "recompile", "id"}.
     """
     frame_ms, took_ms = series["frame_ms"], cause_ms(series, steady)
-    frames, total_ms = {}, Counter[str]()
+    frames, total_ms = {}, dict[str, float]()
     for frame in slow:
         excess_ms = float(frame_ms[frame]) - steady.p50
         took = {cause: float(values[frame]) for cause, values in took_ms.items()}
@@ -84,15 +84,15 @@ def slow_section(
         )
         left_ms = excess_ms
         for cause, ms in sorted(explained.items(), key=lambda item: -item[1]):
-            total_ms[cause] += min(ms, left_ms)
+            total_ms[cause] = total_ms.get(cause, 0.0) + min(ms, left_ms)
             left_ms -= min(ms, left_ms)
-        total_ms[UNKNOWN] += left_ms
+        total_ms[UNKNOWN] = total_ms.get(UNKNOWN, 0.0) + left_ms
     slowest = sorted(frames.values(), key=lambda each: -each.ms)[:LISTED]
     return SlowFrames(
         threshold_ms=_threshold_ms(frame_ms, steady),
         count=len(frames),
         causes=dict(Counter(cause for each in frames.values() for cause in each.causes).most_common()),
-        cause_ms={cause: ms for cause, ms in total_ms.most_common() if ms > 0},
+        cause_ms={cause: ms for cause, ms in sorted(total_ms.items(), key=lambda item: -item[1]) if ms > 0},
         frames=tuple(slowest),
     )
 
