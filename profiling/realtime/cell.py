@@ -48,7 +48,7 @@ from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Phase
-from profiling.trace.analysis import Traces, analyze_trace
+from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
 from profiling.trace.counters import snapshot
 from profiling.trace.events import read_events, timeline
 from profiling.trace.profiler import synchronize, trace_step
@@ -306,7 +306,10 @@ class RealtimeCell(Cell):
             self.add(trace=msgspec.structs.replace(result, frames=frames))
             with self.best_effort("reading the profiler trace"):
                 events = timeline(read_events(Path(self.job.run) / result.trace))
-                analysis = analyze_trace(Traces(events, _NO_MODULES, _NO_WAITS), Path.cwd(), parts=frames)
+                if device.type == "cuda":
+                    analysis = analyze_trace(Traces(events, _NO_MODULES, _NO_WAITS), Path.cwd(), parts=frames)
+                else:
+                    analysis = analyze_host_trace(events, None, _NO_MODULES, parts=frames)
                 if analysis is not None:
                     self.add(trace_analysis=analysis)
 

@@ -42,6 +42,8 @@ _MOST_CLASSES, _LEAST_SHARE = 4, 0.01
 _NODES, _LEVELS = 2_500, 4
 _PALE_RED = "#eb9ea2"
 _IDLE = (("idle, waiting for the host", "host_ms", RED), ("idle, between kernels", "between_ms", _PALE_RED))
+#: Class of what a trace on a CPU lists.
+_OPERATOR = "operator"
 #: Names of nodes that no module's path can be.
 _ROOT, _LOST = ".", ".."
 #: Copies over the bus, as CUPTI names them: the bandwidth of the device's memory does not bound them.
@@ -53,8 +55,12 @@ _OF_CEILINGS = (
     "Of the bandwidth: share of the faster of the copy and read ceilings; above 100%, bytes came from a cache. "
     "Of the FLOP ceiling: share of the ceiling of matrix products in the run's dtype."
 )
+_OPERATORS = (
+    "On a CPU: operators, with their self time and its share of the call under the profiler. The self time of a "
+    "compiled region is that of the code that the compiler generated."
+)
 _SELF = (
-    "Self: time without its submodules. *: sum over indexed submodules of the same structure. "
+    "Self: time without its submodules; it adds up to the call. *: sum over indexed submodules of the same structure. "
     "Count: kernels, copies and fills; on a CPU, calls of the submodule and of those in it."
 )
 
@@ -113,11 +119,13 @@ def trace_section(data: RunData) -> Section:
     waits = [_Wait(record, each) for record, trace in traces for each in (*trace.waits, *trace.copies)]
     kernels, modules = list(_kernels(traced, data)), list(_modules(traced))
     waiting = [record for record, trace in traces if trace.waits or trace.copies]
+    on_cpu = [_on_cpu(record) for record in traced]
+    kernel_notes = (*([_OPERATORS] if any(on_cpu) else []), *([] if all(on_cpu) else [_OF_CEILINGS]))
     module_notes = (_SELF, *_sources(traced, "modules_from"))
     tables = (
         cell_table("GPU time of a call, busy and idle", _BUSY, seen, itself, (_PROFILED,), depth="report"),
         cell_table("GPU time by class of kernel", _CLASSES, classes, _record_of, (), 3, "report"),
-        cell_table(KERNELS, _KERNEL, kernels, _record_of, (_OF_CEILINGS,), 3, "report"),
+        cell_table(KERNELS, _KERNEL, kernels, _record_of, kernel_notes, 3, "report"),
         cell_table("Time by submodule", _MODULE, modules, _record_of, module_notes, 3, "report"),
         cell_table(_BUS, _WAITS, waits, _record_of, _sources(waiting, "lines_from"), depth="report"),
     )
@@ -231,6 +239,14 @@ def _kernels(records: Sequence[Record], data: RunData) -> Iterator[_Kernel]:
         if rest := kernels[most:]:
             count, ms, share = (_added(rest, name) for name in ("count", "ms", "share"))
             yield _Kernel(record, f"and {len(rest)} more", None, count, ms or 0.0, share)
+        ms, share = (_added(kernels, name) or 0.0 for name in ("ms", "share"))
+        if _on_cpu(record) and 0 < share < 1:
+            yield _Kernel(record, "outside of operators: Python, the profiler", None, None, ms / share - ms, 1 - share)
+
+
+def _on_cpu(record: Record) -> bool:
+    """Return whether the trace lists operators of the host in place of kernels."""
+    return any(kernel.kind == _OPERATOR for kernel in _trace(record).kernels)
 
 
 def _of(rate: float | None, ceiling: float | None) -> float | None:
@@ -261,9 +277,27 @@ def _modules(records: Sequence[Record]) -> Iterator[_Module]:
         if rest:
             name = f"and {len(groups) - len(kept)} more"
             yield _Module(record, name, len(rest), self_ms=_added(rest, "self_ms"))
-        if lost := trace.unattributed_ms:
-            share = lost / trace.kernel_ms if trace.kernel_ms else None
-            yield _Module(record, "not attributable", ms=lost, share=share)
+        yield from _beside_modules(record, trace)
+
+
+def _beside_modules(record: Record, trace: TraceAnalysis) -> Iterator[_Module]:
+    """Yield what a call takes beside its submodules, and the call: the times of submodules themselves add up to it."""
+    if not trace.modules and not trace.unattributed_ms:
+        return
+    side_by_side = idle = None
+    if trace.kernel_ms is not None and trace.busy_ms is not None:
+        side_by_side, idle = round(trace.busy_ms - trace.kernel_ms, 6), trace.idle_ms
+    rows = (
+        ("not attributable", trace.unattributed_ms),
+        ("kernels that run side by side: counted twice above", side_by_side),
+        ("GPU idle", idle),
+    )
+    for name, ms in rows:
+        if ms:
+            share = _of(ms, trace.kernel_ms) if ms is trace.unattributed_ms else None
+            yield _Module(record, name, share=share, self_ms=ms, self_share=share)
+    whole = sum(module.self_ms or 0.0 for module in trace.modules) + sum(ms for _, ms in rows if ms)
+    yield _Module(record, "the call, under the profiler", ms=whole)
 
 
 _BUSY = (

@@ -226,7 +226,7 @@ class TraceAnalysis(Section, frozen=True, kw_only=True):
     kernel_ms: Annotated[float | None, about("summed duration of all GPU work", "ms")] = None
     count: Annotated[float | None, about("kernels, copies and fills a call")] = None
     classes: Annotated[tuple[KernelClass, ...], about("by class, longest first")] = ()
-    kernels: Annotated[tuple[Kernel, ...], about("by name, longest first")] = ()
+    kernels: Annotated[tuple[Kernel, ...], about("by name, longest first; on a CPU: operators, self time")] = ()
     waits: Annotated[tuple[HostWait, ...], about("waits of the host, longest first")] = ()
     copies: Annotated[tuple[HostWait, ...], about("copies between host and device, longest first")] = ()
     modules: Annotated[tuple[ModuleTime, ...], about("submodules in the order of the tree")] = ()

@@ -28,6 +28,7 @@ from profiling.variants.variant import Step
 _CALLS_ON_CPU = 5
 _NO_EAGER_STEP = "not attributable: the variant has no step that launches kernel by kernel"
 _FAILED = "not attributable: the pass for submodules failed"
+_HOST_TIMES = "wall time of each forward under the profiler, which lengthens short ones: read the shares"
 _FUSED = "the eager module, for products, convolutions, attention and custom operators; the rest is fused"
 
 #: Context manager for work that explains the times; turns an exception into the note "ACTION failed: …".
@@ -51,18 +52,20 @@ class TracePasses:
     def analyze(self, trace: Path) -> TraceAnalysis | None:
         """Return the analysis of the step, whose main trace is the file `trace`; None if nothing can be analysed."""
         if self.component.device.type != "cuda":
-            return self._analyze_on_cpu()
+            return self._analyze_on_cpu(trace)
         traces = Traces(timeline(read_events(trace)), _NO_EAGER_STEP, "this step, line by line")
         return analyze_trace(self._with_passes(traces), self.root)
 
-    def _analyze_on_cpu(self) -> TraceAnalysis | None:
-        eager_step = self.step.eager_step
+    def _analyze_on_cpu(self, trace: Path) -> TraceAnalysis | None:
+        eager_step, by_module = self.step.eager_step, None
         if eager_step is None:
-            return None
-        if eager_step.module is None:
-            return TraceAnalysis(modules_from="not attributable: the compiler fused operators of several submodules")
-        trace = self._by_module(eager_step.call, eager_step.module)
-        return None if trace is None else analyze_host_trace(trace)
+            modules_from = _NO_EAGER_STEP
+        elif eager_step.module is None:
+            modules_from = "not attributable: the compiler fused operators of several submodules"
+        else:
+            by_module = self._by_module(eager_step.call, eager_step.module)
+            modules_from = _FAILED if by_module is None else _HOST_TIMES
+        return analyze_host_trace(timeline(read_events(trace)), by_module, modules_from)
 
     def _with_passes(self, traces: Traces) -> Traces:
         lines = self._profile("the trace by line of code", self.step.run, line_spans)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiling.results.record import Idle, Kernel, KernelClass, TraceAnalysis
+from profiling.results.record import Idle, Kernel, KernelClass, ModuleTime, TraceAnalysis
 from profiling.trace.attribution import (
     Attributor,
     KernelAttribution,
@@ -87,16 +87,60 @@ def analyze_trace(traces: Traces, root: Path, *, parts: int = 1) -> TraceAnalysi
     )
 
 
-def analyze_host_trace(trace: Timeline) -> TraceAnalysis | None:
-    """Return the analysis of a step on a CPU: wall time of each submodule's forward; None without submodules."""
-    if not trace.modules or not trace.calls:
+def analyze_host_trace(
+    main: Timeline, by_module: Timeline | None, modules_from: str, *, parts: int = 1
+) -> TraceAnalysis | None:
+    """Return the analysis of a step on a CPU: its operators by their self time, and the time of each submodule.
+
+    `main` is the step as it was timed, `by_module` the step with spans of submodules. What of a call is in none of them
+    is unattributed. Of a call of several `parts` (frames), every number of `main` is the mean of a part. None where
+    `main` holds no call.
+    """
+    if not main.calls:
         return None
-    modules, _ = module_times(self_times(trace.modules), len(trace.calls), paths_in(trace.modules))
+    modules: tuple[ModuleTime, ...] = ()
+    unattributed_ms = None
+    if by_module is not None and by_module.modules and by_module.calls:
+        calls = len(by_module.calls)
+        modules, _ = module_times(self_times(by_module.modules), calls, paths_in(by_module.modules))
+        whole_ms = sum(call.end - call.begin for call in by_module.calls) / 1e3 / calls
+        unattributed_ms = max(0.0, whole_ms - sum(module.self_ms or 0.0 for module in modules))
     return TraceAnalysis(
-        calls=len(trace.calls),
+        calls=len(main.calls) * parts,
+        kernels=operators_by_name(main, parts),
         modules=modules,
-        modules_from="wall time of each forward under the profiler, which lengthens short ones: read the shares",
+        unattributed_ms=unattributed_ms,
+        modules_from=modules_from,
     )
+
+
+def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
+    """Return the operators of a step on a CPU by name, with their self time a call, or per part of a call.
+
+    Shares are of the whole call. Operators on other threads than the call's are left out: they run while it waits.
+    """
+    rows, calls = {call.row for call in trace.calls}, len(trace.calls) * parts
+    whole_us = sum(call.end - call.begin for call in trace.calls)
+    inside = [
+        operator
+        for operator in trace.operators
+        if operator.row in rows and any(call.begin <= operator.begin <= call.end for call in trace.calls)
+    ]
+    times: dict[str, list[float]] = {}
+    for name, microseconds in self_times(inside):
+        times.setdefault(name or "", []).append(microseconds)
+    operators = (
+        Kernel(
+            name=name[:_NAME_LENGTH],
+            kind="operator",
+            ms=sum(each) / 1e3 / calls,
+            share=sum(each) / whole_us if whole_us else 0.0,
+            count=len(each) / calls,
+            mean_us=sum(each) / len(each),
+        )
+        for name, each in times.items()
+    )
+    return tuple(sorted(operators, key=lambda operator: -operator.ms))
 
 
 @dataclass(frozen=True)

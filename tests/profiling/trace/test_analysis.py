@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from hand_made_events import launch, piece
+from hand_made_events import launch, operator, piece, span
 from stored_traces import NAMES, calls_of, stored
 
 from profiling.trace.analysis import (
@@ -16,7 +16,7 @@ from profiling.trace.analysis import (
     kernels_by_name,
 )
 from profiling.trace.attribution import KernelAttribution
-from profiling.trace.events import Span, Timeline, launches_by_correlation
+from profiling.trace.events import Span, Timeline, launches_by_correlation, timeline
 from profiling.trace.modules import module_times, self_times
 
 EMPTY = Timeline((), (), (), (), (), ())
@@ -82,7 +82,27 @@ def test_a_compiled_replay_with_both():
 
 def test_without_gpu_work_there_is_no_analysis():
     assert analyze_trace(Traces(EMPTY, "", ""), Path()) is None
-    assert analyze_host_trace(EMPTY) is None
+    assert analyze_host_trace(EMPTY, None, "nothing") is None
+
+
+def test_on_a_cpu_operators_have_their_self_time_and_submodules_add_up_to_the_call():
+    call = [span(at, at + 1000, "net/baseline/trace/0") for at in (0, 2000)]
+    operators = [
+        *(operator(at + 100, at + 700, "aten::linear", 1) for at in (0, 2000)),
+        *(operator(at + 200, at + 600, "aten::addmm", 2) for at in (0, 2000)),
+        operator(5000, 6000, "aten::outside_of_every_call", 3),
+    ]
+    modules = ((50, 900, "module: "), (100, 700, "module: head"))
+    spans = [span(at + begin, at + end, name) for at in (0, 2000) for begin, end, name in modules]
+    found = analyze_host_trace(timeline([*call, *operators]), timeline([*call, *spans]), "hooks")
+    assert found is not None
+    assert [(each.name, each.ms, each.count, each.share) for each in found.kernels] == [
+        ("aten::addmm", 0.4, 1, 0.4),
+        ("aten::linear", pytest.approx(0.2), 1, pytest.approx(0.2)),
+    ]
+    assert [(each.path, each.self_ms) for each in found.modules] == [("", pytest.approx(0.25)), ("head", 0.6)]
+    assert found.unattributed_ms == pytest.approx(0.15)
+    assert sum(each.self_ms for each in found.modules) + found.unattributed_ms == pytest.approx(1.0)
 
 
 def test_rates_are_over_what_is_known():

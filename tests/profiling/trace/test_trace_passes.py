@@ -10,7 +10,7 @@ import torch
 from planted_modules import Borrowing, Stack, Waiting, component, line_of
 from stored_traces import FOLDER, stored
 
-from profiling.results.record import TraceAnalysis, decode_section
+from profiling.results.record import decode_section
 from profiling.run import trace_passes
 from profiling.run.cell import Cell
 from profiling.run.events import Sections
@@ -19,6 +19,7 @@ from profiling.trace.counters import snapshot
 from profiling.trace.events import innermost
 from profiling.trace.host_waits import line_spans
 from profiling.trace.modules import module_spans
+from profiling.trace.profiler import trace_step
 from profiling.variants.baseline import Baseline
 from profiling.variants.variant import EagerStep, Step
 
@@ -30,13 +31,26 @@ LINES, MODULES = "the trace by line of code", "the trace by submodule"
 def test_submodules_on_a_cpu(tmp_path):
     planted = component(Stack())
     step = Baseline()(planted, tmp_path)
-    found = TracePasses(planted, "baseline", step, tmp_path, nullcontext).analyze(tmp_path / "no trace is read")
+    found = TracePasses(planted, "baseline", step, tmp_path, nullcontext).analyze(main_trace(step, tmp_path))
     assert found is not None
     modules = {module.path: module for module in found.modules}
-    assert found == TraceAnalysis(calls=5, modules=found.modules, modules_from=found.modules_from), "no GPU, no kernels"
+    assert (found.calls, found.span_ms, found.kernel_ms, found.classes) == (5, None, None, ()), "no GPU"
+    assert found.unattributed_ms is not None
+    assert 0 < found.unattributed_ms < modules[""].ms
+    operators = {kernel.name: kernel for kernel in found.kernels}
+    assert operators["aten::addmm"].count == 5
+    assert 0.2 < sum(kernel.share for kernel in found.kernels) < 1, "of the whole call, Python included"
     assert modules[""].share == pytest.approx(1)
     assert sum(module.self_ms for module in found.modules) == pytest.approx(modules[""].ms)
     assert modules["blocks.0"].ms > modules["blocks.0.up"].ms > 0
+
+
+def main_trace(step, tmp_path):
+    """Profile the step on a CPU, and return the file of the trace."""
+    files = trace_step(
+        step.run, component="planted", variant="baseline", folder=tmp_path / "traces", device=CPU, iterations=5
+    )
+    return tmp_path / files.trace
 
 
 def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
@@ -122,6 +136,10 @@ class OnlyTraces(Cell):
     def measure(self):
         """Not called: of this cell only the tracing is tested."""
 
+    def components(self):
+        """Not called either."""
+        return {}
+
 
 def traced(run, step, planted):
     """The sections that a cell sends when it traces `step`."""
@@ -153,18 +171,24 @@ def test_a_pass_that_fails_in_a_cell_costs_a_note(tmp_path):
 
     sections = traced(tmp_path, Step(run=once, eager_step=EagerStep(once, planted.module)), planted)
     assert sections["trace"].trace == "traces/planted.baseline.json.gz"
-    assert "trace_analysis" not in sections
+    assert sections["trace_analysis"].kernels
+    assert not sections["trace_analysis"].modules
     assert sections["notes"] == (f"{MODULES} failed: RuntimeError: planted",)
 
 
 @torch.inference_mode()
 def test_a_variant_without_an_eager_step_is_not_attributed(tmp_path):
     planted = component(Stack())
-    assert TracePasses(planted, "own", Step(run=planted.call), tmp_path, nullcontext).analyze(tmp_path / "t") is None
+    step = Step(run=planted.call)
+    found = TracePasses(planted, "own", step, tmp_path, nullcontext).analyze(main_trace(step, tmp_path))
+    assert found is not None
+    assert (found.modules, found.unattributed_ms) == ((), None)
+    assert "no step that launches kernel by kernel" in found.modules_from
+    assert found.kernels
 
 
 @torch.inference_mode()
-def test_on_a_cpu_a_failed_pass_leaves_no_analysis(tmp_path, monkeypatch):
+def test_on_a_cpu_a_failed_pass_leaves_the_operators(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("planted")
 
@@ -172,7 +196,10 @@ def test_on_a_cpu_a_failed_pass_leaves_no_analysis(tmp_path, monkeypatch):
     planted = component(Stack())
     step = Baseline()(planted, tmp_path)
     passes = TracePasses(planted, "baseline", step, tmp_path, lambda action: suppress(RuntimeError))
-    assert passes.analyze(tmp_path / "trace") is None
+    found = passes.analyze(main_trace(step, tmp_path))
+    assert found is not None
+    assert found.modules == ()
+    assert found.kernels
 
 
 @torch.inference_mode()
