@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from profiling.compare.host import HostChange, host_change
 from profiling.compare.loaded_run import LoadedRun, Rounds, median_ms, read_samples
 from profiling.errors import InputError
 from profiling.results.judgement import clock_ratio, clocks_differ, is_disturbed
@@ -65,7 +66,16 @@ def compare_cells(a: LoadedRun, b: LoadedRun, threshold: float) -> tuple[CellCom
     """
     cells = [_sampled(a, b, name) for name in dict.fromkeys((*a.records, *b.records))]
     level = confidence_level(sum(isinstance(cell, _Sampled) for cell in cells))
-    return tuple(_judged(cell, threshold, level) if isinstance(cell, _Sampled) else cell for cell in cells)
+    judged = [_judged(cell, threshold, level) if isinstance(cell, _Sampled) else cell for cell in cells]
+    host = host_change(a, b)
+    return tuple(judged) if host is None else tuple(_without_host(cell, host, a, b) for cell in judged)
+
+
+def _without_host(cell: CellComparison, host: HostChange, a: LoadedRun, b: LoadedRun) -> CellComparison:
+    """Withdraw the verdict where the hosts of the two runs alone can make the difference."""
+    if cell.verdict not in ("faster", "slower") or not host.explains(a, b, cell.cell):
+        return cell
+    return replace(cell, verdict="cannot tell", reason="; ".join(filter(None, (host.words, cell.reason))))
 
 
 def confidence_level(cells: int) -> float:
