@@ -30,7 +30,7 @@ PHASES = ("model", "ready", "before static input", "static input", "static input
 def results_block() -> str:
     """Return the device and the answer table of the main job on an H200."""
     data = load_run(RESULTS / "h200")
-    device, software = heading_lines(data.environment)[:2]
+    device, software = heading_lines(data)[:2]
     (answer,) = answer_section(data).tables
     return f"{markdown(replace(answer, notes=()))}\n\n{escaped(device)} · {escaped(software)}"
 
