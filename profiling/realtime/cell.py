@@ -114,7 +114,6 @@ class RealtimeCell(Cell):
             for blueprint in blueprints.values():
                 blueprint.cast(dtype)
         self._played, components = stage_components(graph, blueprints, settings, dtype, whole=self._whole)
-        self.add(parameters=sum(component.parameters for component in components.values()))
         return components
 
     def check(self, components: Mapping[str, Component]) -> None:

@@ -25,6 +25,11 @@ _PERFETTO = (
     "To open a trace, drop its .json.gz file onto ui.perfetto.dev in a browser, which reads it without uploading it. "
     "Operator tables are text."
 )
+_MEMORY_VIZ = (
+    "To open a memory snapshot, drop its .pickle file onto pytorch.org/memory_viz in a browser, which reads it without "
+    "uploading it. It shows what was allocated when, and by which lines, in a load, a preparation and a few calls that "
+    "were made after the timed ones."
+)
 
 _Reason = tuple[Record, str, str | None, str, str | None]
 _Kernel = tuple[Record, KernelFile]
@@ -61,17 +66,25 @@ def compile_section(data: RunData) -> Section:
 
 
 def files_section(data: RunData) -> Section:
-    """Return the traces and operator tables as links, and how they are opened."""
-    rows = [record for record in data.records if record.trace is not None]
+    """Return the traces, operator tables and memory snapshots as links, and how they are opened."""
+    traced = [record for record in data.records if record.trace is not None]
+    recorded = [record for record in data.records if record.memory_snapshot is not None]
     columns = (
         Column[Record]("trace", lambda record: data.link(record.trace.trace if record.trace else None)),
         Column[Record]("operator table", lambda record: data.link(record.trace.operators if record.trace else None)),
     )
+    snapshots = (
+        Column[Record]("snapshot", lambda record: data.link(getattr(record.memory_snapshot, "file", None))),
+        Column[Record]("ended by", lambda record: getattr(record.memory_snapshot, "ended_by", None)),
+    )
     return Section(
         "traces",
         "Traces",
-        legend=(_PERFETTO,) if rows else (),
-        tables=(cell_table("Traces of the profiler", columns, rows, itself, depth="report"),),
+        legend=(*((_PERFETTO,) if traced else ()), *((_MEMORY_VIZ,) if recorded else ())),
+        tables=(
+            cell_table("Traces of the profiler", columns, traced, itself, depth="report"),
+            cell_table("Memory snapshots", snapshots, recorded, itself, depth="report"),
+        ),
     )
 
 
@@ -82,6 +95,8 @@ def file_lines(data: RunData) -> tuple[str, ...]:
     lines = [f"compile report: {data.folder / indexes[0]}"] if len(indexes) == 1 else []
     if len(indexes) > 1:
         lines.append(f"compile reports: {len(indexes)}, linked in report.html")
+    if snapshots := [r.memory_snapshot.file for r in data.records if r.memory_snapshot is not None]:
+        lines.append(f"memory snapshots (open in pytorch.org/memory_viz): {(data.folder / snapshots[0]).parent}/")
     if traces:
         lines.append(f"profiler traces (open in ui.perfetto.dev): {(data.folder / traces[0]).parent}/")
     return tuple(map(printable, lines))

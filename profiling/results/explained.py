@@ -113,6 +113,14 @@ class TraceFiles(Section, frozen=True, kw_only=True):
     seconds: Annotated[float | None, about("duration of profiling and of its analysis", "s")] = None
 
 
+class MemorySnapshot(Section, frozen=True, kw_only=True):
+    """Torch's memory snapshot of loading, preparing and a few calls, made after everything was measured."""
+
+    file: Annotated[str, about("path relative to the run folder; pytorch.org/memory_viz opens it")]
+    seconds: Annotated[float | None, about("duration of loading, preparing and calling once more", "s")] = None
+    ended_by: Annotated[str | None, about("what ended it early, an allocation that failed for example")] = None
+
+
 class KernelFile(Section, frozen=True, kw_only=True):
     """A file of code that inductor generated, kept in the run folder."""
 

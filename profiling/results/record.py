@@ -49,6 +49,7 @@ from profiling.results.explained import (  # noqa: F401 - readers and producers 
     LaunchCosts,
     LaunchOverhead,
     LaunchPoint,
+    MemorySnapshot,
     ModuleTime,
     OperatorCost,
     Prediction,
@@ -143,6 +144,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     rounds: Annotated[tuple[Round, ...] | None, about("each round of a repeated cell")] = None
     roofline: Annotated[Roofline | None, about("least time of a call, and what bounds it")] = None
     trace_analysis: Annotated[TraceAnalysis | None, about("analysis of the profiler trace, per call")] = None
+    memory_snapshot: Annotated[MemorySnapshot | None, about("what allocated the memory of the GPU")] = None
     check: Annotated[Check | None, about("check=true: a look at a call without timing")] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
     bad_input: Annotated[bool, about("the failure is the user's input (exit code 2); absent is false")] = False

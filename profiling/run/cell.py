@@ -12,9 +12,10 @@ import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -24,9 +25,9 @@ from msgspec.structs import replace
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import CHECK_SEED, first_call
-from profiling.errors import reason_of
+from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.results.record import Check, Metrics, Prepare, Status, encode_sections, merge_metric
+from profiling.results.record import Check, MemorySnapshot, Metrics, Prepare, Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
 from profiling.run.check import check_call
 from profiling.run.environment import ceilings_in
@@ -34,12 +35,15 @@ from profiling.run.events import Emit, End, Phase, Sections
 from profiling.run.job import Job
 from profiling.run.trace_passes import TracePasses
 from profiling.trace.counters import snapshot
+from profiling.trace.memory_history import memory_history
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.trace.spans import span
 from profiling.variants.variant import Step, Variant
 
 #: Most characters of a traceback; the text of an exception may be of any length.
 _TRACEBACK = 100_000
+#: Calls in a memory snapshot.
+_SNAPSHOT_CALLS = 3
 
 
 @dataclass
@@ -67,9 +71,22 @@ class Cell(ABC):
                 with torch.inference_mode(self.in_inference_mode):
                     self.check(self.components())
             else:
-                self.measure()
+                self._measure()
         # "failed" (a wrong result) is reported before "invalid" (a disturbed measurement).
         return End(*min(self.problems, key=lambda problem: problem[0])) if self.problems else End("ok")
+
+    def _measure(self) -> None:
+        """Measure; then record the memory snapshot, if asked for, also of a cell that failed for lack of memory."""
+        wanted = self.job.settings.memory_snapshot
+        try:
+            self.measure()
+        except Exception as error:
+            if wanted and not isinstance(error, InputError):
+                traceback.clear_frames(error.__traceback__)  # frees what the frames hold
+                self.record_memory()
+            raise
+        if wanted:
+            self.record_memory()
 
     @abstractmethod
     def measure(self) -> None:
@@ -92,6 +109,8 @@ class Cell(ABC):
 
         """
         started, check = perf_counter(), Check(device=self.job.settings.device)
+        weights = dict.fromkeys(component.weights for component in components.values())
+        self.add(parameters=sum(each.parameters for each in components.values()), weights=", ".join(weights))
         for name, component in components.items():
             with self.phase("eager"):
                 first_call(component, self.job.settings.seed + CHECK_SEED)
@@ -213,6 +232,43 @@ class Cell(ABC):
                 if analysis is not None:
                     self.add(trace_analysis=analysis)
             self.add(trace=replace(files, seconds=perf_counter() - started))
+
+    def record_memory(self) -> None:
+        """Write torch's memory snapshot of loading, preparing and a few calls into the run folder.
+
+        The networks are built and prepared once more, after everything was measured, so that recording slows down
+        nothing that is timed. Only the section `memory_snapshot`, or a note, is sent.
+        """
+        self.emit(Phase("memory snapshot"))
+        if torch.device(self.job.settings.device).type != "cuda":
+            self.note("memory_snapshot=true: none was written, for torch records the memory of CUDA devices only")
+            return
+        name, started, failure = f"memory/{self.job.name}.pickle", perf_counter(), None
+        try:
+            with memory_history(Path(self.job.run) / name):
+                self._call_again()
+        except Exception as error:
+            print_traceback(error)
+            failure = reason_of(error)
+        if (Path(self.job.run) / name).is_file():
+            seconds = perf_counter() - started
+            self.add(memory_snapshot=MemorySnapshot(file=name, seconds=seconds, ended_by=failure))
+        elif failure is not None:
+            self.note(f"the memory snapshot failed: {failure}")
+
+    def _call_again(self) -> None:
+        variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
+        with torch.inference_mode(self.in_inference_mode), TemporaryDirectory() as folder, ExitStack() as stack:
+            components = self.components()
+            steps = []
+            for component in components.values():
+                steps.append(variant(component, Path(folder)))
+                stack.callback(self.close, steps[-1])
+            for _ in range(_SNAPSHOT_CALLS):
+                for step in steps:
+                    step.run()
+            for component in components.values():
+                synchronize(component.device)
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:

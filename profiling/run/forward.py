@@ -73,9 +73,10 @@ class ForwardCell(Cell):
 
     def components(self) -> Mapping[str, Component]:
         """Build the component in the run's dtype."""
-        dtype = getattr(torch, self.job.settings.dtype)
-        component = self._load(dtype).component(dtype, self.job.settings.seed)
-        self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
+        settings = self.job.settings
+        dtype = getattr(torch, settings.dtype)
+        with self.phase("load"):
+            component = build(self.job.component, settings, dtype).component(dtype, settings.seed)
         return {component.name: component}
 
     def _load(self, dtype: torch.dtype) -> Blueprint:

@@ -1,0 +1,108 @@
+"""memory_snapshot=true: it is recorded after everything that is measured, and sends nothing but itself."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from profiling.components.component import Component
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.report.graphs import file_lines, files_section
+from profiling.report.run_data import load_run
+from profiling.results.jsonl import append_record
+from profiling.results.record import Record, record_with
+from profiling.run import cell as cell_module
+from profiling.run.cell import Cell
+from profiling.run.events import Sections
+from profiling.run.job import Job
+
+BASELINE = {"_target_": "profiling.variants.baseline.Baseline"}
+
+
+class Loud(nn.Linear):
+    """Says when it is called."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__(2, 2)
+        self.events = events
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.events.append("call")
+        return super().forward(x)
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """A cell on a device that is not there, whose steps and events are listed; `run` runs it."""
+    events: list[str] = []
+    sent: list[Sections] = []
+
+    @contextmanager
+    def history(file: Path):
+        events.append("recording begins")
+        file.parent.mkdir()
+        try:
+            yield
+        finally:
+            file.write_bytes(b"snapshot")
+            events.append("snapshot is written")
+
+    monkeypatch.setattr(cell_module, "memory_history", history)
+
+    class Planted(Cell):
+        def measure(self) -> None:
+            events.append("measured")
+            if self.job.component.name == "greedy":
+                raise torch.OutOfMemoryError("no room")
+
+        def components(self):
+            events.append("built again")
+            inputs = {"x": torch.zeros(1, 2)}
+            module = Loud(events)
+            one = Component("net", module, inputs, lambda generator: inputs, torch.device("cpu"), torch.float32, 1, "")
+            return {"net": one}
+
+    def run(name="net", *, device="cuda:0"):
+        spec = ComponentSpec(name=name, module={"_target_": "torch.nn.Linear"}, inputs={"x": {"shape": [1]}})
+        settings = Settings(device=device, memory_snapshot=True)
+        job = Job("generic_forward", spec, "baseline", BASELINE, {}, settings, str(tmp_path), {})
+        emit = lambda event: sent.append(event) if isinstance(event, Sections) else None  # noqa: E731
+        return Planted(job, emit).run()
+
+    return run, events, sent
+
+
+def test_it_is_recorded_after_everything_that_is_measured(planted, tmp_path):
+    run, events, sent = planted
+    assert run().status == "ok"
+    assert events == ["measured", "recording begins", "built again", *["call"] * 4, "snapshot is written"]
+    assert [list(each.sections) for each in sent] == [["memory_snapshot"]]  # no time is written a second time
+    record = record_with(
+        Record(target="generic_forward", component="net", variant="baseline", status="ok"), sent[0].sections
+    )
+    append_record(tmp_path, record)
+    data = load_run(tmp_path)
+    section = files_section(data)
+    (table,) = (table for table in section.tables if table)
+    assert [cell.href for cell in table.shown()[1][0] if cell.href] == ["memory/net.baseline.pickle"]
+    assert "pytorch.org/memory_viz" in section.legend[0]
+    assert "pytorch.org/memory_viz" in file_lines(data)[0]
+
+
+def test_a_cell_that_ran_out_of_memory_has_one(planted, tmp_path):
+    run, events, _ = planted
+    with pytest.raises(torch.OutOfMemoryError):
+        run("greedy")
+    assert events[:2] == ["measured", "recording begins"]
+    assert (tmp_path / "memory" / "greedy.baseline.pickle").is_file()
+
+
+def test_a_cpu_has_none_and_says_why(planted):
+    run, events, sent = planted
+    assert run(device="cpu").status == "ok"
+    assert events == ["measured"]
+    assert [[*each.sections["notes"]] for each in sent] == [
+        ["memory_snapshot=true: none was written, for torch records the memory of CUDA devices only"]
+    ]
