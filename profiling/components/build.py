@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
-from profiling.components.component import Component, MakeInputs, check_arguments
+from profiling.components.component import Component, MakeInputs, check_arguments, of_other_shapes
 from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
 from profiling.components.trees import dotted, keyed_leaves, map_tensors
@@ -55,10 +55,11 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
     module = module.to(device, build_dtype).eval()
     weights, hint = give_weights(module, spec, settings)
     run_dtype = getattr(torch, settings.dtype)
-    nodes = (spec.inputs, *(extra["inputs"] for extra in spec.extra_inputs))
-    draw, *draw_extra = (input_maker(node, spec.key, module, device, run_dtype) for node in nodes)
+    nodes = (spec.inputs, *(extra["inputs"] for extra in spec.extra_inputs), *spec.warmup_nodes())
+    draw, *others = (input_maker(node, spec.key, module, device, run_dtype) for node in nodes)
+    draw_extra, draw_warmup = others[: len(spec.extra_inputs)], others[len(spec.extra_inputs) :]
     check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.key)
-    return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(draw_extra))
+    return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(draw_extra), tuple(draw_warmup))
 
 
 def set_process_state(settings: Settings) -> None:
@@ -109,6 +110,7 @@ class Blueprint:
     weights: str  # their source, or "random"
     hint: str | None  # how to get the published weights, if these are random
     draw_extra: tuple[MakeInputs, ...] = ()  # inputs of the further shapes that a step is prepared for
+    draw_warmup: tuple[MakeInputs, ...] = ()  # inputs of the calls that come before all others
 
     def checksums(self) -> list[float]:
         """Return a number for each floating-point parameter, to compare two builds without keeping both."""
@@ -151,21 +153,26 @@ class Blueprint:
 
             return lambda generator: map_tensors(widen, dict(draw(generator)))
 
-        def generator() -> torch.Generator:
-            return torch.Generator(self.device).manual_seed(seed)
+        def generator(number: int = 0) -> torch.Generator:
+            return torch.Generator(self.device).manual_seed(seed + number)
 
         make_inputs = widened(self.draw)
+        inputs = make_inputs(generator())
+        # Other numbers in each of them: several may have one shape, and fill a cache.
+        warmup = tuple(widened(draw)(generator(number)) for number, draw in enumerate(self.draw_warmup, 1))
+        extra = tuple(widened(draw)(generator()) for draw in self.draw_extra)
         return Component(
             name=self.spec.name,
             module=self.module,
-            inputs=make_inputs(generator()),
+            inputs=inputs,
             make_inputs=make_inputs,
             device=self.device,
             dtype=dtype,
             frames_per_call=self.spec.frames_per_call,
             weights=self.weights,
             kind=self.spec.kind,
-            extra_inputs=tuple(widened(draw)(generator()) for draw in self.draw_extra),
+            extra_inputs=(*extra, *of_other_shapes(warmup, inputs)),
+            warmup_inputs=warmup,
         )
 
 

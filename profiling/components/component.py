@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import other_form, overwrite
-from profiling.errors import InputError, did_you_mean
+from profiling.errors import InputError, did_you_mean, reason_of
 
 #: Makes a fresh set of inputs: generator → {argument name: tensor, plain value, or nested structure of both}.
 MakeInputs = Callable[[torch.Generator], Mapping[str, Any]]
@@ -35,6 +36,7 @@ class Component:
     weights: str  # their source, or "random"
     kind: str | None = None  # "image" | "audio" | None: adds PSNR or SNR to the parity check
     extra_inputs: tuple[Mapping[str, Any], ...] = ()  # inputs of other shapes that a step is prepared for
+    warmup_inputs: tuple[Mapping[str, Any], ...] = ()  # inputs of the calls that come before all others
     priority: int = 0  # of its capture's CUDA streams; lower numbers are scheduled first
 
     @property
@@ -75,10 +77,48 @@ class Component:
         overwrite(self.inputs, fresh)
 
     def reset(self) -> None:
-        """Restore the network's initial state in place with its `reset` method, if it has one."""
+        """Restore the network's initial state in place with its `reset` method, if it has one; then warm it up.
+
+        Raises:
+            InputError: the module fails on one of its `warmup_inputs`.
+
+        """
         reset = getattr(self.module, "reset", None)
         if callable(reset):
             reset()
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """Call the module eagerly on each of its `warmup_inputs`, for the state that these calls leave behind.
+
+        Raises:
+            InputError: the module fails on one of them.
+            Exception: a failure of the device, unchanged.
+
+        """
+        for number, inputs in enumerate(self.warmup_inputs):
+            try:
+                self.module(**inputs)
+            except Exception as error:
+                if is_device_failure(error):
+                    raise
+                raise InputError(
+                    f"component.{self.key}.warmup_inputs[{number}]: {type(self.module).__name__}.forward raised "
+                    f"{reason_of(error)}. Correct the entry; what it leaves out is as in component.{self.key}.inputs."
+                ) from error
+        if self.warmup_inputs and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a step may run on another stream
+
+
+def of_other_shapes(
+    candidates: Iterable[Mapping[str, Any]], inputs: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return those of `candidates` that differ in shapes or dtypes from `inputs` and from each other."""
+    others: list[Mapping[str, Any]] = []
+    for candidate in candidates:
+        if all(other_form(candidate, known) is not None for known in (inputs, *others)):
+            others.append(candidate)
+    return tuple(others)
 
 
 def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str) -> None:

@@ -263,6 +263,7 @@ class Tiny:
 
     module: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    warmup_inputs: tuple[Mapping[str, Any], ...] | None = None
     frames_per_call: int | None = None
 
 
@@ -283,6 +284,9 @@ class ComponentSpec:
     scale tiny; `scale` is "tiny" once they are applied.
     `part` ("decoder" or "encoder") is the half of an autoencoder's checkpoint to load.
 
+    `warmup_inputs` are the inputs of calls that come before all others: each entry holds what differs from `inputs`, or
+    has a `_target_`. At scale tiny those of `tiny` take their place.
+
     For a shape sweep: `sweep` is the default `axis` and its `values`; `point` is the component, axis and value of this
     point; `extra_inputs` holds `inputs` and `tiny` of the other points that a step is prepared for.
     """
@@ -296,6 +300,7 @@ class ComponentSpec:
     part: str | None = None
     frames_per_call: int = 1
     kind: Literal["image", "audio"] | None = None
+    warmup_inputs: tuple[Mapping[str, Any], ...] = ()
     sweep: Mapping[str, Any] | None = None
     point: Mapping[str, Any] | None = None
     extra_inputs: tuple[Mapping[str, Any], ...] = ()
@@ -310,6 +315,8 @@ class ComponentSpec:
         if not self.inputs:
             raise InputError(f"{where}.inputs is empty. Give each argument of forward a shape, or inputs a _target_.")
         input_tree(self.inputs, f"{where}.inputs")
+        for number, node in enumerate(self.warmup_nodes()):
+            input_tree(node, f"{where}.warmup_inputs[{number}]")
         tiny = decode(Tiny, self.tiny, f"{where}.tiny")
         if self.sweep is not None:
             decode(Sweep, self.sweep, f"{where}.sweep")
@@ -327,6 +334,11 @@ class ComponentSpec:
         """The component's name in the config, which the points of its sweep share."""
         return self.name.partition("@")[0]
 
+    def warmup_nodes(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the nodes of `warmup_inputs`, each like `inputs`."""
+        nodes = self.warmup_inputs
+        return tuple(dict(node) if "_target_" in node else _merged(self.inputs, node) for node in nodes)
+
     def at(self, scale: str) -> ComponentSpec:
         """Return the spec with the changes of `scale` applied."""
         if scale != "tiny" or not self.tiny:
@@ -339,6 +351,7 @@ class ComponentSpec:
             extra_inputs=extra_inputs,
             module={**self.module, **self.tiny.get("module", {})},
             inputs=_merged(self.inputs, self.tiny.get("inputs", {})),
+            warmup_inputs=tuple(self.tiny.get("warmup_inputs") or self.warmup_inputs),
             frames_per_call=self.tiny.get("frames_per_call") or self.frames_per_call,
             tiny={},
             scale="tiny",

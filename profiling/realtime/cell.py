@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from profiling.realtime.summary import median, stage_ms, summarize_frames
 from profiling.results.frames import Journal, Series, recover_series, stage_names
 from profiling.results.record import Parity, Prepare
 from profiling.roofline.section import frame_roofline
-from profiling.run.cell import Cell, measured_by, metrics_of
+from profiling.run.cell import Cell, measured_by, metrics_of, warm_up
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Phase
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
@@ -80,7 +81,7 @@ class RealtimeCell(Cell):
                 raise InputError(
                     f"metric.{name} times single steps, and the loop has its own clocks. Use metric=[parity]."
                 )
-        specs, graph = self._parsed()
+        specs, graph = self._parsed
         prepared = self._load(graph, specs)
         self.add(
             parameters=prepared.parameters,
@@ -107,7 +108,7 @@ class RealtimeCell(Cell):
     def components(self) -> Mapping[str, Component]:
         """Build the networks of the stages; with schedule one_graph, the one network that they make."""
         settings = self.job.settings
-        specs, graph = self._parsed()
+        specs, graph = self._parsed
         dtype = getattr(torch, settings.dtype)
         with self.phase("load"):
             blueprints = build_stages(specs, settings)
@@ -130,8 +131,15 @@ class RealtimeCell(Cell):
     @property
     def _ticks(self) -> int:
         """Length of the sources that are made: all ticks of the loop."""
-        return sum(self.options.counts(torch.device(self.job.settings.device).type))
+        return sum(self._counts)
 
+    @property
+    def _counts(self) -> tuple[int, int]:
+        """(Timed ticks, warm-up ticks)."""
+        warmup_frames = self._parsed[1].warmup_frames
+        return self.options.counts(torch.device(self.job.settings.device).type, warmup_frames)
+
+    @cached_property
     def _parsed(self) -> tuple[dict[str, ComponentSpec], Graph]:
         """Return the specs of the components by stage, and the graph."""
         scale = self.job.settings.scale
@@ -185,8 +193,9 @@ class RealtimeCell(Cell):
                 steps[name].run()
                 synchronize(component.device)
             first = time.perf_counter() - started
+            warmed_up = warm_up(prepared.components, steps)
             counters = asdict(snapshot().since(before))
-        self.add(prepare=Prepare(seconds=total, first_call_s=first, stages=seconds, **counters))
+        self.add(prepare=Prepare(seconds=total, first_call_s=first, stages=seconds, **warmed_up, **counters))
         return steps
 
     def _check(self, variant: Variant, prepared: Prepared, steps: Mapping[str, Step], pipeline: StagedPipeline) -> None:
@@ -219,7 +228,7 @@ class RealtimeCell(Cell):
         A module says by its attribute `calls_until_steady` after how many calls from its reset a call does the same
         work as all later ones: when its caches are full, for example.
         """
-        _, warmup = self.options.counts(torch.device(self.job.settings.device).type)
+        _, warmup = self._counts
         for name, stage in graph.stages.items():
             component = prepared.components.get(name)
             calls = warmup * stage.repeat // stage.every
@@ -250,7 +259,7 @@ class RealtimeCell(Cell):
         """Play all frames and return their series; a loop that fails leaves the frames before the failure on disk."""
         options, run = self.options, Path(self.job.run)
         device = torch.device(self.job.settings.device)
-        frames, warmup = options.counts(device.type)
+        frames, warmup = self._counts
         rate = options.fps or graph.frame_rate
         period = graph.frames_per_tick / rate if options.pace == "realtime" else None
         monitor, journal = FrameMonitor(device, calibrate=True), Journal(run, self.job.name, series_names(pipeline))

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from profiling.errors import InputError, check_choice, check_number, check_whole, did_you_mean, printable
+from profiling.realtime.options import MOST_FRAMES
 
 #: Names of rows and series that a loop adds to those of its stages.
 WHOLE, DELIVER, PIPELINE = "whole", "deliver", "pipeline"
@@ -113,6 +114,7 @@ class Stage:
 class Graph:
     """The graph of a tick. A tick delivers `frames_per_tick` frames, which are played at `frame_rate` frames/s.
 
+    `warmup_frames` ticks come before the timed ones (None: as many as the loop's option says).
     `stages` are in an order in which each one comes after those that it reads in the same tick. `rates` are frame rates
     that every loop is compared with. `work` are settings that change what a tick computes: they are recorded, and runs
     that differ in them are not compared. `miss` says what a late tick is to the user, "a gap in the sound" for example.
@@ -127,6 +129,7 @@ class Graph:
     rates: tuple[float, ...] = (24.0, 30.0, 60.0, 120.0)
     work: Mapping[str, str | int | float | bool | None]
     miss: str | None = None
+    warmup_frames: int | None = None
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -193,6 +196,9 @@ def parse_graph(node: Any, components: Iterable[str]) -> Graph:
                 if isinstance(edge, Read):
                     _check_read(f"{where}.stages.{name}.{part}.{key}={edge}", edge, sources, stages)
     defaults: Any = {key: raw[key] for key in ("frames_per_tick", "frame_rate") if raw.get(key) is not None}
+    if raw.get("warmup_frames") is not None:
+        check_whole(f"{where}.warmup_frames", raw["warmup_frames"], most=MOST_FRAMES)
+        defaults["warmup_frames"] = raw["warmup_frames"]
     if raw.get("rates") is not None:
         defaults["rates"] = tuple(_list(f"{where}.rates", raw["rates"]))
     graph = Graph(

@@ -34,6 +34,11 @@ def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Gra
                 f"loop.schedule=one_graph: the stage {name} has every={stage.every}, and a captured graph cannot skip "
                 "a stage. Use loop.schedule=sequential or overlap."
             )
+        if components[name].warmup_inputs:
+            raise InputError(
+                f"loop.schedule=one_graph: the component of the stage {name} has warmup_inputs, which one graph of all "
+                "stages cannot run alone. Use loop.schedule=sequential or overlap."
+            )
         for key in (*stage.inputs, *stage.again):
             if key not in components[name].inputs:
                 raise InputError(

@@ -23,8 +23,8 @@ class LoopOptions:
 
     A tick is one pass through the pipeline, which delivers one frame or a chunk of frames.
 
-    - `frames` ticks are timed after `warmup_frames` (None: 600 and 60 on a GPU, 120 and 20 on a CPU). With trace=true,
-      `profile_frames` more are traced.
+    - `frames` ticks are timed after `warmup_frames` (None: 600 on a GPU, 120 on a CPU, after as many as the pipeline
+      asks for, else 60 and 20). With trace=true, `profile_frames` more are traced.
     - `fps`: target in frames/s; None: the frame rate of the pipeline.
     - `schedule`: `sequential`; `overlap` runs each stage on a stream of its own, with two ticks in flight; `one_graph`
       prepares all stages as one network.
@@ -57,10 +57,13 @@ class LoopOptions:
         if self.fps is not None:
             check_number("loop.fps", self.fps, above=0)
 
-    def counts(self, device_type: str) -> tuple[int, int]:
-        """Return (timed ticks, warm-up ticks) for a device type, "cpu" or "cuda"."""
+    def counts(self, device_type: str, warmup_frames: int | None) -> tuple[int, int]:
+        """Return (timed ticks, warm-up ticks) for a device type, "cpu" or "cuda".
+
+        `warmup_frames` are those that the pipeline asks for; the option replaces them.
+        """
         frames, warmup = (600, 60) if device_type == "cuda" else (120, 20)
-        return self.frames or frames, self.warmup_frames or warmup
+        return self.frames or frames, self.warmup_frames or warmup_frames or warmup
 
     def depth(self, device_type: str) -> int:
         """Return how many ticks may be in flight: 2 where stages overlap, which a CPU does not do."""

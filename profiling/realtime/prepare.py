@@ -188,7 +188,8 @@ def checked_pipeline(
 ) -> tuple[Component, Step]:
     """Return the whole pipeline as a component without inputs, and its step, which plays a session."""
     first = next(iter(components.values()))
-    empty = replace(first, module=nn.Module(), inputs={}, make_inputs=lambda generator: {}, extra_inputs=())
+    empty = replace(first, module=nn.Module(), inputs={}, make_inputs=lambda generator: {})
+    empty = replace(empty, extra_inputs=(), warmup_inputs=())
     return replace(empty, name=PIPELINE, kind=None), Step(run=lambda: session(graph, components, pipeline))
 
 

@@ -95,7 +95,7 @@ def describe_loop(options: LoopOptions, graph: Graph, device: str) -> Realtime:
         target_fps=float(options.fps or graph.frame_rate),
         frames_per_tick=graph.frames_per_tick,
         pace=options.pace,
-        warmup_frames=options.counts(device.partition(":")[0])[1],
+        warmup_frames=options.counts(device.partition(":")[0], graph.warmup_frames)[1],
         schedule=options.schedule,
         deliver=options.deliver,
         gc=options.gc,

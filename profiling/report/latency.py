@@ -163,6 +163,9 @@ COST_COLUMNS = (
     *(Column[Record](kind, _peak(kind), "MiB") for kind in ("peak held", "peak allocated", "peak host RSS")),
     Column[Record]("prepare", lambda record: record.prepare.seconds if record.prepare else None, "s"),
     Column[Record](
+        "warm-up inputs", lambda record: record.prepare.warmup_inputs_s if record.prepare else None, "s", depth="report"
+    ),
+    Column[Record](
         "pays after",
         lambda record: record.speedup.break_even_calls if record.speedup else None,
         "count",

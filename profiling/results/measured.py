@@ -203,6 +203,8 @@ class Prepare(Section, frozen=True, kw_only=True):
     seconds: Annotated[Duration, about("from the start until the step is ready", "s")]
     first_call_s: Annotated[Duration | None, about("from the start until the first output", "s")] = None
     stages: Annotated[Mapping[str, float], about("realtime: seconds of each stage", "s")] = {}
+    warmup_inputs: Annotated[int | None, about("calls on the `warmup_inputs` of the YAML, before any sample")] = None
+    warmup_inputs_s: Annotated[Duration | None, about("duration of these calls", "s")] = None
     compiles: Annotated[int | None, about("frames that Dynamo compiled, failures and cache hits included")] = None
     recompiles: Annotated[int | None, about("compiles of a function that was compiled before")] = None
     graphs: Annotated[int | None, about("FX graphs that were given to a back end")] = None

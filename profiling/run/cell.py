@@ -165,12 +165,13 @@ class Cell(ABC):
             try:
                 step.run()
                 synchronize(component.device)
+                first_call_s = perf_counter() - started
+                warmed_up = warm_up({component.name: component}, {component.name: step})
             except BaseException:
                 self.close(step)
                 raise
-            first_call_s = perf_counter() - started
             counters = snapshot().since(before)
-            self.add(prepare=Prepare(seconds=seconds, first_call_s=first_call_s, **asdict(counters)))
+            self.add(prepare=Prepare(seconds=seconds, first_call_s=first_call_s, **warmed_up, **asdict(counters)))
             self.compiled = counters.graphs > 0
             return step
 
@@ -269,6 +270,23 @@ class Cell(ABC):
                     step.run()
             for component in components.values():
                 synchronize(component.device)
+
+
+def warm_up(components: Mapping[str, Component], steps: Mapping[str, Step]) -> dict[str, Any]:
+    """Run the `warmup_inputs` of components, also through the prepared steps where they have other shapes.
+
+    Return their number and seconds, as fields of `Prepare`; nothing where there are none.
+    """
+    number = sum(len(component.warmup_inputs) for component in components.values())
+    if not number:
+        return {}
+    started = perf_counter()
+    for name, component in components.items():
+        for run in steps[name].extra_steps:
+            run()
+        component.reset()
+        synchronize(component.device)
+    return {"warmup_inputs": number, "warmup_inputs_s": perf_counter() - started}
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:

@@ -154,6 +154,9 @@ class TrainingCell(Cell):
     def _component(self, batches: Sequence[Batch]) -> tuple[TrainingComponent, TrainingStep]:
         settings = self.job.settings
         dtype = getattr(torch, settings.dtype)
+        if self.job.component.warmup_inputs:
+            key = self.job.component.key
+            raise InputError(f"component.{key}.warmup_inputs are for forward passes. Leave them out to train.")
         with self.phase("load"):
             blueprint = build(self.job.component, settings, dtype)
             model = blueprint.module.train()

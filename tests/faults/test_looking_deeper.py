@@ -1,4 +1,4 @@
-"""A look without timing (check=true)."""
+"""A look without timing (check=true), and warm-up inputs."""
 
 from pathlib import Path
 
@@ -63,3 +63,56 @@ def test_a_target_without_components(started):  # noqa: F811
     assert started(target="launch_overhead", quick=QUICK)[0] == 2
     (record,) = read_records(Path("run")).records
     assert "launch_overhead runs none" in record.reason
+
+
+SHAPES = "component.remembers.warmup_inputs"
+WARMUPS = (
+    ("warm-up inputs of a shape that the network refuses", [f"{SHAPES}=[{{x:{{shape:[4,9]}}}}]"], f"{SHAPES}[0]: "),
+    (
+        "a warm-up input that is an argument of no forward",
+        [f"{SHAPES}=[{{y:{{shape:[4,8]}}}}]"],
+        "unexpected keyword argument 'y'",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [pytest.param(*row[1:], id=row[0], marks=fault(row[0], "its row fails with one line, exit 2")) for row in WARMUPS],
+)
+def test_warmup_inputs_that_do_not_fit(started, overrides, says):  # noqa: F811
+    quick = tuple(item for item in QUICK if item != "check=true")
+    code, err = started("component=[remembers]", "variant=[baseline]", "ceilings=off", *overrides, quick=quick)
+    assert code == 2, err
+    (record,) = read_records(Path("run")).records
+    assert says in record.reason
+
+
+UNREADABLE = (
+    ("warm-up inputs that are no list", ["+component.net.warmup_inputs={x:{shape:[4,8]}}"], "must be a list"),
+    ("a warm-up input without its arguments' names", [f"{SHAPES}=[3]"], "must be a mapping"),
+    ("a warm-up input without a valid shape", [f"{SHAPES}=[{{x:{{shape:[0,8]}}}}]"], "must be positive integers"),
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"), [pytest.param(*row[1:], id=row[0], marks=fault(row[0])) for row in UNREADABLE]
+)
+def test_warmup_inputs_that_cannot_be_read(started, overrides, says):  # noqa: F811
+    is_refused(started("component=[remembers,net]", "variant=[baseline]", *overrides, quick=("device=cpu",)), says)
+
+
+@fault("a pipeline asks for a warm-up of no ticks")
+def test_a_pipeline_that_asks_for_no_warmup(started):  # noqa: F811
+    overrides = ("pipeline=remembering", "pipeline.warmup_frames=0", "variant=[baseline]")
+    is_refused(
+        started(*overrides, target="realtime", quick=("device=cpu",)), "pipeline.warmup_frames=0 must be a whole"
+    )
+
+
+@fault("one graph of all stages would have to run a stage's warm-up alone", "its row fails with one line, exit 2")
+def test_one_graph_with_warmup_inputs(started):  # noqa: F811
+    overrides = ("pipeline=remembering", "loop.schedule=one_graph", "variant=[baseline]", "ceilings=off")
+    assert started(*overrides, target="realtime", quick=QUICK)[0] == 2
+    (record,) = read_records(Path("run")).records
+    assert "has warmup_inputs" in record.reason
