@@ -14,11 +14,13 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import strict_float32
 from profiling.components.spec import ComponentSpec
+from profiling.components.trees import tensors_in
 from profiling.errors import InputError
 from profiling.machine.gc_policy import gc_policy
 from profiling.metrics.metric import Subject
@@ -97,9 +99,8 @@ class RealtimeCell(Cell):
             for component in prepared.components.values():
                 component.reset()
             pipeline.reset()
-            self._note_cold_start(graph, prepared)
             first_ms = self._first_frame_ms(prepared, pipeline)
-            series = self._play(graph, pipeline, first_ms)
+            series = self._play(graph, prepared, pipeline, first_ms)
             if settings.trace:
                 self._trace(pipeline, torch.device(settings.device))
             if settings.ceilings == "auto":
@@ -222,28 +223,30 @@ class RealtimeCell(Cell):
             worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
             self.add(parity=msgspec.structs.replace(worst, stages=checks))
 
-    def _note_cold_start(self, graph: Graph, prepared: Prepared) -> None:
-        """Note stages that do not reach their steady state in the warm-up, so that timed frames do other work.
+    def _short_warmups(self, graph: Graph, prepared: Prepared) -> list[str]:
+        """Return the stages that do not reach their steady state in the warm-up, so that timed frames do other work.
 
         A module says by its attribute `calls_until_steady` after how many calls from its reset a call does the same
         work as all later ones: when its caches are full, for example.
         """
         _, warmup = self._counts
+        signs = []
         for name, stage in graph.stages.items():
             component = prepared.components.get(name)
             calls = warmup * stage.repeat // stage.every
             needed = getattr(component.module, "calls_until_steady", 0) if component is not None else 0
             if calls < needed:
                 ticks = -(-needed * stage.every // stage.repeat)
-                self.note(
+                signs.append(
                     f"the stage {name} is steady after {needed} calls, and makes {calls} in the warm-up: the first "
-                    f"timed frames do less work. Use loop.warmup_frames={ticks}"
+                    f"timed frames do other work, use loop.warmup_frames={ticks}"
                 )
             if warmup < stage.every:
-                self.note(
+                signs.append(
                     f"the stage {name} runs in every {stage.every}th frame, and its second run is a timed one: use "
                     f"loop.warmup_frames={stage.every}"
                 )
+        return signs
 
     def _first_frame_ms(self, prepared: Prepared, pipeline: StagedPipeline) -> float:
         """Return the latency of the first tick of a session, with everything prepared: the median of a few sessions."""
@@ -255,7 +258,7 @@ class RealtimeCell(Cell):
             pipeline.reset()
         return statistics.median(row["latency_ms"] for row in rows)
 
-    def _play(self, graph: Graph, pipeline: StagedPipeline, first_ms: float) -> Series:
+    def _play(self, graph: Graph, prepared: Prepared, pipeline: StagedPipeline, first_ms: float) -> Series:
         """Play all frames and return their series; a loop that fails leaves the frames before the failure on disk."""
         options, run = self.options, Path(self.job.run)
         device = torch.device(self.job.settings.device)
@@ -264,24 +267,34 @@ class RealtimeCell(Cell):
         period = graph.frames_per_tick / rate if options.pace == "realtime" else None
         monitor, journal = FrameMonitor(device, calibrate=True), Journal(run, self.job.name, series_names(pipeline))
         loop = FrameLoop(pipeline, Clock(), monitor, depth=pipeline.depth, period=period)
+        before: dict[str, int] = {}
+
+        def on_first() -> None:
+            before.update({name: state_bytes(each.module) for name, each in prepared.components.items()})
+            monitor.start()
+
         try:
             with gc_policy(options.gc), self.phase("frames"):
-                loop.run(range(frames), journal.append, warmup=warmup, on_first=monitor.start)
+                loop.run(range(frames), journal.append, warmup=warmup, on_first=on_first)
         finally:  # an error in a frame must not lose the frames before it
             monitor.close()
             journal.close()
             series = recover_series(run, self.job.name)
             assert series is not None
-            self._summarize(graph, series, monitor, first_ms)
+            unsteady = [*self._short_warmups(graph, prepared), *_grown(before, prepared)]
+            self._summarize(graph, series, monitor, first_ms, unsteady)
         return series
 
-    def _summarize(self, graph: Graph, series: Series, monitor: FrameMonitor, first_ms: float) -> None:
+    def _summarize(
+        self, graph: Graph, series: Series, monitor: FrameMonitor, first_ms: float, unsteady: Sequence[str]
+    ) -> None:
         settings = self.job.settings
         loop = msgspec.structs.replace(
             describe_loop(self.options, graph, settings.device),
             calibration=self.calibration,
             throttle_reasons=tuple(sorted(monitor.throttle_reasons)),
             first_frame_ms=first_ms,
+            unsteady=tuple(unsteady),
             **msgspec.structs.asdict(monitor.clocks()),
         )
         kinds = {name: spec["kind"] for name, spec in json.loads(self.stages).items()}
@@ -341,6 +354,25 @@ class RealtimeCell(Cell):
                     calls=calls,
                 )
                 self.add(roofline=section)
+
+
+def state_bytes(module: nn.Module) -> int:
+    """Return the bytes of the buffers of a module and of the tensors in its other attributes, without the weights."""
+    attributes = (vars(part).items() for part in module.modules())
+    values = [value for items in attributes for name, value in items if name != "_parameters"]
+    tensors = {id(tensor): tensor for tensor in tensors_in(values) if not isinstance(tensor, nn.Parameter)}
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _grown(before: Mapping[str, int], prepared: Prepared) -> list[str]:
+    """Return in words which stages keep more than before: a cache that is not full, or that nothing empties."""
+    after = {name: state_bytes(prepared.components[name].module) for name in before}
+    return [
+        f"the state of the stage {name} grew during the timed frames, from {size / 2**20:.3g} to "
+        f"{after[name] / 2**20:.3g} MiB: later frames do other work than earlier ones"
+        for name, size in before.items()
+        if after[name] > size
+    ]
 
 
 def _compiled_or_captured(series: Series, events: Sequence[Mapping[str, Any]]) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 from profiling.realtime.deadlines import COMMON_FPS, deadlines, delivered_fps, rate_key, sustained_fps, underruns
 from profiling.realtime.graph import DELIVER, Graph
 from profiling.realtime.slow_frames import find_period, find_slow_frames, slow_section
-from profiling.realtime.trend import find_steady, fit_line, slope_section
+from profiling.realtime.trend import find_steady, fit_line, slope_section, unsteady_times
 from profiling.results.frames import MEMORY, Array, Series, check_series, frame_count, stage_names
 from profiling.results.record import Budget, BudgetPart, Gap, MemoryTrend, Realtime, Summary
 from profiling.results.stats import summarize
@@ -73,6 +73,7 @@ def summarize_frames(
         sustained_fps=sustained_fps(per_frame_ms),
         steady=steady,
         slope=slope_section(series, steady.from_frame),
+        unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames)),
         spikes=find_period([frame for frame in slow if frame >= steady.from_frame]),
         slow=slow_section(series, steady, slow, events),
         memory=memory_section(series, steady.from_frame),

@@ -71,6 +71,11 @@ def realtime_section(data: RunData) -> Section:
     """Return the verdict and the settings of each loop, its tables, and its charts."""
     rows = [record for record in data.loops if record.status != "skipped"]
     lines = [*(f"{name_of(r)}: {verdict(r)}" for r in rows), *_settings(rows)]
+    lines += [
+        f"{name_of(record)}: the warm-up did not reach the steady state: {'; '.join(record.realtime.unsteady)}."
+        for record in rows
+        if record.realtime is not None and record.realtime.unsteady
+    ]
     steadiness = [f"{name_of(r)}: {words}." for r in rows if r.is_correct and (words := _steadiness(r))]
     loops = [(record, record.realtime) for record in rows if record.realtime is not None]
     slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]

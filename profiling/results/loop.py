@@ -170,6 +170,9 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
     sustained_fps: Annotated[float | None, about("highest rate that 99.9% of the frames meet", "frames/s")] = None
     steady: Annotated[Steady | None, about("the part after times have settled")] = None
     slope: Annotated[Slope | None, about("growth of frame times")] = None
+    unsteady: Annotated[
+        tuple[str, ...], about("signs that the warm-up ended before the steady state, each with what to do")
+    ] = ()
     spikes: Annotated[Spikes | None, about("slow frames that return periodically")] = None
     slow: Annotated[SlowFrames | None, about("slow frames and their causes")] = None
     memory: Annotated[Mapping[str, MemoryTrend], about("memory over the frames, by kind")] = {}

@@ -116,3 +116,19 @@ def test_one_graph_with_warmup_inputs(started):  # noqa: F811
     assert started(*overrides, target="realtime", quick=QUICK)[0] == 2
     (record,) = read_records(Path("run")).records
     assert "has warmup_inputs" in record.reason
+
+
+@fault(
+    "the state of a stage grows in every tick, so that no warm-up is long enough",
+    "the report says which stage, and by how much",
+    "the frame times",
+)
+def test_state_that_grows(started):  # noqa: F811
+    grows = ("component.remembers.module._target_=faulty_modules.Grows", "component.remembers.warmup_inputs=[]")
+    quick = (*(item for item in QUICK if item != "check=true"), "loop.frames=40", "ceilings=off")
+    code, err = started("pipeline=remembering", *grows, "variant=[baseline]", target="realtime", quick=quick)
+    assert code == 0, err
+    (record,) = read_records(Path("run")).records
+    (sign,) = (sign for sign in record.realtime.unsteady if "state" in sign)
+    assert "the state of the stage only grew" in sign
+    assert "the warm-up did not reach the steady state" in Path("run/report.md").read_text()

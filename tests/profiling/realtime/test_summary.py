@@ -160,6 +160,19 @@ def test_a_ramp_is_found_and_left_out_of_the_slope():
     assert named == {"ramp": 100, "causes": {"not attributed": 10}, "late": 10}, "no period in the ramp"
 
 
+def test_a_warmup_that_was_too_short():
+    assert summary(series_of(noise(FRAMES))).unsteady == ()
+    step = np.where(np.arange(FRAMES) < 100, 1.1, 1.0)
+    assert summary(series_of(noise(FRAMES) * step)).unsteady == (
+        "frame times settle only at timed frame 100: use loop.warmup_frames=160",
+    )
+    fall = 1 - 0.03 * np.arange(FRAMES) / FRAMES
+    (sign,) = summary(series_of(noise(FRAMES, share=0.0005) * fall)).unsteady
+    assert sign.startswith("frame times still fall, by 3.")
+    rise = 1 + 0.03 * np.arange(FRAMES) / FRAMES
+    assert summary(series_of(noise(FRAMES, share=0.0005) * rise)).unsteady == (), "this is growth, said elsewhere"
+
+
 def test_a_growth_too_small_to_matter():
     section = summary(series_of(noise(FRAMES, share=0.0005) * (1 + 0.005 * np.arange(FRAMES) / FRAMES)))
     assert faults(section) == {}
