@@ -95,6 +95,8 @@ class RealtimeCell(Cell):
             steps = self._prepare(variant, prepared, stack)
             calls = {name: step.run for name, step in steps.items()}
             pipeline = self._assembled(prepared.graph, prepared.components, calls, self.options)
+            if self.options.schedule == "overlap" and pipeline.depth == 1:
+                self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
             self._check(variant, prepared, steps, pipeline)
             for component in prepared.components.values():
                 component.reset()

@@ -210,7 +210,11 @@ class WholeTick(nn.Module):
     def _in_parallel(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> None:
         """Run each stage on the stream of its lane; lane 0 is the current stream."""
         current = torch.cuda.current_stream()
-        streams = {lane: _side_stream(current.device, lane) if lane else current for lane in self._lanes.values()}
+        priorities = {lane: self._graph.stages[name].priority for name, lane in reversed(self._lanes.items())}
+        streams = {
+            lane: _side_stream(current.device, lane, priority) if lane else current
+            for lane, priority in priorities.items()
+        }
         for lane, stream in streams.items():
             if lane:
                 stream.wait_stream(current)
@@ -265,5 +269,5 @@ def _lanes(graph: Graph) -> dict[str, int]:
 
 
 @cache
-def _side_stream(device: torch.device, lane: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _side_stream(device: torch.device, lane: int, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)

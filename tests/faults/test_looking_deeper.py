@@ -132,3 +132,16 @@ def test_state_that_grows(started):  # noqa: F811
     (sign,) = (sign for sign in record.realtime.unsteady if "state" in sign)
     assert "the state of the stage only grew" in sign
     assert "the warm-up did not reach the steady state" in Path("run/report.md").read_text()
+
+
+@fault("stages are to overlap on a CPU", "a note says that they run in turn", "the frame times")
+def test_overlap_on_a_cpu(started):  # noqa: F811
+    quick = (
+        *(item for item in QUICK if item != "check=true"),
+        "loop.frames=3",
+        "ceilings=off",
+        "loop.schedule=overlap",
+    )
+    assert started("pipeline=remembering", "variant=[baseline]", target="realtime", quick=quick)[0] == 0
+    (record,) = read_records(Path("run")).records
+    assert any("a CPU runs the stages in turn" in note for note in record.notes)
