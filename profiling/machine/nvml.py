@@ -6,6 +6,7 @@ A fact that the driver does not report is None (absent in the record), never a d
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from statistics import median
@@ -132,14 +133,46 @@ def other_processes(device: torch.device) -> int | None:
     return None if pids is None or os.getpid() not in pids else len(pids) - 1
 
 
+class OthersMonitor:
+    """Asks the driver once a second, in a thread, for how much of the time other processes used a device.
+
+    The thread runs only while another process computes there: the driver takes milliseconds for the answer, without
+    Python's lock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._thread, self._stop = device, None, threading.Event()
+        self._share: float | None = None
+
+    def share(self) -> float | None:
+        """Return the share of the last second, 0 to 1; None where this process cannot be told from others."""
+        others = other_processes(self._device)
+        if not others:
+            return None if others is None else 0.0
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._ask, name="others-on-the-gpu", daemon=True)
+            self._thread.start()
+        return self._share
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._stop.set()
+
+    def _ask(self) -> None:
+        since_us = 0
+        while True:
+            answer = others_share(self._device, since_us)
+            if answer is not None:
+                self._share, since_us = answer
+            if self._stop.wait(1.0):
+                return
+
+
 def others_share(device: torch.device, since_us: int) -> tuple[float, int] | None:
     """Return (share of the time, 0 to 1, in which other processes computed; time of the last sample in µs).
 
-    The samples are the driver's, about six a second, since the time `since_us`. None if there are none yet, or if the
-    driver's process ids are not those of this container, so that this process cannot be told from others.
+    The samples are the driver's, about six a second, since the time `since_us`. None if there are none.
     """
-    if other_processes(device) is None:
-        return None
     samples = _query(device, lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us))
     if not samples:
         return None

@@ -44,6 +44,10 @@ class CudaTimer:
         self._record(event, stream)
         return event, handle
 
+    def is_current(self, mark: Mark) -> bool:
+        """Return whether this thread's current stream is the one of the mark, and is not being captured."""
+        return self._raw_stream(self._index) == mark[1] and not self._is_capturing()
+
     def is_done(self, mark: Mark) -> bool:
         """Return whether the device has passed the mark."""
         return mark[0].query()

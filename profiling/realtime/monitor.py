@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 DRIVER_EVERY, OTHERS_EVERY = 16, 64
 #: A frame this many times as long as the running mean of those before it is long.
 LONG = 1.2
+#: Where not every frame is looked at, so many frames pass between two long ones that are.
+LONG_EVERY = 8
 PROC = Path("/proc")
 _STEAL = 8  # index of the ticks stolen by other guests in the first line of /proc/stat, see proc(5)
 
@@ -60,7 +62,7 @@ class FrameMonitor:
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._tick_ms = 1e3 / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
         self._waits = ThreadWaits(workers=self._cuda is None)
-        self._others_read_us = 0
+        self._others: nvml.OthersMonitor | None = None
         gc.callbacks.append(self._on_collection)
         self.start()
 
@@ -68,6 +70,8 @@ class FrameMonitor:
         """Close the files and remove the callback of the garbage collector."""
         gc.callbacks.remove(self._on_collection)
         self._waits.close()
+        if self._others is not None:
+            self._others.close()
         for descriptor in (self._statm, self._stat):
             if descriptor is not None:
                 os.close(descriptor)
@@ -79,7 +83,7 @@ class FrameMonitor:
         self._totals, self._switches = self._counts() | self._memory()[0], {}
         self._thread_switches()
         self._waits.wait_ms()
-        self._memory_frame = -1
+        self._memory_frame, self._next_long = -1, 0
         self._reserved = self._memory()[1].get("reserved", 0.0)
         self._start_clocks()
 
@@ -95,13 +99,16 @@ class FrameMonitor:
 
     def _start_clocks(self) -> None:
         if self._cuda is not None:
-            from profiling.machine.nvml import ClockMonitor
+            from profiling.machine.nvml import ClockMonitor, OthersMonitor
 
             self._clocks = ClockMonitor(self._cuda)
+            self._others = self._others or OthersMonitor(self._cuda)
 
     def __call__(self, frame: int, frame_ms: float) -> dict[str, float]:
         """Return the series of a frame: counts and ms since the call before, and bytes held now."""
-        long = self._typical is not None and frame_ms > LONG * self._typical
+        long = self._typical is not None and frame_ms > LONG * self._typical and frame >= self._next_long
+        if long and self._every > 1:
+            self._next_long = frame + LONG_EVERY
         totals, held, follows = self._counts(), {}, frame == self._memory_frame + 1
         if long or frame % self._every == 0:
             memory_totals, held = self._memory()
@@ -183,8 +190,8 @@ class FrameMonitor:
             row["sm_clock_mhz"] = clock
         free, total = torch.cuda.mem_get_info(device)
         row["device_used"] = total - free
-        if others and (share := nvml.others_share(device, self._others_read_us)) is not None:
-            row["others_ms"], self._others_read_us = share[0] * frame_ms, share[1]
+        if others and self._others is not None and (share := self._others.share()) is not None:
+            row["others_ms"] = share * frame_ms
         return row
 
     def _on_collection(self, phase: str, _info: dict[str, int]) -> None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: Frames between two readings of the allocator and of /proc, which take longer than the rest of recording a frame.
 MEMORY_EVERY = 64
+#: No kernel can be launched in a shorter time, so that two stages so close to each other share a mark.
+SHORTEST_LAUNCH_NS = 4000
 #: Names that the stage budget uses itself.
 RESERVED = ("wait", "rest")
 
@@ -49,23 +51,29 @@ _domain: Any = nvtx.get_domain("profiling")
 class _Block:
     """A frame or a stage: a context manager that is entered once, in one thread."""
 
-    __slots__ = ("_outer", "_token", "begin_ns", "end", "end_ns", "recorder", "start", "thread")
+    __slots__ = ("_outer", "_token", "begin_ns", "end", "end_ns", "marked_ns", "recorder", "start", "thread")
     recorder: FrameRecorder
     begin_ns: int
     end_ns: int  # 0 while the block is open
     start: Mark | None
     end: Mark | None
 
-    def _enter(self, message: Any) -> None:
+    def _enter(self, message: Any, before: tuple[Mark | None, int, int] = (None, 0, 0)) -> None:
+        """Begin the block; it shares the mark `before` (mark, its thread, ns) where no launch can lie between."""
         self.thread, self._outer = threading.get_ident(), _INNERMOST.get()
         self._token: Token[_Block | None] = _INNERMOST.set(self)
         _domain.push_range(message)
-        self.start = self.recorder.mark()
+        mark, thread, marked_ns = before
+        if mark is not None and thread == self.thread and _now() - marked_ns < SHORTEST_LAUNCH_NS:
+            self.start = self.recorder.same_mark(mark)
+        else:
+            self.start = self.recorder.mark()
         self.begin_ns = _now()
 
     def _exit(self) -> None:
         self.end_ns = _now()
         self.end = self.recorder.mark()
+        self.marked_ns = _now()  # recording the mark takes microseconds
         _domain.pop_range()
         try:
             _INNERMOST.reset(self._token)
@@ -95,8 +103,12 @@ class Stage(_Block):
         if isinstance(around, Stage) and around.frame is self.frame and around.is_open_here:
             self._parent, self.name = around, f"{around.name}/{self.name}"
         message = self.recorder.range_message(self.name)
-        self.frame.begun.append(self)
-        self._enter(message)
+        frame, last = self.frame, self.frame.stages[-1:]
+        before = (
+            (last[0].end, last[0].thread, last[0].marked_ns) if last else (frame.start, frame.thread, frame.begin_ns)
+        )
+        frame.begun.append(self)
+        self._enter(message, before)
         return self
 
     def __exit__(
@@ -339,6 +351,11 @@ class FrameRecorder:
             self._lose_device(error)
             return None
 
+    def same_mark(self, mark: Mark) -> Mark | None:
+        """Return `mark` where the current stream is still its stream, else a new one; None without a device clock."""
+        timer = self._timer
+        return mark if timer is not None and timer.is_current(mark) else self.mark()
+
     def lose(self, stage: Stage) -> None:
         """Note that a stage of another thread began when its frame was complete."""
         self._run.note(f"stages {stage.name!r} that began after their frames had ended are not recorded")
@@ -365,7 +382,7 @@ class FrameRecorder:
                 self._monitor.start()
 
     def finish(self, frame: Frame) -> None:
-        """Observe what happened in the frame, and read the frames that the device has finished."""
+        """Observe what happened in the frame; read it where no device is to be waited for."""
         with self._lock:
             self._open.remove(frame)
             if frame.number >= 0 and self._monitor is not None and not self._is_closed:
@@ -373,7 +390,8 @@ class FrameRecorder:
                     frame.observed = self._monitor(frame.number, (frame.end_ns - frame.begin_ns) / 1e6)
                 except Exception as error:  # a device that failed must not end the application here
                     self._run.note(f"from frame {frame.number} on, causes may be missing: {error}")
-        self._read_frames()
+        if self._timer is None:  # with a device the frame is read when a later one begins: it is not done yet
+            self._read_frames()
 
     def _read_frames(self, *, wait: bool = False) -> None:
         """Write the rows of the frames that are over and that the device has finished, in order."""
@@ -457,7 +475,8 @@ class FrameRecorder:
         if self._device_end is not None:
             timer.release(self._device_end[0])
         self._device_end = (frame.end, end_ns)
-        timer.release(frame.start, *(mark for stage in frame.stages for mark in (stage.start, stage.end)))
+        marks = [frame.start, *(mark for stage in frame.stages for mark in (stage.start, stage.end))]
+        timer.release(*{id(mark): mark for mark in marks}.values())
         return end_ns, times
 
     def _lose_device(self, error: Exception) -> None:

@@ -93,18 +93,21 @@ def test_waits_for_a_cpu_are_recorded_in_milliseconds(monkeypatch):
     assert conditions.sm_clock_min_mhz is None
 
 
-def test_the_share_of_other_processes_is_known_only_where_this_one_can_be_told(monkeypatch):
-    samples = [
-        SimpleNamespace(pid=pid, smUtil=busy, timeStamp=at) for pid, busy, at in ((1, 90, 5), (2, 20, 6), (2, 40, 7))
-    ]
-    running = [[1, 2], [2]]
+@pytest.mark.parametrize(("running", "share"), [([1, 2], 0.3), ([1], 0.0), ([2], None)])
+def test_the_share_of_other_processes_is_known_only_where_this_one_can_be_told(monkeypatch, running, share):
+    busy = ((1, 90, 5), (2, 20, 6), (2, 40, 7))
+    samples = [SimpleNamespace(pid=pid, smUtil=percent, timeStamp=at) for pid, percent, at in busy]
+    processes = [SimpleNamespace(pid=pid) for pid in running]
     monkeypatch.setattr(nvml, "_handle", lambda device: object())
     monkeypatch.setattr(nvml.os, "getpid", lambda: 1)
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda handle, since: samples)
-    for pids, expected in zip(running, [(0.3, 7), None], strict=True):
-        processes = [SimpleNamespace(pid=pid) for pid in pids]
-        monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle, own=processes: own)
-        assert nvml.others_share(torch.device("cuda", 0), 0) == expected
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: processes)
+    monitor = nvml.OthersMonitor(torch.device("cuda", 0))
+    deadline = time.monotonic() + 20
+    while monitor.share() != share and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert monitor.share() == share
+    monitor.close()
 
 
 @pytest.mark.gpu

@@ -71,6 +71,26 @@ def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
     assert device.idle == -1, "every event but the last is used again"
 
 
+def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, make_recorder, tmp_path):
+    device = planted()
+    frames = make_recorder()
+    for between_ms in (0.0, 0.003, 0.005):
+        marks = device.marks
+        with frames.frame():
+            with frames.stage("world"):
+                device.launch(5)
+            device.work(between_ms)
+            if between_ms > 0.004:
+                device.launch(3)  # belongs to no stage
+            with frames.stage("decode"):
+                device.launch(7)
+            device.synchronize()
+        assert device.marks - marks == (5 if between_ms > 0.004 else 4)
+    series = saved(frames, tmp_path / "run")[1]
+    np.testing.assert_allclose(series["device_world_ms"], 5)
+    np.testing.assert_allclose(series["device_decode_ms"], 7)
+
+
 def test_a_loop_that_runs_ahead_of_the_device(planted, make_recorder, tmp_path):
     device = planted()
     frames = make_recorder()
