@@ -9,11 +9,11 @@ ModuleNotFoundError where its library is not installed.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -123,47 +123,12 @@ class Decoder(nn.Module):
 
 
 class LibraryModel(nn.Module):
-    """Base of the components around a library's `model`; `weights_source` is the folder of its weights, if any.
-
-    A cast (`module.to(torch.bfloat16)`) leaves in fp32 what the library itself loads in fp32: parts named in the
-    model's `_keep_in_fp32_modules`, and buffers that are not saved, for example rotary frequencies.
-    """
+    """Base of the components around a library's `model`; `weights_source` is the folder of its weights, if any."""
 
     def __init__(self, model: nn.Module, weights_source: str | None) -> None:
         super().__init__()
         self.model = model
         self.weights_source = weights_source
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = {name: tensor.data for name, tensor in _fixed_precision(self.model)}
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            owner, _, key = name.rpartition(".")
-            part = self.model.get_submodule(owner)
-            new = getattr(part, key)
-            if new.dtype == old.dtype:
-                continue
-            if isinstance(new, nn.Parameter):
-                new.data = old.to(new.device)
-            else:
-                setattr(part, key, old.to(new.device))
-        return self
-
-
-def _fixed_precision(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of the floating-point tensors whose dtype a cast must not change."""
-    saved = model.state_dict(keep_vars=True).keys()
-    for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and name not in saved:
-            yield name, buffer
-    for prefix, part in model.named_modules():
-        # transformers applies the first list to float16 alone, and the strict one to bfloat16 too.
-        strict = hasattr(part, "_keep_in_fp32_modules_strict")
-        attribute = "_keep_in_fp32_modules_strict" if strict else "_keep_in_fp32_modules"
-        kept = getattr(part, attribute, None) or ()
-        for name, parameter in part.named_parameters() if kept else ():
-            if any(key in name.split(".") for key in kept):
-                yield f"{prefix}.{name}" if prefix else name, parameter
 
 
 class StatefulModel(LibraryModel):

@@ -53,6 +53,7 @@ def profile(
     metrics: Chosen = METRICS,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    autocast: torch.dtype | None = None,
     seed: int = 0,
     check_inputs: Mapping[str, Any] | None = None,
     name: str | None = None,
@@ -76,7 +77,9 @@ def profile(
         fps: frame rate that the fastest correct variant is compared with, frames/s.
         metrics: what to measure of each variant.
         device: default: that of the module.
-        dtype: dtype to cast the copies to; default: that of the module's parameters.
+        dtype: dtype to cast the copies to, and inputs that have the module's dtype. Default: the copies keep the dtypes
+            of the module's tensors, also where they differ.
+        autocast: dtype of `torch.autocast`, under which the copies are called without being cast.
         seed: of drawn inputs, and of a module that a function builds.
         check_inputs: inputs of the parity check. Default: drawn with another seed, or `inputs` with their values in
             another order; masks, sorted integers and plain values stay.
@@ -93,11 +96,13 @@ def profile(
     """
     if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0):
         raise InputError(f"fps={fps!r} must be a number above 0 (frames/s).")
-    subject = Held(module, inputs, check_inputs, seed)
+    if dtype is not None and autocast is not None:
+        raise InputError(f"dtype={dtype} casts the module, and autocast={autocast} calls it uncast. Give one of them.")
+    subject = Held(module, inputs, check_inputs, seed, cast=dtype is not None)
     component = name or (type(module).__name__ if isinstance(module, nn.Module) else "module")
     settings = Settings(
         device=str(device or subject.device),
-        dtype=str(dtype or subject.dtype).removeprefix("torch."),
+        dtype=str(dtype or autocast or subject.dtype).removeprefix("torch."),
         scale="full",
         checkpoint="random",  # the module has its weights
         seed=seed,
@@ -110,7 +115,8 @@ def profile(
     folder = Path(owner.name)
     progress = PlainProgress(Console(quiet=True)) if quiet else make_progress()
     with held.holding(subject) as key, _unchanged_process():
-        config = _config(component, key, frames_per_call, settings, variants, metrics, rounds)
+        cast = "module" if subject.cast else "none" if autocast is None else "autocast"
+        config = _config(component, key, cast, frames_per_call, settings, variants, metrics, rounds)
         run = Run(TARGET, config, folder, progress, shell_words(["python", *sys.argv]))
         try:
             run.execute()
@@ -125,16 +131,23 @@ def profile(
 
 
 def prepare(
-    module: nn.Module, inputs: Mapping[str, Any], variant: str | Variant = "compile_cuda_graph", *, clone: bool = True
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    variant: str | Variant = "compile_cuda_graph",
+    *,
+    autocast: torch.dtype | None = None,
+    clone: bool = True,
 ) -> PreparedStep:
     """Prepare the step of a variant, as `profile` measures it, for use in an application: `output = step(x=x)`.
 
-    The module itself is used, in eval mode until the step is closed. Its output is not compared with eager's here.
+    The module itself is used, in eval mode (and under autocast) until the step is closed. Its output is not compared
+    with eager's here.
 
     Args:
         module: the module, in the dtype and on the device on which it is to run.
         inputs: arguments of `forward` by name; every call must have the same shapes and dtypes.
         variant: the name of a YAML file in conf/variant, or a Variant.
+        autocast: dtype of `torch.autocast`, under which the module is called.
         clone: return a copy of the output. Without it, the next call may overwrite the output of this one.
 
     Raises:
@@ -151,12 +164,13 @@ def prepare(
     reason = variant.unavailable(subject.device)
     if reason is not None:
         raise InputError(f"variant {type(variant).__name__} cannot run here: {reason}. Try variant='baseline'.")
-    return PreparedStep(module, inputs, variant, subject.device, clone=clone)
+    return PreparedStep(module, inputs, variant, subject.device, autocast=autocast, clone=clone)
 
 
 def _config(
     component: str,
     key: str,
+    cast: str,
     frames_per_call: int,
     settings: Settings,
     variants: Chosen,
@@ -167,6 +181,7 @@ def _config(
         name=component,
         module={"_target_": f"{held.__name__}.module", "key": key},
         inputs={"_target_": f"{held.__name__}.inputs", "key": key},
+        cast=cast,
         frames_per_call=frames_per_call,
     )
     groups = {"variant": _nodes("variant", variants), "metric": _nodes("metric", metrics)}

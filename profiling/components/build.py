@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
+from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
 from profiling.components.component import Component, MakeInputs, check_arguments, of_other_shapes
 from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
@@ -25,8 +26,8 @@ from profiling.errors import InputError
 from profiling.machine.memory import free_bytes
 
 
-def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> Blueprint:
-    """Build the module on the run's device, floating parameters in `build_dtype`, and load or randomise its weights.
+def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
+    """Build the module on the run's device, in the dtypes of its factory, and load or randomise its weights.
 
     Two builds are equal, also where importing or constructing the module changes the state of the process.
 
@@ -52,14 +53,20 @@ def build(spec: ComponentSpec, settings: Settings, build_dtype: torch.dtype) -> 
         kind = type(module).__name__
         raise InputError(f"{where}: {spec.module['_target_']} returned a {kind}, not a torch.nn.Module.")
     check_built(module, where)
-    module = module.to(device, build_dtype).eval()
+    module = module.to(device).eval()
     weights, hint = give_weights(module, spec, settings)
     run_dtype = getattr(torch, settings.dtype)
+    dtype = input_dtype(spec, module, run_dtype)
     nodes = (spec.inputs, *(extra["inputs"] for extra in spec.extra_inputs), *spec.warmup_nodes())
-    draw, *others = (input_maker(node, spec.key, module, device, run_dtype) for node in nodes)
+    draw, *others = (input_maker(node, spec.key, module, device, dtype) for node in nodes)
     draw_extra, draw_warmup = others[: len(spec.extra_inputs)], others[len(spec.extra_inputs) :]
     check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.key)
     return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(draw_extra), tuple(draw_warmup))
+
+
+def input_dtype(spec: ComponentSpec, module: nn.Module, run_dtype: torch.dtype) -> torch.dtype:
+    """Return what an input's dtype `auto` means: the run's dtype, or that of a module that is not cast."""
+    return run_dtype if spec.cast == "module" else floating_dtype(module.parameters(), run_dtype)
 
 
 def set_process_state(settings: Settings) -> None:
@@ -104,13 +111,14 @@ class Blueprint:
 
     spec: ComponentSpec
     module: nn.Module
-    draw: MakeInputs  # floating inputs in the run's dtype
+    draw: MakeInputs  # floating inputs in the run's dtype, or in that of a module that is not cast
     device: torch.device
     run_dtype: torch.dtype
     weights: str  # their source, or "random"
     hint: str | None  # how to get the published weights, if these are random
     draw_extra: tuple[MakeInputs, ...] = ()  # inputs of the further shapes that a step is prepared for
     draw_warmup: tuple[MakeInputs, ...] = ()  # inputs of the calls that come before all others
+    form: Form = "run"  # what the module was cast to last
 
     def checksums(self) -> list[float]:
         """Return a number for each floating-point parameter, to compare two builds without keeping both."""
@@ -118,6 +126,19 @@ class Blueprint:
             weights = (weight for weight in self.module.parameters() if weight.is_floating_point())
             norms = [torch.linalg.vector_norm(weight).double() for weight in weights]
             return torch.stack(norms).tolist() if norms else []
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that calls compute in: float32 for a reference, and that of the weights of a module as built."""
+        if self.form != "run":
+            return torch.float32
+        return input_dtype(self.spec, self.module, self.run_dtype) if self.spec.cast == "none" else self.run_dtype
+
+    @property
+    def runs_in_float32(self) -> bool:
+        """Whether the run's own form is the float32 one."""
+        widened = self.spec.cast == "module" or bytes_to_float32(self.module)[1] == 0
+        return self.dtype == torch.float32 and widened
 
     def check_same(self, checksums: list[float]) -> None:
         """Compare with the checksums of another build.
@@ -132,24 +153,27 @@ class Blueprint:
                 "torch's, numpy's or Python's global random generator without seeding it, or load a checkpoint."
             )
 
-    def cast(self, dtype: torch.dtype) -> None:
-        """Cast the module in place, and return the memory that this frees to the device."""
-        self.module.to(dtype)
+    def cast(self, form: Form) -> Blueprint:
+        """Cast the module in place, return the memory that this frees to the device, and return the new blueprint.
+
+        Raises:
+            InputError: the module cannot be called in this form.
+
+        """
+        cast_module(self.module, form, self.spec.cast, self.run_dtype, self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        return replace(self, form=form)
 
-    def component(self, dtype: torch.dtype, seed: int) -> Component:
-        """Return the component; the module must have been cast to `dtype`.
+    def component(self, seed: int) -> Component:
+        """Return the component; the module must have been cast to the form in which it is to be called.
 
-        Inputs are drawn in the run's dtype and widened to `dtype`, so that the float32 reference reads exactly the
-        numbers that the run reads.
+        A reference gets the inputs of the run, half-precision ones widened to float32: it reads the same numbers.
         """
 
         def widened(draw: MakeInputs) -> MakeInputs:
-            narrow = self.run_dtype
-
             def widen(tensor: torch.Tensor) -> torch.Tensor:
-                return tensor.to(dtype) if tensor.dtype == narrow else tensor
+                return tensor.float() if self.form != "run" and tensor.dtype in HALF else tensor
 
             return lambda generator: map_tensors(widen, dict(draw(generator)))
 
@@ -167,7 +191,7 @@ class Blueprint:
             inputs=inputs,
             make_inputs=make_inputs,
             device=self.device,
-            dtype=dtype,
+            dtype=self.dtype,
             frames_per_call=self.spec.frames_per_call,
             weights=self.weights,
             kind=self.spec.kind,

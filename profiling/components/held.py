@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from profiling.components.casting import floating_dtype
 from profiling.components.trees import keyed_tensors, map_tensors, tensors_in
 from profiling.errors import InputError, did_you_mean, reason_of
 
@@ -42,6 +43,7 @@ class Held:
     inputs: Inputs
     check_inputs: Mapping[str, Any] | None = None
     seed: int = 0
+    cast: bool = False  # whether copies of the module, and inputs in its dtype, are cast to the run's dtype
     _built: list[weakref.ref[nn.Module]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -71,11 +73,7 @@ class Held:
     def dtype(self) -> torch.dtype:
         """The dtype of most of the module's floating parameters, or of the inputs of a module without any."""
         tensors = [*self.module.parameters()] if isinstance(self.module, nn.Module) else []
-        sizes: dict[torch.dtype, int] = {}
-        for tensor in tensors or tensors_in(self.first):
-            if tensor.is_floating_point():
-                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
-        return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+        return floating_dtype(tensors or tensors_in(self.first), torch.float32)
 
     def build(self) -> nn.Module:
         """Return a module that shares no tensor with the caller's.
@@ -142,9 +140,9 @@ def module(key: str) -> nn.Module:
 def inputs(
     _module: nn.Module, *, key: str, generator: torch.Generator, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return copies of the held inputs of the generator's seed; those in the module's dtype are cast to `dtype`."""
+    """Return copies of the held inputs of the seed; with the module, those in its dtype are cast to `dtype`."""
     held = _held(key)
-    own = held.dtype
+    own = held.dtype if held.cast else None
 
     def placed(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device, dtype if tensor.dtype == own else tensor.dtype, copy=True)

@@ -56,6 +56,12 @@ def is_device_failure(error: BaseException) -> bool:
     return type(error).__name__ in DEVICE_FAILURES or any(text in reason_of(error) for text in _DEVICE_TEXTS)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the device or the host had too little memory; libraries of CUDA say it in words of their own."""
+    texts = ("out of memory", "ALLOC_FAILED", "not enough memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or any(text in reason_of(error) for text in texts)
+
+
 def check_options(node: Mapping[str, Any], where: str) -> None:
     """Check the options of a dataclass of this package against its hints; those of a user's class may be loose.
 

@@ -1,19 +1,28 @@
-"""The reference of the parity check: fp32 eager outputs on inputs that no variant is prepared with."""
+"""The reference of the parity check: fp32 eager outputs on inputs that no variant is prepared with.
+
+Where a float32 copy of the module does not fit into memory, each operation is computed in float32 on widened copies of
+its weights; where that is impossible too, the reference is eager in the run's dtype, and the record says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
+from profiling.components.build import Blueprint
+from profiling.components.casting import Form, bytes_to_float32
 from profiling.components.component import Component
-from profiling.components.instantiate import is_device_failure
+from profiling.components.instantiate import is_device_failure, is_out_of_memory
 from profiling.components.outputs import Outputs, readable, to_host
 from profiling.components.trees import dotted, form_of, keyed_leaves
-from profiling.errors import InputError
+from profiling.errors import InputError, reason_of
+from profiling.machine.memory import free_bytes
+from profiling.results.record import FP32_EAGER
 
 #: Added to the run's seed for the inputs of the check, so that they differ from those a variant is prepared with.
 CHECK_SEED = 7919
@@ -23,16 +32,110 @@ CHECK_CALLS = 2
 
 #: Most inputs that an error describes.
 DESCRIBED = 12
+#: Share of a float32 copy that must be free beside it, for activations; where it is too little, the call says so.
+ACTIVATIONS = 0.1
 
 CheckCalls = tuple[Outputs, ...]  # what each call of the check returned, and its inputs after it
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Computed(Generic[T]):
+    """What was computed from modules in one form, and why that is not `float32` (None: it is)."""
+
+    value: T
+    form: Form
+    reason: str | None
 
 
 @dataclass(frozen=True)
 class Reference:
     """Outputs of each call of the check, in host memory, so that they take none on the device during the timing."""
 
-    outputs: CheckCalls  # of the fp32 eager module
+    outputs: CheckCalls  # of the eager module in `form`
     eager: CheckCalls  # of the eager module in the run's dtype
+    form: Form = "float32"
+
+    def name(self, dtype: torch.dtype) -> str:
+        """Return what the outputs are, for a run that computes in `dtype`."""
+        return reference_name(self.form, str(dtype).removeprefix("torch."))
+
+
+def reference_name(form: Form, dtype: str) -> str:
+    """Return what a reference in this form is, for a run in `dtype`."""
+    return {"float32": FP32_EAGER, "upcast": f"{FP32_EAGER} on {dtype} weights", "run": f"eager {dtype}"}[form]
+
+
+def compute_reference(
+    build: Callable[[], Mapping[str, Blueprint]], compute: Callable[[Mapping[str, Blueprint]], T]
+) -> Computed[T]:
+    """Return what `compute` returns for built modules in the most exact form that can be called here.
+
+    In turn: in float32 where a copy is expected to fit; with weights widened operation by operation, after memory ran
+    out, or where a module that is not cast cannot be called in float32; and as the run calls them. Modules are built
+    anew for each form: a module may keep tensors of its first call.
+
+    Raises:
+        InputError: the modules fail in every form; the reason is that of the first.
+        Exception: what the last form raised, for example if memory ran out.
+
+    """
+    form: Form = "float32"
+    reasons: list[str] = []
+    problem: str | None = None  # what is wrong with the input, as the first form said it
+    while True:
+        blueprints = build()
+        if form == "float32" and (too_large := _too_large(blueprints)) is not None:
+            form = "upcast"
+            reasons.append(too_large)
+        is_last = form == "run" or all(blueprint.runs_in_float32 for blueprint in blueprints.values())
+        as_built = any(blueprint.spec.cast == "none" for blueprint in blueprints.values())
+        try:
+            blueprints = {name: blueprint.cast(form) for name, blueprint in blueprints.items()}
+            with torch.inference_mode(), strict_float32():
+                return Computed(compute(blueprints), form, "; ".join(reasons) or None)
+        except Exception as error:
+            out_of_memory = is_out_of_memory(error)
+            if is_last and problem is not None and isinstance(error, InputError):
+                raise InputError(problem) from error
+            if is_last or (is_device_failure(error) and not out_of_memory):
+                raise
+            if isinstance(error, InputError):
+                problem = problem or str(error)
+            failure = "memory ran out" if out_of_memory else f"forward fails ({reason_of(error.__cause__ or error)})"
+            reasons.append(f"{failure} {_WHERE[form]}")
+            form = "upcast" if form == "float32" and (out_of_memory or as_built) else "run"
+        finally:  # before modules are built again
+            del blueprints
+            free_memory()
+
+
+_WHERE = {"float32": "in float32", "upcast": "with each operation in float32"}
+
+
+def _too_large(blueprints: Mapping[str, Blueprint]) -> str | None:
+    """Return why the modules in float32 are not expected to fit into free memory, or None."""
+    sizes = [bytes_to_float32(blueprint.module) for blueprint in blueprints.values()]
+    total, more = (sum(each) for each in zip(*sizes, strict=True))
+    device = next(iter(blueprints.values())).device
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    free = free_bytes(device)
+    if not more or more + ACTIVATIONS * total <= free:
+        return None
+    return f"an fp32 copy ({_gb(total)}) does not fit: the module leaves {_gb(free)} free"
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.2g} GB" if size < 1e10 else f"{size / 1e9:.0f} GB"
+
+
+def free_memory() -> None:
+    """Return the memory of modules that are no longer used; some are part of a reference cycle."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def first_call(component: Component, seed: int) -> CheckCalls:

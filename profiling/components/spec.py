@@ -15,6 +15,7 @@ from profiling.errors import InputError, check_choice, check_number, check_whole
 
 DTYPES = ("float32", "bfloat16", "float16")
 SCALES = ("auto", "full", "tiny")
+CASTS = ("module", "autocast", "none")
 CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
 CEILINGS = ("auto", "off")  # off: bandwidth and FLOP rate are not measured, so there is no roofline
 COMPILE_CACHES = ("fresh", "shared")  # fresh: each cell compiles from an empty cache, so that prepare times compare
@@ -282,7 +283,9 @@ class ComponentSpec:
     `module` has a `_target_` (class or factory) and its arguments. `inputs` has a `_target_` that makes the inputs, or
     an entry for each argument of `forward` (see `input_tree`). `tiny` holds the changes to `module` and `inputs` at
     scale tiny; `scale` is "tiny" once they are applied.
-    `part` ("decoder" or "encoder") is the half of an autoencoder's checkpoint to load.
+    `part` ("decoder" or "encoder") is the half of an autoencoder's checkpoint to load. `cast` says how a call computes
+    in the run's dtype: with weights cast to it (`module`; what the library keeps in float32 stays so), under
+    torch.autocast (`autocast`), or not: the module stays as its factory built it (`none`).
 
     `warmup_inputs` are the inputs of calls that come before all others: each entry holds what differs from `inputs`, or
     has a `_target_`. At scale tiny those of `tiny` take their place.
@@ -298,6 +301,7 @@ class ComponentSpec:
     initialise: Mapping[str, Any] | None = None
     checkpoint: str | None = None
     part: str | None = None
+    cast: str = "module"
     frames_per_call: int = 1
     kind: Literal["image", "audio"] | None = None
     warmup_inputs: tuple[Mapping[str, Any], ...] = ()
@@ -312,6 +316,7 @@ class ComponentSpec:
         check_target(self.module, f"{where}.module")
         if self.initialise is not None:
             check_target(self.initialise, f"{where}.initialise")
+        check_choice(f"{where}.cast", self.cast, CASTS)
         if not self.inputs:
             raise InputError(f"{where}.inputs is empty. Give each argument of forward a shape, or inputs a _target_.")
         input_tree(self.inputs, f"{where}.inputs")

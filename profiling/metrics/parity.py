@@ -16,7 +16,8 @@ from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import OutputError
 from profiling.results.record import Parity as ParitySection
 
-REFERENCE = "fp32 eager"
+#: Least tolerance where eager in half precision is itself the reference, in roundings of the dtype.
+EAGER_ROUNDINGS = 4
 #: Number of outputs whose errors are recorded, the worst first.
 RECORDED = 16
 #: Largest fraction of elements of an integer or bool output that may differ, however many of eager's own do.
@@ -25,13 +26,14 @@ MOST_DIFFERING = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(Metric):
-    """Compare each tensor and number of the output with the fp32 eager reference, in two calls on the same inputs.
+    """Compare each tensor and number of the output with the reference, in two calls on the same inputs.
 
     The largest relative L2 error allowed is `factor` times that of eager in the run's dtype, and at least `floor`: in
-    float32, eager is the reference and has an error of 0, but another order of the same sums is no fault. Integers of 8
-    and 16 bits are samples (pixels, sound) and judged likewise. Of a wider integer or bool tensor the fraction of
-    differing elements may be `factor` times that of eager (0: none may differ); one that is exactly eager's is right. A
-    variant's own tolerance replaces both.
+    float32, eager is the reference and has an error of 0, but another order of the same sums is no fault. Where eager
+    in half precision is the reference, at least 4 roundings of its dtype are allowed. Integers of 8 and 16 bits are
+    samples (pixels, sound) and judged likewise. Of a wider integer or bool tensor the fraction of differing elements
+    may be `factor` times that of eager (0: none may differ); one that is exactly eager's is right. A variant's own
+    tolerance replaces both.
 
     Structure, dtype, shape, device and other values must be those of eager in the run's dtype. So must the inputs after
     the call, which a step must not write to unless eager does.
@@ -70,16 +72,20 @@ class Parity(Metric):
     ) -> tuple[ParitySection, str | None]:
         """Compare the outputs of one call; return the section, and in one line why the check failed, if it did."""
         dtype = str(subject.component.dtype).removeprefix("torch.")
+        assert subject.reference is not None
+        name, floor = subject.reference.name(subject.component.dtype), self.floor
+        if subject.reference.form == "run":
+            floor = max(floor, EAGER_ROUNDINGS * torch.finfo(subject.component.dtype).eps)
 
         def failed(reason: str, **numbers: float) -> tuple[ParitySection, str]:
-            return ParitySection(reference=REFERENCE, passed=False, **_finite(numbers)), reason
+            return ParitySection(reference=name, passed=False, **_finite(numbers)), reason
 
         if (fault := mismatch(eager, reference, dtypes=False)) is not None:
             return failed(f"eager's own output in {dtype} has another structure than in float32: {fault}")
         eager_errors = leaf_errors(eager, reference)
         broken = next((each for each in eager_errors if each.fault), None)
         eager_l2 = max((each.error for each in eager_errors if not each.exact), default=0.0)
-        tolerance = subject.tolerance if subject.tolerance is not None else max(self.factor * eager_l2, self.floor)
+        tolerance = subject.tolerance if subject.tolerance is not None else max(self.factor * eager_l2, floor)
         if broken is not None:
             return failed(f"eager's own output in {dtype} is not finite or not comparable: {broken} {broken.fault}")
         limits = {"eager_rel_l2": eager_l2, "tolerance": tolerance}
@@ -103,12 +109,12 @@ class Parity(Metric):
         if any(not each.exact for each in errors):
             numbers["rel_l2"] = max(each.error for each in errors if not each.exact)
         section = ParitySection(
-            reference=REFERENCE,
+            reference=name,
             passed=not wrong,
             outputs=tuple(leaf.section() for leaf in judged[:RECORDED] if _is_output(leaf.error.path) or leaf.excess),
             **_finite(numbers),
         )
-        return section, _reason(wrong) if wrong else None
+        return section, _reason(wrong, name) if wrong else None
 
     def _limit(self, subject: Subject, error: LeafError, eager: LeafError, tolerance: float) -> float:
         """Return the largest error of a leaf: integers and bools may differ where eager's own do, by `factor`."""
@@ -162,7 +168,7 @@ def _finite(numbers: Mapping[str, float]) -> dict[str, Any]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _reason(wrong: Sequence[_JudgedLeaf]) -> str:
+def _reason(wrong: Sequence[_JudgedLeaf], reference: str) -> str:
     """Return in one line what is wrong with the worst leaf, and how many others are wrong."""
     error, tolerance = wrong[0].error, wrong[0].tolerance
     others = f"; {len(wrong) - 1} more outputs are wrong" if len(wrong) > 1 else ""
@@ -172,7 +178,7 @@ def _reason(wrong: Sequence[_JudgedLeaf]) -> str:
         what = f"{error.error:.2g} of the elements of {error} differ from"
     else:
         what = f"relative L2 error {error.error:.2g} of {error} against"
-    return f"{what} the fp32 eager reference, allowed {tolerance:.2g}{others}"
+    return f"{what} the {reference} reference, allowed {tolerance:.2g}{others}"
 
 
 def decibels(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[str, float]:

@@ -16,9 +16,10 @@ import msgspec
 import torch
 from torch import nn
 
+from profiling.components.build import Blueprint
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import strict_float32
+from profiling.components.reference import CheckCalls, compute_reference, reference_name
 from profiling.components.spec import ComponentSpec
 from profiling.components.trees import tensors_in
 from profiling.errors import InputError
@@ -87,6 +88,7 @@ class RealtimeCell(Cell):
         prepared = self._load(graph, specs)
         self.add(
             parameters=prepared.parameters,
+            parameter_dtypes=prepared.parameter_dtypes,
             frames_per_call=graph.frames_per_tick,
             weights=prepared.weights,
             weights_hints=prepared.weights_hints,
@@ -112,12 +114,9 @@ class RealtimeCell(Cell):
         """Build the networks of the stages; with schedule one_graph, the one network that they make."""
         settings = self.job.settings
         specs, graph = self._parsed
-        dtype = getattr(torch, settings.dtype)
         with self.phase("load"):
-            blueprints = build_stages(specs, settings)
-            for blueprint in blueprints.values():
-                blueprint.cast(dtype)
-        self._played, components = stage_components(graph, blueprints, settings, dtype, whole=self._whole)
+            blueprints = {name: each.cast("run") for name, each in build_stages(specs, settings).items()}
+        self._played, components = stage_components(graph, blueprints, settings, whole=self._whole)
         return components
 
     def check(self, components: Mapping[str, Component]) -> None:
@@ -162,19 +161,28 @@ class RealtimeCell(Cell):
 
     def _load(self, graph: Graph, specs: Mapping[str, ComponentSpec]) -> Prepared:
         settings = self.job.settings
-        with self.phase("load"):
-            exact = build_stages(specs, settings)
-            checksums = {name: blueprint.checksums() for name, blueprint in exact.items()}
-        with self.phase("reference"), torch.inference_mode(), strict_float32():
-            specs, self.calibration = calibrated(graph, specs, exact, settings, ticks=self._ticks)
-            expected = eager_outputs(graph, exact, settings, torch.float32, whole=self._whole, ticks=self._ticks)[-1]
-        del exact
-        with self.phase("load"), torch.inference_mode():
-            # Built again: a module may keep tensors of its first call, which was in float32.
-            blueprints = build_stages(specs, settings)
-            for name, blueprint in blueprints.items():
-                blueprint.check_same(checksums[name])
-            return load_stages(graph, blueprints, expected, settings, self.options, ticks=self._ticks)
+        checksums: dict[str, list[float]] = {}
+
+        def load() -> dict[str, Blueprint]:
+            """Build the stages, for the reference and for the run: a module may keep tensors of its first call."""
+            with self.phase("load"):
+                blueprints = build_stages(specs, settings)
+                for name, blueprint in blueprints.items():
+                    blueprint.check_same(checksums.setdefault(name, blueprint.checksums()))
+                return blueprints
+
+        def expected_of(blueprints: Mapping[str, Blueprint]) -> tuple[dict[str, ComponentSpec], dict[str, CheckCalls]]:
+            with self.phase("reference"):
+                chosen, self.calibration = calibrated(graph, specs, blueprints, settings, ticks=self._ticks)
+                return chosen, eager_outputs(graph, blueprints, settings, whole=self._whole, ticks=self._ticks)[-1]
+
+        expected = compute_reference(load, expected_of)
+        specs, outputs = expected.value
+        if expected.reason is not None:
+            self.note(f"parity against {reference_name(expected.form, settings.dtype)}: {expected.reason}")
+        blueprints = load()
+        with torch.inference_mode():
+            return load_stages(graph, blueprints, outputs, expected.form, settings, self.options, ticks=self._ticks)
 
     def _prepare(self, variant: Variant, prepared: Prepared, stack: ExitStack) -> dict[str, Step]:
         """Prepare every stage; return the steps, which are closed with `stack`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.build import Blueprint, build
+from profiling.components.casting import Form, parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, check_calls, first_call
 from profiling.components.spec import ComponentSpec, Settings
@@ -72,13 +74,13 @@ def refuse_shared_pools(variant: Variant, stages: Iterable[str], options: LoopOp
 
 
 def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict[str, Blueprint]:
-    """Build the networks of the stages in float32.
+    """Build the networks of the stages.
 
     Raises:
         InputError: one of them cannot be built.
 
     """
-    return {name: build(spec, settings, torch.float32) for name, spec in specs.items()}
+    return {name: build(spec, settings) for name, spec in specs.items()}
 
 
 def calibrated(
@@ -92,8 +94,8 @@ def calibrated(
     """Let the stages with `calibrate` choose how they run; return the specs with their choices, and their reports.
 
     The module's method `calibrate(inputs, **options)` gets an iterator over its inputs in the ticks of a new session,
-    as mappings, in float32. It changes the module, and returns (arguments of the module's factory that build it so
-    again, a report for the record).
+    as mappings, in the form of the reference. It changes the module, and returns (arguments of the module's factory
+    that build it so again, a report for the record).
 
     Raises:
         InputError: the module has no such method, or refuses its options.
@@ -119,9 +121,9 @@ def calibrated(
 def _inputs_of(
     name: str, graph: Graph, blueprints: Mapping[str, Blueprint], settings: Settings, ticks: int
 ) -> Iterator[Mapping[str, Tensor]]:
-    """Yield the inputs of a stage in each tick of a new session, from eager float32 stages."""
+    """Yield the inputs of a stage in each tick of a new session, from eager stages."""
     upstream = graph.upstream(name)
-    components = {each: blueprints[each].component(torch.float32, settings.seed) for each in upstream.stages}
+    components = {each: blueprints[each].component(settings.seed) for each in upstream.stages}
     steps = {each: component.call for each, component in components.items()}
     if not any(edge.name == name for stage in upstream.stages.values() for edge in stage.reads()):
         steps[name] = tuple  # its output is not needed
@@ -152,6 +154,7 @@ class Prepared:
     components: Mapping[str, Component]
     references: Mapping[str, Reference]
     parameters: int
+    parameter_dtypes: Mapping[str, int]
     weights: str
     weights_hints: Mapping[str, str]
 
@@ -202,18 +205,17 @@ def stage_components(
     graph: Graph,
     blueprints: Mapping[str, Blueprint],
     settings: Settings,
-    dtype: torch.dtype,
     *,
     whole: bool,
 ) -> tuple[Graph, dict[str, Component]]:
-    """Return graph and components of a loop in `dtype`, to which the blueprints were cast; `whole`: as one stage.
+    """Return graph and components of a loop, whose blueprints must have been cast; `whole`: as one stage.
 
     Raises:
         InputError: the stages cannot be one network.
 
     """
     components = {
-        name: replace(blueprint.component(dtype, settings.seed), name=name) for name, blueprint in blueprints.items()
+        name: replace(blueprint.component(settings.seed), name=name) for name, blueprint in blueprints.items()
     }
     if not whole:
         return graph, components
@@ -225,21 +227,20 @@ def eager_outputs(
     graph: Graph,
     blueprints: Mapping[str, Blueprint],
     settings: Settings,
-    dtype: torch.dtype,
     *,
     whole: bool,
     ticks: int,
 ) -> tuple[Graph, dict[str, Component], dict[str, CheckCalls]]:
-    """Return graph and components of a loop in `dtype`, and the outputs of its eager stages and of the whole pipeline.
+    """Return graph and components of a loop, and the outputs of its eager stages and of the whole pipeline.
 
-    The blueprints must have been cast to `dtype`. Stages get inputs that no variant is prepared with. `ticks` is the
-    length of the sources that are made.
+    The blueprints must have been cast. Stages get inputs that no variant is prepared with. `ticks` is the length of the
+    sources that are made.
 
     Raises:
         InputError: a module fails on its inputs, or an edge does not fit.
 
     """
-    graph, components = stage_components(graph, blueprints, settings, dtype, whole=whole)
+    graph, components = stage_components(graph, blueprints, settings, whole=whole)
     outputs = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in components.items()}
     for component in components.values():
         component.refill(settings.seed)
@@ -261,21 +262,24 @@ def load_stages(
     graph: Graph,
     blueprints: Mapping[str, Blueprint],
     expected: Mapping[str, CheckCalls],
+    form: Form,
     settings: Settings,
     options: LoopOptions,
     *,
     ticks: int,
 ) -> Prepared:
-    """Cast the networks to the run's dtype, and return what the loop is played and checked with.
+    """Cast the networks for the run, and return what the loop is played and checked with.
 
-    `expected` are the outputs of `eager_outputs` in float32, `ticks` the length of the sources that are made.
+    `expected` are the outputs of `eager_outputs` of the reference, which has the form `form`; `ticks` is the length of
+    the sources that are made.
     """
-    dtype = getattr(torch, settings.dtype)
+    blueprints = {name: blueprint.cast("run") for name, blueprint in blueprints.items()}
+    parameters = sum(blueprint.component(settings.seed).parameters for blueprint in blueprints.values())
+    dtypes: Counter[str] = Counter()
     for blueprint in blueprints.values():
-        blueprint.cast(dtype)
-    parameters = sum(blueprint.component(dtype, settings.seed).parameters for blueprint in blueprints.values())
+        dtypes.update(parameter_dtypes(blueprint.module))
     played, components, eager = eager_outputs(
-        graph, blueprints, settings, dtype, whole=options.schedule == "one_graph", ticks=ticks
+        graph, blueprints, settings, whole=options.schedule == "one_graph", ticks=ticks
     )
     if options.schedule == "overlap":
         components = {
@@ -286,8 +290,9 @@ def load_stages(
     return Prepared(
         played,
         components,
-        {name: Reference(expected[name], eager[name]) for name in eager},
+        {name: Reference(expected[name], eager[name], form) for name in eager},
         parameters,
+        dict(dtypes),
         next(iter(sources.values())) if same else ", ".join(f"{name}: {source}" for name, source in sources.items()),
         {name: blueprint.hint for name, blueprint in blueprints.items() if blueprint.hint},
     )

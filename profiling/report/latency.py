@@ -46,7 +46,7 @@ from profiling.report.run_data import (
 )
 from profiling.report.table import Column
 from profiling.results.judgement import baseline_name, by_component, claimed_speedup, correct_baseline
-from profiling.results.record import LatencyConditions, Record, Summary
+from profiling.results.record import FP32_EAGER, LatencyConditions, Record, Summary
 from profiling.results.stats import OUTLIER_MADS
 
 #: Most components in one chart: with more, the bars are too thin to read.
@@ -150,6 +150,12 @@ def _error(record: Record) -> float | None:
     return parity.loss_error if parity.weights_judged is False else parity.rel_l2
 
 
+def _reference(record: Record) -> str | None:
+    """Return the reference of a forward pass or a loop where it is not the module in float32."""
+    parity = record.parity
+    return None if parity is None or record.training or parity.reference == FP32_EAGER else parity.reference
+
+
 def _tolerance(record: Record) -> float | None:
     parity = record.parity
     if parity is None:
@@ -160,6 +166,7 @@ def _tolerance(record: Record) -> float | None:
 #: Costs of a variant besides its time: memory, preparation, accuracy.
 COST_COLUMNS = (
     Column[Record]("rel. L2 error", _error, "error"),
+    Column[Record]("against", _reference),
     *(Column[Record](kind, _peak(kind), "MiB") for kind in ("peak held", "peak allocated", "peak host RSS")),
     Column[Record]("prepare", lambda record: record.prepare.seconds if record.prepare else None, "s"),
     Column[Record](

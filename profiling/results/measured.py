@@ -146,6 +146,10 @@ class Memory(Section, frozen=True, kw_only=True):
         return next(((kind, size) for kind, size in peaks if size is not None), None)
 
 
+#: The reference of a forward pass where memory allows it: the module cast to float32.
+FP32_EAGER = "fp32 eager"
+
+
 class OutputError(Section, frozen=True, kw_only=True):
     """The error of a tensor or number of the output. A number that is not finite is absent."""
 

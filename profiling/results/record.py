@@ -76,6 +76,7 @@ from profiling.results.loop import (  # noqa: F401 - readers and producers impor
     Steady,
 )
 from profiling.results.measured import (  # noqa: F401 - readers and producers import every struct from here
+    FP32_EAGER,
     Calls,
     CallsPoint,
     Drift,
@@ -122,6 +123,10 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     dtype: Annotated[str | None, about("dtype of the run")] = None
     scale: Annotated[str | None, about("full or tiny")] = None
     parameters: Annotated[int | None, about("number of parameters of the component")] = None
+    cast: Annotated[
+        str | None, about("how calls compute in the dtype of the run: module (weights are cast), autocast, none")
+    ] = None
+    parameter_dtypes: Annotated[Mapping[str, int], about("number of parameters by dtype, buffers excluded")] = {}
     weights: Annotated[str | None, about("random, or the path of the checkpoint")] = None
     weights_hint: Annotated[str | None, about("how to get weights where they are random")] = None
     weights_hints: Annotated[Mapping[str, str], about("realtime: the same for each network, by role")] = {}

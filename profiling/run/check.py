@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.trees import dotted, keyed_leaves
 from profiling.components.user_code import code_at, is_user_code, short_path
@@ -39,9 +39,6 @@ def check_call(component: Component) -> CheckedCall:
     in nobody's way.
     """
     parameters = list(component.module.parameters())
-    count: Counter[str] = Counter()
-    for parameter in parameters:
-        count[_dtype(parameter)] += parameter.numel()
     unknown: list[str] = []
     inputs = tuple(forms(component.inputs))
     outputs, state, findings = _watched_call(component)
@@ -57,9 +54,9 @@ def check_call(component: Component) -> CheckedCall:
     return CheckedCall(
         inputs=inputs,
         outputs=outputs,
-        parameters=sum(count.values()),
+        parameters=sum(parameter.numel() for parameter in parameters),
         parameter_bytes=sum(parameter.nbytes for parameter in parameters),
-        parameter_dtypes=dict(count),
+        parameter_dtypes=parameter_dtypes(component.module),
         state=state,
         captured=captured,
         compiled_graphs=graphs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -10,10 +11,19 @@ from typing import Any
 import torch
 
 from profiling.components.build import Blueprint, build
+from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.outputs import Difference, difference, to_host
-from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, first_call, outputs_of, strict_float32
+from profiling.components.reference import (
+    CHECK_SEED,
+    CheckCalls,
+    Computed,
+    Reference,
+    compute_reference,
+    first_call,
+    outputs_of,
+)
 from profiling.metrics.metric import Metric, Subject
 from profiling.results.record import Load, OtherShapes, merge_metric
 from profiling.run.cell import Cell, measured_by, metrics_of
@@ -24,15 +34,18 @@ from profiling.variants.variant import Step, Variant
 OTHER_SHAPES_FACTOR, OTHER_SHAPES_FLOOR = 3.0, 1e-3
 
 
+@dataclass
 class ForwardCell(Cell):
     """A forward pass of a component under a variant."""
+
+    _checksums: list[float] | None = field(default=None, init=False)  # of the first build
 
     def measure(self) -> None:
         """Run the phases in order, with the eager reference computed before the variant is prepared."""
         job, settings = self.job, self.job.settings
         variant: Variant = instantiate(job.variant_options, f"variant.{job.variant}")
         metrics = metrics_of(job)
-        run_dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
+        device = torch.device(settings.device)
         with_reference = any(metric.needs_reference for metric in metrics.values())
 
         def reached(phase: str) -> None:
@@ -40,20 +53,18 @@ class ForwardCell(Cell):
                 metric.on_phase(phase, device)
 
         reached("start")
-        blueprint = self._load(torch.float32 if with_reference else run_dtype)
-        checksums = blueprint.checksums()
-        expected = self._expected(blueprint) if with_reference else None
-        if expected is not None:
-            # Build it again: a module may keep tensors of its first call, which was in float32.
-            del blueprint
-            blueprint = build(job.component, settings, torch.float32)
-            blueprint.check_same(checksums)
-        blueprint.cast(run_dtype)
+        expected = compute_reference(self._load, self._expected) if with_reference else None
+        blueprint = self._load()["module"].cast("run")
         with torch.inference_mode():
-            reference = None if expected is None else Reference(expected, self._eager(blueprint))
+            reference = None if expected is None else self._reference(expected, blueprint)
             reached("loaded")
-            component = blueprint.component(run_dtype, settings.seed)
-            self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
+            component = blueprint.component(settings.seed)
+            self.add(
+                parameters=component.parameters,
+                parameter_dtypes=parameter_dtypes(component.module),
+                cast=blueprint.spec.cast,
+                frames_per_call=component.frames_per_call,
+            )
             reached("inputs")
             step = self.prepare(variant, component)
             try:
@@ -72,31 +83,38 @@ class ForwardCell(Cell):
                 self.close(step)
 
     def components(self) -> Mapping[str, Component]:
-        """Build the component in the run's dtype."""
+        """Build the component as a run calls it."""
         settings = self.job.settings
-        dtype = getattr(torch, settings.dtype)
         with self.phase("load"):
-            component = build(self.job.component, settings, dtype).component(dtype, settings.seed)
+            component = build(self.job.component, settings).cast("run").component(settings.seed)
         return {component.name: component}
 
-    def _load(self, dtype: torch.dtype) -> Blueprint:
+    def _load(self) -> dict[str, Blueprint]:
+        """Build the module, for the reference and again for the run: it may keep tensors of its first call."""
         with self.phase("load"):
             started = perf_counter()
-            blueprint = build(self.job.component, self.job.settings, dtype)
+            blueprint = build(self.job.component, self.job.settings)
             synchronize(blueprint.device)
-            load = Load(seconds=perf_counter() - started)
-            self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
-            return blueprint
+            if self._checksums is None:
+                load = Load(seconds=perf_counter() - started)
+                self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
+                self._checksums = blueprint.checksums()
+            blueprint.check_same(self._checksums)
+            return {"module": blueprint}
 
-    def _expected(self, blueprint: Blueprint) -> CheckCalls:
-        """Return the outputs of the float32 module, the reference of every variant."""
+    def _expected(self, blueprints: Mapping[str, Blueprint]) -> CheckCalls:
+        """Return the outputs of the eager module in the form of the reference, that of every variant."""
         seed = self.job.settings.seed
-        with self.phase("reference"), torch.inference_mode(), strict_float32():
-            return first_call(blueprint.component(torch.float32, seed), seed + CHECK_SEED)
+        with self.phase("reference"):
+            return first_call(blueprints["module"].component(seed), seed + CHECK_SEED)
 
-    def _eager(self, blueprint: Blueprint) -> CheckCalls:
+    def _reference(self, expected: Computed[CheckCalls], blueprint: Blueprint) -> Reference:
         seed = self.job.settings.seed
-        return outputs_of(blueprint.component(blueprint.run_dtype, seed), seed + CHECK_SEED)
+        eager = outputs_of(blueprint.component(seed), seed + CHECK_SEED)
+        reference = Reference(expected.value, eager, expected.form)
+        if expected.reason is not None:
+            self.note(f"parity against {reference.name(blueprint.dtype)}: {expected.reason}")
+        return reference
 
     def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
         """Check parity again after the timing, to detect a stale buffer or an overwritten graph pool."""

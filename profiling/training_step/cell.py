@@ -13,7 +13,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from profiling.components.build import build, input_maker
+from profiling.components.build import build, input_dtype, input_maker
+from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.trees import map_tensors
@@ -148,17 +149,17 @@ class TrainingCell(Cell):
         spec, settings = self.job.component, self.job.settings
         with torch.device("meta"):
             module = instantiate(spec.module, f"component.{spec.key}.module")
-        draw = input_maker(spec.inputs, spec.key, module, torch.device("cpu"), getattr(torch, settings.dtype))
+        dtype = input_dtype(spec, module, getattr(torch, settings.dtype))
+        draw = input_maker(spec.inputs, spec.key, module, torch.device("cpu"), dtype)
         return draw_batches(draw, self.options.batches, settings.seed)
 
     def _component(self, batches: Sequence[Batch]) -> tuple[TrainingComponent, TrainingStep]:
         settings = self.job.settings
-        dtype = getattr(torch, settings.dtype)
         if self.job.component.warmup_inputs:
             key = self.job.component.key
             raise InputError(f"component.{key}.warmup_inputs are for forward passes. Leave them out to train.")
         with self.phase("load"):
-            blueprint = build(self.job.component, settings, dtype)
+            blueprint = build(self.job.component, settings).cast("run")
             model = blueprint.module.train()
             module = TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
             # A copy even where the batch is on the device already: steps write the next batch into it.
@@ -166,9 +167,14 @@ class TrainingCell(Cell):
             initialise_optimizer(module)
             synchronize(blueprint.device)
         self.add(weights=blueprint.weights, weights_hint=blueprint.hint)
-        forward = blueprint.component(dtype, settings.seed)
+        forward = blueprint.component(settings.seed)
         component = TrainingComponent(**{**vars(forward), "module": module, "inputs": inputs, "kind": None})
-        self.add(parameters=component.parameters, frames_per_call=component.frames_per_call)
+        self.add(
+            parameters=component.parameters,
+            parameter_dtypes=parameter_dtypes(model),
+            cast=blueprint.spec.cast,
+            frames_per_call=component.frames_per_call,
+        )
         return component, module
 
     def _measure_step(self, metrics: Mapping[str, Metric], subject: Subject, trainer: Trainer) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from profiling.components.casting import call_under
 from profiling.components.component import Component
 from profiling.components.held import named_inputs
 from profiling.components.trees import map_tensors
@@ -33,10 +35,19 @@ class PreparedStep:
     """
 
     def __init__(
-        self, module: nn.Module, inputs: Mapping[str, Any], variant: Variant, device: torch.device, *, clone: bool
+        self,
+        module: nn.Module,
+        inputs: Mapping[str, Any],
+        variant: Variant,
+        device: torch.device,
+        *,
+        autocast: torch.dtype | None = None,
+        clone: bool,
     ) -> None:
         self._clone = clone
-        self._modes = {part: part.training for part in module.modules()}
+        self._restore = ExitStack()  # the module as the caller had it
+        for part in module.modules():
+            self._restore.callback(setattr, part, "training", part.training)
         self._arguments = tuple(inspect.signature(module.forward).parameters)
         with torch.inference_mode():
             self._inputs = dict(map_tensors(lambda tensor: tensor.detach().clone(), inputs))
@@ -45,6 +56,8 @@ class PreparedStep:
         if "alias_outputs" in {field.name for field in dataclasses.fields(variant)}:
             variant = dataclasses.replace(variant, alias_outputs=True)  # cloned here, and so only once
         self._files = TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True)
+        if autocast is not None:
+            self._restore.callback(call_under(module, partial(torch.autocast, device.type, autocast)))
         component = Component(
             name=type(module).__name__,
             module=module.eval(),
@@ -59,7 +72,7 @@ class PreparedStep:
             with torch.inference_mode(), self._on_device:
                 self._step = variant(component, Path(self._files.name))
         except BaseException:
-            self._restore_modes()
+            self._restore.close()
             raise
         self._is_open = True
 
@@ -98,7 +111,7 @@ class PreparedStep:
         if self._is_open:
             self._is_open = False
             self._step.close()
-            self._restore_modes()
+            self._restore.close()
             self._files.cleanup()
 
     def __enter__(self) -> PreparedStep:
@@ -108,10 +121,6 @@ class PreparedStep:
     def __exit__(self, *_: object) -> None:
         """Close the step."""
         self.close()
-
-    def _restore_modes(self) -> None:
-        for part, training in self._modes.items():
-            part.training = training
 
 
 def _form(tensor: Tensor) -> str:

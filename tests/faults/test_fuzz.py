@@ -283,7 +283,7 @@ def test_component_yaml(data):
         points_of(OmegaConf.create(config), spec)
         for scale in ("full", "tiny"):
             chosen = Settings(device="cpu", dtype="float32", scale=scale)
-            build(spec.at(scale), chosen, torch.float32).component(torch.float32, seed=0)
+            build(spec.at(scale), chosen).component(seed=0)
     except InputError as error:
         message = str(error)
     assert message.isprintable()

@@ -42,9 +42,7 @@ def spec_of(name):
 def component(name, dtype=torch.float32, device="cpu", scale="tiny"):
     """Return a component as a cell builds it."""
     settings = Settings(device=device, dtype=str(dtype).removeprefix("torch."), scale=scale)
-    blueprint = build(spec_of(name).at(scale), settings, torch.float32)
-    blueprint.cast(dtype)
-    return blueprint.component(dtype, seed=0)
+    return build(spec_of(name).at(scale), settings).cast("run").component(seed=0)
 
 
 def call(component, **changes):

@@ -16,12 +16,12 @@ from profiling.components.spec import Settings
 def built(name: str, *overrides: str) -> Blueprint:
     """Build a component at scale tiny on the CPU."""
     (spec,) = read_config(composed(f"component=[{name}]", *overrides)).components
-    return build(spec.at("tiny"), Settings(device="cpu", dtype="float32", scale="tiny"), torch.float32)
+    return build(spec.at("tiny"), Settings(device="cpu", dtype="float32", scale="tiny"))
 
 
 def output(blueprint: Blueprint) -> list[Tensor]:
     """Return the floating-point outputs of the first call."""
-    component = blueprint.component(torch.float32, 0)
+    component = blueprint.component(0)
     with torch.inference_mode():
         component.reset()
         return [leaf for leaf in tree_leaves(component.call()) if leaf.is_floating_point()]

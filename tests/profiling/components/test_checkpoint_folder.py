@@ -36,7 +36,7 @@ def test_a_folder_may_hold_the_half_that_is_not_measured(tmp_path):
     whole = diffusers.AutoencoderKL(**config).eval()
     whole.save_pretrained(tmp_path)
     loaded = built("sd_vae_decoder", f"component.sd_vae_decoder.checkpoint={tmp_path}")
-    inputs = loaded.component(torch.float32, 0).inputs
+    inputs = loaded.component(0).inputs
     with torch.inference_mode():
         torch.testing.assert_close(output(loaded)[0], whole.decode(inputs["z"]).sample)
 

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 
 from profiling.cli.app import CONF, register_resolvers
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import strict_float32
+from profiling.components.reference import compute_reference
 from profiling.components.spec import Settings
 from profiling.realtime.__main__ import checked
 from profiling.realtime.assemble import assemble
@@ -44,11 +44,13 @@ def tiny_loop(*overrides, device="cpu", variant="baseline", dtype="float32", **o
     settings, chosen = tiny_settings(device, dtype), LoopOptions(**options)
     graph, specs = tiny_pipeline(*overrides)
     whole = chosen.schedule == "one_graph"
-    with torch.inference_mode(), strict_float32():
-        exact = build_stages(specs, settings)
-        expected = eager_outputs(graph, exact, settings, torch.float32, whole=whole, ticks=TICKS)[-1]
+    expected = compute_reference(
+        lambda: build_stages(specs, settings),
+        lambda stages: eager_outputs(graph, stages, settings, whole=whole, ticks=TICKS)[-1],
+    )
     with torch.inference_mode():
-        prepared = load_stages(graph, build_stages(specs, settings), expected, settings, chosen, ticks=TICKS)
+        blueprints = build_stages(specs, settings)
+        prepared = load_stages(graph, blueprints, expected.value, expected.form, settings, chosen, ticks=TICKS)
         by = instantiate(config.variants[variant], "variant")
         steps = {name: by(each, Path("unused")) for name, each in prepared.components.items()}
         runs = {name: step.run for name, step in steps.items()}

@@ -77,7 +77,7 @@ def test_a_component_that_does_not_fit(case):
     graph, specs = tiny_pipeline(case)
     settings = tiny_settings()
     with pytest.raises(InputError, match=STAGES[case]) as caught, torch.inference_mode():
-        eager_outputs(graph, build_stages(specs, settings), settings, torch.float32, whole=False, ticks=9)
+        eager_outputs(graph, build_stages(specs, settings), settings, whole=False, ticks=9)
     assert "\n" not in str(caught.value)
 
 

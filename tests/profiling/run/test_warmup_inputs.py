@@ -25,7 +25,7 @@ def _outside(monkeypatch):
 
 
 def test_every_reset_ends_in_the_state_that_they_leave():
-    component = build(SPEC, SETTINGS, torch.float32).component(torch.float32, 0)
+    component = build(SPEC, SETTINGS).component(0)
     expected = importlib.import_module("faulty_modules").Remembers()
     for inputs in component.warmup_inputs:
         expected(**inputs)
@@ -37,7 +37,7 @@ def test_every_reset_ends_in_the_state_that_they_leave():
 
 
 def test_a_step_is_prepared_for_their_other_shapes_only():
-    component = build(SPEC, SETTINGS, torch.float32).component(torch.float32, 0)
+    component = build(SPEC, SETTINGS).component(0)
     assert [tuple(each["x"].shape) for each in component.warmup_inputs] == [(64, 8), (2, 8), (2, 8)]
     assert [tuple(each["x"].shape) for each in component.extra_inputs] == [(64, 8)]
     first, second = (each["x"] for each in component.warmup_inputs[1:])
@@ -47,7 +47,7 @@ def test_a_step_is_prepared_for_their_other_shapes_only():
 
 
 def test_at_scale_tiny_there_are_others():
-    component = build(SPEC.at("tiny"), SETTINGS, torch.float32).component(torch.float32, 0)
+    component = build(SPEC.at("tiny"), SETTINGS).component(0)
     assert [tuple(each["x"].shape) for each in component.warmup_inputs] == [(3, 8)]
 
 
