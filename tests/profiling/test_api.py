@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -331,3 +332,60 @@ sys.exit(" ".join(large) or None)
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="has no attribute 'profil'"):
         profiling.profil  # noqa: B018
+
+
+class Mixed(nn.Module):
+    """A module in two dtypes, which casts between them by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 64).bfloat16(), nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.head(self.body(x.to(torch.bfloat16)).float())
+
+
+def of_one_cell(module, x, **options):
+    (record,) = profiling.profile(
+        module, {next(iter(signature(module.forward).parameters)): x}, **ONE, **options
+    ).records
+    assert record.status == "ok", record.reason
+    return record
+
+
+def test_a_module_is_measured_in_the_dtypes_that_it_has():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    record = of_one_cell(Mixed(), x)
+    assert (record.cast, record.dtype) == ("none", "bfloat16")
+    assert record.parameter_dtypes == {"bfloat16": 64 * 65, "float32": 8 * 65}
+    # Cast to float32, it would give its half a tensor in bfloat16.
+    assert record.parity.reference == "fp32 eager on bfloat16 weights"
+    assert 1e-5 < record.parity.eager_rel_l2 < 0.1
+    (note,) = (note for note in record.notes if note.startswith("parity against"))
+    assert note.startswith("parity against fp32 eager on bfloat16 weights: forward fails (RuntimeError: ")
+
+
+def test_a_dtype_casts_and_autocast_does_not():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    module = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+    cast = of_one_cell(module, x, dtype=torch.bfloat16)
+    assert (cast.cast, set(cast.parameter_dtypes), cast.dtype) == ("module", {"bfloat16"}, "bfloat16")
+    called = of_one_cell(module, x, autocast=torch.bfloat16)
+    assert (called.cast, set(called.parameter_dtypes), called.dtype) == ("autocast", {"float32"}, "bfloat16")
+    for record in (cast, called):
+        assert record.parity.reference == "fp32 eager"
+        assert 1e-4 < record.parity.eager_rel_l2 < 0.1
+    with pytest.raises(InputError, match="Give one of them"):
+        profiling.profile(module, {"x": x}, dtype=torch.bfloat16, autocast=torch.bfloat16)
+
+
+def test_a_prepared_step_under_autocast():
+    module, x = nn.Linear(8, 8), torch.randn(4, 8)
+    kind = type(module)
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        expected = module(x)
+    with profiling.prepare(module, {"input": x}, "baseline", autocast=torch.bfloat16) as step:
+        output = step(input=x)
+        assert output.dtype == torch.bfloat16
+        torch.testing.assert_close(output, expected)
+    assert type(module) is kind

@@ -1,0 +1,133 @@
+"""Dtypes and memory: a report says what a result was compared with."""
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode
+
+import profiling
+from profiling.components import reference
+from profiling.components.build import build
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.errors import InputError
+from profiling.metrics.parity import Parity
+from profiling.variants.variant import Step, Variant
+
+KEPT = "the measurement; the column `against` and a note name the reference"
+WIDENED, EAGER = "fp32 eager on bfloat16 weights", "eager bfloat16"
+
+
+def fault(planted: str, happens: str, kept: str = KEPT):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class NoRoomForFloat32(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float32 and _get_current_function_mode() is None:
+            raise torch.OutOfMemoryError("planted: CUDA out of memory")
+        return super().forward(x)
+
+
+class HalfOnly(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            raise RuntimeError("planted: only half precision is supported")
+        return super().forward(x)
+
+
+class Off(Variant):
+    """Return the module's output with an error of 5% in each number."""
+
+    def __call__(self, component, folder) -> Step:
+        return Step(run=lambda: component.call() * 1.05)
+
+
+def parity_of(module, variant=None):
+    options = {"metrics": {"parity": Parity()}, "ceilings": "off", "quiet": True}
+    chosen = ["baseline"] if variant is None else {"baseline": {"_target_": f"{__name__}.{variant}"}}
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 64, generator=generator).bfloat16()
+    result = profiling.profile(module, {"x": x}, chosen, **options)
+    (record,) = result.records
+    assert record.parity.reference in str(result)
+    notes = [note for note in record.notes if note.startswith(f"parity against {record.parity.reference}: ")]
+    return record, " ".join(notes)
+
+
+@fault(
+    "an fp32 copy of the network does not fit into free memory",
+    "the reference widens the weights to fp32 operation by operation",
+)
+def test_a_copy_does_not_fit(monkeypatch):
+    monkeypatch.setattr(reference, "free_bytes", lambda device: 10_000)
+    record, note = parity_of(Net())
+    assert (record.status, record.parity.reference) == ("ok", WIDENED)
+    assert "an fp32 copy (3.3e-05 GB) does not fit" in note
+
+
+@fault(
+    "memory runs out while the fp32 reference is computed",
+    "the network is built again, and its weights are widened operation by operation",
+)
+def test_memory_runs_out():
+    record, note = parity_of(NoRoomForFloat32())
+    assert (record.status, record.parity.reference) == ("ok", WIDENED)
+    assert "memory ran out in float32" in note
+
+
+@fault(
+    "a network that can be called in half precision only (a kernel of its own)",
+    "it is compared with its own eager output; 4 roundings of its dtype are allowed",
+)
+def test_half_precision_only():
+    record, note = parity_of(HalfOnly())
+    assert (record.status, record.parity.reference) == ("ok", EAGER)
+    assert record.parity.tolerance == 4 * torch.finfo(torch.bfloat16).eps
+    assert "RuntimeError: planted: only half precision is supported" in note
+
+
+@fault(
+    "a variant that is 5% off, of a network that is its own reference",
+    "the cell is failed: the reason names the reference",
+    "the errors measured",
+)
+def test_a_wrong_variant_against_eager():
+    record, _ = parity_of(HalfOnly(), "Off")
+    assert record.status == "failed"
+    assert "against the eager bfloat16 reference, allowed 0.031" in record.reason
+
+
+def spec(cast: str, target: str = f"{__name__}.Net") -> ComponentSpec:
+    return ComponentSpec(name="net", module={"_target_": target}, inputs={"x": {"shape": [4, 64]}}, cast=cast)
+
+
+@fault("`cast:` has a value that does not exist", "exit code 2: the values, and the nearest one", "")
+def test_an_unknown_cast():
+    with pytest.raises(InputError, match=r"component\.net\.cast.*modul.*module"):
+        spec("modul")
+
+
+def hooked() -> nn.Module:
+    net = Net()
+    net.forward = net.forward  # as the hooks of accelerate do
+    return net
+
+
+@fault(
+    "`cast: autocast` for a network whose forward a library has replaced",
+    "exit code 2: calls would not be under autocast, and what to use instead",
+    "",
+)
+def test_autocast_that_calls_would_miss():
+    blueprint = build(spec("autocast", f"{__name__}.hooked"), Settings(device="cpu", dtype="bfloat16", scale="full"))
+    with pytest.raises(InputError, match=r"cannot run under autocast\. Use cast: module"):
+        blueprint.cast("run")

@@ -1,0 +1,94 @@
+"""A network of 14 billion parameters in bfloat16 (28 GB) on a GPU of 80 GB, and on one with no room for a copy."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import profiling
+from profiling.metrics.latency import Latency
+from profiling.metrics.parity import Parity
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
+
+WIDTH, LAYERS = 8192, 209
+LATENCY = Latency(min_iterations=5, max_iterations=50, max_seconds=2, warmup_max_seconds=1)
+GB = 10**9
+
+
+class Stack(nn.Module):
+    """Linear layers with residuals: 14.0 billion parameters."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        made = (nn.Linear(WIDTH, WIDTH, bias=False, device="cuda", dtype=dtype) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(made)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(F.rms_norm(x, (WIDTH,)))
+        return x
+
+
+@pytest.fixture
+def device_of():
+    """Let as many bytes of the GPU be free, others being taken by another tensor; yield what was taken."""
+    taken = []
+
+    def leave(size):
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        if free < size:
+            pytest.skip(f"needs {size / GB:.0f} GB of free GPU memory")
+        taken.append(torch.empty(free - size, dtype=torch.uint8, device="cuda"))
+        torch.cuda.reset_peak_memory_stats()
+        return taken[0].nbytes
+
+    yield leave
+    taken.clear()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+CASES = {
+    "built in bfloat16, 80 GB": (torch.bfloat16, None, 80, "fp32 eager"),
+    "built in bfloat16, 45 GB": (torch.bfloat16, None, 45, "fp32 eager on bfloat16 weights"),
+    "built in float32, 80 GB": (torch.float32, torch.bfloat16, 80, "fp32 eager"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_network_of_14_billion_parameters(case, device_of):
+    built, cast, size, reference = CASES[case]
+    others = device_of(size * GB)
+    x = torch.randn(1, WIDTH, device="cuda", dtype=built)
+    metrics = {"parity": Parity(), "latency": LATENCY}
+    result = profiling.profile(
+        lambda: Stack(built),
+        {"x": x},
+        ["baseline", "cuda_graph"],
+        metrics=metrics,
+        dtype=cast,
+        ceilings="off",
+        quiet=True,
+    )
+    assert torch.cuda.max_memory_allocated() - others <= size * GB
+    for record in result.records:
+        assert record.status == "ok", record.reason
+        assert record.parameter_dtypes == {"bfloat16": LAYERS * WIDTH**2}
+        assert record.parity.reference == reference, record.notes
+        assert 1e-4 < record.parity.eager_rel_l2 < 0.1
+
+
+def test_where_memory_runs_out_in_the_call_operations_are_widened(device_of):
+    """The limit of the process is not known to the driver, whose free memory says that a float32 copy fits."""
+    device_of(80 * GB)
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_allocated() + 50 * GB) / torch.cuda.get_device_properties(0).total_memory
+    )
+    x = torch.randn(1, WIDTH, device="cuda", dtype=torch.bfloat16)
+    options = {"metrics": {"parity": Parity()}, "ceilings": "off", "quiet": True}
+    (record,) = profiling.profile(lambda: Stack(torch.bfloat16), {"x": x}, ["baseline"], **options).records
+    assert record.status == "ok", record.reason
+    assert record.parity.reference == "fp32 eager on bfloat16 weights"
+    assert any("memory ran out in float32" in note for note in record.notes), record.notes
