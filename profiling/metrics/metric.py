@@ -56,7 +56,7 @@ class Subject:
 class Metric(ABC):
     """A measurement. Subclasses are dataclasses whose fields are the options in their YAML."""
 
-    #: Whether the cell must compute the float32 reference, which temporarily needs a float32 copy of the weights.
+    #: Whether the cell must compute the reference, which temporarily needs a float32 copy of the weights if one fits.
     needs_reference: ClassVar[bool] = False
 
     def on_phase(self, phase: str, device: torch.device) -> None:  # noqa: B027 - most metrics observe nothing
