@@ -35,9 +35,7 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> ComponentSpec:
 
 @pytest.fixture
 def component(spec: ComponentSpec) -> Component:
-    blueprint = build(spec, SETTINGS, torch.float32)
-    blueprint.cast(torch.bfloat16)
-    return blueprint.component(torch.bfloat16, seed=0)
+    return build(spec, SETTINGS).cast("run").component(seed=0)
 
 
 def test_yaml_gives_forward_what_it_describes(component):
@@ -53,7 +51,7 @@ def test_yaml_gives_forward_what_it_describes(component):
 
 
 def test_the_reference_reads_the_same_numbers_in_another_dtype(spec, component):
-    wide = dict(named_tensors(build(spec, SETTINGS, torch.float32).component(torch.float32, seed=0).inputs))
+    wide = dict(named_tensors(build(spec, SETTINGS).cast("float32").component(seed=0).inputs))
     for path, tensor in named_tensors(component.inputs):
         assert wide[path].dtype == (torch.float32 if tensor.is_floating_point() else tensor.dtype)
         assert torch.equal(wide[path], tensor.to(wide[path].dtype))
@@ -94,7 +92,7 @@ def test_another_form_is_named_by_its_path(other, says):
 def test_a_failing_forward_is_described_by_all_of_its_inputs(spec):
     wrong = replace(spec, inputs={**spec.inputs, "cond": {"weight": 0.5, "embed": [{"shape": [2, 8]}, 1]}})
     with pytest.raises(InputError, match=r"cond\.embed\.0 bfloat16 \[2, 8\].* scale 2.* and 1 more\)") as caught:
-        first_call(build(wrong, SETTINGS, torch.bfloat16).component(torch.bfloat16, 0), 1)
+        first_call(build(wrong, SETTINGS).cast("run").component(0), 1)
     assert "\n" not in str(caught.value)
 
 
@@ -143,7 +141,7 @@ def test_a_captured_graph_is_for_one_plain_value(component):
 
 
 def test_a_trace_takes_the_tensors_of_nested_inputs(spec):
-    component = build(spec, replace(SETTINGS, dtype="float32"), torch.float32).component(torch.float32, 0)
+    component = build(spec, replace(SETTINGS, dtype="float32")).component(0)
     traced = trace(component.module, component.inputs)
     arguments = placeholders(component.inputs)
     assert {"x", "cond__embed__text", "cache__0__1", "position__index"} <= arguments.keys()
@@ -170,9 +168,8 @@ def test_a_sweep_reaches_a_nested_input(spec):
                     point, inputs={**point.inputs, "position": {"index": {"shape": [2], "dtype": "int64", "high": 4}}}
                 ),
                 SETTINGS,
-                torch.float32,
             )
-            .component(torch.float32, 0)
+            .component(0)
             .inputs
         )
     ]
