@@ -747,7 +747,8 @@ def test_a_section_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
 
 @fault("an environment that the report's heading cannot show", "a report without it", "all rows")
 def test_a_heading_that_cannot_be_rendered(monkeypatch, tmp_path):
-    def heading_lines(environment):
+    def heading_lines(data):
+        environment = data.environment
         return (f"threads {1 / (environment.threads or 1):g}",) if environment.threads != 13 else (1 / 0,)
 
     monkeypatch.setattr(render, "heading_lines", heading_lines)
