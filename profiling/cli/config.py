@@ -15,7 +15,8 @@ from profiling.run.job import RunConfig
 
 _SETTINGS = tuple(item.name for item in fields(Settings))
 _OF_THE_RUN = ("isolation", "cell_timeout", "resume", "resume_changed", "rounds")
-_SET_BY_THE_TOOL = {"name", "point", "extra_inputs", "scale"}
+#: Keys of a component that no YAML may have.
+SET_BY_THE_TOOL = {"name", "point", "extra_inputs", "scale"}
 #: Keys that each component has, with an example.
 REQUIRED = {"module": "{_target_: my_package.MyNetwork}", "inputs": "{x: {shape: [1, 3, 224, 224]}}"}
 
@@ -71,9 +72,9 @@ def read_component(name: str, node: Any) -> ComponentSpec:
     for key, example in REQUIRED.items():
         if not isinstance(node.get(key), Mapping):
             raise InputError(f"{where}.{key} is missing. Add it to the YAML, for example {key}: {example}")
-    for key in _SET_BY_THE_TOOL & set(node):
+    for key in SET_BY_THE_TOOL & set(node):
         raise InputError(f"{where}.{key} is not for a YAML: the tool sets it. Leave it out.")
-    return decode(ComponentSpec, {"name": name, **node}, where)
+    return decode(ComponentSpec, {"name": name, **node}, where, SET_BY_THE_TOOL)
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:

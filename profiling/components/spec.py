@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
@@ -43,8 +43,10 @@ _KINDS = {
 Kind = TypeVar("Kind")
 
 
-def decode(kind: type[Kind], node: Any, where: str) -> Kind:
+def decode(kind: type[Kind], node: Any, where: str, hidden: Collection[str] = ()) -> Kind:
     """Return the config node `where` as the dataclass `kind`, whose hints give the types of its values.
+
+    `hidden` are fields that no config has, which an error does not offer.
 
     Raises:
         InputError: the node is no mapping, or has an unknown key, a missing one, or a value of another type.
@@ -55,7 +57,9 @@ def decode(kind: type[Kind], node: Any, where: str) -> Kind:
     known = [each.name for each in fields(kind)]  # pyright: ignore[reportArgumentType] - a dataclass
     for key in node:
         if key not in known:
-            raise InputError(f"{where}.{key} is unknown: there are {', '.join(known)}.{did_you_mean(str(key), known)}")
+            offered = [name for name in known if name not in hidden]
+            near = did_you_mean(str(key), offered)
+            raise InputError(f"{where}.{key} is unknown: there are {', '.join(offered)}.{near}")
     try:
         return msgspec.convert(dict(node), kind)
     except msgspec.ValidationError as error:

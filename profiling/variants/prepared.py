@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from profiling.components.casting import call_under
 from profiling.components.component import Component
 from profiling.components.held import named_inputs
-from profiling.components.trees import map_tensors
+from profiling.components.trees import form_of, map_tensors, other_form
 from profiling.errors import InputError
 from profiling.variants.variant import Variant
 
@@ -89,11 +89,14 @@ class PreparedStep:
             inputs = {**dict(zip(self._arguments, args, strict=False)), **inputs}
         fresh, plain = dict(named_inputs(inputs)), _without_tensors(inputs)
         if fresh.keys() != self._buffers.keys() or plain.keys() != self._plain.keys():
-            raise InputError(f"step({', '.join(inputs)}): it was prepared with {', '.join(self._inputs)}.")
+            difference = other_form(inputs, self._inputs)
+            raise InputError(
+                f"step({', '.join(inputs)}): {difference}. It was prepared with {', '.join(self._inputs)}."
+            )
         for name, tensor in fresh.items():
             buffer = self._buffers[name]
             if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
-                raise InputError(f"step: {name} is {_form(tensor)}, it was prepared for {_form(buffer)}.")
+                raise InputError(f"step: {name} is {form_of(tensor)}, it was prepared for {form_of(buffer)}.")
         for name, value in plain.items():
             if value != self._plain[name]:
                 raise InputError(f"step: {name} is {value!r}, it was prepared for {self._plain[name]!r}.")
@@ -121,10 +124,6 @@ class PreparedStep:
     def __exit__(self, *_: object) -> None:
         """Close the step."""
         self.close()
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _without_tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,15 @@ class Net(nn.Module):
         return {"y": y, "parts": [y[:, :2], (y.sum(),)]}
 
 
+class TakesATuple(nn.LSTM):
+    """Refuses a list in place of its state, takes a dict, and a flag."""
+
+    def forward(self, x, state, options, *, double=False):
+        assert type(state) is tuple
+        output, state = super().forward(x, state)
+        return (output * options["gain"][0] if double else output), state
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reversed(Variant):
     """Call the module; a variant of the script's own."""
@@ -264,9 +273,9 @@ def test_a_prepared_step_runs_on_new_inputs_and_its_outputs_stay():
     [
         ({"x": torch.ones(5, 8)}, r"step: x is float32 \[5, 8\], it was prepared for float32 \[4, 8\]"),
         ({"x": torch.ones(4, 8, dtype=torch.float64)}, "step: x is float64"),
-        ({"y": torch.ones(4, 8)}, r"step\(y\): it was prepared with x"),
-        ({}, r"step\(\): it was prepared with x"),
-        ({"x": torch.ones(4, 8), "scale": 2.0}, r"step\(x, scale\): it was prepared with x"),
+        ({"y": torch.ones(4, 8)}, r"step\(y\): x \(float32 \[4, 8\]\) is missing\. It was prepared with x"),
+        ({}, r"step\(\): x .* is missing"),
+        ({"x": torch.ones(4, 8), "scale": 2.0}, r"step\(x, scale\): scale \(2\.0\) is new\. It was prepared with x"),
         ({"x": [torch.ones(4, 8)]}, "step"),
     ],
 )
@@ -389,3 +398,23 @@ def test_a_prepared_step_under_autocast():
         assert output.dtype == torch.bfloat16
         torch.testing.assert_close(output, expected)
     assert type(module) is kind
+
+
+def test_nested_inputs_and_plain_values():
+    torch.manual_seed(0)
+    module = TakesATuple(4, 4)
+    state = tuple(torch.randn(2, 1, 1, 4))
+    inputs = {"x": torch.randn(3, 1, 4), "state": state, "options": {"gain": [torch.tensor(2.0)]}, "double": True}
+    result = profiling.profile(module, inputs, **ONE)
+    (record,) = result.records
+    assert (record.status, record.parity.passed, record.notes) == ("ok", True, ())
+    with profiling.prepare(module, inputs, variant="baseline") as step:
+        fresh = {**inputs, "state": tuple(torch.randn(2, 1, 1, 4))}
+        torch.testing.assert_close(step(**fresh), module(**fresh))
+        for wrong, says in (
+            ({"double": False}, "double is False, it was prepared for True"),
+            ({"state": state[:1]}, r"state\.1 \(float32 \[1, 1, 4\]\) is missing. It was prepared with x, state, "),
+            ({"options": {"gain": [2.0]}}, r"options\.gain\.0 is 2\.0, and was float32 \[\]"),
+        ):
+            with pytest.raises(InputError, match=says):
+                step(**{**inputs, **wrong})

@@ -1,7 +1,7 @@
 """Inputs of any shape: nested ones, plain values, integers and masks, from YAML to a variant's buffers."""
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from profiling.cli.config import read_component
+from profiling.cli.config import SET_BY_THE_TOOL, read_component
 from profiling.components.build import build, draw_input
 from profiling.components.component import Component
 from profiling.components.reference import first_call
@@ -21,7 +21,8 @@ from profiling.graphs.signature import signature
 from profiling.roofline.work import work_of
 from profiling.shape_sweep import points_of
 
-OUTSIDE = Path(__file__).parents[2] / "data" / "outside"
+ROOT = Path(__file__).parents[3]
+OUTSIDE = ROOT / "tests" / "data" / "outside"
 SETTINGS = Settings(device="cpu", dtype="bfloat16", scale="full", threads=1)
 TEXT = "cond.embed.text"
 
@@ -188,3 +189,18 @@ def test_only_a_component_with_a_tiny_form_is_tiny(spec):
     small = replace(spec, tiny={"inputs": {"cond": {"embed": {"text": {"low": 0}}}}}).at("tiny")
     assert small.scale == "tiny"
     assert small.inputs["cond"] == {"embed": {"text": {"shape": [2, 8], "low": 0}}, "weight": 0.5}
+
+
+def test_the_examples_of_the_docs_are_read():
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/components.md"))
+    (mine,) = (block for block in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL) if "my_net:" in block)
+    spec = read_component("my_net", yaml.safe_load(mine)["my_net"])
+    drawn = {name: each.distribution for name, each in input_tree(spec.inputs, "inputs").items() if name != "cond"}
+    assert drawn == {"x": "normal", "t": "uniform", "tokens": "integers", "mask": "bernoulli"}
+    for block in re.findall(r"```yaml\n(inputs:.*?)```", page, re.DOTALL):
+        input_tree(yaml.safe_load(block)["inputs"], "inputs")
+    for inline in re.findall(r"`(\{shape.*?\})`", page):
+        input_tree(yaml.safe_load(inline), "inputs.x")
+    assert {each.name for each in fields(ComponentSpec)} - SET_BY_THE_TOOL <= set(
+        re.findall(r"^\| `(\w+)`", page, re.M)
+    )
