@@ -17,8 +17,10 @@ SHORT, LONG = 2_000_000, 20_000_000  # cycles of the device's clock: about 1 and
 @pytest.fixture
 def slept_ms():
     """Return the ms that the device sleeps for LONG cycles, by an independent pair of events."""
-    torch.cuda._sleep(LONG)
-    torch.cuda.synchronize()
+    busy_until = time.perf_counter() + 0.5
+    while time.perf_counter() < busy_until:  # an idle device raises its clock first, and cycles get shorter
+        torch.cuda._sleep(LONG)
+        torch.cuda.synchronize()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     torch.cuda._sleep(LONG)
