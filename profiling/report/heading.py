@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from profiling.errors import LONGEST_COMMAND, printable
@@ -51,7 +51,7 @@ def network_section(data: RunData) -> Section:
     lines = []
     for component, group in data.groups.items():
         parts = [f"{count:,} parameters" for count in _distinct(group, "parameters")]
-        parts += [" / ".join(map(str, known)) for name in ("dtype", "device") if (known := _distinct(group, name))]
+        parts += [" / ".join(known) for known in (_dtypes(group), _distinct(group, "device")) if known]
         weights = " / ".join(_distinct(group, "weights"))
         if weights:
             parts.append(f"weights: {weights}")
@@ -123,6 +123,15 @@ def _git(what: str, git: Git | None) -> str:
 def _rate(rate: float, unit: str) -> str:
     size, name = next(((size, name) for size, name in ((1e12, "T"), (1e9, "G")) if rate >= size), (1e6, "M"))
     return f"{significant(rate / size, 3)} {name}{unit}"
+
+
+def _dtypes(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the dtypes that the records' calls compute in: those of the weights, and that of autocast."""
+    names = []
+    for record in records:
+        weights = " and ".join(record.parameter_dtypes) or record.dtype or ""
+        names.append(f"{weights} under autocast {record.dtype}" if record.cast == "autocast" else weights)
+    return tuple(name for name in dict.fromkeys(names) if name)
 
 
 def _distinct(group: tuple[Record, ...], name: str) -> list[Any]:

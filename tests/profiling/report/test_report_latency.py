@@ -7,6 +7,7 @@ import pytest
 from report_records import MIB, build, clocks, faster, run_data, titled, traces
 
 from profiling.report.charts import points_each
+from profiling.report.heading import network_section
 from profiling.report.latency import distribution_section, latency_section
 from profiling.report.memory import memory_section
 from profiling.results.record import Record
@@ -192,3 +193,14 @@ def test_memory_is_drawn_by_phase_and_kind() -> None:
         **{"start": 0, "loaded": 3, "prepare peak": 9, "steady peak": 5},
     }
     assert views["world_model: allocated"]["layout"]["yaxis"]["title"]["text"] == "allocated, MiB"
+
+
+def test_another_reference_and_other_dtypes_are_named():
+    parity = {"reference": "eager bfloat16", "passed": True, "rel_l2": 0.001}
+    other = build("compile", 2.5, parity=parity, dtype="bfloat16", parameter_dtypes={"float32": 8}, cast="autocast")
+    rows = variants(build("baseline", 2.5), other)
+    assert [row["against"] for row in rows] == ["–", "eager bfloat16"]
+    assert "against" not in variants(build("baseline", 2.5))[0]
+    assert "float32 under autocast bfloat16" in network_section(run_data(other)).lines[0]
+    mixed = build("baseline", 2.5, dtype="bfloat16", parameter_dtypes={"bfloat16": 8, "float32": 1}, cast="none")
+    assert "bfloat16 and float32" in network_section(run_data(mixed)).lines[0]
