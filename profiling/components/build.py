@@ -53,6 +53,11 @@ def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
         kind = type(module).__name__
         raise InputError(f"{where}: {spec.module['_target_']} returned a {kind}, not a torch.nn.Module.")
     check_built(module, where)
+    if spec.state == "reset" and not callable(getattr(module, "reset", None)):
+        raise InputError(
+            f"component.{spec.key}.state=reset: {type(module).__name__} has no method reset(). Add one that restores "
+            "its state in place, or leave out state, so that a snapshot is restored."
+        )
     module = module.to(device).eval()
     weights, hint = give_weights(module, spec, settings)
     run_dtype = getattr(torch, settings.dtype)
@@ -195,6 +200,7 @@ class Blueprint:
             frames_per_call=self.spec.frames_per_call,
             weights=self.weights,
             kind=self.spec.kind,
+            policy=self.spec.state,
             extra_inputs=(*extra, *of_other_shapes(warmup, inputs)),
             warmup_inputs=warmup,
         )

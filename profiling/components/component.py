@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from profiling.components.instantiate import is_device_failure
+from profiling.components.state import State
 from profiling.components.trees import other_form, overwrite
 from profiling.errors import InputError, did_you_mean, reason_of
 
@@ -38,6 +39,13 @@ class Component:
     extra_inputs: tuple[Mapping[str, Any], ...] = ()  # inputs of other shapes that a step is prepared for
     warmup_inputs: tuple[Mapping[str, Any], ...] = ()  # inputs of the calls that come before all others
     priority: int = 0  # of its capture's CUDA streams; lower numbers are scheduled first
+    policy: str = "snapshot"  # how `reset` restores the module's state
+    kept: State = field(default=None, repr=False)  # pyright: ignore[reportAssignmentType] - made for the module
+
+    def __post_init__(self) -> None:
+        """Make the state of the module, unless it is that of the component from which this one was copied."""
+        if self.kept is None or self.kept.module is not self.module or self.kept.policy != self.policy:
+            object.__setattr__(self, "kept", State(self.module, self.inputs, self.policy))
 
     @property
     def key(self) -> str:
@@ -50,12 +58,16 @@ class Component:
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
     def state(self) -> tuple[torch.Tensor, ...]:
-        """Return the tensors that a call may change; preparing a variant must leave them unchanged.
+        """Return the tensors that a call may change, for counting their bytes.
 
-        They are the module's `state_tensors()` if it has that method, else its buffers.
+        They are the module's `state_tensors()` if it has that method, else those that the first calls changed.
         """
         state_tensors: Any = getattr(self.module, "state_tensors", None)
-        return tuple(state_tensors() if state_tensors is not None else self.module.buffers())
+        return tuple(state_tensors()) if state_tensors is not None else self.kept.changed or ()
+
+    def keep_state(self) -> Callable[[], None]:
+        """Take a snapshot of the state; return the function that restores it."""
+        return self.kept.keep()
 
     def call(self) -> Any:
         """Run the module on the inputs, eagerly."""
@@ -68,6 +80,7 @@ class Component:
             InputError: the inputs of this seed have another structure, shape, dtype or plain value.
 
         """
+        self.kept.restore_inputs()
         fresh = self.make_inputs(torch.Generator(self.device).manual_seed(seed))
         if (difference := other_form(fresh, self.inputs)) is not None:
             raise InputError(
@@ -77,16 +90,19 @@ class Component:
         overwrite(self.inputs, fresh)
 
     def reset(self) -> None:
-        """Restore the network's initial state in place with its `reset` method, if it has one; then warm it up.
+        """Restore the state in place, as it was before the first call, by the component's policy.
+
+        Calls on `warmup_inputs` come before the first call, and again after each `reset()` of the module.
 
         Raises:
             InputError: the module fails on one of its `warmup_inputs`.
 
         """
-        reset = getattr(self.module, "reset", None)
-        if callable(reset):
-            reset()
-        self.warm_up()
+        if self.policy != "reset" and not self.kept.is_started:
+            self.warm_up()
+        self.kept.reset()
+        if self.policy == "reset":
+            self.warm_up()
 
     def warm_up(self) -> None:
         """Call the module eagerly on each of its `warmup_inputs`, for the state that these calls leave behind.

@@ -7,18 +7,21 @@ its weights; where that is impossible too, the reference is eager in the run's d
 from __future__ import annotations
 
 import gc
+import math
+import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+import numpy
 import torch
 
 from profiling.components.build import Blueprint
 from profiling.components.casting import Form, bytes_to_float32
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
-from profiling.components.outputs import Outputs, readable, to_host
+from profiling.components.outputs import Difference, Outputs, difference, readable, to_host
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, reason_of
 from profiling.machine.memory import free_bytes
@@ -35,7 +38,21 @@ DESCRIBED = 12
 #: Share of a float32 copy that must be free beside it, for activations; where it is too little, the call says so.
 ACTIVATIONS = 0.1
 
-CheckCalls = tuple[Outputs, ...]  # what each call of the check returned, and its inputs after it
+#: Two eager calls that differ by less are not called nondeterministic: on a GPU, sums have no fixed order.
+QUIET = 1e-5
+
+
+@dataclass(frozen=True)
+class CheckCalls:
+    """What each call of the check returned, and its inputs after it.
+
+    `repeated` is the first call once more, from the same state and inputs, where it was made: it differs where the
+    module draws random numbers, adds up in no fixed order, or keeps state that cannot be restored.
+    """
+
+    calls: tuple[Outputs, ...]
+    repeated: Outputs | None = None
+
 
 T = TypeVar("T")
 
@@ -60,6 +77,27 @@ class Reference:
     def name(self, dtype: torch.dtype) -> str:
         """Return what the outputs are, for a run that computes in `dtype`."""
         return reference_name(self.form, str(dtype).removeprefix("torch."))
+
+    @property
+    def spread(self) -> Difference:
+        """The difference of two eager calls from the same inputs and state; 0 where the call was not repeated."""
+        repeated = self.eager.repeated
+        return Difference(0.0) if repeated is None else difference(repeated, self.eager.calls[0])
+
+    def nondeterminism(self, dtype: torch.dtype) -> str | None:
+        """Return in one line how far two eager calls differ; None up to the rounding of sums in another order."""
+        spread = self.spread
+        if spread.fault is not None:
+            return (
+                f"nondeterministic: two eager calls from the same inputs and state differ: {spread.fault} (state that "
+                "could not be restored? give the module a method reset() and set state: reset in the component's YAML)"
+            )
+        if spread.error <= max(torch.finfo(dtype).eps / 2, QUIET):
+            return None
+        return (
+            "nondeterministic: two eager calls from the same inputs and state differ by relative L2 "
+            f"{spread.error:.2g} (dropout? call .eval(); random numbers? pass a seeded generator)"
+        )
 
 
 def reference_name(form: Form, dtype: str) -> str:
@@ -138,7 +176,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def first_call(component: Component, seed: int) -> CheckCalls:
+def first_call(component: Component, seed: int, *, repeat: bool = False) -> CheckCalls:
     """Return what `outputs_of` does, for a module that is called for the first time.
 
     Raises:
@@ -147,7 +185,7 @@ def first_call(component: Component, seed: int) -> CheckCalls:
 
     """
     try:
-        return outputs_of(component, seed)
+        return outputs_of(component, seed, repeat=repeat)
     except InputError:
         raise
     except Exception as error:
@@ -162,15 +200,19 @@ def first_call(component: Component, seed: int) -> CheckCalls:
         ) from error
 
 
-def outputs_of(component: Component, seed: int) -> CheckCalls:
+def outputs_of(component: Component, seed: int, *, repeat: bool = False) -> CheckCalls:
     """Run the component eagerly, as `check_calls` does; return the outputs of each call.
+
+    With `repeat` the first call is made once more.
 
     Raises:
         InputError: the output holds no number, so there is nothing to compare, or holds what cannot be compared.
 
     """
-    calls = check_calls(component, component.call, seed)
-    output = {path: leaf for path, leaf in calls[0].items() if path[0] == "output"}
+    check = learning_calls(component, seed)
+    if repeat:
+        check = replace(check, repeated=_again(component, seed, reseed=False))
+    output = {path: leaf for path, leaf in check.calls[0].items() if path[0] == "output"}
     where = f"component {component.name}: forward returned"
     for path, leaf in output.items():
         if leaf.problem is not None:
@@ -183,20 +225,58 @@ def outputs_of(component: Component, seed: int) -> CheckCalls:
             f"{where} {content}, so there is nothing to compare. Return a tensor, or a dict, tuple, list or dataclass "
             "of tensors."
         )
-    return calls
+    return check
 
 
-def check_calls(component: Component, run: Callable[[], Any], seed: int) -> CheckCalls:
+def learning_calls(component: Component, seed: int) -> CheckCalls:
+    """Make the check's calls eagerly, and learn from them what calls change, so that `reset` restores it."""
+    check = check_calls(component, component.call, seed, after=component.kept.observe)
+    if component.kept.settle():
+        kept, errors = component.kept, []
+        for lazy in (True, False):
+            kept.keep_lazy(lazy)
+            errors.append(math.inf)  # where the call raises
+            with suppress(Exception):
+                errors[-1] = difference(_again(component, seed, reseed=True), check.calls[0]).error
+            if errors[-1] == 0:
+                break
+        kept.keep_lazy(errors[0] <= errors[-1])
+    return check
+
+
+def check_calls(
+    component: Component, run: Callable[[], Any], seed: int, *, after: Callable[[], None] = lambda: None
+) -> CheckCalls:
     """Call `run` `CHECK_CALLS` times from the initial state, each time on the inputs of `seed`.
 
-    Return for each call its output and the inputs as the call left them.
+    The global random number generators begin with `seed`. `after` is called after each call.
     """
     component.reset()
+    _seed_generators(seed)
     calls = []
     for _ in range(CHECK_CALLS):
         component.refill(seed)
         calls.append(to_host(output=run(), inputs=component.inputs))
-    return tuple(calls)
+        after()
+    return CheckCalls(tuple(calls))
+
+
+def _seed_generators(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+def _again(component: Component, seed: int, *, reseed: bool) -> Outputs:
+    """Call the component once from the initial state.
+
+    With `reseed` it draws the global random numbers of the first call again, else others.
+    """
+    component.reset()
+    if reseed:
+        _seed_generators(seed)
+    component.refill(seed)
+    return to_host(output=component.call(), inputs=component.inputs)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 SCALES = ("auto", "full", "tiny")
 CASTS = ("module", "autocast", "none")
 CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
+STATES = ("snapshot", "reset", "none")
 CEILINGS = ("auto", "off")  # off: bandwidth and FLOP rate are not measured, so there is no roofline
 COMPILE_CACHES = ("fresh", "shared")  # fresh: each cell compiles from an empty cache, so that prepare times compare
 MOST_THREADS = 4096  # starting more fails or takes the machine down
@@ -289,7 +290,8 @@ class ComponentSpec:
     scale tiny; `scale` is "tiny" once they are applied.
     `part` ("decoder" or "encoder") is the half of an autoencoder's checkpoint to load. `cast` says how a call computes
     in the run's dtype: with weights cast to it (`module`; what the library keeps in float32 stays so), under
-    torch.autocast (`autocast`), or not: the module stays as its factory built it (`none`).
+    torch.autocast (`autocast`), or not: the module stays as its factory built it (`none`). `state` says
+    how the module's state is restored before each measurement: from a snapshot, by its method `reset()`, or not at all.
 
     `warmup_inputs` are the inputs of calls that come before all others: each entry holds what differs from `inputs`, or
     has a `_target_`. At scale tiny those of `tiny` take their place.
@@ -309,6 +311,7 @@ class ComponentSpec:
     frames_per_call: int = 1
     kind: Literal["image", "audio"] | None = None
     warmup_inputs: tuple[Mapping[str, Any], ...] = ()
+    state: str = "snapshot"
     sweep: Mapping[str, Any] | None = None
     point: Mapping[str, Any] | None = None
     extra_inputs: tuple[Mapping[str, Any], ...] = ()
@@ -336,6 +339,7 @@ class ComponentSpec:
             raise InputError(f"{where}.tiny.inputs changes how many frames a call makes: add tiny.frames_per_call too.")
         if self.kind not in (None, "image", "audio"):
             raise InputError(f"{where}.kind={self.kind!r} must be image, audio or null.")
+        check_choice(f"{where}.state", self.state, STATES)
         self.at("tiny")  # checks what the changes make of module and inputs
 
     @property

@@ -302,24 +302,21 @@ def no_autocast_cache() -> Iterator[None]:
 
 @contextmanager
 def preserved_state(
-    tensors: Sequence[torch.Tensor], generators: Sequence[torch.Generator], device: torch.device
+    restore_state: Callable[[], None], generators: Sequence[torch.Generator], device: torch.device
 ) -> Iterator[Callable[[], None]]:
-    """Restore `tensors`, `generators` and the default generators after the block.
+    """Restore the state, by `restore_state`, and `generators` and the default generators after the block.
 
     The block is given the function that restores them, to call it in between.
     """
     host, cuda = torch.get_rng_state(), torch.cuda.get_rng_state(device)
     states = [generator.get_state() for generator in generators]
-    values = [tensor.detach().clone() for tensor in tensors]
 
     def restore() -> None:
         torch.set_rng_state(host)
         torch.cuda.set_rng_state(cuda, device)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-        with torch.inference_mode():  # the one mode that may write to every tensor
-            for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
+        restore_state()
 
     try:
         yield restore

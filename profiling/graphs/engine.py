@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ import numpy
 import torch
 from torch import nn
 
+from profiling.components.state import Snapshot
 from profiling.components.trees import keyed_leaves, map_tensors
 from profiling.errors import InputError, check_whole
 from profiling.graphs.capture import CaptureError, audit_and_warm_up, capture, no_autocast_cache, preserved_state
@@ -99,8 +100,9 @@ class CudaGraphed:
         warmup: calls before a capture, at least 1.
         alias_outputs: return the graph's own memory instead of a copy.
         call: the function to capture instead of `module`, its compiled form for example.
-        state: returns the tensors that a call may change. Capturing leaves them, and the random number generators, as
-            they were, so that the first call counts once. Default: the module's buffers.
+        keep_state: takes a snapshot of what a call may change, and returns the function that restores it. Capturing
+            leaves that, and the random number generators, as they were, so that the first call counts once. Default:
+            the module's buffers, and what its attributes hold (`profiling.components.state.Snapshot`).
         priority: of the stream to capture on (0 or negative, negative runs first). Kernels keep it in every replay.
 
     Raises:
@@ -116,7 +118,7 @@ class CudaGraphed:
         warmup: int = 3,
         alias_outputs: bool = False,
         call: Callable[..., Any] | None = None,
-        state: Callable[[], Iterable[torch.Tensor]] | None = None,
+        keep_state: Callable[[], Callable[[], None]] | None = None,
         priority: int = 0,
     ) -> None:
         check_options(max_graphs=max_graphs, warmup=warmup)
@@ -125,7 +127,7 @@ class CudaGraphed:
         self._module, self._call = module, module if call is None else call
         self._max_graphs, self._warmup, self._alias_outputs = max_graphs, warmup, alias_outputs
         self._priority = priority
-        self._state = state or (module.buffers if isinstance(module, nn.Module) else tuple)
+        self._keep_state = keep_state or (lambda: Snapshot({"": module}).restore)
         self._captured: OrderedDict[Hashable, CapturedCall] = OrderedDict()
         self._pools: list[tuple[int, int]] = []  # the last is in use; there are more where a capture failed
         self._stream: torch.cuda.Stream | None = None  # one for all: freed blocks are reused on their own stream only
@@ -215,7 +217,7 @@ class CudaGraphed:
         if not self._captured:
             self._pools.clear()  # a pool without graphs is freed by the allocator
         generators = [leaf for _, leaf in keyed_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)]
-        preserved = preserved_state(tuple(self._state()), generators, device)
+        preserved = preserved_state(self._keep_state(), generators, device)
         with torch.cuda.device(device), no_autocast_cache(), preserved as restore:
             captured = self._warm_up_and_capture(inputs, args, kwargs, generators, restore)
         self._captured[key] = captured

@@ -46,7 +46,7 @@ class Calls(Metric):
             synchronize(device)
             started = perf_counter()
             for _ in range(count):
-                subject.step.run()
+                subject.step.call()
             synchronize(device)
             return perf_counter() - started
 

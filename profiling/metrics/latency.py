@@ -32,7 +32,6 @@ class Latency(SamplingLimits, Metric):
     def measure(self, subject: Subject) -> Measured:
         """Return wall_ms, on CUDA also device_ms and host_ms, fps, and the conditions of the timed window."""
         component = subject.component
-        component.reset()
         sample = self._sampler(subject)
         with no_garbage_collection():
             with span("warm-up"):
@@ -46,16 +45,19 @@ class Latency(SamplingLimits, Metric):
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
 
     def _sampler(self, subject: Subject) -> Callable[[], Sample]:
-        clock, run = clock_of(subject.component.device), subject.step.run
-        if not self.cold:
+        clock, run, rewind = clock_of(subject.component.device), subject.step.run, subject.step.rewind
+        flush = CacheFlush(subject.component.device) if self.cold else None
+        if flush is None and rewind is None:
             return lambda: clock.sample(run)
-        flush = CacheFlush(subject.component.device)
 
-        def sample_cold() -> Sample:
-            flush()
+        def sample() -> Sample:
+            if rewind is not None:
+                rewind()
+            if flush is not None:
+                flush()
             return clock.sample(run)
 
-        return sample_cold
+        return sample
 
 
 class TimedWindowMonitor:

@@ -55,7 +55,7 @@ class Memory(Metric):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         for _ in range(self.iterations):
-            subject.step.run()
+            subject.step.call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             pool, idle = graph_pools()

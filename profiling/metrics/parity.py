@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from profiling.components.outputs import LeafError, Outputs, Path, leaf_errors, mismatch, readable
-from profiling.components.reference import CHECK_SEED, check_calls
+from profiling.components.reference import CHECK_SEED, Reference, check_calls
 from profiling.errors import check_number
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import OutputError
@@ -33,7 +33,8 @@ class Parity(Metric):
     in half precision is the reference, at least 4 roundings of its dtype are allowed. Integers of 8 and 16 bits are
     samples (pixels, sound) and judged likewise. Of a wider integer or bool tensor the fraction of differing elements
     may be `factor` times that of eager (0: none may differ); one that is exactly eager's is right. A variant's own
-    tolerance replaces both.
+    tolerance replaces both. Where two eager calls from the same inputs and state differ, `factor` times that is allowed
+    too; a module that is so random that this would allow anything fails.
 
     Structure, dtype, shape, device and other values must be those of eager in the run's dtype. So must the inputs after
     the call, which a step must not write to unless eager does.
@@ -59,16 +60,18 @@ class Parity(Metric):
         outputs = check_calls(component, subject.step.run, subject.seed + CHECK_SEED)
         component.refill(subject.seed)
         component.reset()
-        calls = zip(outputs, reference.outputs, reference.eager, strict=True)
-        checks = [self._check(subject, *call) for call in calls]
+        calls = zip(outputs.calls, reference.outputs.calls, reference.eager.calls, strict=True)
+        checks = [self._check(subject, reference, *call) for call in calls]
         number, (section, reason) = next((pair for pair in enumerate(checks) if pair[1][1]), (0, checks[0]))
         if reason is None:
             return Measured({"parity": section})
         when = f"in call {number + 1} on the same inputs, the first was right: " if number else ""
-        return Measured({"parity": section}, ("failed", f"parity: {when}{reason}"))
+        paths = component.kept.reassigned if number else ()
+        hint = f"; each call assigns other tensors to {paths[0]}, write to it in place (copy_)" if paths else ""
+        return Measured({"parity": section}, ("failed", f"parity: {when}{reason}{hint}"))
 
     def _check(
-        self, subject: Subject, outputs: Outputs, reference: Outputs, eager: Outputs
+        self, subject: Subject, references: Reference, outputs: Outputs, reference: Outputs, eager: Outputs
     ) -> tuple[ParitySection, str | None]:
         """Compare the outputs of one call; return the section, and in one line why the check failed, if it did."""
         dtype = str(subject.component.dtype).removeprefix("torch.")
@@ -80,22 +83,28 @@ class Parity(Metric):
         def failed(reason: str, **numbers: float) -> tuple[ParitySection, str]:
             return ParitySection(reference=name, passed=False, **_finite(numbers)), reason
 
+        spread = references.spread
+        if spread.fault is not None or self.factor * spread.error >= 1:
+            return failed(f"cannot tell: {references.nondeterminism(subject.component.dtype)}")
         if (fault := mismatch(eager, reference, dtypes=False)) is not None:
             return failed(f"eager's own output in {dtype} has another structure than in float32: {fault}")
         eager_errors = leaf_errors(eager, reference)
         broken = next((each for each in eager_errors if each.fault), None)
         eager_l2 = max((each.error for each in eager_errors if not each.exact), default=0.0)
         tolerance = subject.tolerance if subject.tolerance is not None else max(self.factor * eager_l2, floor)
+        tolerance = max(tolerance, self.factor * spread.error)
         if broken is not None:
             return failed(f"eager's own output in {dtype} is not finite or not comparable: {broken} {broken.fault}")
         limits = {"eager_rel_l2": eager_l2, "tolerance": tolerance}
+        if spread.error:
+            limits["repeat_rel_l2"] = spread.error
         if subject.tolerance is None and self.factor * eager_l2 >= 1:
             reason = f"eager in {dtype} has itself an error of {eager_l2:.2g}, so that an output of zeros would pass"
             return failed(f"{reason}: use dtype=float32", **limits)
         if (fault := mismatch(outputs, eager)) is not None:
             return failed(f"other outputs than eager's in {dtype}: {fault}", **limits)
         judged = [
-            _JudgedLeaf(each, self._limit(subject, each, eager_error, tolerance), _as_eager(each, eager))
+            _JudgedLeaf(each, self._limit(subject, each, eager_error, tolerance, spread.error), _as_eager(each, eager))
             for each, eager_error in zip(leaf_errors(outputs, reference), eager_errors, strict=True)
         ]
         judged.sort(key=lambda leaf: leaf.excess, reverse=True)
@@ -116,11 +125,11 @@ class Parity(Metric):
         )
         return section, _reason(wrong, name) if wrong else None
 
-    def _limit(self, subject: Subject, error: LeafError, eager: LeafError, tolerance: float) -> float:
+    def _limit(self, subject: Subject, error: LeafError, eager: LeafError, tolerance: float, spread: float) -> float:
         """Return the largest error of a leaf: integers and bools may differ where eager's own do, by `factor`."""
         if not error.exact or subject.tolerance is not None:
             return tolerance
-        return min(self.factor * eager.error, MOST_DIFFERING)
+        return min(self.factor * max(eager.error, spread), MOST_DIFFERING)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Gra
         extra_inputs=(),
         priority=0,
         kind=None,
+        policy="reset",  # each stage by its own
     )
     stage = Stage(component=WHOLE, inputs=inputs, again={})
     delivered = (Read(WHOLE),)
@@ -86,6 +87,7 @@ class WholeTick(nn.Module):
         self._graph = graph
         self._inputs = {name: dict(component.inputs) for name, component in components.items()}
         self._modules_by_stage: dict[str, Any] = {name: component.module for name, component in components.items()}
+        self._components = dict(components)
         self._keys: dict[Read, Keys] = {}
         self._delivered_keys: dict[Read, Keys] = {}
         self._lanes = _lanes(graph)
@@ -133,9 +135,8 @@ class WholeTick(nn.Module):
         """Reset the stages that have state, in place, and forget the tick before."""
         for _, _, _, tensor in self._before():
             tensor.zero_()
-        for module in self._modules_by_stage.values():
-            if hasattr(module, "reset"):
-                module.reset()
+        for component in self._components.values():
+            component.reset()
 
     def _before(self) -> list[tuple[str, str, Read, Tensor]]:
         """Return (stage, input, edge, buffer) of the edges that read the tick before."""

@@ -193,7 +193,9 @@ def checked_pipeline(
     first = next(iter(components.values()))
     empty = replace(first, module=nn.Module(), inputs={}, make_inputs=lambda generator: {})
     empty = replace(empty, extra_inputs=(), warmup_inputs=())
-    return replace(empty, name=PIPELINE, kind=None), Step(run=lambda: session(graph, components, pipeline))
+    return replace(empty, name=PIPELINE, kind=None, policy="none"), Step(
+        run=lambda: session(graph, components, pipeline)
+    )
 
 
 def session_ticks(graph: Graph) -> int:
@@ -219,6 +221,10 @@ def stage_components(
     }
     if not whole:
         return graph, components
+    for component in components.values():
+        first_call(component, settings.seed + CHECK_SEED)  # learns what its calls change
+        component.refill(settings.seed)
+        component.reset()
     graph, component = as_one_stage(graph, components)
     return graph, {WHOLE: component}
 
@@ -241,7 +247,9 @@ def eager_outputs(
 
     """
     graph, components = stage_components(graph, blueprints, settings, whole=whole)
-    outputs = {name: first_call(component, settings.seed + CHECK_SEED) for name, component in components.items()}
+    outputs = {
+        name: first_call(component, settings.seed + CHECK_SEED, repeat=True) for name, component in components.items()
+    }
     for component in components.values():
         component.refill(settings.seed)
     pipeline = assemble(

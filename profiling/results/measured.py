@@ -150,6 +150,18 @@ class Memory(Section, frozen=True, kw_only=True):
 FP32_EAGER = "fp32 eager"
 
 
+class State(Section, frozen=True, kw_only=True):
+    """What calls change in the module and in the containers of its inputs, and how it is restored."""
+
+    policy: Annotated[str, about("snapshot, reset (by the module's own method) or none")]
+    tensors: Annotated[int, about("tensors that a call changes")] = 0
+    bytes: Annotated[int, about("copies that are kept to restore them", "bytes")] = 0
+    on_host: Annotated[bool, about("whether copies of tensors on the device are in host memory")] = False
+    counting: Annotated[tuple[str, ...], about("what counts calls or grows: restored before each call")] = ()
+    rewind_us: Annotated[Duration | None, about("host time of restoring that, outside of timed samples", "µs")] = None
+    not_restored: Annotated[Mapping[str, str], about("why something cannot be restored, by its path")] = {}
+
+
 class OutputError(Section, frozen=True, kw_only=True):
     """The error of a tensor or number of the output. A number that is not finite is absent."""
 
@@ -174,6 +186,9 @@ class ParityCheck(Section, frozen=True, kw_only=True):
     rel_l2: Annotated[float | None, about("relative L2 error of the outputs; of a training: of its weights")] = None
     eager_rel_l2: Annotated[float | None, about("relative L2 error of eager in the run's dtype")] = None
     tolerance: Annotated[float | None, about("largest rel_l2 that is accepted")] = None
+    repeat_rel_l2: Annotated[
+        float | None, about("difference of two eager calls from the same inputs and state; absent where equal")
+    ] = None
     max_abs: Annotated[float | None, about("largest absolute difference", "the output's unit")] = None
     outputs: Annotated[
         tuple[OutputError, ...], about("errors of single outputs and of inputs that were changed, the worst 16 first")

@@ -96,6 +96,7 @@ from profiling.results.measured import (  # noqa: F401 - readers and producers i
     RoundPrepare,
     RoundSummary,
     Speedup,
+    State,
     Summary,
     SweepPoint,
     Training,
@@ -135,6 +136,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     load: Annotated[Load | None, about("building the module and its weights")] = None
     metrics: Annotated[Metrics, about("results of the metrics")] = Metrics()
     memory: Annotated[Memory | None, about("memory by kind and phase")] = None
+    state: Annotated[State | None, about("state that calls change")] = None
     parity: Annotated[Parity | None, about("comparison with the reference")] = None
     prepare: Annotated[Prepare | None, about("preparing the variant")] = None
     speedup: Annotated[Speedup | None, about("against the baseline")] = None

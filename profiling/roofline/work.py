@@ -60,11 +60,11 @@ class Work:
 
 def work_of(component: Component) -> Work:
     """Call the component once, eagerly, and count its work; a stateful component is reset before and after."""
-    module, state = component.module, getattr(component.module, "state_tensors", None)
+    module = component.module
     recorder = AccessRecorder(  # a tensor of two kinds counts under the first of them
         {
             "inputs": tensors_in(component.inputs),
-            "state": () if state is None else state(),
+            "state": component.state(),
             "weights": (*module.parameters(), *module.buffers()),
         }
     )

@@ -7,6 +7,7 @@ is measured, so that a later crash does not lose it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import traceback
@@ -159,11 +160,14 @@ class Cell(ABC):
         """Prepare the step (compile, capture, …) and record the duration, between two moments of an idle device."""
         with self.phase("prepare"):
             before, started = snapshot(), perf_counter()
+            component.reset()  # captured graphs read the tensors of this state, which are kept
             step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
+            if component.kept.counting:
+                step = dataclasses.replace(step, rewind=component.kept.rewind)
             synchronize(component.device)
             seconds = perf_counter() - started
             try:
-                step.run()
+                step.call()
                 synchronize(component.device)
                 first_call_s = perf_counter() - started
                 warmed_up = warm_up({component.name: component}, {component.name: step})
@@ -211,15 +215,16 @@ class Cell(ABC):
             if ceilings is not None:
                 wall = self.metrics.wall_ms
                 wall_ms = None if wall is None else wall.p50
-                self.add(roofline=call_roofline(component, step.run, ceilings, wall_ms, fused=self.compiled))
+                self.add(roofline=call_roofline(component, step.call, ceilings, wall_ms, fused=self.compiled))
 
     def trace(self, component: Component, step: Step) -> None:
         """Write a profiler trace of the step into the run folder, and send its analysis."""
         self.emit(Phase("trace"))  # trace_step opens the range itself
         with self.best_effort("the profiler trace"):
             started = perf_counter()
+            component.reset()
             files = trace_step(
-                step.run,
+                step.call,
                 component=component.name,
                 variant=self.job.variant,
                 folder=Path(self.job.run) / "traces",
@@ -296,12 +301,13 @@ def metrics_of(job: Job) -> dict[str, Metric]:
 
 
 def measured_by(metric: Metric, subject: Subject) -> Measured:
-    """Return what the metric measured.
+    """Return what the metric measured, from the initial state.
 
     Raises:
         TypeError: it returned something else than a `Measured`.
 
     """
+    subject.component.reset()
     measured = metric.measure(subject)
     if not isinstance(measured, Measured):
         kind = type(measured).__name__

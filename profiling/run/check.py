@@ -81,8 +81,7 @@ def _dtype(tensor: Tensor) -> str:
 def _watched_call(component: Component) -> tuple[tuple[TensorForm, ...], tuple[StateForm, ...], tuple[Obstacle, ...]]:
     """Call once; return the forms of the outputs, the state with what the call changed, and what prevents a capture."""
     component.reset()
-    names = {id(buffer): name for name, buffer in component.module.named_buffers()}
-    state = [(names.get(id(tensor), f"state {i}"), tensor) for i, tensor in enumerate(component.state())]
+    state = list(component.kept.named_tensors())
     before = [tensor.detach().clone() for _, tensor in state]
     addresses = layout_of(component.module)
     if component.device.type == "cuda":
@@ -143,7 +142,7 @@ def _captured(component: Component) -> CaptureError | None:
         torch.OutOfMemoryError: the graph does not fit beside the module.
 
     """
-    graphed = CudaGraphed(component.module, state=component.state, priority=component.priority)
+    graphed = CudaGraphed(component.module, keep_state=component.keep_state, priority=component.priority)
     try:
         graphed(**component.inputs)
     except CaptureError as error:

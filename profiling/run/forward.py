@@ -22,10 +22,11 @@ from profiling.components.reference import (
     Reference,
     compute_reference,
     first_call,
+    learning_calls,
     outputs_of,
 )
 from profiling.metrics.metric import Metric, Subject
-from profiling.results.record import Load, OtherShapes, merge_metric
+from profiling.results.record import Load, OtherShapes, State, merge_metric
 from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.trace.profiler import synchronize
 from profiling.variants.variant import Step, Variant
@@ -56,7 +57,6 @@ class ForwardCell(Cell):
         expected = compute_reference(self._load, self._expected) if with_reference else None
         blueprint = self._load()["module"].cast("run")
         with torch.inference_mode():
-            reference = None if expected is None else self._reference(expected, blueprint)
             reached("loaded")
             component = blueprint.component(settings.seed)
             self.add(
@@ -65,6 +65,10 @@ class ForwardCell(Cell):
                 cast=blueprint.spec.cast,
                 frames_per_call=component.frames_per_call,
             )
+            reference = self._reference(expected, component)
+            component.refill(settings.seed)
+            component.reset()
+            self._describe_state(component, reference)
             reached("inputs")
             step = self.prepare(variant, component)
             try:
@@ -89,6 +93,31 @@ class ForwardCell(Cell):
             component = build(self.job.component, settings).cast("run").component(settings.seed)
         return {component.name: component}
 
+    def _describe_state(self, component: Component, reference: Reference | None) -> None:
+        """Record what calls change, and note what disturbs a measurement."""
+        kept = component.kept
+        section = State(
+            policy=kept.policy,
+            tensors=len(kept.changed or ()),
+            bytes=kept.bytes,
+            on_host=kept.on_host,
+            counting=kept.counting,
+            rewind_us=kept.rewind_us() if kept.counting else None,
+            not_restored=kept.not_restored,
+        )
+        self.add(state=section)
+        if kept.counting:
+            paths = ", ".join(kept.counting[:2]) + (f" and {len(kept.counting) - 2} more" if kept.counting[2:] else "")
+            self.note(
+                f"{paths}: counts calls or grows with them, so it is restored before each call "
+                f"({section.rewind_us:.0f} µs, outside of timed samples; inside rows of calls)"
+            )
+        for path, why in kept.not_restored.items():
+            self.note(f"{path} is not restored before each measurement: {why}")
+        nondeterminism = None if reference is None else reference.nondeterminism(component.dtype)
+        if nondeterminism is not None:
+            self.note(nondeterminism)
+
     def _load(self) -> dict[str, Blueprint]:
         """Build the module, for the reference and again for the run: it may keep tensors of its first call."""
         with self.phase("load"):
@@ -108,12 +137,15 @@ class ForwardCell(Cell):
         with self.phase("reference"):
             return first_call(blueprints["module"].component(seed), seed + CHECK_SEED)
 
-    def _reference(self, expected: Computed[CheckCalls], blueprint: Blueprint) -> Reference:
-        seed = self.job.settings.seed
-        eager = outputs_of(blueprint.component(seed), seed + CHECK_SEED)
-        reference = Reference(expected.value, eager, expected.form)
+    def _reference(self, expected: Computed[CheckCalls] | None, component: Component) -> Reference | None:
+        """Call the module eagerly, which shows what calls change; return the reference, if one was computed."""
+        seed = self.job.settings.seed + CHECK_SEED
+        if expected is None:
+            learning_calls(component, seed)
+            return None
+        reference = Reference(expected.value, outputs_of(component, seed, repeat=True), expected.form)
         if expected.reason is not None:
-            self.note(f"parity against {reference.name(blueprint.dtype)}: {expected.reason}")
+            self.note(f"parity against {reference.name(component.dtype)}: {expected.reason}")
         return reference
 
     def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:

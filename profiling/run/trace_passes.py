@@ -68,7 +68,7 @@ class TracePasses:
         return analyze_host_trace(timeline(read_events(trace)), by_module, modules_from)
 
     def _with_passes(self, traces: Traces) -> Traces:
-        lines = self._profile("the trace by line of code", self.step.run, line_spans)
+        lines = self._profile("the trace by line of code", self.step.call, line_spans)
         if lines is None:
             traces = replace(traces, lines_from="not available: the pass for lines of code failed")
         traces, eager_step = replace(traces, lines=lines), self.step.eager_step
@@ -93,6 +93,7 @@ class TracePasses:
     ) -> Timeline | None:
         with self.best_effort(action):
             cell = (self.component.name, self.variant)
+            self.component.reset()
             return short_trace(call, self.component.device, around, cell=cell, calls=calls)
         return None
 

@@ -168,7 +168,9 @@ class TrainingCell(Cell):
             synchronize(blueprint.device)
         self.add(weights=blueprint.weights, weights_hint=blueprint.hint)
         forward = blueprint.component(settings.seed)
-        component = TrainingComponent(**{**vars(forward), "module": module, "inputs": inputs, "kind": None})
+        component = TrainingComponent(
+            **{**vars(forward), "module": module, "inputs": inputs, "kind": None, "policy": "none"}
+        )
         self.add(
             parameters=component.parameters,
             parameter_dtypes=parameter_dtypes(model),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,9 +62,9 @@ class TrainingStep(nn.Module):
 class TrainingComponent(Component):
     """A component whose module is a `TrainingStep`: a call changes its weights, and the caller restores them."""
 
-    def state(self) -> tuple[Tensor, ...]:
-        """Return (): the training cell keeps the state in host memory, outside of every memory measurement."""
-        return ()
+    def keep_state(self) -> Callable[[], None]:
+        """Keep nothing: the training cell keeps the state in host memory, outside of every memory measurement."""
+        return lambda: None
 
 
 def make_optimizer(make: partial[Optimizer], model: nn.Module, device: torch.device) -> Optimizer:

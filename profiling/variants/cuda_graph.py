@@ -73,7 +73,7 @@ class CudaGraph(Variant):
             max_graphs=max(self.max_graphs, len(component.extra_inputs) + 1),
             warmup=self.warmup,
             alias_outputs=self.alias_outputs,
-            state=component.state,
+            keep_state=component.keep_state,
             priority=component.priority,
         )
         # Largest first: the pool then has room for all.

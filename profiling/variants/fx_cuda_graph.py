@@ -92,7 +92,7 @@ class FxCudaGraph(Variant):
             call=_like_the_original(module),
             warmup=self.warmup,
             alias_outputs=self.alias_outputs,
-            state=component.state,
+            keep_state=component.keep_state,
             priority=component.priority,
         )
         graphed(**component.inputs)
@@ -120,7 +120,11 @@ class FxCudaGraph(Variant):
             return section
         try:
             before, after = replay_ms(
-                applied.before, applied.after, placeholders(component.inputs), warmup=self.warmup, state=component.state
+                applied.before,
+                applied.after,
+                placeholders(component.inputs),
+                warmup=self.warmup,
+                keep_state=component.keep_state,
             )
         except CaptureError as error:  # before a pass the module may not be capturable, and then has no time
             return msgspec.structs.replace(section, unmeasured=str(error).splitlines()[0])
@@ -147,10 +151,8 @@ def _propagated(component: Component, module: fx.GraphModule) -> Any:
 @contextmanager
 def _state_kept(component: Component) -> Iterator[None]:
     """Restore the network's state after the block, so that every run starts from the same one."""
-    state = component.state()
-    values = [tensor.clone() for tensor in state]
+    restore = component.keep_state()
     try:
         yield
     finally:
-        for tensor, value in zip(state, values, strict=True):
-            tensor.copy_(value)
+        restore()

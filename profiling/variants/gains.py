@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache
@@ -85,17 +84,19 @@ def replay_ms(
     inputs: Mapping[str, Any],
     *,
     warmup: int,
-    state: Callable[[], Iterable[Tensor]],
+    keep_state: Callable[[], Callable[[], None]],
 ) -> tuple[float, float]:
     """Capture both and return the device time of a replay of each, in ms, the copy of the inputs included.
 
-    `state` returns the tensors that a call may change, which capturing leaves as they were.
+    `keep_state` takes a snapshot of what a call may change, and returns the function that restores it after capturing.
 
     Raises:
         CaptureError: one of them cannot be captured.
 
     """
-    graphs = [CudaGraphed(module, warmup=warmup, alias_outputs=True, state=state) for module in (before, after)]
+    graphs = [
+        CudaGraphed(module, warmup=warmup, alias_outputs=True, keep_state=keep_state) for module in (before, after)
+    ]
     try:
         series = [_replay_series(graph, inputs) for graph in graphs]
         return interleaved_medians(series[0], series[1], _REPLAY_ROUNDS)

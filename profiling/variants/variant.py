@@ -41,6 +41,7 @@ class Step:
             field name (`graphs`, `passes`). It is called once, after every metric, and may run the step.
         extra_steps: steps of the component's `extra_inputs`, in their order, prepared with this one.
         eager_step: for the profiler; None where the variant has nothing that launches kernel by kernel.
+        rewind: restores what calls count up or let grow (a cache position); the cell sets it where there is such state.
 
     """
 
@@ -49,6 +50,13 @@ class Step:
     explain: Callable[[], Mapping[str, Any]] = dict
     extra_steps: tuple[Callable[[], Any], ...] = ()
     eager_step: EagerStep | None = None
+    rewind: Callable[[], None] | None = None
+
+    def call(self) -> Any:
+        """Run the step as if it were the first call after a reset, and return the output."""
+        if self.rewind is not None:
+            self.rewind()
+        return self.run()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.outputs import leaf_errors, to_host
-from profiling.components.reference import CHECK_SEED, Reference, outputs_of
+from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, outputs_of
 from profiling.errors import InputError
 from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Subject
@@ -172,7 +172,7 @@ def around(draw: Callable[..., Any]) -> tuple[Callable[[Any], Any], str]:
 
 def compared(right: Any, other: Any) -> tuple[str | None, float | None]:
     """Compare a step that returns `other` with a reference that returned `right`; return reason and error."""
-    expected = (to_host(output=right, inputs={}),) * 2
+    expected = CheckCalls((to_host(output=right, inputs={}),) * 2)
     component = Component("net", nn.Identity(), {}, lambda _: {}, torch.device("cpu"), torch.float32, 1, "random")
     subject = Subject(component, Step(lambda: other), Reference(expected, expected), None, 0)
     measured = Parity().measure(subject)

@@ -294,7 +294,7 @@ class Frames(torch.nn.Module):
 def test_a_hundred_thousand_frames_later():
     """The last frames, from a graph captured at the first, equal one pass in float64 over all that they can see."""
     model = build(SMALL).cuda()
-    graphed = CudaGraphed(Frames(model), state=model.state_tensors)
+    graphed = CudaGraphed(Frames(model))
     sequence = [tensor.cuda() for tensor in draw_inputs(SMALL, 50)]
     frames = []
     for frame in range(100_000):

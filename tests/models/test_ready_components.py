@@ -184,7 +184,7 @@ def test_a_replay_gives_the_numbers_of_eager_and_follows_its_state(name):
     made = component(name, torch.bfloat16, "cuda")
     first, second = call(made), outputs_of(made)
     with torch.inference_mode():
-        graphed = CudaGraphed(made.module, state=made.state)
+        graphed = CudaGraphed(made.module, keep_state=made.keep_state)
         graphed(**made.inputs)
     try:
         made.reset()

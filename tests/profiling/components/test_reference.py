@@ -65,7 +65,7 @@ def computed(spec, dtype="bfloat16"):
 
 
 def distance(one, other):
-    return relative_l2(one[0]["output",].numbers, other[0]["output",].numbers)
+    return relative_l2(one.calls[0]["output",].numbers, other.calls[0]["output",].numbers)
 
 
 @pytest.fixture

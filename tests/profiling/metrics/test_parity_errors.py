@@ -9,7 +9,7 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.outputs import relative_l2, to_host
-from profiling.components.reference import CHECK_SEED, Reference, outputs_of
+from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, outputs_of
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
 from profiling.metrics.parity import Parity, decibels
@@ -43,9 +43,11 @@ def subject(run, made, eager=None, tolerance=None):
 
 def scaled(calls, factor):
     """Return the calls of a check with other numbers in the output."""
-    return tuple(
-        {p: replace(leaf, numbers=leaf.numbers * factor) if p == ("output",) else leaf for p, leaf in call.items()}
-        for call in calls
+    return CheckCalls(
+        tuple(
+            {p: replace(leaf, numbers=leaf.numbers * factor) if p == ("output",) else leaf for p, leaf in call.items()}
+            for call in calls.calls
+        )
     )
 
 

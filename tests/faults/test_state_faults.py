@@ -1,0 +1,98 @@
+"""State that calls change."""
+
+import json
+
+import pytest
+
+KEPT = "the other cells"
+
+
+def stateful(kind: str, *overrides: str) -> tuple[str, ...]:
+    module = f"+component.steps.module={{_target_: stateful_nets.Steps, kind: {kind}}}"
+    inputs = "+component.steps.inputs={x: {shape: [2, 8]}}"
+    return ("component=[]", module, inputs, "isolation=none", "metric.latency.max_iterations=200", *overrides)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            "cache",
+            marks=pytest.mark.fault(
+                "a cache with room for 64 calls, timed in hundreds of calls",
+                happens="its position is restored before each call; a note says so",
+                kept="all times",
+            ),
+        ),
+        pytest.param(
+            "hidden",
+            marks=pytest.mark.fault(
+                "a hidden state that each call assigns to an attribute",
+                happens="it is restored before each measurement, so that parity compares equal states",
+                kept="all times",
+            ),
+        ),
+    ],
+)
+def test_state_in_attributes(profile, kind):
+    done = profile(*stateful(kind), "variant=[baseline,compile]")
+    assert done.code == 0, done.out + done.err
+    for record in done.records.values():
+        assert record.status == "ok"
+        assert record.state is not None
+        assert bool(record.state.counting) is (kind == "cache")
+        assert any("restored before each call" in note for note in record.notes) is (kind == "cache")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        pytest.param(
+            "dropout",
+            "cannot tell: nondeterministic",
+            marks=pytest.mark.fault(
+                "dropout in train mode",
+                happens="failed: two eager calls differ by so much that parity cannot tell; says what to try",
+                kept=KEPT,
+            ),
+        ),
+        pytest.param(
+            "global",
+            "two eager calls from the same inputs and state differ",
+            marks=pytest.mark.fault(
+                "state outside of the module, in a global list",
+                happens="failed: names state that could not be restored; says what to try",
+                kept=KEPT,
+            ),
+        ),
+    ],
+)
+def test_a_module_whose_calls_cannot_be_compared(profile, kind, words):
+    done = profile(*stateful(kind), "variant=[baseline]")
+    (record,) = done.records.values()
+    assert record.status == "failed", done.out
+    assert words in (record.reason or "")
+    assert any(note.startswith("nondeterministic: ") for note in record.notes), json.dumps(record.notes)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        pytest.param(
+            "reset",
+            "has no method reset()",
+            marks=pytest.mark.fault(
+                "`state: reset` for a module without reset()", happens="one line, exit 2", kept="nothing is measured"
+            ),
+        ),
+        pytest.param(
+            "snapshots",
+            "is none of snapshot, reset, none",
+            marks=pytest.mark.fault("an unknown `state`", happens="one line, exit 2", kept="nothing is measured"),
+        ),
+    ],
+)
+def test_a_wrong_policy(profile, state, words):
+    done = profile(*stateful("cache"), f"+component.steps.state={state}", "variant=[baseline]")
+    assert done.code == 2
+    assert words in done.out + done.err
