@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.trees import tensors_in
+from profiling.errors import reason_of
 from profiling.machine.memory import free_bytes
 
 #: Attributes of `nn.Module` that calls do not change, or that are opened in another way.
@@ -127,6 +128,7 @@ class _Structure:
     tensors: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
     parameters: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
     generators: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    closed: dict[str, str] = field(default_factory=dict)  # by path: why it could not be opened
     _seen: dict[int, Any] = field(default_factory=dict)  # by id; the values keep the ids from being reused
 
     @classmethod
@@ -159,7 +161,11 @@ class _Structure:
             yield from ((path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords))
         else:
             for holder in _holders(path, value):
-                content = holder.read()
+                try:
+                    content = holder.read()
+                except Exception as error:  # a property or an iterator of the user's
+                    self.closed[path] = f"{type(value).__name__} cannot be read: {reason_of(error)}"
+                    continue
                 self.contents[holder.key] = holder, content
                 yield from ((holder.place(key), each) for key, each in content.items())
             if isinstance(value, nn.Module):
@@ -459,7 +465,7 @@ class State:
             # Tensors that are inputs are drawn again before each check.
             self._start = start = Snapshot(self._roots, {id(tensor) for tensor in tensors_in(self._inputs)})
             self._contents, self._tensors = list(start.contents), list(start.kept.tensors.values())
-            self.not_restored = dict(start.kept.failures)
+            self.not_restored = start.structure.closed | start.kept.failures
             self._versions = {key: _version(tensor) for key, (_, tensor) in start.structure.parameters.items()}
         else:
             restore(self._contents, self._tensors)

@@ -221,6 +221,12 @@ class RealtimeCell(Cell):
         known = [tolerance for tolerance in tolerances.values() if tolerance is not None]
         tolerance = max(known) if len(known) == len(tolerances) else None
         subjects[PIPELINE] = pipeline_subject(prepared, pipeline, tolerance, seed)
+        for name, component in prepared.components.items():
+            for path, why in component.kept.not_restored.items():
+                self.note(f"{name}: {path} is not restored before each session: {why}")
+            difference = prepared.references[name].nondeterminism(component.dtype)
+            if difference is not None:
+                self.note(f"{name}: {difference}")
         with self.phase("parity"):
             for metric in metrics_of(self.job).values():
                 for name, subject in subjects.items():

@@ -65,6 +65,9 @@ def phases_of(record: Record) -> Iterator[Phase]:
         delta = {kind: after[kind] - before[kind] for kind in after if kind in before}
         rest = {name: sizes for name, sizes in captured.items() if name not in _STATIC}
         captured = {_STATIC[0]: before, _STATIC[1]: after, _DELTA: delta, **rest}
+    if record.state is not None and record.state.bytes:
+        kind = "host_rss" if record.state.on_host or record.device == "cpu" else "allocated"
+        yield Phase(record, "copies of the state", {kind: record.state.bytes})
     # The capture is part of preparation: its phases come before the phase at whose end all is prepared.
     last = next((name for name in ("prepared", "training") if name in sizes), None)
     for name, kinds in sizes.items():

@@ -261,6 +261,18 @@ def test_a_copy_of_a_component_shares_its_state_and_another_module_has_its_own()
     assert replace(component, module=nn.Identity()).kept is not component.kept
 
 
+def test_what_cannot_be_read_or_copied_is_named():
+    class Stubborn(dict):
+        def items(self):
+            raise OSError("gone")
+
+    module = Planted("buffer")
+    module.stubborn = Stubborn(a=1)
+    component = component_of(module)
+    outputs_of(component, CHECK_SEED)
+    assert component.kept.not_restored == {"stubborn": "Stubborn cannot be read: OSError: gone"}
+
+
 def test_keep_returns_to_the_state_of_that_moment():
     module = Planted("list")
     state = State(module, {}, "snapshot")
