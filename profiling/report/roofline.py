@@ -10,16 +10,19 @@ from profiling.errors import printable
 from profiling.report.format import significant, times
 from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, name_of
+from profiling.report.run_data import RunData, cell_table, name_of, wrong_because
 from profiling.report.table import Column, Table
-from profiling.report.trace import class_shares
 from profiling.results.judgement import correct_baseline, fastest_correct
-from profiling.results.record import Record, RooflinePart
+from profiling.results.record import KernelFinding, NextStep, Record, RooflinePart
 
 #: Title of the table of what bounds each cell.
 REASONS = "What bounds it, and why"
-#: Most observations that a line gives as evidence; the table has all of them.
-_MOST_REASONS = 2
+#: Title of the table of kernels that could take less time.
+FINDINGS = "Kernels that could take less"
+_SAVES = (
+    "Could save: kernel time beyond the ceilings, or all of it for kernels that better code would not launch. Bytes: "
+    "those of the operators' tensors, read and written once."
+)
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,15 @@ class Judged:
 @dataclass(frozen=True)
 class _Predicted:
     judged: Judged
+    variant: str
     ms: float
     measured_ms: float | None
 
-    @property
-    def variant(self) -> str:
-        predicted = self.judged.roofline.predicted
-        return predicted.variant if predicted else ""
+
+@dataclass(frozen=True)
+class _Found:
+    record: Record
+    finding: KernelFinding
 
 
 def judged_calls(record: Record) -> tuple[Judged, ...]:
@@ -73,23 +78,56 @@ def deciding(record: Record) -> Judged | None:
     return max(calls, key=lambda call: call.ms or 0.0) if calls else None
 
 
+def steps_of(roofline: RooflinePart) -> tuple[NextStep, ...]:
+    """Return what to try, the best first; of an older record its only step."""
+    predicted = roofline.predicted
+    if roofline.steps or (roofline.advice is None and predicted is None):
+        return roofline.steps
+    # Its advice reads "reason: what to do"; the evidence gives the reason already.
+    advice = (roofline.advice or (predicted.variant if predicted else "")).rstrip(".")
+    advice = advice.partition(": ")[2] or advice
+    words = roofline.next_step or advice.partition(" (")[0]
+    if predicted is None:
+        return (NextStep(words=words, advice=advice),)
+    return (NextStep(words=predicted.variant, advice=advice, variant=predicted.variant, wall_ms=predicted.wall_ms),)
+
+
 def next_step(record: Record, group: Sequence[Record]) -> tuple[str, str]:
-    """Return what to try next in a few words, and as a sentence; never a variant that was measured to be slower."""
+    """Return what to try next in a few words, and as a sentence.
+
+    A variant that this run measured as slower, that failed or could not run, is never named; the next best step is. If
+    nothing else remains to try, the sentence says why.
+    """
     call = deciding(record)
-    if call is None or call.roofline.advice is None:
-        return "", ""
-    # An advice reads "reason: what to do"; the evidence gives the reason already.
-    advice = printable(call.roofline.advice).rstrip(".")
-    sentence = advice.partition(": ")[2] or advice
-    short, predicted = call.roofline.next_step, call.roofline.predicted
-    tried = {other.variant: other.median_ms for other in group if other.is_correct and other.median_ms is not None}
-    for name, ms in tried.items():
-        named = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", f"{short}, {sentence}")
-        if named and name != record.variant and ms >= (record.median_ms or 0.0):
-            return "", f"no faster variant is known: {name} was measured at {significant(ms, 3)} ms"
-    if predicted is not None and predicted.variant not in tried:
-        return f"{predicted.variant}: ~{significant(predicted.wall_ms, 3)} ms", sentence
-    return printable(short or sentence.partition(" (")[0]), sentence
+    return _step_of(call, group) if call is not None else ("", "")
+
+
+def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
+    refuted = ""
+    for step in steps_of(call.roofline):
+        text = f"{step.variant or ''}, {step.words}, {step.advice}"
+        reason = next((words for other in group if (words := _refuted(call, other, text))), "")
+        if not reason:
+            advice, words = printable(step.advice), printable(step.words)
+            if step.wall_ms is None:
+                return words, advice
+            tried = step.variant is not None and any(other.variant == step.variant for other in group)
+            about = f"~{significant(step.wall_ms, 3)} ms"
+            expected = advice if ", expect " in advice else f"{advice}, expected {about}"
+            return words if tried else f"{words}: {about}", expected
+        refuted = refuted or reason
+    return "", f"no faster variant is known: {refuted}" if refuted else ""
+
+
+def _refuted(call: Judged, other: Record, text: str) -> str:
+    """Return why a step of that text helps no further, if it names the variant of `other`; empty where it may help."""
+    if other.variant == call.record.variant or not re.search(rf"(?<!\w){re.escape(other.variant)}(?!\w)", text):
+        return ""
+    if not other.is_correct:
+        return printable(f"{other.variant} is {wrong_because(other) or 'failed'}")
+    if call.ms is None or (ms := _ms_of(other, call.stage)) is None or ms < call.ms:
+        return ""
+    return f"{other.variant} was measured at {significant(ms, 3)} ms"
 
 
 def bound_line(record: Record, group: Sequence[Record]) -> str:
@@ -103,10 +141,9 @@ def bound_line(record: Record, group: Sequence[Record]) -> str:
         sentences.append(f"{times(roofline.over_roofline)} above its roofline ({least} ms)")
     bound = ""
     if call.roofline.bound is not None:
-        reasons = "; ".join(call.roofline.evidence[:_MOST_REASONS])
-        traced = record.trace_analysis if call.stage is None and call.roofline.bound == "slow kernels" else None
-        kernels = ", ".join(class_shares(traced, 2)) if traced is not None else ""
-        bound = f"bound by {call.roofline.bound}{f' ({kernels})' if kernels else ''}{f': {reasons}' if reasons else ''}"
+        first, *rest = call.roofline.evidence or ("",)
+        reasons = "; ".join((first, *rest[:1]) if "; " not in first else (first,))
+        bound = f"bound by {call.roofline.bound}{f': {reasons}' if reasons else ''}"
     if call.stage is None:
         sentences.append(f"B{bound[1:]}" if bound else "")
     else:
@@ -136,7 +173,9 @@ def roofline_section(data: RunData) -> Section:
     rows = sorted([*calls, *wholes], key=lambda call: data.records.index(call.record))
     rooflines = cell_table("Roofline", _ROOFLINE, rows, _record_of, depth="report")
     reasons = [call for call in calls if call.roofline.bound is not None and call.record.is_correct]
-    why = cell_table(REASONS, _REASON, reasons, _record_of, depth="report")
+    why = cell_table(REASONS, (*_REASON, _next_column(data)), reasons, _record_of, depth="report")
+    found = [_Found(r, each) for r in data.records if r.trace_analysis for each in r.trace_analysis.findings]
+    findings = cell_table(FINDINGS, _FINDING, found, lambda row: row.record, depth="report")
     predictions = Table(
         "Predicted and measured medians", _PREDICTION, _predictions(calls, data.records), depth="report"
     )
@@ -144,9 +183,14 @@ def roofline_section(data: RunData) -> Section:
         ceilings_line(data.environment),
         "Roofline: the least time of a call on this device: its bytes at the bandwidth ceiling, or its FLOPs at the "
         "FLOP ceiling, whichever takes longer. Above roofline: measured time / roofline.",
+        *([_SAVES] if found else []),
     )
     return Section(
-        "roofline", "Roofline", lines, tuple(filter(None, legend)) if calls else (), (rooflines, why, predictions)
+        "roofline",
+        "Roofline",
+        lines,
+        tuple(filter(None, legend)) if calls else (),
+        (rooflines, why, findings, predictions),
     )
 
 
@@ -156,25 +200,37 @@ def _record_of(call: Judged) -> Record:
 
 def _predictions(calls: Sequence[Judged], records: Sequence[Record]) -> list[_Predicted]:
     return [
-        _Predicted(call, call.roofline.predicted.wall_ms, _measured(call, records))
+        _Predicted(call, step.variant, step.wall_ms, _measured(call, step.variant, records))
         for call in calls
-        if call.roofline.predicted is not None
+        for step in steps_of(call.roofline)
+        if step.variant is not None and step.wall_ms is not None
     ]
 
 
-def _measured(call: Judged, records: Sequence[Record]) -> float | None:
-    """Return what the predicted variant took, if it was measured and is correct."""
-    predicted = call.roofline.predicted
-    if predicted is None:
-        return None
-    cell = (call.record.component, predicted.variant)
+def _measured(call: Judged, variant: str, records: Sequence[Record]) -> float | None:
+    """Return what the variant took, if it was measured and is correct."""
+    cell = (call.record.component, variant)
     other = next((record for record in records if record.cell == cell and record.is_correct), None)
-    return None if other is None else other.median_ms if call.stage is None else stage_ms(other, call.stage)
+    return None if other is None else _ms_of(other, call.stage)
+
+
+def _ms_of(record: Record, stage: str | None) -> float | None:
+    return record.median_ms if stage is None else stage_ms(record, stage)
 
 
 def _outcome(call: Judged, group: Sequence[Record]) -> str:
-    measured = _measured(call, group)
-    return "" if measured is None else f"; measured {significant(measured, 3)} ms"
+    """Return what the variant of the step took that is named next, if it was measured; else nothing."""
+    advised = _step_of(call, group)[1]
+    for step in steps_of(call.roofline):
+        if step.variant is not None and advised.startswith(printable(step.advice)):
+            measured = _measured(call, step.variant, group)
+            return "" if measured is None else f"; measured {significant(measured, 3)} ms"
+    return ""
+
+
+def _next_column(data: RunData) -> Column[Judged]:
+    """Return the column of what to try: what the run measured as slower is not in it."""
+    return Column("next", lambda call: _step_of(call, data.groups[call.record.component])[1] or None)
 
 
 def _ms(name: str) -> Callable[[Judged], float | None]:
@@ -202,7 +258,18 @@ _REASON = (
     _STAGE,
     Column[Judged]("bound by", lambda call: call.roofline.bound),
     Column[Judged]("evidence, the decisive first", lambda call: "; ".join(call.roofline.evidence) or None),
-    Column[Judged]("next", lambda call: call.roofline.advice),
+)
+_FINDING = (
+    Column[_Found]("kernels", lambda row: row.finding.what),
+    Column[_Found]("count", lambda row: row.finding.count, "count"),
+    Column[_Found]("time", lambda row: row.finding.ms, "ms", measured=True),
+    Column[_Found]("share", lambda row: row.finding.share, "percent"),
+    Column[_Found]("could save", lambda row: row.finding.saves_ms, "ms"),
+    Column[_Found]("GB/s", lambda row: row.finding.gbps, "number"),
+    Column[_Found]("TFLOP/s", lambda row: row.finding.tflops, "number"),
+    Column[_Found]("of the ceiling", lambda row: row.finding.of_ceiling, "percent"),
+    Column[_Found]("blocks", lambda row: row.finding.blocks, "count"),
+    Column[_Found]("longest", lambda row: row.finding.kernels[0] if row.finding.kernels else None),
 )
 _PREDICTION = (
     Column[_Predicted]("component", lambda row: row.judged.record.component),

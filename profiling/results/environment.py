@@ -70,6 +70,14 @@ class Ceilings(Section, frozen=True, kw_only=True):
         """The faster of the two FLOP rates: no operator should exceed it."""
         return max(self.matmul_flops_per_s, self.conv_flops_per_s or 0.0)
 
+    def shares(self, gbps: float | None, tflops: float | None, mean_us: float) -> tuple[float, float]:
+        """Return which share of the bandwidth and of the FLOP ceiling (0 to 1) a kernel reaches; 0 where not known.
+
+        `gbps` and `tflops` are its rates, `mean_us` the duration of a launch: few bytes may come from a cache.
+        """
+        memory = 0.0 if not gbps else gbps * 1e9 / self.bytes_per_s(gbps * mean_us * 1e3)
+        return memory, (tflops or 0.0) * 1e12 / self.flops_per_s
+
     def bytes_per_s(self, size: float) -> float:
         """Return the best bandwidth, in bytes/s, for a call that touches `size` bytes.
 

@@ -11,8 +11,13 @@ from profiling.results.field import Section, about
 from profiling.results.measured import Interval, MemoryKinds
 
 Bound = Literal[
-    "launch overhead", "memory bandwidth", "compute", "underfilled GPU", "slow kernels", "host", "transfers"
-]
+    "launch overhead", "memory bandwidth", "compute", "underfilled GPU", "slow kernels", "slow operators", "host",
+    "transfers",
+]  # fmt: skip
+FindingKind = Literal[
+    "reduction", "layout conversion", "cast", "bias or activation", "grouped convolution", "1x1 convolution",
+    "convolution", "split-K", "memset", "few rows", "product", "attention", "elementwise",
+]  # fmt: skip
 
 
 class BeforeAfter(Section, frozen=True, kw_only=True):
@@ -140,6 +145,10 @@ class DeviceWork(Section, frozen=True, kw_only=True):
     short_ms: Annotated[float, about("part of busy_ms in which only kernels of at most 5 us ran", "ms")]
     transfer_ms: Annotated[float, about("copies between host and device", "ms")]
     waits: Annotated[float, about("waits of the host for the device, a call")]
+    underfilled_ms: Annotated[
+        float | None,
+        about("part of busy_ms in which only kernels ran of at most 5 us, or of few blocks and at most 20 us", "ms"),
+    ] = None
 
 
 class Prediction(Section, frozen=True, kw_only=True):
@@ -147,6 +156,35 @@ class Prediction(Section, frozen=True, kw_only=True):
 
     variant: Annotated[str, about("the variant that is proposed")]
     wall_ms: Annotated[float, about("its predicted wall time", "ms")]
+
+
+class NextStep(Section, frozen=True, kw_only=True):
+    """Something to try: a variant of this tool, or a change of the kernels."""
+
+    words: Annotated[str, about("in a few words")]
+    advice: Annotated[str, about("as a sentence")]
+    variant: Annotated[str | None, about("the variant to run; absent where the step is none")] = None
+    wall_ms: Annotated[float | None, about("wall time that it should reach", "ms")] = None
+
+
+class KernelClass(Section, frozen=True, kw_only=True):
+    """Kernels of one class: gemm, conv, attention, pointwise, reduction, copy, other."""
+
+    kind: Annotated[str, about("class of the kernels")] = msgspec.field(name="class")
+    ms: Annotated[float, about("duration a call", "ms")]
+    share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
+    count: Annotated[float | None, about("kernels a call")] = None
+
+
+class Kernel(KernelClass, frozen=True, kw_only=True):
+    """All launches of one kernel, by name."""
+
+    name: Annotated[str, about("name of the kernel, at most 200 characters")]
+    mean_us: Annotated[float | None, about("mean duration of a launch", "us")] = None
+    gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s")] = None
+    tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s")] = None
+    blocks: Annotated[float | None, about("mean thread blocks of a launch")] = None
+    occupancy: Annotated[float | None, about("occupancy that CUPTI estimates from the launch", "0 to 1")] = None
 
 
 class RooflinePart(Section, frozen=True, kw_only=True):
@@ -168,6 +206,8 @@ class RooflinePart(Section, frozen=True, kw_only=True):
     next_step: Annotated[str | None, about("the next step in a few words: a variant to try, or what to change")] = None
     advice: Annotated[str | None, about("the next step as a sentence, with its reason")] = None
     predicted: Annotated[Prediction | None, about("wall time that the next step should reach")] = None
+    steps: Annotated[tuple[NextStep, ...], about("what to try, best first; next_step and advice are of the first")] = ()
+    kernels: Annotated[tuple[Kernel, ...], about("longest kernels of a call; on a CPU: operators, self time")] = ()
 
 
 class Roofline(RooflinePart, frozen=True, kw_only=True):
@@ -183,22 +223,20 @@ class Idle(Section, frozen=True, kw_only=True):
     between_ms: Annotated[float, about("idle between kernels that were queued, or between nodes of a graph", "ms")]
 
 
-class KernelClass(Section, frozen=True, kw_only=True):
-    """Kernels of one class: gemm, conv, attention, pointwise, reduction, copy, other."""
+class KernelFinding(Section, frozen=True, kw_only=True):
+    """Kernels of a call that could take less time, or be left out, and what that could save."""
 
-    kind: Annotated[str, about("class of the kernels")] = msgspec.field(name="class")
+    kind: Annotated[FindingKind, about("what is wrong with them")]
+    what: Annotated[str, about("the kernels in words: reductions (group norm), for example")]
     ms: Annotated[float, about("duration a call", "ms")]
+    saves_ms: Annotated[float, about("duration beyond the ceilings'; all of it where they can be left out", "ms")]
     share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
     count: Annotated[float | None, about("kernels a call")] = None
-
-
-class Kernel(KernelClass, frozen=True, kw_only=True):
-    """All launches of one kernel, by name."""
-
-    name: Annotated[str, about("name of the kernel, at most 200 characters")]
-    mean_us: Annotated[float | None, about("mean duration of a launch", "us")] = None
     gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s")] = None
     tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s")] = None
+    of_ceiling: Annotated[float | None, about("time at the nearer ceiling over the duration", "0 to 1")] = None
+    blocks: Annotated[float | None, about("mean thread blocks of a launch")] = None
+    kernels: Annotated[tuple[str, ...], about("names of the longest of them")] = ()
 
 
 class ModuleTime(Section, frozen=True, kw_only=True):
@@ -235,6 +273,7 @@ class TraceAnalysis(Section, frozen=True, kw_only=True):
     count: Annotated[float | None, about("kernels, copies and fills a call")] = None
     classes: Annotated[tuple[KernelClass, ...], about("by class, longest first")] = ()
     kernels: Annotated[tuple[Kernel, ...], about("by name, longest first; on a CPU: operators, self time")] = ()
+    findings: Annotated[tuple[KernelFinding, ...], about("kernels that could take less, the largest saving first")] = ()
     waits: Annotated[tuple[HostWait, ...], about("waits of the host, longest first")] = ()
     copies: Annotated[tuple[HostWait, ...], about("copies between host and device, longest first")] = ()
     modules: Annotated[tuple[ModuleTime, ...], about("submodules in the order of the tree")] = ()

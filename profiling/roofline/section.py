@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import torch
+from torch.autograd.profiler import profile
 
 from profiling.components.component import Component
 from profiling.results.environment import Ceilings
-from profiling.results.record import Roofline
+from profiling.results.record import Kernel, Roofline, RooflinePart, TraceAnalysis
 from profiling.roofline.verdict import Facts, judge
-from profiling.roofline.work import roofline_of, traffic_ms, work_of
-from profiling.trace.device_work import device_work
+from profiling.roofline.work import roofline_of, work_of
+from profiling.trace.analysis import kernels_by_name, operators_by_name
+from profiling.trace.attribution import KernelAttribution
+from profiling.trace.device_work import device_events, exported_events, summarize
+from profiling.trace.events import timeline
+from profiling.trace.kernel_classes import class_of_name
 from profiling.variants.variant import Step
+
+#: Kernels or operators of a call that its section keeps.
+LONGEST = 24
+#: Calls that are profiled.
+_CALLS = 3
+Part = TypeVar("Part", bound=RooflinePart)
 
 
 def call_roofline(
@@ -25,11 +42,16 @@ def call_roofline(
     """Return the section for the step `run` of `component`; `wall_ms` is its median wall time, None if not timed.
 
     `fused` is true if a compiler replaced the module's operators. Must be called after the timing: it calls the module
-    once and, on CUDA, profiles a few calls of the step.
+    once, and profiles a few calls of the step.
     """
     work = work_of(component)
     least = roofline_of(work, ceilings)
-    profiled = device_work(run) if component.device.type == "cuda" else None
+    here = conditions_of(component.device, fused=fused)
+    if here.device == "cuda":
+        events = device_events(run, _CALLS)
+        profiled, kernels = summarize(events, _CALLS, here.multiprocessors), kernels_in(events, _CALLS)
+    else:
+        profiled, kernels = None, operators_of(run, _CALLS)
     section = Roofline(
         bytes={**work.bytes, "total": work.total_bytes},
         flops={**work.flops, "total": work.total_flops},
@@ -40,37 +62,109 @@ def call_roofline(
         roofline_ms=least.ms,
         uncounted=work.uncounted,
         device_work=profiled,
+        kernels=kernels[:LONGEST],
     )
+    return judged_again(section, ceilings, wall_ms, here)
+
+
+def kernels_in(events: Iterable[Mapping[str, Any]], calls: int) -> tuple[Kernel, ...]:
+    """Return the kernels, copies and fills of `calls` calls by name, the longest first, with times of one call."""
+    work = [
+        KernelAttribution(item, "copy" if item.kind != "kernel" else class_of_name(item.name), bytes=item.bytes)
+        for item in timeline(events).work
+    ]
+    return kernels_by_name([work], calls)
+
+
+def operators_of(call: Callable[[], object], calls: int) -> tuple[Kernel, ...]:
+    """Profile `calls` calls on a CPU and return the operators of one with their self time, the longest first."""
+    call()
+    with profile(use_kineto=True, record_shapes=True) as profiler:
+        for number in range(calls):
+            with torch.profiler.record_function(f"profiling/call/trace/{number}"):
+                call()
+    return operators_by_name(timeline(exported_events(profiler)))
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a call ran: its device, whether a compiler fused its operators, TF32, and whether torch.compile works."""
+
+    device: Literal["cuda", "cpu"]
+    fused: bool
+    tf32: bool = False
+    compiles: bool = True
+    multiprocessors: int | None = None
+
+
+def can_compile(device: torch.device) -> bool:
+    """Return whether torch.compile finds what generates code for `device`; does not import the compiler."""
+    if device.type == "cuda":
+        return find_spec("triton") is not None
+    compiler = next(filter(which, (os.environ.get("CXX", ""), "g++", "clang++")), None)
+    return compiler is not None and (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+
+
+def conditions_of(device: torch.device, *, fused: bool) -> Conditions:
+    """Return the conditions of calls in this process on `device`."""
+    on_gpu = device.type == "cuda"
+    return Conditions(
+        device="cuda" if on_gpu else "cpu",
+        fused=fused,
+        tf32=bool(torch.backends.cuda.matmul.allow_tf32),
+        compiles=can_compile(device),
+        multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else None,
+    )
+
+
+def judged_again(
+    section: Part,
+    ceilings: Ceilings,
+    wall_ms: float | None,
+    here: Conditions,
+    traced: TraceAnalysis | None = None,
+) -> Part:
+    """Return the section with the verdict that follows from its numbers and, where there is one, the call's trace."""
     if wall_ms is None:
         return section
-    gpu: Mapping[str, Any] = {} if profiled is None else msgspec.structs.asdict(profiled)
+    least_ms, memory_ms = section.roofline_ms or 0.0, section.memory_ms or 0.0
+    gpu: Mapping[str, Any] = {} if section.device_work is None else msgspec.structs.asdict(section.device_work)
+    traffic, total = section.traffic_bytes, section.bytes.get("total", 0)
     facts = Facts(
-        device="cuda" if component.device.type == "cuda" else "cpu",
+        device=here.device,
         wall_ms=wall_ms,
-        memory_ms=least.memory_ms,
-        compute_ms=least.compute_ms,
-        traffic_ms=None if fused else traffic_ms(work, ceilings),
-        operators=None if fused else work.operators,
+        memory_ms=memory_ms,
+        compute_ms=section.compute_ms or 0.0,
+        traffic_ms=None if here.fused or traffic is None else 1e3 * traffic / ceilings.bytes_per_s(traffic),
+        operators=None if here.fused else section.operators,
         launch_us=ceilings.launch_us,
         gap_us=ceilings.gap_us,
         replay_us=ceilings.replay_us,
         dtype=ceilings.dtype,
         disturbed=ceilings.disturbed,
-        tf32=bool(torch.backends.cuda.matmul.allow_tf32),
+        tf32=here.tf32,
+        kernels_by_time=traced.kernels if traced is not None and traced.kernels else section.kernels,
+        findings=traced.findings if traced is not None else (),
+        traced=traced is not None,
+        ceilings=ceilings,
+        multiprocessors=here.multiprocessors,
+        compiles=here.compiles,
+        weights_share=section.bytes.get("weights", 0) / total if total else 0.0,
         **gpu,
     )
-    over_roofline = wall_ms / least.ms if least.ms > 0 else None
-    section = msgspec.structs.replace(section, over_roofline=over_roofline, idle_share=facts.idle_share)
+    over_roofline = wall_ms / least_ms if least_ms > 0 else None
     verdict = judge(facts)
-    if verdict is None:
-        return section
+    prediction = None if verdict is None else verdict.prediction
     return msgspec.structs.replace(
         section,
-        bound=verdict.bound,
-        evidence=verdict.evidence,
-        next_step=verdict.next_step,
-        advice=verdict.advice,
-        predicted=verdict.prediction,
+        over_roofline=over_roofline,
+        idle_share=facts.idle_share,
+        bound=None if verdict is None else verdict.bound,
+        evidence=() if verdict is None else verdict.evidence,
+        next_step=None if verdict is None else verdict.next_step,
+        advice=None if verdict is None else verdict.advice,
+        predicted=prediction,
+        steps=() if verdict is None else verdict.steps,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from profiling.results.record import Bound, Prediction
+from profiling.results.environment import Ceilings
+from profiling.results.record import Bound, Kernel, KernelFinding, NextStep, Prediction
 from profiling.trace.device_work import SHORT_US
 
 
@@ -18,7 +20,9 @@ class Facts:
     `launches` and `waits` are counts per call. `busy_ms` is the time in which the GPU worked, `short_ms` the part of it
     in which only short kernels ran, `transfer_ms` the time of copies between host and device. `launch_us`, `gap_us` and
     `replay_us` are measured costs of this device. `dtype` is that of matrix products; with `tf32`, float32 products run
-    in TF32. `disturbed` is true if the ceilings were measured while other processes ran.
+    in TF32. `disturbed` is true if the ceilings were measured while other processes ran. `kernels_by_time` are the
+    longest kernels of a call, on a CPU its operators; `findings` those that could take less, of a call that was
+    `traced`. `compiles` is false where torch.compile cannot run on this machine. `weights_share` is that of the bytes.
     """
 
     device: Literal["cuda", "cpu"]
@@ -40,6 +44,14 @@ class Facts:
     dtype: str = "float32"
     tf32: bool = False
     disturbed: bool = False
+    underfilled_ms: float | None = None
+    kernels_by_time: tuple[Kernel, ...] = ()
+    findings: tuple[KernelFinding, ...] = ()
+    traced: bool = False
+    ceilings: Ceilings | None = None
+    multiprocessors: int | None = None
+    compiles: bool = True
+    weights_share: float = 1.0
 
     def share(self, part_ms: float | None) -> float:
         """Return `part_ms` as a share of the wall time (0 to 1); 0 where it was not measured."""
@@ -101,45 +113,101 @@ CHAIN = 20
 KERNELS_A_WAIT = 32
 #: Wall time per launch, as a multiple of the launch cost, from which the host must be busy with something else.
 HOST_FACTOR = 20.0
+#: Longest operator on a CPU, as a multiple of the launch cost, whose time is that of dispatching it.
+DISPATCH_FACTOR = 10.0
 #: Least predicted saving, as a share of the wall time, for which a next step is proposed.
 WORTH = 0.05
 #: Share of the wall time that replays take; below it the host's other work is the bound.
 REPLAY_EXPLAINS = 0.5
+#: Share of the kernels' time from which products and convolutions are what a compiler can tune, and share of the bytes
+#: from which calls of several inputs save most of them: weights are read once.
+TUNABLE, WEIGHTS = 0.5, 0.5
+#: Most kernels that the evidence names, and the least share of the wall time of each.
+_NAMED, _LEAST_NAMED = 3, 0.05
+#: Most characters of a kernel's name in the evidence.
+_NAME_LENGTH = 44
+
+_BATCH = "process several inputs a call"
+_ADVICE = {
+    "reduction": "write them with one pass over the data and enough blocks to fill the GPU",
+    "layout conversion": "keep tensors in the memory layout that the kernels beside them want",
+    "cast": "keep tensors in the dtype in which they are read",
+    "bias or activation": "fuse them into the products and convolutions before them",
+    "grouped convolution": "replace their kernels, which take longer than their traffic",
+    "1x1 convolution": "compute them as matrix products, with kernels that reach the ceiling",
+    "convolution": "try other algorithms (torch.backends.cudnn.benchmark = True) or padded channels",
+    "split-K": "use product kernels that add up in one pass",
+    "memset": "write into buffers that need no clearing",
+    "few rows": "use kernels for few rows, which read the weights at full bandwidth",
+    "product": "pad sizes to multiples of a tile, or tune their kernels",
+    "attention": "use an attention kernel for these lengths",
+    "elementwise": "write them with contiguous access, one pass over the data",
+}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The bound of a call, the evidence for it, and the next step.
+    """The bound of a call, the reason for it, the evidence, and what to try, the best step first.
 
-    `next_step` fits into a table column (about 24 characters). `advice` is a sentence, "reason: what to do". `evidence`
-    lists observations, the decisive ones first. `prediction` is the wall time in ms that the next step should reach.
+    `evidence` lists observations, the decisive ones first. There is no step where nothing is known that could help.
     """
 
     bound: Bound
-    next_step: str
-    advice: str
+    reason: str
     evidence: tuple[str, ...]
-    prediction: Prediction | None = None
+    steps: tuple[NextStep, ...] = ()
+
+    @property
+    def next_step(self) -> str | None:
+        """The first step in a few words."""
+        return self.steps[0].words if self.steps else None
+
+    @property
+    def advice(self) -> str | None:
+        """The first step as a sentence, "reason: what to do."."""
+        return f"{self.reason}: {self.steps[0].advice}." if self.steps else None
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """The wall time that the variant of the first step should reach."""
+        first = self.steps[0] if self.steps else None
+        if first is None or first.variant is None or first.wall_ms is None:
+            return None
+        return Prediction(variant=first.variant, wall_ms=first.wall_ms)
 
 
 def judge(facts: Facts) -> Verdict | None:
     """Return the verdict on a call; None on a GPU whose work was not profiled, unless a ceiling explains the time."""
     idle = facts.idle_share
+    term, near = facts.roofline_term
     if facts.share(facts.transfer_ms) >= TRANSFER_SHARE:
-        advice = "Keep the data on the GPU, or copy it from pinned memory with non_blocking=True."
-        return _verdict(facts, "transfers", "keep data on the GPU", advice, ("transfers",))
+        step = NextStep(
+            words="keep data on the GPU",
+            advice="keep the data on the GPU, or copy it from pinned memory with non_blocking=True",
+        )
+        return _verdict(facts, "transfers", "Copies between host and device take the time", (step,), "transfers")
     if idle is not None and idle >= IDLE_SHARE:
         return _judge_idle(facts, idle)
-    if facts.device == "cuda" and idle is None and facts.roofline_term[1] < NEAR["cuda"]:
+    if facts.device == "cuda" and idle is None and near < NEAR["cuda"]:
         return None
-    return _judge_busy(facts)
+    if near > BEYOND:
+        reason = (
+            "The call is faster than its roofline time, so the ceilings are too low (other programs ran while they "
+            "were measured, or its kernels are faster than the measured ones)"
+        )
+        step = NextStep(words="measure ceilings again", advice="measure them again on an idle machine")
+        return _verdict(facts, term, reason, (step,), "ceilings")
+    if near >= NEAR[facts.device]:
+        return _near_ceiling(facts, term, near)
+    return _judge_gpu(facts) if facts.device == "cuda" else _judge_cpu(facts)
 
 
 def _judge_idle(facts: Facts, idle: float) -> Verdict:
     """Judge a GPU that is idle for a large part of the wall time."""
     if facts.waits and (facts.kernels or 0.0) / facts.waits < KERNELS_A_WAIT:
-        advice = f"The host waits for the GPU {_times(facts.waits)} a call: remove .item(), .cpu() and bool(tensor)."
-        return _verdict(facts, "host", "remove .item(), .cpu()", advice, ("waits", "idle"))
+        reason = f"The host waits for the GPU {_times(facts.waits)} a call"
+        step = NextStep(words="remove .item(), .cpu()", advice="remove .item(), .cpu() and bool(tensor)")
+        return _verdict(facts, "host", reason, (step,), "waits", "idle")
     return _judge_replays(facts, idle) if facts.captured else _judge_launches(facts, idle)
 
 
@@ -147,125 +215,185 @@ def _judge_launches(facts: Facts, idle: float) -> Verdict:
     """Judge gaps between kernels that the host launches one at a time."""
     launches, predicted = facts.launches or 0.0, facts.replay_ms
     if predicted is not None and not _worth_capturing(facts):
-        advice = "A call does too little work for this GPU: process several inputs a call."
-        return _verdict(facts, "underfilled GPU", "batch calls", advice, ("idle", "launches"))
+        reason = "A call does too little work for this GPU"
+        return _verdict(facts, "underfilled GPU", reason, (_batch(),), "idle", "launches")
     variant = facts.capturing_variant
-    bound: Bound = "launch overhead"
-    advice, decisive = (
-        f"{idle:.0%} of wall time are gaps between launches: capture the step ({variant}).",
-        ("idle", "launches"),
-    )
     if launches and facts.wall_ms * 1e3 / launches > HOST_FACTOR * facts.launch_us:
-        advice = f"The host is busy between launches: capture the step ({variant}) if that work is the same every call."
-        bound, decisive = "host", ("launches", "idle")
-    prediction = None if predicted is None else Prediction(variant=variant, wall_ms=predicted)
-    return _verdict(facts, bound, variant, advice, decisive, prediction)
+        advice = f"capture the step ({variant}) if that work is the same every call"
+        step = NextStep(words=variant, advice=advice, variant=variant, wall_ms=predicted)
+        return _verdict(facts, "host", "The host is busy between launches", (step,), "launches", "idle")
+    step = NextStep(words=variant, advice=f"capture the step ({variant})", variant=variant, wall_ms=predicted)
+    reason = f"{idle:.0%} of wall time are gaps between launches"
+    return _verdict(facts, "launch overhead", reason, (step,), "idle", "launches")
 
 
 def _judge_replays(facts: Facts, idle: float) -> Verdict:
     """Judge replays that leave the GPU idle, inside them or between them."""
     replay_ms = facts.replay_ms
     if replay_ms is not None and facts.share(replay_ms) < REPLAY_EXPLAINS:
-        advice = (
-            f"The replays take {replay_ms:.3g} of {facts.wall_ms:.3g} ms: move the host's other work out of the step, "
-            "or into the graph."
-        )
-        return _verdict(facts, "host", "move host work out", advice, ("idle", "launches"))
-    next_step, advice = _fewer_kernels(facts)
-    advice = f"{idle:.0%} of wall time are gaps between kernels of a replay and around it: {advice}"
-    return _verdict(facts, "underfilled GPU", next_step, advice, ("idle", "kernels"))
+        reason = f"The replays take {replay_ms:.3g} of {facts.wall_ms:.3g} ms"
+        advice = "move the host's other work out of the step, or into the graph"
+        step = NextStep(words="move host work out", advice=advice, wall_ms=replay_ms)
+        return _verdict(facts, "host", reason, (step,), "idle", "launches")
+    reason = f"{idle:.0%} of wall time are gaps between kernels of a replay and around it"
+    return _verdict(facts, "underfilled GPU", reason, _fewer_kernels(facts), "idle", "kernels")
 
 
-def _judge_busy(facts: Facts) -> Verdict:
-    """Judge a CPU, or a GPU that is busy most of the wall time."""
+def _judge_gpu(facts: Facts) -> Verdict:
+    """Judge a GPU that is busy most of the wall time."""
     term, near = facts.roofline_term
     idle, fusable, short = facts.idle_share or 0.0, facts.fusable_share, facts.share(facts.short_ms)
-    ceilings = ("ceilings",)
-    if near > BEYOND:
-        advice = (
-            "The call is faster than its roofline time, so the ceilings are too low (other programs ran while they "
-            "were measured, or its kernels are faster than the measured ones): measure them again on an idle machine."
-        )
-        return _verdict(facts, term, "measure ceilings again", advice, ceilings)
-    if near >= NEAR[facts.device]:
-        return _near_ceiling(facts, term, near)
     if idle >= max(near, fusable, short, GAPS) and _worth_capturing(facts):
         return _judge_launches(facts, idle)
     if (facts.kernels or 0) >= CHAIN and short > max(near, fusable, MOST):
-        next_step, advice = _fewer_kernels(facts)
+        bound = _far_below(facts)
+        steps = (*_fewer_kernels(facts), *_faster_kernels(facts))
+        decisive = ("kernels", "slowest") if bound == "underfilled GPU" else ("slowest", "kernels")
+        return _verdict(facts, bound, "Many kernels are short", steps, *decisive)
+    reason = f"The roofline time is {near:.0%} of wall time"
+    if fusable > max(near, MOST) and facts.compiles:
+        steps = (_fusing(facts), *_faster_kernels(facts))
         return _verdict(
-            facts, _far_below(facts), next_step, f"Most of the time is in short kernels: {advice}", ("kernels",)
+            facts, "memory bandwidth", "Each operator reads and writes its own tensors", steps, "traffic", "slowest"
         )
-    compiler = "compile_cuda_graph" if facts.captured else "compile"
-    if fusable > max(near, MOST if facts.device == "cuda" else NEAR["cuda"]):
-        advice = f"Each operator reads and writes its own tensors: fuse operators ({compiler})."
-        return _verdict(facts, "memory bandwidth", compiler, advice, ("traffic",))
-    if facts.device == "cpu":
-        if facts.fused:
-            advice = (
-                "Fused operators run far below the ceilings: process several inputs a call "
-                "(trace=true names the slow operators)."
-            )
-            return _verdict(facts, "host", "batch calls", advice, ceilings)
-        advice = "Operators run far below the ceilings: fuse operators (compile), or process several inputs a call."
-        return _verdict(facts, "host", "compile", advice, ceilings)
-    others = "try other kernels (compile_max_autotune, another memory layout; trace=true names the slow ones)"
-    next_step, advice = "compile_max_autotune", f"The roofline time is {near:.0%} of wall time: {others}."
-    if fusable > max(near, WORTH):
-        next_step = compiler
-        advice = (
-            f"The roofline time is {near:.0%} of wall time, traffic that fusion would avoid {fusable:.0%}: fuse "
-            f"operators ({compiler}), or {others}."
-        )
+    steps = _faster_kernels(facts)
+    if fusable > max(near, WORTH) and facts.compiles:
+        reason += f", traffic that fusion would avoid {fusable:.0%}"
+        steps = (_fusing(facts), *steps)
+    moving, computing, _ = _explained(facts)
+    if max(moving, computing) >= NEAR["cuda"]:  # by kernel: fused ones move more than what a call must
+        between: Bound = "memory bandwidth" if moving >= computing else "compute"
+        return _verdict(facts, between, reason, steps, "slowest", "ceilings")
     if near < MOST:
-        return _verdict(facts, _far_below(facts), next_step, advice, ceilings)
-    return _verdict(facts, term, next_step, f"{advice[:-1]}, or {_narrower(facts, term)[1]}.", ceilings)
+        return _verdict(facts, _far_below(facts), reason, steps, "slowest", "ceilings")
+    return _verdict(facts, term, reason, (*steps, *_narrower(facts, term)), "ceilings", "slowest")
+
+
+def _judge_cpu(facts: Facts) -> Verdict:
+    """Judge a call on a CPU by its operators: those near a ceiling, those that dispatching bounds, and slow ones."""
+    moving, computing, host = _explained(facts)
+    if not facts.kernels_by_time:  # an older record, which has no table of operators
+        moving, computing = facts.share(facts.traffic_ms), facts.roofline_term[1]
+        host = facts.share((facts.operators or 0) * facts.launch_us / 1e3)
+    bounds: tuple[tuple[Bound, float], ...] = (("memory bandwidth", moving), ("compute", computing), ("host", host))
+    bound, share = max(bounds, key=lambda each: each[1])
+    can_fuse = not facts.fused and facts.compiles
+    if share < NEAR["cpu"]:
+        step = NextStep(words="compile", advice="fuse operators (compile)", variant="compile")
+        reason = "Operators run far below the ceilings"
+        return _verdict(facts, "slow operators", reason, (step,) if can_fuse else (), "slowest", "ceilings")
+    if bound == "host":
+        step = NextStep(words="compile", advice="dispatch fewer operators (compile)", variant="compile")
+        reason = f"Dispatching operators and Python take {share:.0%} of the call"
+        return _verdict(facts, bound, reason, (step,) if can_fuse else (), "operators", "slowest")
+    reason = f"Operators near the {'bandwidth' if bound == 'memory bandwidth' else 'FLOP ceiling'} take the time"
+    steps = (_fusing(facts),) if can_fuse and bound == "memory bandwidth" and facts.fusable_share > WORTH else ()
+    return _verdict(facts, bound, reason, steps, "slowest", "traffic")
+
+
+def _explained(facts: Facts) -> tuple[float, float, float]:
+    """Return which share of the call (0 to 1) kernels take at the bandwidth and at the FLOP ceiling, and the host's.
+
+    The host's share is that of operators which take little more than their dispatch, and the time outside operators.
+    """
+    if facts.ceilings is None:
+        return 0.0, 0.0, 0.0
+    moving = computing = 0.0
+    host = max(0.0, 1 - sum(kernel.share or 0.0 for kernel in facts.kernels_by_time))
+    for kernel in facts.kernels_by_time:
+        share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(kernel.ms)
+        mean_us = kernel.mean_us or 0.0
+        memory, compute = (min(1.0, part) for part in facts.ceilings.shares(kernel.gbps, kernel.tflops, mean_us))
+        dispatched = mean_us <= DISPATCH_FACTOR * facts.launch_us and max(memory, compute) * mean_us < facts.launch_us
+        if facts.device == "cpu" and dispatched:
+            host += share
+            continue
+        moving, computing = (
+            moving + share * memory * (memory >= compute),
+            computing + share * compute * (compute > memory),
+        )
+    return moving, computing, host
 
 
 def _near_ceiling(facts: Facts, term: Bound, near: float) -> Verdict:
-    step, narrower = _narrower(facts, term)
-    alternative = "spend fewer FLOPs" if term == "compute" else "process several inputs a call, reading weights once"
-    advice = f"The roofline time is {near:.0%} of wall time: {narrower}, or {alternative}."
-    return _verdict(facts, term, step, advice, ("ceilings",))
+    steps = list(_narrower(facts, term))
+    if term == "memory bandwidth" and facts.weights_share >= WEIGHTS:
+        steps.append(NextStep(words="batch calls", advice=f"{_BATCH}, which read the weights once"))
+    if not steps:
+        work = "FLOPs" if term == "compute" else "bytes"
+        steps.append(NextStep(words="at its ceiling", advice=f"nothing but fewer {work} makes it much faster"))
+    return _verdict(facts, term, f"The roofline time is {near:.0%} of wall time", tuple(steps), "ceilings", "slowest")
 
 
 def _far_below(facts: Facts) -> Bound:
-    """Return the bound of a busy GPU far below both ceilings: short kernels (underfilled GPU) or slow ones."""
-    return "underfilled GPU" if facts.busy_ms and facts.short_ms > facts.busy_ms / 2 else "slow kernels"
+    """Return the bound of a busy GPU far below both ceilings: kernels that cannot fill it, or slow ones."""
+    unfilled = max(facts.short_ms, facts.underfilled_ms or 0.0)
+    return "underfilled GPU" if facts.busy_ms and unfilled > facts.busy_ms / 2 else "slow kernels"
 
 
 def _worth_capturing(facts: Facts) -> bool:
     return not facts.captured and facts.replay_ms is not None and facts.replay_ms <= (1 - WORTH) * facts.wall_ms
 
 
-def _fewer_kernels(facts: Facts) -> tuple[str, str]:
-    """Return (next step, advice) towards fewer and longer kernels."""
-    if facts.fused:
-        return (
-            "batch calls",
-            "process several inputs a call, or write larger kernels (trace=true names the short ones).",
-        )
+def _batch() -> NextStep:
+    return NextStep(words="batch calls", advice=_BATCH)
+
+
+def _fewer_kernels(facts: Facts) -> tuple[NextStep, ...]:
+    """Return steps towards fewer and longer kernels."""
+    if facts.fused or not facts.compiles:
+        return (_batch(),)
+    advice = "fuse kernels and capture the step (compile_cuda_graph)"
+    return NextStep(words="compile_cuda_graph", advice=advice, variant="compile_cuda_graph"), _batch()
+
+
+def _fusing(facts: Facts) -> NextStep:
+    """Return the step that leaves out the traffic between operators, with the time that remains without it."""
+    variant = "compile_cuda_graph" if facts.captured else "compile"
+    least_ms = max(facts.memory_ms, facts.compute_ms)
+    predicted = max(least_ms, facts.wall_ms * (1 - facts.fusable_share))
+    return NextStep(words=variant, advice=f"fuse operators ({variant})", variant=variant, wall_ms=predicted)
+
+
+def _faster_kernels(facts: Facts) -> tuple[NextStep, ...]:
+    """Return steps towards kernels nearer to the ceilings: the finding that saves most, and tuning by the compiler."""
+    steps = []
+    kernel_ms = sum(kernel.ms for kernel in facts.kernels_by_time)
+    overlap = min(1.0, facts.busy_ms / kernel_ms) if facts.busy_ms and kernel_ms else 1.0
+    for finding in facts.findings[:1]:
+        saved = finding.saves_ms * overlap
+        if saved >= WORTH * facts.wall_ms:
+            left = f"at best {finding.ms - finding.saves_ms:.2g} of {finding.ms:.2g} ms"
+            advice = f"{finding.what}: {_ADVICE[finding.kind]} ({left})"
+            steps.append(NextStep(words=finding.what, advice=advice, wall_ms=facts.wall_ms - saved))
+    tunable = sum(kernel.ms for kernel in facts.kernels_by_time if kernel.kind in ("gemm", "conv"))
+    if facts.compiles and tunable > TUNABLE * kernel_ms:
+        advice = "tune products and convolutions (compile_max_autotune)"
+        steps.append(NextStep(words="compile_max_autotune", advice=advice, variant="compile_max_autotune"))
+    if not facts.traced:
+        advice = "trace it (trace=true), which names the kernels far below the ceilings and what each could save"
+        steps.append(NextStep(words="trace=true", advice=advice))
+    return tuple(steps)
+
+
+def _narrower(facts: Facts, term: Bound) -> tuple[NextStep, ...]:
+    """Return the step to a narrower dtype than float32; none below it, for no variant here computes in 8 bits."""
+    if facts.dtype != "float32" or facts.device == "cpu":
+        return ()
+    tensor_cores = term == "compute" and not facts.tf32
     return (
-        "compile_cuda_graph",
-        "fuse kernels and capture the step (compile_cuda_graph), or process several inputs a call.",
+        NextStep(words="bfloat16", advice="compute in bfloat16" + (" or TF32 (tf32=true)" if tensor_cores else "")),
     )
-
-
-def _narrower(facts: Facts, term: Bound) -> tuple[str, str]:
-    """Return (next step, advice) towards a narrower dtype than the one in use."""
-    if facts.dtype != "float32":
-        return "8-bit weights", "compute in 8 bits"
-    tensor_cores = facts.device == "cuda" and term == "compute" and not facts.tf32
-    return "bfloat16", "compute in bfloat16" + (" or TF32 (tf32=true)" if tensor_cores else "")
 
 
 def evidence(facts: Facts) -> dict[str, str]:
     """Return {name of an observation: one line}; observations that were not measured are absent."""
     memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
     disturbed = ", measured while other processes ran," if facts.disturbed and facts.device == "cpu" else ""
-    lines = {
-        "ceilings": f"at the ceilings{disturbed} its bytes take {memory:.0%} of wall time, its FLOPs {compute:.0%}"
-    }
+    lines = {}
+    if slowest := _slowest(facts):
+        lines["slowest"] = slowest
+    lines["ceilings"] = f"at the ceilings{disturbed} its bytes take {memory:.0%} of wall time, its FLOPs {compute:.0%}"
     if facts.traffic_ms is not None:
         lines["traffic"] = f"reads and writes of single operators take {facts.share(facts.traffic_ms):.0%} of wall time"
     if facts.idle_share is not None:
@@ -286,19 +414,59 @@ def evidence(facts: Facts) -> dict[str, str]:
     return lines
 
 
+def _slowest(facts: Facts) -> str:
+    """Return what takes most of the call in one line: kernels far below the ceilings, else the longest kernels."""
+    named = [finding for finding in facts.findings if facts.share(finding.ms) >= _LEAST_NAMED]
+    if named:
+        named.sort(key=lambda finding: -finding.ms)
+        lines = []
+        for each in named[:_NAMED]:
+            rate = _rate(facts, each.gbps, each.tflops, 1e3 * each.ms / (each.count or 1.0))
+            lines.append(f"{each.what} take {facts.share(each.ms):.0%}{rate}{_grid(facts, each.blocks, None)}")
+        return "; ".join(lines)
+    lines = []
+    for kernel in facts.kernels_by_time[:_NAMED]:
+        share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(kernel.ms)
+        if share >= _LEAST_NAMED:
+            rates = _rate(facts, kernel.gbps, kernel.tflops, kernel.mean_us or 0.0)
+            lines.append(
+                f"{short_name(kernel.name)} takes {share:.0%}{rates}{_grid(facts, kernel.blocks, kernel.occupancy)}"
+            )
+    return "; ".join(lines)
+
+
+def _rate(facts: Facts, gbps: float | None, tflops: float | None, mean_us: float) -> str:
+    """Return ` at 0.67 TB/s, 16% of the ceiling` for the nearer ceiling; empty where no rate is known."""
+    if facts.ceilings is None or not (gbps or tflops):
+        return ""
+    memory, compute = facts.ceilings.shares(gbps, tflops, mean_us)
+    if compute > memory:
+        return f" at {tflops:.2g} TFLOP/s, {compute:.0%} of the ceiling"
+    rate = f"{gbps:.2g} GB/s" if gbps is not None and gbps < 100 else f"{(gbps or 0.0) / 1e3:.2g} TB/s"
+    return f" at {rate}, {memory:.0%} of the ceiling"
+
+
+def _grid(facts: Facts, blocks: float | None, occupancy: float | None) -> str:
+    """Return how far a launch fills the GPU, where it does not."""
+    few = blocks is not None and facts.multiprocessors is not None and blocks < facts.multiprocessors
+    words = f", {blocks:.0f} blocks on {facts.multiprocessors} multiprocessors" if few else ""
+    return words + (f", estimated occupancy {occupancy:.0%}" if occupancy is not None and occupancy < MOST else "")
+
+
+def short_name(kernel: str) -> str:
+    """Return a kernel's name without return type, namespaces and template arguments, at most 44 characters."""
+    name = re.sub(r"\(anonymous namespace\)::", "", kernel.removeprefix("void "))
+    name = re.split(r"[<(]", name, maxsplit=1)[0]
+    name = name if name.startswith("aten::") else name.rpartition("::")[2] or name
+    return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
+
+
 def _times(number: float) -> str:
     return f"{number:.3g} time{'' if number == 1 else 's'}"
 
 
-def _verdict(
-    facts: Facts,
-    bound: Bound,
-    next_step: str,
-    advice: str,
-    decisive: tuple[str, ...],
-    prediction: Prediction | None = None,
-) -> Verdict:
+def _verdict(facts: Facts, bound: Bound, reason: str, steps: tuple[NextStep, ...], *decisive: str) -> Verdict:
     lines = evidence(facts)
     first = [lines[name] for name in decisive if name in lines]
     rest = [line for name, line in lines.items() if name not in decisive]
-    return Verdict(bound, next_step, advice, (*first, *rest), prediction)
+    return Verdict(bound, reason, (*first, *rest), steps)

@@ -191,8 +191,3 @@ def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
         memory_ms=1e3 * size / ceilings.bytes_per_s(size),
         compute_ms=1e3 * work.total_flops / ceilings.flops_per_s,
     )
-
-
-def traffic_ms(work: Work, ceilings: Ceilings) -> float:
-    """Return the ms that all reads and writes of an eager call's operators take at the bandwidth ceiling."""
-    return 1e3 * work.traffic / ceilings.bytes_per_s(work.traffic)

@@ -28,8 +28,17 @@ from profiling.components.instantiate import instantiate
 from profiling.components.reference import CHECK_SEED, first_call
 from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.results.record import Check, MemorySnapshot, Metrics, Prepare, Status, encode_sections, merge_metric
-from profiling.roofline.section import call_roofline
+from profiling.results.record import (
+    Check,
+    MemorySnapshot,
+    Metrics,
+    Prepare,
+    Roofline,
+    Status,
+    encode_sections,
+    merge_metric,
+)
+from profiling.roofline.section import call_roofline, conditions_of, judged_again
 from profiling.run.check import check_call
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Emit, End, Phase, Sections
@@ -58,6 +67,7 @@ class Cell(ABC):
     notes: list[str] = field(default_factory=list)
     in_inference_mode: ClassVar[bool] = True  # whether calls run under torch.inference_mode
     compiled: bool = False  # whether a compiler replaced operators of the module
+    _roofline: Roofline | None = field(default=None, init=False)  # judged again once the call was traced
     _folder: str = field(default_factory=os.getcwd, init=False)  # in which each phase begins
 
     @classmethod
@@ -215,7 +225,8 @@ class Cell(ABC):
             if ceilings is not None:
                 wall = self.metrics.wall_ms
                 wall_ms = None if wall is None else wall.p50
-                self.add(roofline=call_roofline(component, step.call, ceilings, wall_ms, fused=self.compiled))
+                self._roofline = call_roofline(component, step.call, ceilings, wall_ms, fused=self.compiled)
+                self.add(roofline=self._roofline)
 
     def trace(self, component: Component, step: Step) -> None:
         """Write a profiler trace of the step into the run folder, and send its analysis."""
@@ -233,10 +244,15 @@ class Cell(ABC):
             )
             self.add(trace=files)
             with self.best_effort("reading the profiler trace"):
-                passes = TracePasses(component, self.job.variant, step, Path.cwd(), self.best_effort)
+                ceilings = ceilings_in(Path(self.job.run)) if self.job.settings.ceilings == "auto" else None
+                passes = TracePasses(component, self.job.variant, step, Path.cwd(), self.best_effort, ceilings)
                 analysis = passes.analyze(Path(self.job.run) / files.trace)
                 if analysis is not None:
                     self.add(trace_analysis=analysis)
+                    if self._roofline is not None and ceilings is not None and self.metrics.wall_ms is not None:
+                        here = conditions_of(component.device, fused=self.compiled)
+                        again = judged_again(self._roofline, ceilings, self.metrics.wall_ms.p50, here, analysis)
+                        self.add(roofline=again)
             self.add(trace=replace(files, seconds=perf_counter() - started))
 
     def record_memory(self) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from profiling.components.component import Component
+from profiling.results.environment import Ceilings
 from profiling.results.record import TraceAnalysis
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
 from profiling.trace.events import Timeline, read_events, timeline
@@ -40,7 +41,7 @@ class TracePasses:
     """Profiler passes over a prepared step: by line of code, by submodule, and launched kernel by kernel.
 
     Each pass calls the step, its eager step or the module a few times. If a pass fails, only its part of the analysis
-    is missing. Source files under `root` are named relative to it.
+    is missing. Source files under `root` are named relative to it. `ceilings` decide which kernels are slow.
     """
 
     component: Component
@@ -48,13 +49,14 @@ class TracePasses:
     step: Step
     root: Path
     best_effort: BestEffort
+    ceilings: Ceilings | None = None
 
     def analyze(self, trace: Path) -> TraceAnalysis | None:
         """Return the analysis of the step, whose main trace is the file `trace`; None if nothing can be analysed."""
         if self.component.device.type != "cuda":
             return self._analyze_on_cpu(trace)
         traces = Traces(timeline(read_events(trace)), _NO_EAGER_STEP, "this step, line by line")
-        return analyze_trace(self._with_passes(traces), self.root)
+        return analyze_trace(self._with_passes(traces), self.root, ceilings=self.ceilings)
 
     def _analyze_on_cpu(self, trace: Path) -> TraceAnalysis | None:
         eager_step, by_module = self.step.eager_step, None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiling.results.environment import Ceilings
 from profiling.results.record import Idle, Kernel, KernelClass, ModuleTime, TraceAnalysis
 from profiling.trace.attribution import (
     Attributor,
@@ -15,11 +16,12 @@ from profiling.trace.attribution import (
     merged,
     with_eager_modules,
 )
-from profiling.trace.events import GpuWork, HostCall, Timeline, launches_by_correlation, traced_calls
+from profiling.trace.events import GpuWork, HostCall, Operator, Timeline, launches_by_correlation, traced_calls
+from profiling.trace.findings import kernel_findings
 from profiling.trace.host_waits import waits_and_copies
 from profiling.trace.kernel_classes import CLASSES
 from profiling.trace.modules import module_times, paths_in, self_times
-from profiling.trace.operator_costs import OperatorCosts
+from profiling.trace.operator_costs import Cost, OperatorCosts
 
 _NAME_LENGTH = 200
 #: Smallest share of a kernel's time with known bytes (or FLOPs) for which a bandwidth (or FLOP rate) is reported.
@@ -44,11 +46,17 @@ class Traces:
     lines: Timeline | None = None
 
 
-def analyze_trace(traces: Traces, root: Path, *, parts: int = 1) -> TraceAnalysis | None:
+def analyze_trace(
+    traces: Traces,
+    root: Path,
+    *,
+    parts: int = 1,
+    ceilings: Ceilings | None = None,
+) -> TraceAnalysis | None:
     """Return the trace analysis, with times in milliseconds a call; None where nothing ran on a GPU.
 
     Where a traced call consists of several `parts` (frames, which may overlap), every number is the mean of a part.
-    Source files under `root` are named relative to it.
+    Source files under `root` are named relative to it. Without `ceilings` it has no findings about kernels.
     """
     calls = traced_calls(traces.main)
     if not calls:
@@ -78,6 +86,7 @@ def analyze_trace(traces: Traces, root: Path, *, parts: int = 1) -> TraceAnalysi
         count=sum(len(call.work) for call in calls) / len(calls) / parts,
         classes=kernel_classes(kernels),
         kernels=kernels,
+        findings=() if ceilings is None else kernel_findings(attributions, ceilings, parts=parts),
         waits=waits,
         copies=copies,
         modules=modules,
@@ -119,7 +128,7 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
 
     Shares are of the whole call. Operators on other threads than the call's are left out: they run while it waits.
     """
-    rows, calls = {call.row for call in trace.calls}, len(trace.calls) * parts
+    rows, calls, costs = {call.row for call in trace.calls}, len(trace.calls) * parts, OperatorCosts()
     whole_us = sum(call.end - call.begin for call in trace.calls)
     inside = [
         operator
@@ -127,8 +136,10 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
         if operator.row in rows and any(call.begin <= operator.begin <= call.end for call in trace.calls)
     ]
     times: dict[str, list[float]] = {}
-    for name, microseconds in self_times(inside):
-        times.setdefault(name or "", []).append(microseconds)
+    spent = [microseconds for _, microseconds in self_times(inside)]
+    for operator, microseconds in zip(inside, spent, strict=True):
+        times.setdefault(operator.name, []).append(microseconds)
+    work = _work_by_name(inside, spent, costs)
     operators = (
         Kernel(
             name=name[:_NAME_LENGTH],
@@ -137,10 +148,43 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
             share=sum(each) / whole_us if whole_us else 0.0,
             count=len(each) / calls,
             mean_us=sum(each) / len(each),
+            gbps=work[name][0] / sum(each) / 1e3 if work.get(name, (0, 0))[0] and sum(each) > 0 else None,
+            tflops=work[name][1] / sum(each) / 1e6 if work.get(name, (0, 0))[1] and sum(each) > 0 else None,
         )
         for name, each in times.items()
     )
     return tuple(sorted(operators, key=lambda operator: -operator.ms))
+
+
+def _work_by_name(
+    operators: Sequence[Operator], spent: Sequence[float], costs: OperatorCosts
+) -> dict[str, tuple[int, int]]:
+    """Return (bytes, FLOPs) of operators by name; they are sorted, callers first, with their self times.
+
+    The work of an operator is that of its longest callee, or its own: `aten::conv2d` has shapes that are understood,
+    `aten::mkldnn_convolution` does the work.
+    """
+    work: dict[str, tuple[int, int]] = {}
+    outer: Operator | None = None
+    cost, longest, longest_us = Cost(), "", -1.0
+
+    def add() -> None:
+        moved, flops = work.get(longest, (0, 0))
+        work[longest] = moved + (cost.bytes or 0), flops + (cost.flops or 0)
+
+    for each, microseconds in zip(operators, spent, strict=True):
+        if outer is not None and each.row == outer.row and each.begin <= outer.end:
+            if microseconds > longest_us:
+                longest, longest_us = each.name, microseconds
+            continue
+        if outer is not None:
+            add()
+        own = costs.of(each)
+        outer = each if own != Cost() else None
+        cost, longest, longest_us = own, each.name, microseconds
+    if outer is not None:
+        add()
+    return work
 
 
 @dataclass(frozen=True)
@@ -236,7 +280,14 @@ def _kernel(name: str, kind: str, items: Sequence[KernelAttribution], total_us: 
         mean_us=microseconds / len(items),
         gbps=rate("bytes", 1e3),
         tflops=rate("flops", 1e6),
+        blocks=_mean([item.work.blocks for item in items]),
+        occupancy=_mean([item.work.occupancy for item in items]),
     )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _microseconds(items: Sequence[KernelAttribution]) -> float:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import numpy
 
@@ -43,7 +44,7 @@ class KernelAttribution:
     """The class, operator and submodule of a kernel, copy or fill, and its bytes and FLOPs; None means not known.
 
     `module` is the submodule's path, "" for the component itself. `flops` counts this kernel alone, `operator_flops`
-    all kernels that its operator launched.
+    all kernels that its operator launched. `arguments` are those of the operator, as far as the trace recorded them.
     """
 
     work: GpuWork
@@ -53,6 +54,7 @@ class KernelAttribution:
     bytes: int | None = None
     flops: int | None = None
     operator_flops: int | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 class Attributor:
@@ -89,6 +91,7 @@ class Attributor:
                     bytes=work.bytes if work.kind != "kernel" else moved,
                     flops=cost.flops if is_main else None,
                     operator_flops=cost.flops,
+                    arguments={} if operator is None else operator.arguments,
                 )
             )
         return tuple(attributions)

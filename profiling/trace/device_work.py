@@ -18,7 +18,7 @@ from torch.autograd.profiler import profile
 from torch.profiler import ProfilerActivity
 
 from profiling.results.record import DeviceWork
-from profiling.trace.events import CUDA_CALLS, GPU_WORK, TRANSFERS, WAITS, read_events
+from profiling.trace.events import CUDA_CALLS, GPU_WORK, TRANSFERS, WAITS, blocks_of, read_events
 
 #: Calls of the CUDA runtime and driver that launch work.
 _LAUNCHES = re.compile(r"(cuda|cu)(Launch(Cooperative)?Kernel|Memcpy|Memset|GraphLaunch)")
@@ -46,17 +46,24 @@ _MARK = "profiling: device work"
 SHORT_US = 5.0
 
 
+#: Kernels with fewer blocks than multiprocessors underfill a GPU up to this duration in microseconds; a longer one has
+#: enough work to fill it, and is slow.
+FILLABLE_US = 20.0
+
+
 def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | None:
     """Profile `calls` calls and return the mean GPU work of one; None where CUPTI reports no work on the GPU."""
-    _profiled(call, 1)  # starts CUPTI, which misses the first launches of a process
-    profiler = _profiled(call, calls)
-    with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
-        trace = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(trace))
-        return summarize(read_events(trace), calls)
+    multiprocessors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return summarize(device_events(call, calls), calls, multiprocessors)
 
 
-def _profiled(call: Callable[[], object], calls: int) -> profile:
+def device_events(call: Callable[[], object], calls: int) -> list[dict[str, Any]]:
+    """Return the events of the profiler over `calls` calls, after one that starts CUPTI."""
+    _profiled(call, 1)  # CUPTI misses the first launches of a process
+    return _profiled(call, calls)
+
+
+def _profiled(call: Callable[[], object], calls: int) -> list[dict[str, Any]]:
     """Profile `calls` calls with the autograd profiler: `torch.profiler.profile` would import the compiler (4 s)."""
     profiler = profile(use_device="cuda", use_kineto=True)
     with profiler:
@@ -64,10 +71,18 @@ def _profiled(call: Callable[[], object], calls: int) -> profile:
             for _ in range(calls):
                 call()
         torch.cuda.synchronize()
-    return profiler
+    return exported_events(profiler)
 
 
-def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | None:
+def exported_events(profiler: profile) -> list[dict[str, Any]]:
+    """Return the events that the profiler recorded."""
+    with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        return list(read_events(trace))
+
+
+def summarize(events: Iterable[Mapping[str, Any]], calls: int, multiprocessors: int | None = None) -> DeviceWork | None:
     """Return the mean GPU work of a call, from the events (microseconds) of `calls` calls; None where there is none."""
     events = [event for event in events if "dur" in event]
     work = [event for event in events if event.get("cat") in GPU_WORK]
@@ -83,6 +98,7 @@ def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | N
     lengths = [float(event["dur"]) for event in work if event["cat"] == "kernel"]
     busy = _covered([(float(event["ts"]), float(event["dur"])) for event in work])
     long = [event for event in work if event["cat"] != "kernel" or float(event["dur"]) > SHORT_US]
+    filling = [event for event in long if not _underfills(event, multiprocessors)]
     transfer_us = sum(float(event["dur"]) for event in work if TRANSFERS.match(str(event.get("name"))))
     return DeviceWork(
         kernels=len(work) / calls,
@@ -92,7 +108,17 @@ def summarize(events: Iterable[Mapping[str, Any]], calls: int) -> DeviceWork | N
         short_ms=(busy - _covered([(float(event["ts"]), float(event["dur"])) for event in long])) / 1e3 / calls,
         transfer_ms=transfer_us / 1e3 / calls,
         waits=sum(1 for name in cuda_calls if WAITS.match(name)) / calls,
+        underfilled_ms=(busy - _covered([(float(event["ts"]), float(event["dur"])) for event in filling]))
+        / 1e3
+        / calls,
     )
+
+
+def _underfills(event: Mapping[str, Any], multiprocessors: int | None) -> bool:
+    """Return whether a kernel has fewer blocks than the device multiprocessors, and too little work for more."""
+    blocks = blocks_of(event.get("args") or {})
+    few = blocks is not None and multiprocessors is not None and blocks < multiprocessors
+    return few and event["cat"] == "kernel" and float(event["dur"]) <= FILLABLE_US
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:

@@ -8,7 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class GpuWork:
 
     `kind` is its category in the trace. `correlation` is the id that it shares with the CUDA call that launched it; all
     nodes of a replayed graph have the same one. `operator` is the id of the innermost operator at its launch, `bytes`
-    the size of a copy or fill.
+    the size of a copy or fill, `blocks` the number of thread blocks, `occupancy` CUPTI's estimate (0 to 1).
     """
 
     name: str
@@ -98,6 +98,8 @@ class GpuWork:
     operator: int | None
     bytes: int | None
     stream: Any = None
+    blocks: int | None = None
+    occupancy: float | None = None
 
     @property
     def length(self) -> float:
@@ -142,7 +144,8 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
             correlation, operator, size = (
                 _integer(arguments.get(key)) for key in ("correlation", "External id", "bytes")
             )
-            work.append(GpuWork(name, str(category), begin, end, correlation, operator, size, stream))
+            filled = blocks_of(arguments), occupancy_of(arguments)
+            work.append(GpuWork(name, str(category), begin, end, correlation, operator, size, stream, *filled))
         elif category in CUDA_CALLS:
             host.append(HostCall(*_span(event), _integer(arguments.get("correlation"))))
         elif category == "cpu_op":
@@ -164,6 +167,19 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
 def _span(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[Any, Any]]:
     begin = float(event["ts"])
     return str(event.get("name")), begin, begin + float(event["dur"]), (event.get("pid"), event.get("tid"))
+
+
+def blocks_of(arguments: Mapping[str, Any]) -> int | None:
+    """Return the thread blocks of a kernel from its arguments in the trace; None where they do not tell."""
+    grid = arguments.get("grid")
+    whole = isinstance(grid, list) and bool(grid) and all(isinstance(size, int) for size in grid)
+    return prod(grid) if whole and isinstance(grid, list) else None
+
+
+def occupancy_of(arguments: Mapping[str, Any]) -> float | None:
+    """Return CUPTI's estimate of a kernel's occupancy (0 to 1) from its arguments in the trace; None without one."""
+    estimated = arguments.get("est. achieved occupancy %")
+    return estimated / 100 if isinstance(estimated, int | float) else None
 
 
 def _integer(value: Any) -> int | None:

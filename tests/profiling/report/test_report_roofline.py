@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hand_traced import trace
 from report_records import build, build_loop, frame_loop, rows, run_data, titled
 
@@ -45,7 +46,7 @@ def test_rooflines_reasons_and_predictions() -> None:
     assert list(prediction.values()) == ["world_model", "cuda_graph", "baseline", "2.400", "2.520", "1.05×"]
     (why, _) = tables["What bounds it, and why"]
     assert list(why.values())[2:] == [
-        *("launch overhead", "GPU idle 94%; 1234 launches; 1234 kernels", str(roofline()["advice"]))
+        *("launch overhead", "GPU idle 94%; 1234 launches; 1234 kernels", "capture it (cuda_graph), expect 2.4 ms")
     ]
 
 
@@ -84,9 +85,47 @@ def test_a_variant_that_was_measured_slower_is_never_advised() -> None:
     assert next_step(EAGER, [EAGER, other])[0] == "cuda_graph: ~2.40 ms", "another name that begins alike"
 
 
-def test_slow_kernels_are_named_with_their_share() -> None:
-    record = build("compile", 2.0, roofline=roofline(bound="slow kernels"), trace_analysis=trace())
-    assert "Bound by slow kernels (gemm 53%, attention 27%): GPU idle 94%" in bound_line(record, [record])
+STEPS = [
+    {"words": "compile", "advice": "fuse operators (compile)", "variant": "compile", "wall_ms": 20.0},
+    {"words": "reductions (sum)", "advice": "reductions (sum): split them", "wall_ms": 21.0},
+]
+
+
+@pytest.mark.parametrize(
+    ("other", "short"),
+    [
+        (None, "compile: ~20.0 ms"),
+        ({"median": 30.0}, "reductions (sum): ~21.0 ms"),
+        ({"median": 25.0}, "compile"),
+        ({"median": 25.0, "status": "failed", "reason": "parity"}, "reductions (sum): ~21.0 ms"),
+        ({"median": 25.0, "status": "invalid", "reason": "a recompile"}, "reductions (sum): ~21.0 ms"),
+        ({"median": None, "status": "skipped", "reason": "no C++ compiler"}, "reductions (sum): ~21.0 ms"),
+    ],
+    ids=["untried", "slower", "faster", "failed", "invalid", "cannot run here"],
+)
+def test_the_best_step_that_the_run_has_not_refuted_is_next(other: dict[str, Any] | None, short: str) -> None:
+    eager = build("baseline", 28.7, roofline=roofline(steps=STEPS))
+    group = [eager]
+    if other is not None:
+        median = other.pop("median")
+        group.append(build("compile", median, **other) if median else build("compile", **other))
+    assert next_step(eager, group)[0] == short
+    (why,) = titled(roofline_section(run_data(*group)))["What bounds it, and why"]
+    assert ("compile" in why["next"]) == short.startswith("compile"), "the table names no other step"
+
+
+FINDING = {
+    **{"kind": "reduction", "what": "reductions (group norm)", "ms": 1.2, "saves_ms": 1.1, "share": 0.56, "count": 6.0},
+    **{"gbps": 300.0, "of_ceiling": 0.07, "blocks": 32.0, "kernels": ["RowwiseMomentsCUDAKernel"]},
+}
+
+
+def test_findings_are_a_table() -> None:
+    record = build("compile", 2.0, roofline=roofline(), trace_analysis=trace() | {"findings": [FINDING]})
+    (row,) = titled(roofline_section(run_data(record)))["Kernels that could take less"]
+    assert list(row.values())[2:] == [
+        *("reductions (group norm)", "6", "1.200", "56%", "1.100", "300.0", "7.0%", "32", "RowwiseMomentsCUDAKernel")
+    ]
 
 
 def test_a_prediction_says_whose_it_is_and_wrong_cells_fulfil_none() -> None:

@@ -144,7 +144,7 @@ class OnlyTraces(Cell):
 def traced(run, step, planted):
     """The sections that a cell sends when it traces `step`."""
     sent = []
-    job = SimpleNamespace(run=str(run), variant="baseline", settings=SimpleNamespace(stacks=False))
+    job = SimpleNamespace(run=str(run), variant="baseline", settings=SimpleNamespace(stacks=False, ceilings="off"))
     with torch.inference_mode():
         OnlyTraces(job, sent.append).trace(planted, step)
     content = {
