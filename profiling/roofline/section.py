@@ -79,7 +79,8 @@ def kernels_in(events: Iterable[Mapping[str, Any]], calls: int) -> tuple[Kernel,
 def operators_of(call: Callable[[], object], calls: int) -> tuple[Kernel, ...]:
     """Profile `calls` calls on a CPU and return the operators of one with their self time, the longest first."""
     call()
-    with profile(use_kineto=True, record_shapes=True) as profiler:
+    profiler = profile(use_kineto=True, record_shapes=True)
+    with profiler:
         for number in range(calls):
             with torch.profiler.record_function(f"profiling/call/trace/{number}"):
                 call()
