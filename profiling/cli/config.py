@@ -14,7 +14,7 @@ from profiling.errors import InputError
 from profiling.run.job import RunConfig
 
 _SETTINGS = tuple(item.name for item in fields(Settings))
-_OF_THE_RUN = ("isolation", "cell_timeout", "resume", "resume_changed", "rounds")
+_OF_THE_RUN = ("isolation", "cell_timeout", "resume", "resume_changed", "rounds", "seconds")
 #: Keys of a component that no YAML may have.
 SET_BY_THE_TOOL = {"name", "point", "extra_inputs", "scale"}
 #: Keys that each component has, with an example.
@@ -56,6 +56,7 @@ def read_config(cfg: DictConfig) -> RunConfig:
         resume_changed=_flag("resume_changed", plain["resume_changed"]),
         source=plain,
         rounds=plain["rounds"],
+        seconds=None if plain["seconds"] is None else _number("seconds", plain["seconds"]),
     )
 
 

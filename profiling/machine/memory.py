@@ -14,6 +14,8 @@ import torch
 #: Bytes of the allocations that `malloc_cost` times: a small and a large segment of torch's allocator.
 _SEGMENTS = (2 * 2**20, 64 * 2**20)
 _REPEATS = 3
+#: Estimate of what a process holds on a CUDA device beside its tensors, in bytes.
+CONTEXT_BYTES = 2**30
 
 
 def held(device: torch.device) -> dict[str, int]:
@@ -71,6 +73,22 @@ def _timed_malloc(driver: ctypes.CDLL, size: int) -> float:
         raise RuntimeError(f"cuMemAlloc returned {status}")
     driver.cuMemFree_v2(pointer)
     return milliseconds
+
+
+def used_and_free(device: torch.device) -> tuple[dict[str, int], dict[str, int]]:
+    """Return (peak bytes of this process, bytes that are free for any process), each by kind: device, host.
+
+    A kind that cannot be measured is absent from both.
+    """
+    used, free = {}, {}
+    if device.type == "cuda":
+        # What the allocator keeps, beside which the driver holds the context, the kernels' code and workspaces.
+        used["device"] = torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES
+        free["device"] = int(free_bytes(device))
+    with suppress(psutil.Error, OSError):
+        used["host"] = psutil.Process().memory_info().rss
+        free["host"] = int(free_bytes(torch.device("cpu")))
+    return used, free
 
 
 def graph_pools() -> tuple[int, int]:

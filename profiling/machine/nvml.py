@@ -42,27 +42,38 @@ LEAST_LIMIT_WINDOW = 1.0
 
 
 class ClockMonitor:
-    """Observes the clocks of a device from its construction on; on a CPU (None) it observes nothing."""
+    """Observes the clocks of a device from its construction on, except while paused; on a CPU (None) nothing."""
 
     def __init__(self, device: torch.device | None) -> None:
-        self._device, self._clocks = device, list[int]()
-        self._started, self._limited = perf_counter(), {} if device is None else limited_ns(device)
+        self._device, self._clocks, self._since_resume = device, list[int](), list[int]()
+        self._seconds, self._limited = 0.0, dict[str, int]()  # until the last pause
+        self._started: float | None = None
+        self.resume()
+
+    def resume(self) -> None:
+        """Observe from now on."""
+        self._since_resume = []
+        self._started, self._before = perf_counter(), {} if self._device is None else limited_ns(self._device)
+
+    def pause(self) -> float | None:
+        """Observe nothing until `resume`; return the median SM clock in MHz since the last one."""
+        self._seconds, self._limited = self._so_far()
+        self._started = None
+        return median(self._since_resume) if self._since_resume else None
 
     def read(self) -> int | None:
         """Read the SM clock in MHz, which takes the driver tens of microseconds; None where it is not known."""
         clock = None if self._device is None else clock_mhz(self._device, "sm")
-        self._clocks += [] if clock is None else [clock]
+        for clocks in (self._clocks, self._since_resume):
+            clocks += [] if clock is None else [clock]
         return clock
 
     def conditions(self) -> ClockConditions:
-        """Return the SM clocks that were read, and the share of the time since the construction spent limited."""
-        seconds = perf_counter() - self._started
+        """Return the SM clocks that were read, and the share of the observed time that was spent limited."""
+        seconds, ns = self._so_far()
         limited = None
-        if self._limited and seconds >= LEAST_LIMIT_WINDOW and self._device is not None:
-            now = limited_ns(self._device)
-            shares = {
-                reason: (now[reason] - ns) / (1e9 * seconds) for reason, ns in self._limited.items() if reason in now
-            }
+        if ns and seconds >= LEAST_LIMIT_WINDOW:
+            shares = {reason: each / (1e9 * seconds) for reason, each in ns.items()}
             limited = {reason: min(1.0, share) for reason, share in shares.items() if share > 0}
         return ClockConditions(
             limited_share=limited,
@@ -70,6 +81,18 @@ class ClockMonitor:
             sm_clock_median_mhz=median(self._clocks) if self._clocks else None,
             sm_clock_max_mhz=max(self._clocks, default=None),
         )
+
+    def _so_far(self) -> tuple[float, dict[str, int]]:
+        """Return (observed seconds, ns spent limited in them by reason)."""
+        if self._started is None:
+            return self._seconds, self._limited
+        now = limited_ns(self._device) if self._before and self._device is not None else {}
+        limited = {
+            reason: self._limited.get(reason, 0) + now[reason] - ns
+            for reason, ns in self._before.items()
+            if reason in now
+        }
+        return self._seconds + perf_counter() - self._started, limited or self._limited
 
 
 def limited_ns(device: torch.device) -> dict[str, int]:

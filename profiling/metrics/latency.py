@@ -1,11 +1,13 @@
-"""Latency: warm-up until times settle, three clocks, a stopping rule, and the conditions of the timed window."""
+"""Latency: warm-up until times settle, three clocks, samples in one window or in turns with other cells, conditions."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import msgspec
 import torch
@@ -13,19 +15,34 @@ import torch
 from profiling.components.component import Component
 from profiling.machine import nvml
 from profiling.machine.gc_policy import no_garbage_collection
+from profiling.machine.memory import used_and_free
 from profiling.machine.run_queue import RunQueueMonitor
 from profiling.metrics.clocks import CacheFlush, clock_of
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.metrics.sampling import Sample, SamplingLimits, StoppedBy, Warmup, collect, warm_up
+from profiling.metrics.sampling import (
+    AskTurn,
+    Ready,
+    Sample,
+    SamplingLimits,
+    StoppedBy,
+    Warmup,
+    WindowSamples,
+    collect,
+    collect_window,
+    summaries,
+    warm_up,
+)
 from profiling.results.record import FrameRate, LatencyConditions, Summary
-from profiling.results.stats import summarize
 from profiling.trace.counters import snapshot
 from profiling.trace.spans import span
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latency(SamplingLimits, Metric):
-    """Time a step until a sampling limit is met; `cold` evicts the last-level cache before each sample."""
+    """Time a step until a sampling limit is met, or in the windows that the cell is given in turn with other cells.
+
+    `cold` evicts the last-level cache before each sample.
+    """
 
     cold: bool = False
 
@@ -38,11 +55,42 @@ class Latency(SamplingLimits, Metric):
                 warmup = warm_up(sample, snapshot, self, perf_counter)
             monitor = TimedWindowMonitor(component.device)
             with span("timing"):
-                samples, stopped_by = collect(sample, self, perf_counter, monitor.read_clocks)
+                windows, stopped_by = self._in_turns(sample, subject.ask_turn, warmup, monitor)
+                if not windows:
+                    with monitor.window():
+                        samples, stopped_by = collect(sample, self, perf_counter, monitor.read_clocks)
+                    windows = [_window(0.0, samples)]
             invalid, conditions = monitor.invalid_reason(), monitor.conditions(warmup, cold=self.cold)
-        clocks = summaries(samples, stopped_by, subject.seed)
+        clocks = summaries(windows, stopped_by, subject.seed)
         sections = {**clocks, "fps": frame_rate(clocks["wall_ms"], component), "latency": conditions}
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
+
+    def _in_turns(
+        self, sample: Callable[[], Sample], ask: AskTurn | None, warmup: Warmup, monitor: TimedWindowMonitor
+    ) -> tuple[list[WindowSamples], StoppedBy | None]:
+        """Return the windows that this cell was given, and what ended them; none where it is measured alone."""
+        windows: list[WindowSamples] = []
+        if ask is None:
+            return windows, None
+        call_s = warmup.seconds / warmup.iterations
+        used, free = used_and_free(monitor.device)
+        turn = ask(
+            Ready(
+                call_s=call_s,
+                interval=self.interval,
+                min_iterations=self.min_iterations,
+                max_iterations=self.max_iterations,
+                max_seconds=self.max_seconds,
+                used=used,
+                free=free,
+            )
+        )
+        while turn.seconds > 0:
+            with monitor.window() as conditions:
+                start, samples = collect_window(sample, turn, call_s, perf_counter)
+            windows.append(msgspec.structs.replace(_window(start, samples), **conditions))
+            turn = ask(windows[-1])
+        return windows, turn.stopped_by
 
     def _sampler(self, subject: Subject) -> Callable[[], Sample]:
         clock, run, rewind = clock_of(subject.component.device), subject.step.run, subject.step.rewind
@@ -61,45 +109,63 @@ class Latency(SamplingLimits, Metric):
 
 
 class TimedWindowMonitor:
-    """Observes a timed window, which starts when the monitor is constructed; it runs only between samples.
+    """Observes the timed windows of a cell; it runs only between samples, and not between windows.
 
-    A recompile, a capture or an allocator retry inside the window means that another program was timed, and makes the
+    A recompile, a capture or an allocator retry inside a window means that another program was timed, and makes the
     samples invalid. Lower clocks and other processes are conditions: they are recorded, and the samples stay valid.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._cuda = device if device.type == "cuda" else None
-        self._compiled = snapshot()
-        self._retries = self._allocator_retries()
+        self._reasons: list[str] = []
+        self._retries = 0
         self._clocks = nvml.ClockMonitor(self._cuda)
-        self._switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-        self._run_queue = RunQueueMonitor()
+        self._clocks.pause()
+        self._switches = 0
+        self._waits_ms: list[float | None] = []
+
+    @contextmanager
+    def window(self) -> Iterator[dict[str, Any]]:
+        """Observe the block; its conditions are in the dictionary when it has ended, as fields of `WindowSamples`."""
+        conditions: dict[str, Any] = {}
+        compiled, retries = snapshot(), self._allocator_retries()
+        switches, run_queue = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw, RunQueueMonitor()
+        self._clocks.resume()
         self.read_clocks()
+        yield conditions
+        switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - switches
+        self.read_clocks()
+        wait_ms, sm_clock = run_queue.wait_ms(), self._clocks.pause()
+        self._switches += switches
+        self._waits_ms.append(wait_ms)
+        changed = snapshot().since(compiled).describe()
+        self._reasons += [] if changed is None or changed in self._reasons else [changed]
+        self._retries += self._allocator_retries() - retries
+        conditions |= {"run_queue_wait_ms": wait_ms, "descheduled": switches, "sm_clock_mhz": sm_clock}
 
     def read_clocks(self) -> None:
         """Read the SM clock, now."""
         self._clocks.read()
 
     def invalid_reason(self) -> str | None:
-        """Return why another program ran inside the window, or None."""
-        compiled = snapshot().since(self._compiled).describe()
-        retries = self._allocator_retries() - self._retries
-        reasons = [] if compiled is None else [compiled]
-        if retries:
-            reasons.append(f"{retries} allocator retries (the device ran out of memory and the cache was flushed)")
+        """Return why another program ran inside a window, or None."""
+        reasons = list(self._reasons)
+        if self._retries:
+            retries = f"{self._retries} allocator retries"
+            reasons.append(f"{retries} (the device ran out of memory and the cache was flushed)")
         return "; ".join(reasons) or None
 
     def conditions(self, warmup: Warmup, *, cold: bool) -> LatencyConditions:
-        """Return the conditions of the window so far."""
-        switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - self._switches
-        self.read_clocks()
+        """Return the conditions of all windows so far."""
+        waits = [wait for wait in self._waits_ms if wait is not None]
         return LatencyConditions(
             cold=cold,
             warmup_iterations=warmup.iterations,
             warmup_seconds=warmup.seconds,
             settled=warmup.settled,
-            descheduled=switches,
-            run_queue_wait_ms=self._run_queue.wait_ms(),
+            descheduled=self._switches,
+            run_queue_wait_ms=sum(waits) if waits and len(waits) == len(self._waits_ms) else None,
             **msgspec.structs.asdict(self._clocks.conditions()),
         )
 
@@ -107,14 +173,13 @@ class TimedWindowMonitor:
         return 0 if self._cuda is None else torch.cuda.memory_stats(self._cuda).get("num_alloc_retries", 0)
 
 
-def summaries(samples: Sequence[Sample], stopped_by: StoppedBy, seed: int) -> dict[str, Summary]:
-    """Return the summary of each clock that was read, in milliseconds: wall_ms, device_ms, host_ms."""
-    clocks = {}
-    for name in ("wall", "device", "host"):
-        values = [value for sample in samples if (value := getattr(sample, name)) is not None]
-        if values:
-            clocks[f"{name}_ms"] = msgspec.structs.replace(summarize(values, seed=seed), stopped_by=stopped_by)
-    return clocks
+def _window(start_s: float, samples: Sequence[Sample]) -> WindowSamples:
+    return WindowSamples(
+        start_s=start_s,
+        wall_ms=tuple(sample.wall for sample in samples),
+        host_ms=tuple(sample.host for sample in samples if sample.host is not None),
+        device_ms=tuple(sample.device for sample in samples if sample.device is not None),
+    )
 
 
 def frame_rate(wall: Summary, component: Component) -> FrameRate:

@@ -1,4 +1,7 @@
-"""Warm-up and stopping rule of a timed loop; the clock and the step are parameters, so tests can replace them."""
+"""Warm-up, windows and stopping rules of a timed loop; the clock and the step are parameters, so tests replace them.
+
+Nothing here imports torch: the process that gives the cells their turns reads the same types.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ from math import inf
 from statistics import median
 from typing import Literal
 
-from profiling.errors import InputError, check_number, check_whole
-from profiling.results.stats import relative_half_width
+import msgspec
 
-StoppedBy = Literal["interval", "iterations", "time"]
+from profiling.errors import InputError, check_number, check_whole
+from profiling.results.measured import Summary
+from profiling.results.stats import median_interval, relative_half_width, summarize
+
+StoppedBy = Literal["interval", "decided", "iterations", "time"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,72 @@ def warm_up(
         if steady and count >= limits.warmup_min_iterations:
             return Warmup(count, now() - start, settled=True)
         before = current if quiet else None
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cell that waits is told: time one window of at most `seconds` and `calls`, or, without them, go on.
+
+    A cell that is told to go on before its first window times itself alone, by its own limits.
+    """
+
+    seconds: float = 0.0
+    calls: int = 0
+    stopped_by: StoppedBy | None = None  # what ended the turns
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell that is warmed up: the mean time of a call, its limits, and memory in bytes by kind (device, host)."""
+
+    call_s: float
+    interval: float
+    min_iterations: int
+    max_iterations: int
+    max_seconds: float
+    used: dict[str, int]  # by this process, at its peak
+    free: dict[str, int]  # now, for any process
+
+
+class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples of one window in milliseconds, and its conditions; `start_s` is on a clock that all processes share."""
+
+    start_s: float
+    wall_ms: tuple[float, ...]
+    host_ms: tuple[float, ...] = ()
+    device_ms: tuple[float, ...] = ()
+    run_queue_wait_ms: float | None = None
+    descheduled: int | None = None
+    sm_clock_mhz: float | None = None
+
+
+#: Asks for the next turn, after a window with its samples; it returns when the cell may go on.
+AskTurn = Callable[[Ready | WindowSamples], Turn]
+
+#: Share of a window's length for untimed calls at its beginning, since other cells have used the caches meanwhile.
+REWARM_SHARE = 0.1
+
+
+def collect_window(
+    sample: Callable[[], Sample], turn: Turn, call_s: float, now: Callable[[], float]
+) -> tuple[float, list[Sample]]:
+    """Return (start in seconds, the samples of one window), at least one; `call_s` is the expected time of a call."""
+    for _ in range(min(turn.calls, int(REWARM_SHARE * turn.seconds / call_s))):
+        sample()
+    start, samples = now(), list[Sample]()
+    while not samples or (len(samples) < turn.calls and now() - start < turn.seconds):
+        samples.append(sample())
+    return start, samples
+
+
+def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None, seed: int) -> dict[str, Summary]:
+    """Return the summary of each clock that was read, in milliseconds: wall_ms, device_ms, host_ms."""
+    clocks = {}
+    for name in ("wall_ms", "device_ms", "host_ms"):
+        parts = [samples for window in windows if (samples := getattr(window, name))]
+        if parts:
+            summary = summarize([value for part in parts for value in part], seed=seed)
+            interval = median_interval(*parts, seed=seed) if len(parts) > 1 else summary.ci95
+            clocks[name] = msgspec.structs.replace(summary, ci95=interval, stopped_by=stopped_by)
+    return clocks
 
 
 def collect(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from statistics import median
 
 from profiling.results.measured import ClockConditions
 from profiling.results.record import BASELINE, Record
@@ -77,11 +78,40 @@ def clocks_explain(one: Record, other: Record, speedup: float) -> bool:
 
 
 def intervals_overlap(first: Record, second: Record) -> bool | None:
-    """Return whether the 95% intervals of two wall medians overlap; None where one of them has no interval."""
+    """Return whether two wall medians may be equal at 95%; None where that is not known.
+
+    Where both took turns, their neighbouring windows are compared; else the intervals of the two medians.
+    """
+    if (paired := paired_speedup(first, second)) is not None:
+        return None if paired[1] is None else paired[1][0] <= 1 <= paired[1][1]
     one, other = first.metrics.wall_ms, second.metrics.wall_ms
     if one is None or other is None or one.ci95 is None or other.ci95 is None:
         return None
     return one.ci95[0] <= other.ci95[1] and other.ci95[0] <= one.ci95[1]
+
+
+def paired_speedup(record: Record, other: Record) -> tuple[float, tuple[float, float] | None] | None:
+    """Return (wall time of `other` over that of `record`, its 95% interval) by the windows of the same blocks.
+
+    None where they did not take turns with each other.
+    """
+    from profiling.results.stats import paired_ratio  # numpy, without which most of a report is made
+
+    if record.turns is None or other.turns is None or record.turns.began != other.turns.began:
+        return None
+    medians, others = _window_medians(record), _window_medians(other)
+    blocks = [block for block in medians if block in others]
+    if not blocks or min(*medians.values(), *others.values()) <= 0:
+        return None
+    return paired_ratio([others[block] for block in blocks], [medians[block] for block in blocks])
+
+
+def _window_medians(record: Record) -> dict[int, float]:
+    """Return the median wall time in milliseconds of each window, by its block."""
+    windows, samples = record.turns.windows if record.turns is not None else (), samples_by_round(record)
+    if len(windows) != len(samples):
+        return {}
+    return {window.block: median(part) for window, part in zip(windows, samples, strict=True)}
 
 
 def is_disturbed(record: Record) -> bool:
@@ -93,7 +123,7 @@ def is_disturbed(record: Record) -> bool:
 
 
 def samples_by_round(record: Record, clock: str = "wall_ms") -> tuple[tuple[float, ...], ...]:
-    """Return the samples of `clock` (wall_ms, device_ms or host_ms) in milliseconds, a tuple a round.
+    """Return the samples of `clock` (wall_ms, device_ms or host_ms) in milliseconds, a tuple a round or window.
 
     Empty where there are none; one round where the rounds do not say how many samples each took.
     """
@@ -102,6 +132,8 @@ def samples_by_round(record: Record, clock: str = "wall_ms") -> tuple[tuple[floa
     if not samples:
         return ()
     sizes = [part.n for each in record.rounds or () if (part := getattr(each, clock)) is not None]
+    if record.turns is not None:
+        sizes = [window.n for window in record.turns.windows]
     if not sizes or min(sizes) <= 0 or sum(sizes) != len(samples):
         return (samples,)
     ends = list(accumulate(sizes))

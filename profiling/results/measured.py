@@ -26,7 +26,9 @@ class Summary(Section, frozen=True, kw_only=True):
     ci95: Annotated[Interval | None, about("95% block-bootstrap interval of the median", "ms")] = None
     outliers: Annotated[int, about("samples beyond 5 median absolute deviations from the median: counted, kept")]
     samples: Annotated[tuple[float, ...], about("all samples in the order in which they were taken", "ms")] = ()
-    stopped_by: Annotated[str | None, about("limit that ended sampling: interval, iterations or time")] = None
+    stopped_by: Annotated[
+        str | None, about("what ended sampling: interval, decided (see turns), iterations or time")
+    ] = None
 
 
 class FrameRate(Section, frozen=True, kw_only=True):
@@ -234,11 +236,14 @@ class Prepare(Section, frozen=True, kw_only=True):
 
 
 class Speedup(Section, frozen=True, kw_only=True):
-    """The ratio of median wall times, baseline over this cell; only where both are correct."""
+    """The ratio of wall times, baseline over this cell; only where both are correct.
+
+    Of cells that took turns: the mean ratio of the medians of neighbouring windows. Else the ratio of their medians.
+    """
 
     vs: Annotated[str, about("the variant that this one is compared with")]
-    wall: Annotated[float, about("ratio of median wall times; above 1 is faster")]
-    ci95: Annotated[Interval | None, about("95% bootstrap interval of the ratio")] = None
+    wall: Annotated[float, about("ratio of wall times; above 1 is faster")]
+    ci95: Annotated[Interval | None, about("95% interval of the ratio")] = None
     break_even_calls: Annotated[int | None, about("calls after which the longer preparation has paid off")] = None
 
 
@@ -282,6 +287,32 @@ class Round(Section, frozen=True, kw_only=True):
     frame_ms: Annotated[RoundSummary | None, about("realtime: frame times", "ms")] = None
     latency_ms: Annotated[RoundSummary | None, about("realtime: from action to delivered frame", "ms")] = None
     prepare: Annotated[RoundPrepare | None, about("preparation in this round")] = None
+
+
+class Window(Section, frozen=True, kw_only=True):
+    """One window in which a cell was timed, alone, while the other cells of its component waited."""
+
+    block: Annotated[
+        int, about("number of the block; each cell has one window in a block, in an order that alternates")
+    ]
+    start_s: Annotated[float, about("start of the window, since the component's first cell was started", "s")]
+    n: Annotated[int, about("samples of this window in wall_ms, device_ms and host_ms, after those of earlier windows")]
+    run_queue_wait_ms: Annotated[
+        float | None, about("time for which threads of the process waited for a CPU inside the window", "ms")
+    ] = None
+    descheduled: Annotated[int | None, about("involuntary context switches inside the window")] = None
+    sm_clock_mhz: Annotated[float | None, about("median of the SM clocks read in the window", "MHz")] = None
+
+
+class Turns(Section, frozen=True, kw_only=True):
+    """How a cell was timed in turns with the other variants of its component, which were prepared beside it."""
+
+    began: Annotated[str, about("when the component's first cell was started (UTC); equal for cells that took turns")]
+    beside: Annotated[tuple[str, ...], about("variants that were prepared beside it, and held memory of the device")]
+    windows: Annotated[tuple[Window, ...], about("its windows in the order in which they were taken")]
+    stopped_by: Annotated[
+        str | None, about("what ended the turns: decided (the comparison is known well enough), iterations or time")
+    ] = None
 
 
 class SweepPoint(Section, frozen=True, kw_only=True):

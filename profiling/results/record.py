@@ -104,6 +104,8 @@ from profiling.results.measured import (  # noqa: F401 - readers and producers i
     SweepPoint,
     Training,
     TrainingStepRow,
+    Turns,
+    Window,
 )
 
 SCHEMA = 2
@@ -152,6 +154,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     graphs: Annotated[Graphs | None, about("CUDA graphs that the variant captured")] = None
     passes: Annotated[tuple[FxPass, ...] | None, about("torch.fx passes in their order")] = None
     rounds: Annotated[tuple[Round, ...] | None, about("each round of a repeated cell")] = None
+    turns: Annotated[Turns | None, about("timing in turns with the other variants of the component")] = None
     roofline: Annotated[Roofline | None, about("least time of a call, and what bounds it")] = None
     trace_analysis: Annotated[TraceAnalysis | None, about("analysis of the profiler trace, per call")] = None
     memory_snapshot: Annotated[MemorySnapshot | None, about("what allocated the memory of the GPU")] = None

@@ -13,6 +13,10 @@ Samples = Sequence[float] | NDArray[np.float64]
 
 #: A sample is counted as an outlier beyond this many median absolute deviations from the median.
 OUTLIER_MADS = 5.0
+#: Least number of pairs of windows whose ratio has an interval.
+LEAST_WINDOWS = 6
+#: Level of the interval that settles the order of two cells while they are measured.
+SETTLED_LEVEL = 0.999
 #: Most values that are drawn at once, a bound on the memory that a long run needs.
 _PICKS_AT_ONCE = 2**22
 
@@ -51,6 +55,69 @@ def median_interval(*rounds: Samples, resamples: int = 2000, seed: int = 0) -> t
     """Return the 95% bootstrap interval of the median, in the samples' unit; of several rounds with their drift."""
     low, high = np.quantile(_round_medians(rounds, resamples, seed), [0.025, 0.975])
     return float(low), float(high)
+
+
+def paired_ratio(
+    numerator: Samples, denominator: Samples, *, level: float = 0.95
+) -> tuple[float, tuple[float, float] | None]:
+    """Return (ratio, its interval) of two cells that were measured in turns; values at equal places were neighbours.
+
+    The values, usually medians of windows, are above 0 and float64 [windows]. What slows the machine for longer than
+    two neighbouring windows slows both, and cancels out in their ratio. The ratio is the 20% trimmed mean of the
+    logarithms, so that a few disturbed windows do not move it. The interval is Student's t on winsorised deviations,
+    widened where the ratios of consecutive pairs are correlated (drift between the two cells); below `LEAST_WINDOWS`
+    pairs there is none. Source: Tukey and McLaughlin, Less vulnerable confidence procedures for location (1963).
+
+    Raises:
+        ValueError: no pair, other lengths, or a value that is not above 0.
+
+    """
+    from scipy.special import stdtrit  # takes a moment to import, and a reader of records needs none of it
+
+    one, other = np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64)
+    if one.size == 0 or one.size != other.size or not (one > 0).all() or not (other > 0).all():
+        raise ValueError("a paired ratio needs pairs of values above 0")
+    logs = np.log(one / other)
+    ordered, cut = np.sort(logs), int(0.2 * logs.size)
+    centre = float(ordered[cut : logs.size - cut].mean())
+    if logs.size < LEAST_WINDOWS:
+        return float(np.exp(centre)), None
+    spread = float(np.clip(logs, ordered[cut], ordered[-1 - cut]).std(ddof=1))
+    kept = logs.size - 2 * cut
+    reach = stdtrit(kept - 1, (1 + level) / 2) * spread * np.sqrt(logs.size * _drift(logs)) / kept
+    return float(np.exp(centre)), (float(np.exp(centre - reach)), float(np.exp(centre + reach)))
+
+
+def _drift(logs: NDArray[np.float64]) -> float:
+    """Return the variance inflation of a mean by the correlation of consecutive values; 1 where there is none."""
+    ranks = np.argsort(np.argsort(logs)) - (logs.size - 1) / 2  # a disturbed window must not hide the drift
+    correlation = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
+    bounded = min(max(correlation, 0.0), 0.8)
+    return (1 + bounded) / (1 - bounded)
+
+
+def is_decided(medians: Sequence[Samples], *, width: float = 0.01) -> bool:
+    """Return whether cells that took turns were measured long enough to compare them.
+
+    `medians` holds the window medians of each cell, [cells][windows], the baseline's first. Each cell must have been
+    compared with the baseline, and the fastest two with each other: the 95% interval of their ratio is within ± `width`
+    (relative), or their order is beyond doubt, because an interval at `SETTLED_LEVEL` is further than `width` from 1.
+    That level is high since the question is asked after every block.
+    """
+    values = [np.asarray(each, dtype=np.float64) for each in medians]
+    fastest = sorted(range(len(values)), key=lambda cell: float(np.median(values[cell])))[:2]
+    pairs = {(0, cell) for cell in range(1, len(values))} | {(min(fastest), max(fastest))}
+    return all(_is_settled(values[one], values[other], width) for one, other in pairs if one != other)
+
+
+def _is_settled(one: NDArray[np.float64], other: NDArray[np.float64], width: float) -> bool:
+    ratio, interval = paired_ratio(one, other)
+    if interval is None:
+        return False
+    if interval[1] - interval[0] <= 2 * width * ratio:
+        return True
+    _, wide = paired_ratio(one, other, level=SETTLED_LEVEL)
+    return wide is not None and (wide[0] > 1 + width or wide[1] < 1 - width)
 
 
 def ratio_interval(
@@ -141,6 +208,8 @@ def _round_medians(rounds: Sequence[Samples], resamples: int, seed: int) -> NDAr
     """
     if len(rounds) == 1:
         return _bootstrap_medians(rounds[0], resamples, seed)
+    if len(rounds) >= LEAST_WINDOWS:
+        return _cluster_medians(rounds, resamples, seed)
     values = [np.asarray(samples, dtype=np.float64) for samples in rounds]
     rng = np.random.default_rng(seed)
     drawn = np.sort(rng.integers(0, len(values), size=(resamples, len(values) - 1)), axis=1)
@@ -154,6 +223,20 @@ def _round_medians(rounds: Sequence[Samples], resamples: int, seed: int) -> NDAr
                 parts.append(_resampled(values[i], starts, length))
             medians.append(np.median(np.concatenate(parts, axis=1), axis=1))
     return rng.permutation(np.concatenate(medians))  # unsorted, so that a ratio does not pair equal choices of rounds
+
+
+def _cluster_medians(rounds: Sequence[Samples], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Return medians of resamples of n - 1 of n rounds, float64 [resamples]; they hold the noise inside rounds, too."""
+    values = np.concatenate([np.asarray(samples, dtype=np.float64) for samples in rounds])
+    order = np.argsort(values, kind="stable")
+    of_round = np.repeat(np.arange(len(rounds)), [len(samples) for samples in rounds])[order]
+    share = np.full(len(rounds), 1 / len(rounds))
+    counts = np.random.default_rng(seed).multinomial(len(rounds) - 1, share, size=resamples)
+    medians = []
+    for part in np.array_split(counts, -(-resamples * values.size // _PICKS_AT_ONCE)):
+        below = np.cumsum(part[:, of_round], axis=1)
+        medians.append(values[order][(2 * below >= below[:, -1:]).argmax(axis=1)])
+    return np.concatenate(medians)
 
 
 def _block_starts(size: int, resamples: int, rng: np.random.Generator) -> tuple[int, NDArray[np.int32]]:

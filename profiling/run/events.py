@@ -1,4 +1,4 @@
-"""The events that a cell's process sends to the process that runs the cells, and the channel between the two.
+"""The events that a cell's process sends to the process that runs the cells, the turns that it gets, and the channels.
 
 An event is a line of JSON, `[number, event]`, with numbers from 0 on. The code of a cell may write to the channel as
 well: what is no event is counted and skipped, and a number that is missing means that an event was lost.
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from profiling.errors import printable
+from profiling.metrics.sampling import AskTurn, Ready, Turn, WindowSamples
 from profiling.results.record import Status
 
 #: Most bytes of an event, which bound the memory for a line that does not end.
@@ -36,6 +37,13 @@ class Sections(_Event, frozen=True, tag="sections"):
     sections: dict[str, Any]
 
 
+class Waiting(_Event, frozen=True, tag="waiting"):
+    """The cell is idle and waits for its turn: ready for its first window, or with the samples of its last one."""
+
+    ready: Ready | None = None
+    window: WindowSamples | None = None
+
+
 class End(_Event, frozen=True, tag="end"):
     """The cell has ended, or will not run.
 
@@ -47,6 +55,7 @@ class End(_Event, frozen=True, tag="end"):
     status: Status
     reason: str | None = None
     bad_input: bool = False
+    out_of_memory: bool = False  # so that it is tried again alone where other cells held memory beside it
 
     def __post_init__(self) -> None:
         """Check that there is a reason exactly where the status is not ok."""
@@ -68,7 +77,7 @@ class BadInput(_Event, frozen=True, tag="bad_input"):
     message: str
 
 
-Event = Phase | Sections | End | Probed | BadInput
+Event = Phase | Sections | Waiting | End | Probed | BadInput
 Emit = Callable[[Event], None]
 #: Events after which a task sends nothing more.
 RESULTS = (End, Probed, BadInput)
@@ -102,6 +111,37 @@ def sender(descriptor: int) -> Emit:
             left = left[os.write(descriptor, left) :]
 
     return emit
+
+
+def write_turn(descriptor: int, turn: Turn) -> None:
+    """Give the cell that reads from `descriptor` its turn.
+
+    Raises:
+        OSError: its process has ended.
+
+    """
+    os.write(descriptor, msgspec.json.encode(turn) + b"\n")
+
+
+def turn_asker(emit: Emit, descriptor: int) -> AskTurn:
+    """Return the function that asks for a turn and blocks until the answer arrives on `descriptor`."""
+
+    def ask(state: Ready | WindowSamples) -> Turn:
+        emit(waiting(state))
+        line = b""
+        while not line.endswith(b"\n"):
+            chunk = os.read(descriptor, 4096)
+            if not chunk:
+                raise KeyboardInterrupt("the process that gives turns has ended")
+            line += chunk
+        return msgspec.json.decode(line, type=Turn)
+
+    return ask
+
+
+def waiting(state: Ready | WindowSamples) -> Waiting:
+    """Return the event of a cell that asks for a turn."""
+    return Waiting(ready=state) if isinstance(state, Ready) else Waiting(window=state)
 
 
 class EventReader:

@@ -129,7 +129,8 @@ class RunConfig:
     source: Mapping[str, Any]  # the composed config, for config.yaml
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
     files: CellFiles = field(default_factory=CellFiles)
-    rounds: int = 1  # number of times that each cell runs, cells taking turns (ABAB)
+    rounds: int = 1  # number of times that each cell runs that is not timed in turns with others
+    seconds: float | None = None  # for timing the variants of a component in turns; None: by the limits of the metric
     resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
 
     def __post_init__(self) -> None:
@@ -151,6 +152,8 @@ class RunConfig:
         check_choice("isolation", self.isolation, ("process", "none"))
         check_number("cell_timeout", self.cell_timeout, above=0)
         check_whole("rounds", self.rounds, most=10_000)
+        if self.seconds is not None:
+            check_number("seconds", self.seconds, above=0)
 
     def for_check(self) -> RunConfig:
         """Return the config of `check=true`: one cell for each component, which times nothing and has no files."""

@@ -2,6 +2,9 @@
 
 `Isolated` starts a fresh process for each task, so that a crash or a hang costs one cell. Nothing that a task started
 outlives its end, or the end of this process, unnoticed. `InProcess` is for debuggers.
+
+A cell that is timed in turns with others has a `Session`: a generator that yields whenever the cell waits for its turn,
+so that several cells can be alive while one is active.
 """
 
 from __future__ import annotations
@@ -17,15 +20,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import psutil
 
-from profiling.run.events import Emit, Event, EventReader
+from profiling.metrics.sampling import Turn
+from profiling.run.events import Emit, Event, EventReader, Waiting, write_turn
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -53,18 +57,32 @@ class Performed:
     death: str | None = None
     lost_events: int = 0
     notes: tuple[str, ...] = ()
+    killed: bool = False  # by SIGKILL from outside, as the kernel does where the host runs out of memory
+
+
+#: A task in progress: it yields when it waits for its turn, is sent that turn, and returns how its process ended.
+#: Closing it kills the process.
+Session = Generator[Waiting, Turn, Performed]
 
 
 class Executor(Protocol):
     """Performs the tasks that `profiling.run.worker.perform` lists."""
 
+    takes_turns: bool  # whether several sessions can be open at the same time
+
     def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
         """Perform `task` and pass its events to `on_event`; return how its process ended."""
+        ...
+
+    def session(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Session:
+        """Perform a cell that is timed in turns with others; its events go to `on_event`, its turns are yielded."""
         ...
 
 
 class InProcess:
     """Performs tasks in this process: a crash ends the whole run, and a debugger can follow each task."""
+
+    takes_turns = False  # cells would share the compiler's caches and one allocator
 
     def __init__(self, run: Path, *, trace: bool, fresh_cache: bool) -> None:
         self._fresh_cache = fresh_cache
@@ -80,31 +98,61 @@ class InProcess:
             perform(task, on_event)
         return Performed()
 
+    def session(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Session:
+        """Perform the task, which takes no turns."""
+        return self.perform(task, name, on_event)
+        yield
+
 
 class Isolated:
     """Performs each task in a fresh process, with its output in `cells/<name>.log`."""
+
+    takes_turns = True
 
     def __init__(self, run: Path, *, trace: bool, fresh_cache: bool, timeout: float) -> None:
         self._run, self._trace, self._fresh_cache, self._timeout = run, trace, fresh_cache, timeout
         self._orphans = Orphans()
 
     def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
-        """Perform the task in a fresh process, with a separate compile log if the run is traced."""
+        """Perform the task in a fresh process; it takes no turns."""
+        with closing(self.session(task, name, on_event, turns=False)) as session:
+            try:
+                next(session)
+            except StopIteration as end:
+                return end.value
+        return Performed("asked for a turn, although it takes none")
+
+    def session(self, task: Mapping[str, Any], name: str, on_event: Emit, *, turns: bool = True) -> Session:
+        """Perform the task in a fresh process, with a separate compile log if the run is traced.
+
+        The timeout of a cell counts the seconds in which it is active, and not those in which it waits for its turn.
+        """
         timeout = self._timeout if "cell" in task else PROBE_SECONDS
         users_folder, cells_folder = os.environ.get(TORCH_TRACE), self._run / "torch_trace" / name
         trace = {TORCH_TRACE: str(cells_folder)} if self._trace and users_folder is None else {}
-        logs_before = _compile_logs(users_folder)
+        logs: set[Path] = set()
         try:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
-            with compile_cache(fresh=self._fresh_cache) as variables:
+            with compile_cache(fresh=self._fresh_cache) as variables, self._orphans.adopted():
                 environment = {**os.environ, **trace, **variables}
-                with self._orphans.adopted():
-                    performed = run_isolated(task, files, timeout, on_event, environment)
-                    notes = self._orphans.notes()
+                worker = run_isolated(task, files, timeout, on_event, environment, self._orphans.own, turns=turns)
+                with closing(worker):
+                    turn: Turn | None = None
+                    while True:
+                        before = _compile_logs(users_folder)
+                        try:
+                            state = next(worker) if turn is None else worker.send(turn)
+                        except StopIteration as end:
+                            performed = end.value
+                            break
+                        finally:  # other cells write their logs while this one waits
+                            logs |= _compile_logs(users_folder) - before
+                        turn = yield state
+                notes = self._orphans.notes()
             if self._trace and users_folder is not None:  # torch wrote there; the run gets a copy
                 cells_folder.mkdir(parents=True, exist_ok=True)
-                for log in _compile_logs(users_folder) - logs_before:
+                for log in logs:
                     shutil.copy(log, cells_folder)
         except OSError as error:  # a name that is too long for a file, for example
             return Performed(f"could not be run: {error.strerror or error}")
@@ -188,12 +236,20 @@ class Ending:
 
 
 def run_isolated(
-    task: Mapping[str, Any], files: Path, timeout: float, on_event: Emit, environment: Mapping[str, str]
-) -> Performed:
+    task: Mapping[str, Any],
+    files: Path,
+    timeout: float,
+    on_event: Emit,
+    environment: Mapping[str, str],
+    own: set[int],
+    *,
+    turns: bool,
+) -> Session:
     """Run `task` in a fresh Python process with the variables `environment`; its output is in `<files>.log`.
 
     `timeout` is in seconds. The process leads a process group, which is killed as a whole when the process has ended,
-    at the timeout, and when this process is interrupted or dies, whatever kills it.
+    at the timeout, when the session is closed, and when this process is interrupted or dies, whatever kills it. While
+    it lives, `own` holds the ids of the processes that were started here.
 
     Raises:
         OSError: a file of the cell, or the process, cannot be made.
@@ -204,34 +260,49 @@ def run_isolated(
     try:
         task_file.write_text(json.dumps(task))
         with log_of(files).open("wb") as output:
-            ending = _run_worker(task_file, output, timeout, reader, on_event, environment)
+            ending = yield from _run_worker(task_file, output, timeout, reader, on_event, environment, own, turns)
     finally:
         task_file.unlink(missing_ok=True)
     done = ending == Ending("exited", 0) and reader.has_result
-    return Performed(None if done else ending.describe(log_of(files)), reader.lost, reader.notes)
+    killed = ending == Ending("exited", -signal.SIGKILL)
+    return Performed(None if done else ending.describe(log_of(files)), reader.lost, reader.notes, killed)
 
 
 def _run_worker(
-    task_file: Path, output: Any, timeout: float, reader: EventReader, on_event: Emit, environment: Mapping[str, str]
-) -> Ending:
-    read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as pipe:
+    task_file: Path,
+    output: Any,
+    timeout: float,
+    reader: EventReader,
+    on_event: Emit,
+    environment: Mapping[str, str],
+    own: set[int],
+    turns: bool,
+) -> Generator[Waiting, Turn, Ending]:
+    (read_end, write_end), (turn_read, turn_write) = os.pipe(), os.pipe()
+    with os.fdopen(read_end, "rb") as pipe, os.fdopen(turn_write, "wb"):
+        command = [sys.executable, "-m", "profiling.run.worker", str(task_file), str(write_end), str(os.getpid())]
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "profiling.run.worker", str(task_file), str(write_end), str(os.getpid())],
+                [*command, str(turn_read)] if turns else command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=(write_end,),
+                pass_fds=(write_end, turn_read) if turns else (write_end,),
                 start_new_session=True,
                 env=environment,
             )
         finally:
             os.close(write_end)
-        with _guarded_group(process.pid):
+            os.close(turn_read)
+        with _guarded_group(process.pid, own):
             try:
                 for event in _events(pipe, process, timeout, reader):
-                    on_event(event)
+                    if isinstance(event, Waiting):
+                        turn = yield event
+                        with contextlib.suppress(OSError):  # it has died while it waited, which the next event tells
+                            write_turn(turn_write, turn)
+                    else:
+                        on_event(event)
                 return Ending("exited", process.wait())
             except subprocess.TimeoutExpired:
                 return Ending("lingered" if reader.has_result else "timeout", _kill_group(process))
@@ -240,24 +311,31 @@ def _run_worker(
 
 
 @contextmanager
-def _guarded_group(group: int) -> Iterator[None]:
+def _guarded_group(group: int, own: set[int]) -> Iterator[None]:
     """Kill the process group also if this process dies inside the block without a chance to do so (SIGKILL).
 
-    A shell does that when its standard input closes, whose other end only this process holds.
+    A shell does that when its standard input closes, whose other end only this process holds. `own` holds both
+    processes inside the block.
     """
+    own.add(group)
     command = ["/bin/sh", "-c", f"read -r line; kill -s KILL -- -{group}"]
     try:
         guard = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
     except OSError:  # no shell: only the worker itself then dies with this process
-        yield
+        try:
+            yield
+        finally:
+            own.discard(group)
         return
+    own.add(guard.pid)
     try:
         yield
     finally:
         guard.kill()
         guard.communicate()
+        own -= {group, guard.pid}
 
 
 class Orphans:
@@ -267,17 +345,21 @@ class Orphans:
     """
 
     def __init__(self) -> None:
-        self._own = {child.pid for child in _children()}
+        self.own = {child.pid for child in _children()}  # processes that are none of a cell's
         self._named: set[int] = set()
+        self._blocks = 0
 
     @contextmanager
     def adopted(self) -> Iterator[None]:
-        """Let processes whose parent dies inside the block become children of this process."""
+        """Let processes whose parent dies inside the block become children of this process; blocks may overlap."""
         _set_subreaper(True)
+        self._blocks += 1
         try:
             yield
         finally:
-            _set_subreaper(False)
+            self._blocks -= 1
+            if not self._blocks:
+                _set_subreaper(False)
 
     def notes(self) -> tuple[str, ...]:
         """Return one line that names the processes that go on after `ORPHAN_SECONDS`, each only once."""
@@ -292,7 +374,7 @@ class Orphans:
 
     def _has_ended(self, child: psutil.Process) -> bool:
         """Return whether an adopted process has ended, and reap it; True for those that are not of this cell."""
-        if child.pid in self._own:
+        if child.pid in self.own:
             return True
         with contextlib.suppress(psutil.Error, OSError):
             if child.status() != psutil.STATUS_ZOMBIE:
@@ -337,11 +419,21 @@ def _events(pipe: Any, process: subprocess.Popen[bytes], timeout: float, reader:
     After its result a process has `EXIT_SECONDS` to exit.
 
     Raises:
-        subprocess.TimeoutExpired: the process has not ended after `timeout` seconds.
+        subprocess.TimeoutExpired: the process has not ended after `timeout` seconds, those not counted in which it
+            waited for its turn.
 
     """
     os.set_blocking(pipe.fileno(), False)
     deadline, has_result = time.monotonic() + timeout, False
+
+    def yielded(chunk: bytes) -> Iterator[Event]:
+        nonlocal deadline
+        for event in reader.feed(chunk):
+            since = time.monotonic()
+            yield event
+            if isinstance(event, Waiting):
+                deadline += time.monotonic() - since
+
     process_descriptor = os.pidfd_open(process.pid)
     try:
         with selectors.DefaultSelector() as selector:
@@ -356,7 +448,7 @@ def _events(pipe: Any, process: subprocess.Popen[bytes], timeout: float, reader:
                     break
                 if ready:
                     chunk = _read(pipe.fileno())
-                    yield from reader.feed(chunk or b"")
+                    yield from yielded(chunk or b"")
                     if chunk == b"":  # the cell's code has closed its end
                         selector.unregister(pipe)
                 if reader.has_result and not has_result:

@@ -21,6 +21,7 @@ PHASES = {
     "prepare": "preparing (compile, warm-up, capture)",
     "parity": "checking parity",
     "latency": "timing",
+    "turns": "timing in turns",
     "memory": "measuring memory",
     "explain": "explaining",
     "roofline": "computing the roofline",

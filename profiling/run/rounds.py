@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from profiling.results.judgement import samples_by_round
+from profiling.results.judgement import paired_speedup, samples_by_round
 from profiling.results.record import (
     BASELINE,
     FrameRate,
@@ -20,7 +20,7 @@ from profiling.results.record import (
     Speedup,
     Summary,
 )
-from profiling.results.stats import median_interval, ratio_interval, summarize
+from profiling.results.stats import Samples, median_interval, ratio_interval, summarize
 
 CLOCKS = ("wall_ms", "device_ms", "host_ms")
 
@@ -55,15 +55,25 @@ def with_round(before: Record | None, new: Record, number: int, total: int, *, s
 
 
 def with_speedup(record: Record, baseline: Record | None, *, seed: int) -> Record:
-    """Add the speedup, the median wall time of the baseline over that of `record`, if both are ok and timed above 0."""
+    """Add the speedup, the wall time of the baseline over that of `record`, if both are ok and timed above 0.
+
+    Where both took turns, the windows of the same block are compared.
+    """
     if record.variant == BASELINE or baseline is None or baseline.status != "ok" or record.status != "ok":
         return record
     samples, baseline_samples = samples_by_round(record), samples_by_round(baseline)
     if not samples or not baseline_samples or min(map(min, (*samples, *baseline_samples))) <= 0:
         return record
-    ratio, low, high = ratio_interval(baseline_samples, samples, seed=seed)
+    ratio, interval = paired_speedup(record, baseline) or _unpaired(samples, baseline_samples, seed)
     calls = break_even_calls(record, baseline)
-    return replace(record, speedup=Speedup(vs=BASELINE, wall=ratio, ci95=(low, high), break_even_calls=calls))
+    return replace(record, speedup=Speedup(vs=BASELINE, wall=ratio, ci95=interval, break_even_calls=calls))
+
+
+def _unpaired(
+    samples: Sequence[Samples], baseline: Sequence[Samples], seed: int
+) -> tuple[float, tuple[float, float] | None]:
+    ratio, low, high = ratio_interval(baseline, samples, seed=seed)
+    return ratio, (low, high)
 
 
 def break_even_calls(record: Record, baseline: Record) -> int | None:

@@ -1,4 +1,4 @@
-"""A run: executes its cells in order, and writes the record of each as soon as it ends."""
+"""A run: executes its cells, those of a component in turns, and writes the record of each as soon as it ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from profiling.components.spec import Settings
 from profiling.errors import InputError, printable, reason_of
+from profiling.metrics.sampling import summaries
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
 from profiling.results.jsonl import RESULTS_FILE, append_record, encode_record
 from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
@@ -24,6 +26,7 @@ from profiling.run.process import Executor, InProcess, Isolated, Performed
 from profiling.run.progress import Progress
 from profiling.run.revisions import TOOL, code_changes, git_state, tool_version
 from profiling.run.rounds import rounds_done, with_round, with_speedup
+from profiling.run.turns import Resident, Start, lacking_memory, take_turns
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
@@ -81,6 +84,24 @@ class CellEvents:
         )
 
 
+@dataclass
+class CellInProgress:
+    """A cell whose process runs, or waits for its turn."""
+
+    job: Job
+    round_: int
+    events: CellEvents
+    notes: list[str]
+    number: int  # in the progress display
+    resident: Resident | None = None  # once it has waited for its turn
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether its process has ended for want of memory, as far as can be told."""
+        end = self.events.end
+        return end.out_of_memory if end is not None else self.events.performed.killed
+
+
 #: Why a cell failed whose record was never replaced.
 NOT_ENDED = "has not ended: the run was killed in this cell, or is still in it"
 
@@ -96,6 +117,8 @@ class Run:
     command: str  # the command line, for environment.json
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
     changed_code: str = ""  # what changed in the code since a resumed run began
+    _number: int = 0  # cells that have begun
+    _total: int = 0
 
     def execute(self) -> int:
         """Run every cell that has no record yet; return the exit code: 0 (ok), 1 (failed, invalid) or 2 (bad input).
@@ -124,20 +147,28 @@ class Run:
             self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
         skip = probed.not_run
         self._say_not_run({job.variant: skip[job.variant] for _, job in due if job.variant in skip})
-        total, number = sum(job.variant not in skip for _, job in due), 0
-        for round_, job in due:
-            if job.variant in skip:
-                if round_ == 1:
-                    end = skip[job.variant]
-                    self._keep(self._base_record(job).with_status(end.status, end.reason or "not run"))
-                continue
-            number += 1
-            if self._is_due(round_, job):  # the cell may have failed in an earlier round
-                suffix = f" · round {round_}" if config.rounds > 1 else ""
-                self.progress.begin(f"{job.component.name} · {job.variant}{suffix}", number, total)
-                self._run_cell(job, executor, round_)
+        for round_ in range(1, config.rounds + 1):
+            left = [turn for turn in due if turn[0] >= round_ and turn[1].variant not in skip and self._is_due(*turn)]
+            self._total = self._number + len(left)
+            for _, component in groupby((job for number, job in due if number == round_), lambda job: job.component):
+                self._run_component(tuple(component), executor, round_, skip)
         self._complete()
         return exit_code(tuple(self.records.values()))
+
+    def _run_component(self, jobs: Sequence[Job], executor: Executor, round_: int, skip: Mapping[str, End]) -> None:
+        """Run the cells of a component; those that are timed in turns run in the first round only."""
+        cells = []
+        for job in jobs:
+            if job.variant not in skip:
+                cells += [job] if self._is_due(round_, job) else []  # it may have failed in an earlier round
+            elif round_ == 1:
+                end = skip[job.variant]
+                self._keep(self._base_record(job).with_status(end.status, end.reason or "not run"))
+        if round_ == 1 and len(cells) > 1 and executor.takes_turns:
+            self._run_in_turns(cells, executor)
+            return
+        for job in cells:
+            self._run_cell(job, executor, round_)
 
     def _say_not_run(self, ends: Mapping[str, End]) -> None:
         """Print a line for each reason why variants do not run, instead of one for each of their cells."""
@@ -156,7 +187,9 @@ class Run:
     def _is_due(self, round_: int, job: Job) -> bool:
         """Return whether the cell must still run in this round; after a round that is not ok it does not run again."""
         record = self.records.get(job.cell)
-        return record is None or (record.status == "ok" and rounds_done(record) < round_)
+        if record is None:
+            return True
+        return record.status == "ok" and record.turns is None and rounds_done(record) < round_
 
     def _probe(self, executor: Executor) -> Probed:
         """Call `probe` in another process: it resolves the settings and checks every option. Return its result."""
@@ -212,34 +245,113 @@ class Run:
                 "run, or add resume_changed=true to measure the cells that are left with the present code."
             )
 
-    def _run_cell(self, job: Job, executor: Executor, round_: int) -> None:
-        """Run one cell; its record is on disk before its files are read."""
+    def _run_cell(self, job: Job, executor: Executor, round_: int, note: str = "") -> None:
+        """Run one cell from its start to its end."""
+        cell = self._begin(job, round_, note)
+        if cell is None:
+            return
+        try:
+            cell.events.performed = executor.perform({"cell": job.to_json()}, job.name, cell.events.receive)
+        except KeyboardInterrupt:
+            self._keep_interrupted(cell)
+            raise
+        self._end(cell)
+
+    def _run_in_turns(self, jobs: Sequence[Job], executor: Executor) -> None:
+        """Prepare the cells of a component one after the other, time them in turns, and let each finish.
+
+        Where there is no memory for another one, those that are prepared take their turns first. Then the baseline
+        stays, if it leaves room, and the others follow beside it.
+        """
+        start, seconds, seed = Start(), self.config.seconds, self.config.settings.seed
+        waiting: list[CellInProgress] = []
+        beginning: CellInProgress | None = None
+        again: list[Job] = []
+        note = ""
+
+        def residents() -> list[Resident]:
+            return [cell.resident for cell in waiting if cell.resident is not None]
+
+        def time_them() -> None:
+            if len(waiting) > 1:
+                self.progress.begin(f"{waiting[0].job.component.name} · {len(waiting)} variants", 0, 0)
+                self.progress.phase("turns")
+                take_turns(residents(), seconds, seed)
+
+        def finish(cells: Sequence[CellInProgress]) -> None:
+            for cell in cells:
+                assert cell.resident is not None
+                self._show(cell)
+                cell.events.performed = cell.resident.finish()
+                waiting.remove(cell)
+                if cell.ran_out_of_memory and cell.resident.beside:
+                    again.append(cell.job)
+                else:
+                    self._end(cell, start, note)
+
+        try:
+            for job in jobs:
+                while waiting and (lacking := lacking_memory(residents())):
+                    note = f"not all variants were prepared beside each other: {lacking}"
+                    time_them()
+                    finish(waiting[1:] or waiting[:])
+                beginning = self._begin(job, 1)
+                if beginning is None:
+                    continue
+                session = executor.session({"cell": job.to_json()}, job.name, beginning.events.receive)
+                try:
+                    state = next(session)
+                except StopIteration as end:
+                    beginning.events.performed = end.value
+                    if beginning.ran_out_of_memory and waiting:
+                        again.append(job)
+                    else:
+                        self._end(beginning)
+                else:
+                    assert state.ready is not None
+                    beginning.resident = Resident(job.variant, session, state.ready)
+                    waiting.append(beginning)
+                beginning = None
+            time_them()
+            finish(waiting[:])
+        except KeyboardInterrupt:
+            for cell in (*waiting, *([] if beginning is None else [beginning])):
+                self._keep_interrupted(cell, start)
+            raise
+        finally:
+            for resident in residents():
+                resident.session.close()
+        for job in again:
+            self._run_cell(job, executor, 1, "measured again, alone: beside other variants it ran out of memory")
+
+    def _show(self, cell: CellInProgress) -> None:
+        suffix = f" · round {cell.round_}" if self.config.rounds > 1 else ""
+        self.progress.begin(f"{cell.job.component.name} · {cell.job.variant}{suffix}", cell.number, self._total)
+
+    def _begin(self, job: Job, round_: int, note: str = "") -> CellInProgress | None:
+        """Prepare the files and the row of a cell that is about to run; None where its component has an error."""
+        self._number += 1
+        cell = CellInProgress(job, round_, CellEvents(self._base_record(job), self.progress), [], self._number)
+        self._show(cell)
         error = self._component_error(job)
         if error is not None:
             record = replace(self._base_record(job).with_status("failed", error), bad_input=True)
             self._keep(record)
             self.progress.end(record)
-            return
-        notes = self._remove_files(job, first_round=round_ == 1)
+            return None
+        cell.notes = [*([note] if note else []), *self._remove_files(job, first_round=round_ == 1)]
         if self.changed_code:
-            notes.append(f"measured with other code than the run began with: {self.changed_code}")
+            cell.notes.append(f"measured with other code than the run began with: {self.changed_code}")
         if job.cell not in self.records:  # a row for this cell, whatever ends the run; an earlier round has one
             planned = self._base_record(job).with_status("failed", NOT_ENDED)
             append_record(self.folder, record_with(planned, encode_sections(**self.config.files.planned(job))))
-        events = CellEvents(self._base_record(job), self.progress)
-        interrupted = False
-        try:
-            events.performed = executor.perform({"cell": job.to_json()}, job.name, events.receive)
-        except KeyboardInterrupt:
-            events.performed, interrupted = Performed(death="was interrupted"), True
-        record = events.record()
-        record = replace(record, notes=(*notes, *record.notes))
-        if interrupted:
-            record = self._with_files(record, job, [self._with_recovered])
-            if events.end is not None or job.cell not in self.records:  # otherwise the rounds before it would be lost
-                self._keep(self._merged(record, round_))
-            raise KeyboardInterrupt
-        record = self._merged(record, round_)
+        return cell
+
+    def _end(self, cell: CellInProgress, start: Start | None = None, note: str = "") -> None:
+        """Keep the record of a cell whose process has ended; it is on disk before the cell's files are read."""
+        job = cell.job
+        cell.notes += [note] if note else []
+        record = self._merged(self._measured(cell, start), cell.round_)
         self._keep(record)
         complete = self._with_files(record, job, self._readers(job))
         if complete.rounds:
@@ -247,6 +359,27 @@ class Run:
         if complete != record:
             self._keep(complete)
         self.progress.end(complete)
+
+    def _keep_interrupted(self, cell: CellInProgress, start: Start | None = None) -> None:
+        """Keep what a cell has measured that the user has interrupted; the rounds before it are not lost."""
+        if cell.resident is not None:
+            cell.resident.session.close()
+        cell.events.performed = Performed(death="was interrupted")
+        record = self._with_files(self._measured(cell, start), cell.job, [self._with_recovered])
+        if cell.events.end is not None or cell.job.cell not in self.records:
+            self._keep(self._merged(record, cell.round_))
+
+    def _measured(self, cell: CellInProgress, start: Start | None) -> Record:
+        """Return the record of a cell from its events, and from its windows where it died before it could send it."""
+        record = cell.events.record()
+        record = replace(record, notes=(*cell.notes, *record.notes))
+        if cell.resident is None or not cell.resident.windows or start is None:
+            return record
+        if record.metrics.wall_ms is None:
+            windows = [window for _, window in cell.resident.windows]
+            clocks = summaries(windows, None, self.config.settings.seed)
+            record = replace(record, metrics=replace(record.metrics, **clocks))
+        return replace(record, turns=cell.resident.section(start))
 
     def _base_record(self, job: Job) -> Record:
         settings = job.settings
@@ -290,8 +423,8 @@ class Run:
         return self._with_speedup(merged)
 
     def _in_round(self, record: Record, round_: int) -> Record:
-        """Merge the record of a round with those of the rounds before it."""
-        if self.config.rounds == 1:
+        """Merge the record of a round with those of the rounds before it; turns have no rounds."""
+        if self.config.rounds == 1 or record.turns is not None:
             return record
         before = self.records.get(record.cell) if round_ > 1 else None
         return with_round(before, record, round_, self.config.rounds, seed=self.config.settings.seed)

@@ -1,6 +1,6 @@
 """The process that performs one task: it reads the task from a file and sends events to its parent.
 
-python -m profiling.run.worker TASK_FILE EVENT_DESCRIPTOR PARENT
+python -m profiling.run.worker TASK_FILE EVENT_DESCRIPTOR PARENT [TURN_DESCRIPTOR]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ import torch  # noqa: E402
 from profiling.components.build import set_process_state  # noqa: E402
 from profiling.components.instantiate import partial_of  # noqa: E402
 from profiling.errors import InputError, MissingExtraError, reason_of  # noqa: E402
+from profiling.metrics.sampling import AskTurn  # noqa: E402
 from profiling.run.cell import print_traceback  # noqa: E402
-from profiling.run.events import BadInput, Emit, End, sender  # noqa: E402
+from profiling.run.events import BadInput, Emit, End, sender, turn_asker  # noqa: E402
 from profiling.run.job import Job  # noqa: E402
 from profiling.run.probe import probe  # noqa: E402
 
@@ -43,17 +44,20 @@ from profiling.run.probe import probe  # noqa: E402
 def main() -> None:
     """Perform the task of the command line."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    task_file, descriptor, _ = sys.argv[1:]
-    os.set_inheritable(int(descriptor), False)  # a compile worker that outlives this process must not keep it open
+    task_file, descriptor, _, *turns = sys.argv[1:]
+    for each in (descriptor, *turns):
+        os.set_inheritable(int(each), False)  # a compile worker that outlives this process must not keep it open
     task, emit = json.loads(Path(task_file).read_text()), sender(int(descriptor))
     try:
-        perform(task, emit)
+        perform(task, emit, turn_asker(emit, int(turns[0])) if turns else None)
     except KeyboardInterrupt as error:  # from the cell's own code: Ctrl-C in a terminal reaches only the parent
         _fail(task, error, emit)
 
 
-def perform(task: Mapping[str, Any], emit: Emit) -> None:
+def perform(task: Mapping[str, Any], emit: Emit, ask_turn: AskTurn | None = None) -> None:
     """Perform `task`: {"probe": [job, …]} or {"cell": job}, where a job is its JSON text.
+
+    With `ask_turn` the cell is timed in turns with others, if its procedure allows that.
 
     Whatever the code of a cell raises is the task's result, with a traceback on standard error.
 
@@ -68,7 +72,7 @@ def perform(task: Mapping[str, Any], emit: Emit) -> None:
             job = Job.from_json(task["cell"])
             set_process_state(job.settings)
             torch.use_deterministic_algorithms(False)  # an earlier cell of this process may have asked for them
-            emit(partial_of(job.procedure, job.target)(job=job, emit=emit).run())
+            emit(partial_of(job.procedure, job.target)(job=job, emit=emit, ask_turn=ask_turn).run())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit
@@ -88,7 +92,15 @@ def _fail(task: Mapping[str, Any], error: BaseException, emit: Emit) -> None:
     if "probe" in task:
         emit(BadInput(f"probing the device failed: {reason}. The traceback is in cells/probe.log of the run."))
     else:
-        emit(End("failed", reason, bad_input=isinstance(error, InputError)))
+        out_of_memory = any(isinstance(each, torch.OutOfMemoryError | MemoryError) for each in _causes(error))
+        emit(End("failed", reason, bad_input=isinstance(error, InputError), out_of_memory=out_of_memory))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and those that it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 if __name__ == "__main__":

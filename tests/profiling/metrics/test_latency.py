@@ -17,15 +17,19 @@ WARMUP = Warmup(iterations=10, seconds=1.0, settled=True)
 
 
 def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch):
-    counters = iter([{"power cap": 5_000_000_000, "power brake": 7}, {"power cap": 6_500_000_000, "power brake": 7}])
-    clocks, seconds = iter([1980, 1500, 1700, 1600]), iter([100.0, 102.0])
+    before, after = {"power cap": 5_000_000_000, "power brake": 7}, {"power cap": 6_500_000_000, "power brake": 7}
+    counters = iter([before, before, before, after])
+    clocks = iter([1980, 1500, 1700, 1600])
+    seconds = iter([0.0, 0.0, 100.0, 102.0])  # a moment before the window, then the window
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": 0})
     monkeypatch.setattr(nvml, "limited_ns", lambda device: next(counters))
     monkeypatch.setattr(nvml, "clock_mhz", lambda device, which: next(clocks))
     monkeypatch.setattr(nvml, "perf_counter", lambda: next(seconds))
     monitor = TimedWindowMonitor(torch.device("cuda", 0))
-    monitor.read_clocks()
-    monitor.read_clocks()
+    with monitor.window() as window:
+        monitor.read_clocks()
+        monitor.read_clocks()
+    assert window["sm_clock_mhz"] == 1650
     conditions = monitor.conditions(WARMUP, cold=False)
     assert conditions.limited_share == {"power cap": 0.75}
     assert (conditions.sm_clock_min_mhz, conditions.sm_clock_max_mhz) == (1500, 1980)
@@ -80,15 +84,23 @@ def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch):
     monkeypatch.setattr(nvml, "clock_mhz", lambda device, which: None)
     counters = iter([CompileCounters(), CompileCounters(compiles=2, recompiles=1)])
     monkeypatch.setattr(latency, "snapshot", lambda: next(counters))
-    reason = TimedWindowMonitor(torch.device("cuda", 0)).invalid_reason()
+    monitor = TimedWindowMonitor(torch.device("cuda", 0))
+    with monitor.window():
+        pass
+    reason = monitor.invalid_reason()
     assert reason is not None
     assert reason.startswith("1 compile, 1 recompile; 2 allocator retries")
 
 
 def test_waits_for_a_cpu_are_recorded_in_milliseconds(monkeypatch):
     monkeypatch.setattr(latency.RunQueueMonitor, "wait_ms", lambda self: 12.5)
-    conditions = TimedWindowMonitor(torch.device("cpu")).conditions(WARMUP, cold=True)
-    assert (conditions.run_queue_wait_ms, conditions.cold, conditions.settled) == (12.5, True, True)
+    monitor = TimedWindowMonitor(torch.device("cpu"))
+    for _ in range(2):
+        with monitor.window() as window:
+            pass
+        assert window["run_queue_wait_ms"] == 12.5
+    conditions = monitor.conditions(WARMUP, cold=True)
+    assert (conditions.run_queue_wait_ms, conditions.cold, conditions.settled) == (25.0, True, True)
     assert conditions.limited_share is None
     assert conditions.sm_clock_min_mhz is None
 

@@ -1,0 +1,156 @@
+"""Gives the cells of a component their turns: short windows, one cell active at a time, until the answer is known.
+
+The cells have been prepared and wait, each in its process. In a block each cell has one window; the order of a block is
+drawn, and the next block has it reversed (A B B A), so that a steady drift of the machine meets all cells alike. What
+slows the machine for longer than a block slows neighbouring windows alike, and cancels out in their ratio.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from statistics import median
+
+from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
+from profiling.results.record import Turns, Window
+from profiling.results.stats import LEAST_WINDOWS, is_decided
+from profiling.run.process import Performed, Session
+
+#: Shortest and longest window, in seconds; between them it has room for `WINDOW_CALLS` calls.
+SHORTEST, LONGEST = 0.1, 0.5
+WINDOW_CALLS = 10
+#: Least number of windows over which the samples of a fast cell are spread.
+SPREAD = 20
+#: A further cell is prepared beside others where this many times the memory of the largest of them is free.
+MEMORY_MARGIN = 1.2
+
+
+@dataclass(frozen=True)
+class Start:
+    """When the cells of a component began to take turns: UTC for the record, seconds on the clock of the windows."""
+
+    utc: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
+    seconds: float = field(default_factory=time.perf_counter)  # CLOCK_MONOTONIC, which all processes share
+
+
+@dataclass
+class Resident:
+    """A cell that has been prepared and waits for its turns, and the windows that it has had, with their blocks."""
+
+    variant: str
+    session: Session
+    ready: Ready
+    windows: list[tuple[int, WindowSamples]] = field(default_factory=list)
+    beside: dict[str, None] = field(default_factory=dict)  # variants that were prepared at the same time
+    stopped_by: StoppedBy | None = None
+    performed: Performed | None = None  # how its process has ended
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of all windows."""
+        return sum(len(window.wall_ms) for _, window in self.windows)
+
+    def take(self, block: int) -> None:
+        """Let the cell time one window, as the window of this block; its process may end in it."""
+        try:
+            state = self.session.send(window_of(self.ready))
+        except StopIteration as end:
+            self.performed = end.value
+            return
+        if state.window is not None:
+            self.windows.append((block, state.window))
+
+    def finish(self) -> Performed:
+        """Let the cell do what follows its timing, to its end; without windows it first times itself alone."""
+        turn = Turn(stopped_by=self.stopped_by)
+        while self.performed is None:
+            try:
+                self.session.send(turn)
+            except StopIteration as end:
+                self.performed = end.value
+        return self.performed
+
+    def section(self, start: Start) -> Turns:
+        """Return the section of the record."""
+        windows = tuple(
+            Window(
+                block=block,
+                start_s=window.start_s - start.seconds,
+                n=len(window.wall_ms),
+                run_queue_wait_ms=window.run_queue_wait_ms,
+                descheduled=window.descheduled,
+                sm_clock_mhz=window.sm_clock_mhz,
+            )
+            for block, window in self.windows
+        )
+        return Turns(began=start.utc, beside=tuple(self.beside), windows=windows, stopped_by=self.stopped_by)
+
+
+def window_of(ready: Ready) -> Turn:
+    """Return the turn for one window of a cell, by the time of its calls and its limits."""
+    seconds = min(LONGEST, max(SHORTEST, WINDOW_CALLS * ready.call_s), ready.max_seconds / LEAST_WINDOWS)
+    return Turn(seconds=seconds, calls=max(1, ready.max_iterations // SPREAD))
+
+
+def take_turns(
+    residents: Sequence[Resident],
+    seconds: float | None,
+    seed: int,
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Give the cells windows until they can be compared, or `seconds` are spent; the baseline is the first cell.
+
+    Without `seconds`, the cells may take as long as their own limits would allow them one after the other. A cell whose
+    process ends costs its own windows only.
+    """
+    for resident in residents:
+        resident.beside |= dict.fromkeys(other.variant for other in residents if other is not resident)
+    budget = sum(resident.ready.max_seconds for resident in residents) if seconds is None else seconds
+    first = 1 + max((block for resident in residents for block, _ in resident.windows), default=-1)
+    rng, start, block = random.Random(seed), now(), first
+    order, stopped_by = list(residents), None
+    while stopped_by is None:
+        if (block - first) % 2 == 0:
+            rng.shuffle(order)
+        else:
+            order.reverse()
+        for resident in order:
+            if resident.performed is None:
+                resident.take(block)
+        block += 1
+        alive = [resident for resident in residents if resident.performed is None]
+        stopped_by = _stopped_by(alive, first, block, budget, now() - start)
+    for resident in residents:
+        resident.stopped_by = stopped_by
+
+
+def _stopped_by(
+    residents: Sequence[Resident], first: int, block: int, budget: float, elapsed: float
+) -> StoppedBy | None:
+    """Return what ends the turns after the blocks from `first` to before `block`; None: they go on."""
+    medians = [
+        [median(window.wall_ms) for number, window in resident.windows if number >= first] for resident in residents
+    ]
+    sampled = all(resident.samples >= resident.ready.min_iterations for resident in residents)
+    width = min((resident.ready.interval for resident in residents), default=0.0)
+    if (block - first) % 2 == 0 and sampled and is_decided(medians, width=width):
+        return "decided"
+    if any(resident.samples >= resident.ready.max_iterations for resident in residents):
+        return "iterations"
+    return "time" if elapsed >= budget else None
+
+
+def lacking_memory(residents: Sequence[Resident]) -> str:
+    """Return why no further cell may be prepared beside these, in words with GB; empty where one fits.
+
+    What a further cell needs is estimated by the largest of these, and what is free is what the last one measured.
+    """
+    for kind, free in residents[-1].ready.free.items():
+        used = max(resident.ready.used.get(kind, 0) for resident in residents)
+        if free < MEMORY_MARGIN * used:
+            need, where = MEMORY_MARGIN * used / 1e9, {"device": "of the device", "host": "of the host"}[kind]
+            return f"another one would need {need:.1f} GB of the memory {where}, and {free / 1e9:.1f} GB are free"
+    return ""
