@@ -8,7 +8,9 @@ from msgspec import to_builtins
 
 from profiling.results.stats import (
     count_outliers,
+    is_decided,
     median_interval,
+    paired_ratio,
     ratio_interval,
     relative_half_width,
     summarize,
@@ -143,3 +145,100 @@ def test_a_side_without_samples_is_refused():
         ratio_interval([[1.0]], [])
     with pytest.raises(ValueError, match="no samples"):
         ratio_interval([[1.0], []], [[1.0]])
+
+
+def neighbours(rng, windows, *, factor=1.0, noise=0.01, disturbed=0.0, machine=0.1, apart=0.0):
+    """Window medians of two cells, [windows] each, on a machine that drifts by `machine` (relative) from pair to pair.
+
+    A share of the windows is `disturbed`, twice as slow; `apart` is the drift between the two cells.
+    """
+    drift = 1 + machine * np.cumsum(rng.standard_normal(windows)) / np.sqrt(windows)
+    between = 1 + apart * np.cumsum(rng.standard_normal(windows)) / np.sqrt(windows)
+    cells = [drift * (1 + noise * rng.standard_normal(windows)) for _ in range(2)]
+    for cell in cells:
+        cell *= np.where(rng.random(windows) < disturbed, 2.0, 1.0)
+    return factor * between * cells[0], cells[1]
+
+
+@pytest.mark.parametrize("disturbed", [0.0, 0.05])
+@pytest.mark.parametrize("windows", [6, 12, 20])
+def test_the_interval_of_a_paired_ratio_holds_the_true_one_as_often_as_it_says(windows, disturbed):
+    hits = 0
+    for seed in range(300):
+        pair = neighbours(np.random.default_rng(seed), windows, factor=1.05, disturbed=disturbed)
+        _, (low, high) = paired_ratio(*pair)
+        hits += low <= 1.05 <= high
+    assert hits >= 0.94 * 300
+
+
+def test_a_paired_ratio_is_not_moved_by_a_drift_that_both_share():
+    rng = np.random.default_rng(3)
+    one, other = neighbours(rng, 20, factor=1.05, machine=0.5)
+    ratio, (low, high) = paired_ratio(one, other)
+    assert ratio == pytest.approx(1.05, rel=0.01)
+    assert high - low < 0.03
+    _, wide_low, wide_high = ratio_interval([[each] for each in one], [[each] for each in other])
+    assert wide_high - wide_low > 5 * (high - low), "unpaired, the drift is in the interval"
+
+
+def test_a_few_disturbed_windows_do_not_move_a_paired_ratio():
+    rng = np.random.default_rng(4)
+    one, other = neighbours(rng, 12)
+    quiet, _ = paired_ratio(one, other)
+    one[[2, 7]] *= 3
+    disturbed, (low, high) = paired_ratio(one, other)
+    assert disturbed == pytest.approx(quiet, rel=0.01)
+    assert low < 1 < high
+
+
+def test_a_drift_between_the_cells_widens_the_interval_of_their_ratio():
+    def width(pair):
+        _, (low, high) = paired_ratio(*pair)
+        return high - low
+
+    one, other = neighbours(np.random.default_rng(5), 40, noise=0.001, apart=0.1)
+    order = np.random.default_rng(6).permutation(40)
+    assert width((one, other)) > 1.5 * width((one[order], other[order]))
+
+
+def test_few_pairs_have_a_ratio_and_no_interval():
+    assert paired_ratio([2.0] * 5, [1.0] * 5) == (pytest.approx(2.0), None)
+    assert paired_ratio([2.0] * 6, [1.0] * 6) == (pytest.approx(2.0), pytest.approx((2.0, 2.0)))
+
+
+@pytest.mark.parametrize(("one", "other"), [([], []), ([1.0], [1.0, 2.0]), ([0.0], [1.0])])
+def test_what_is_no_pair_is_refused(one, other):
+    with pytest.raises(ValueError, match="pairs"):
+        paired_ratio(one, other)
+
+
+def test_equal_cells_are_seldom_called_different_although_the_question_is_asked_again_and_again():
+    """The rule of a run: asked after every second block, up to 30; then the interval at 95% excludes 1 or not."""
+    false = 0
+    for seed in range(200):
+        one, other = neighbours(np.random.default_rng(seed), 30, noise=0.05)
+        blocks = next((n for n in range(6, 30, 2) if is_decided([one[:n], other[:n]])), 30)
+        _, (low, high) = paired_ratio(one[:blocks], other[:blocks])
+        false += not low <= 1 <= high
+    assert false <= 0.05 * 200
+
+
+def test_cells_are_decided_by_their_ratio_or_by_their_order():
+    rng = np.random.default_rng(8)
+    base, twice = neighbours(rng, 8, factor=2.0, noise=0.03)
+    assert is_decided([base, twice]), "the ratio is not known to 1%, and the order is"
+    noisy = neighbours(rng, 8, noise=0.03)
+    assert not is_decided(noisy)
+    assert not is_decided([2 * base, *noisy]), "the two fastest are not apart"
+    assert is_decided(neighbours(rng, 8, noise=0.001)), "equal within 1%"
+    assert not is_decided([base[:5], twice[:5]])
+    assert is_decided([base])
+
+
+def test_many_rounds_have_an_interval_of_the_median_that_holds_their_drift():
+    hits = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        low, high = median_interval(*drifting(rng, 10, drift=0.02), seed=seed)
+        hits += low <= 10 <= high
+    assert 86 <= hits <= 100

@@ -1,0 +1,232 @@
+"""Variants that take turns."""
+
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from fake_cells import FakeCells, Plan, dies, ends, interrupts, run_of
+
+from profiling.metrics.sampling import Turn
+from profiling.results.jsonl import read_records
+from profiling.run import process
+from profiling.run.process import Isolated, Performed
+from profiling.run.runner import NOT_ENDED
+
+
+def fault(planted, happens, kept=""):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+def three(**plans):
+    return FakeCells({name: plans.get(name, Plan()) for name in ("baseline", "v", "w")})
+
+
+def rows(run):
+    return {record.variant: record for record in read_records(run.folder).records}
+
+
+@fault("a variant's process crashes between its windows", "its row fails", "its windows; the others' turns go on")
+def test_a_resident_dies(tmp_path, monkeypatch):
+    run = run_of(monkeypatch, tmp_path / "run", three(v=Plan(happens={3: dies})))
+    assert run.execute() == 1
+    records = rows(run)
+    assert [record.status for record in records.values()] == ["ok", "failed", "ok"]
+    assert "SIGSEGV" in records["v"].reason
+    assert len(records["v"].turns.windows) == 2
+    assert records["v"].metrics.wall_ms.n == sum(window.n for window in records["v"].turns.windows)
+    assert records["w"].speedup.ci95 is not None
+
+
+@fault("a variant's process crashes before it is ready", "its row fails", "the others take turns")
+def test_a_cell_that_is_never_ready(tmp_path, monkeypatch):
+    run = run_of(monkeypatch, tmp_path / "run", three(v=Plan(happens={"ready": dies})))
+    assert run.execute() == 1
+    records = rows(run)
+    assert (records["v"].status, records["v"].turns) == ("failed", None)
+    assert records["w"].turns.beside == ("baseline",)
+
+
+@fault("all variants but one fail while they are prepared", "the one is timed alone", "its row")
+def test_the_last_one_is_timed_alone(tmp_path, monkeypatch):
+    run = run_of(monkeypatch, tmp_path / "run", three(v=Plan(happens={"ready": dies}), w=Plan(happens={"ready": dies})))
+    assert run.execute() == 1
+    baseline = rows(run)["baseline"]
+    assert (baseline.status, baseline.turns, baseline.metrics.wall_ms.n) == ("ok", None, 100)
+
+
+@pytest.mark.parametrize(
+    ("step", "windows"),
+    [
+        pytest.param(
+            "ready", (0, 0), marks=fault("Ctrl-C while a variant is prepared", "exit 130; resume measures them", "")
+        ),
+        pytest.param(
+            3,
+            (2, 2),
+            marks=fault("Ctrl-C between windows", "exit 130; resume measures these variants", "the finished windows"),
+        ),
+    ],
+)
+def test_an_interrupt(tmp_path, monkeypatch, step, windows):
+    cells = three(v=Plan(happens={step: interrupts}))
+    run = run_of(monkeypatch, tmp_path / "run", cells)
+    with pytest.raises(KeyboardInterrupt):
+        run.execute()
+    assert cells.held == {}, "no process is left"
+    records = rows(run)
+    assert NOT_ENDED not in {record.reason for record in records.values()}
+    for variant, count in zip(("baseline", "v"), windows, strict=True):
+        record = records[variant]
+        assert (record.status, "interrupted" in record.reason) == ("failed", True)
+        assert count <= len(record.turns.windows if record.turns else ()) <= count + 1
+        assert (record.metrics.wall_ms is not None) == bool(count)
+    resumed = run_of(monkeypatch, run.folder, three(), resume=str(run.folder))
+    assert resumed.execute() == 0
+    assert {record.status for record in rows(resumed).values()} == {"ok"}
+
+
+@fault("Ctrl-C while the second of three variants finishes", "exit 130; resume measures two", "the first row")
+def test_an_interrupt_at_the_end(tmp_path, monkeypatch):
+    run = run_of(monkeypatch, tmp_path / "run", three(v=Plan(happens={"finish": interrupts})))
+    with pytest.raises(KeyboardInterrupt):
+        run.execute()
+    assert [record.status for record in rows(run).values()] == ["ok", "failed", "failed"]
+    again = three()
+    assert run_of(monkeypatch, run.folder, again, resume=str(run.folder)).execute() == 0
+    assert {variant for variant, _ in again.log} == {"v", "w"}
+
+
+OUT_OF_MEMORY = ends(reason="OutOfMemoryError: planted", out_of_memory=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "happens"),
+    [
+        pytest.param(step, happens, id=f"{step}-{name}", marks=fault(planted, "it is measured again, alone", "its row"))
+        for step, name, happens, planted in (
+            ("ready", "raises", OUT_OF_MEMORY, "a variant runs out of memory while it is prepared beside others"),
+            (4, "raises", OUT_OF_MEMORY, "a variant runs out of memory in its turn, beside others"),
+            ("finish", "killed", lambda _: Performed("killed by signal 9 (SIGKILL)", killed=True), "the kernel kills a "
+             "variant for want of memory, beside others"),
+        )
+    ],
+)  # fmt: skip
+def test_out_of_memory_beside_others(tmp_path, monkeypatch, step, happens):
+    cells = three(v=Plan(happens={step: happens}))
+    run = run_of(monkeypatch, tmp_path / "run", cells)
+    assert run.execute() == 0
+    record = rows(run)["v"]
+    assert (record.status, record.turns) == ("ok", None)
+    assert record.notes == ("measured again, alone: beside other variants it ran out of memory",)
+    assert cells.log[-1] == ("v", "alone")
+
+
+@fault("the first variant runs out of memory, alone", "its row fails", "the other rows")
+def test_out_of_memory_alone(tmp_path, monkeypatch):
+    run = run_of(monkeypatch, tmp_path / "run", three(baseline=Plan(happens={"ready": OUT_OF_MEMORY})))
+    assert run.execute() == 1
+    assert [record.status for record in rows(run).values()] == ["failed", "ok", "ok"]
+
+
+@fault("there is memory for one variant only", "each is timed alone, with a note that says why", "all rows")
+def test_no_memory_beside_another(tmp_path, monkeypatch):
+    cells = three()
+    cells.memory = 1.5e9
+    run = run_of(monkeypatch, tmp_path / "run", cells)
+    assert run.execute() == 0
+    records = rows(run)
+    assert [record.turns for record in records.values()] == [None] * 3
+    assert records["v"].notes == (
+        "not all variants were prepared beside each other: another one would need 1.2 GB of the memory of the host, "
+        "and 0.5 GB are free",
+    )
+
+
+# Real processes, whose place is taken by a short script.
+
+CHANNEL = """
+import json, os, sys, time
+FD, TURNS, N = int(sys.argv[4]), int(sys.argv[6]), iter(range(10**9))
+
+def send(**event):
+    os.write(FD, (json.dumps([next(N), event]) + "\\n").encode())
+
+def turn():
+    line = b""
+    while not line.endswith(b"\\n"):
+        line += os.read(TURNS, 1)
+    return json.loads(line)
+
+READY = dict(call_s=0.01, interval=0.01, min_iterations=1, max_iterations=9, max_seconds=9.0, used={}, free={})
+"""
+
+
+@pytest.fixture
+def session(monkeypatch, tmp_path):
+    """Return a function that opens a session whose process is a Python script."""
+    opened = []
+    executors = {}
+
+    def start(script, *, timeout=60.0, name="net.tried"):
+        program = tmp_path / f"{name}.py"
+        program.write_text(f"#!{sys._base_executable} -IS\n{CHANNEL}{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(process, "sys", SimpleNamespace(executable=str(program)))
+        executor = executors.setdefault(timeout, Isolated(tmp_path, trace=False, fresh_cache=False, timeout=timeout))
+        opened.append(executor.session({"cell": "{}"}, name, lambda event: None))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def ended(session, turn=None):
+    with pytest.raises(StopIteration) as end:
+        session.send(turn)
+    return end.value.value
+
+
+TAKES_TURNS = """
+send(event="waiting", ready=READY)
+while turn().get("seconds"):
+    send(event="waiting", window=dict(start_s=time.perf_counter(), wall_ms=[1.0, 2.0]))
+send(event="end", status="ok")
+"""
+
+
+def test_processes_take_turns(session):
+    one, two = session(TAKES_TURNS, name="net.one"), session(TAKES_TURNS, name="net.two")
+    assert next(one).ready.max_iterations == next(two).ready.max_iterations == 9
+    before = time.perf_counter()
+    for each in (one, two, two, one):
+        window = each.send(Turn(seconds=0.1, calls=5)).window
+        assert window.wall_ms == (1.0, 2.0)
+        assert before < window.start_s < time.perf_counter(), "both processes have the same clock"
+    assert ended(one, Turn()) == Performed()
+    assert ended(two, Turn()) == Performed()
+
+
+@fault("a variant waits for its turn longer than cell_timeout", "only its own seconds count", "its row")
+def test_waiting_is_not_hanging(session):
+    waiting = session(TAKES_TURNS, timeout=2.0)
+    next(waiting)
+    time.sleep(2.2)
+    assert waiting.send(Turn(seconds=0.1, calls=5)).window is not None
+    assert ended(waiting, Turn()) == Performed()
+
+
+@fault("a variant hangs in its turn", "killed at the cell_timeout", "its windows")
+def test_a_turn_that_hangs(session):
+    hangs = session('send(event="waiting", ready=READY)\nturn()\ntime.sleep(60)', timeout=1.0)
+    next(hangs)
+    assert "cell_timeout" in ended(hangs, Turn(seconds=0.1, calls=5)).death
+
+
+@fault("a variant's process dies while it waits for its turn", "its row fails at its next turn", "the others")
+def test_a_process_that_dies_while_it_waits(session):
+    dead = session('send(event="waiting", ready=READY)\nos._exit(7)')
+    next(dead)
+    time.sleep(0.5)
+    assert "exited with code 7" in ended(dead, Turn(seconds=0.1, calls=5)).death

@@ -1,0 +1,143 @@
+"""Cells without processes: they take turns on a fake clock, and each is as fast, or fails, as its plan says."""
+
+import random
+from dataclasses import asdict, dataclass, field, replace
+from types import SimpleNamespace
+
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.metrics.sampling import Ready, WindowSamples, summaries
+from profiling.results.record import Metrics, encode_sections
+from profiling.run import runner
+from profiling.run.events import End, Probed, Sections, Waiting
+from profiling.run.job import RunConfig
+from profiling.run.process import Performed
+
+SETTINGS = Settings(device="cpu", dtype="float32", scale="tiny", ceilings="off", threads=1)
+GB = 10**9
+
+
+@dataclass
+class Plan:
+    """How a cell behaves: its call in ms at a number of seconds, memory, and what happens at a step.
+
+    Steps are `ready`, a window's number from 1 on, and `finish`; what happens is called.
+    """
+
+    call_ms: float = 10.0
+    noise: float = 0.002
+    drift: float = 0.0  # share by which a call gets slower in a minute
+    used: int = GB
+    limits: dict = field(default_factory=dict)
+    happens: dict = field(default_factory=dict)  # step → function that raises, or returns how the process ended
+
+
+@dataclass
+class FakeCells:
+    """Performs cells by plan; `log` tells in which order they were active."""
+
+    plans: dict[str, Plan]
+    memory: float = 1e15  # bytes of the host
+    takes_turns: bool = True
+    seconds: float = 0.0
+    log: list[tuple[str, object]] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def perform(self, task, name, on_event):
+        """Perform the probe, or a cell that is alone."""
+        if "probe" in task:
+            on_event(Probed(settings=asdict(replace(SETTINGS)), environment={}, not_run={}))
+            return Performed()
+        variant = name.partition(".")[2]
+        self.log.append((variant, "alone"))
+        on_event(Sections(encode_sections(parameters=1, metrics=self.measured([self.window(variant, 1.0, 100)]))))
+        on_event(End("ok"))
+        return Performed()
+
+    def session(self, task, name, on_event):
+        """Perform a cell that takes turns."""
+        variant = name.partition(".")[2]
+        plan, windows = self.plans[variant], []
+        try:
+            self.held[variant] = plan.used
+            on_event(Sections(encode_sections(parameters=1)))
+            if (ended := self.step(variant, "ready", on_event)) is not None:
+                return ended
+            limits = {"interval": 0.01, "min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
+            free = int(self.memory - sum(self.held.values()))
+            used = {"host": plan.used}
+            ready = Ready(call_s=plan.call_ms / 1e3, used=used, free={"host": free}, **{**limits, **plan.limits})
+            turn = yield Waiting(ready=ready)
+            while turn.seconds > 0:
+                if (ended := self.step(variant, len(windows) + 1, on_event)) is not None:
+                    return ended
+                windows.append(self.window(variant, turn.seconds, turn.calls))
+                turn = yield Waiting(window=windows[-1])
+            if (ended := self.step(variant, "finish", on_event)) is not None:
+                return ended
+            windows = windows or [self.window(variant, 1.0, 100)]
+            on_event(Sections(encode_sections(metrics=self.measured(windows))))
+            on_event(End("ok"))
+            return Performed()
+        finally:
+            self.held.pop(variant, None)
+
+    def step(self, variant, step, on_event):
+        """Note the step; let happen what the plan says."""
+        self.log.append((variant, step))
+        happens = self.plans[variant].happens.get(step)
+        return None if happens is None else happens(on_event)
+
+    def window(self, variant, seconds, calls):
+        """Return the samples of a window, whose time passes."""
+        plan, start, samples = self.plans[variant], self.seconds, []
+        while not samples or (len(samples) < calls and self.seconds - start < seconds):
+            drifted = plan.call_ms * (1 + plan.drift * self.seconds / 60)
+            samples.append(drifted * (1 + plan.noise * abs(self.rng.gauss(0, 1))))
+            self.seconds += samples[-1] / 1e3
+        return WindowSamples(start_s=start, wall_ms=tuple(samples))
+
+    def measured(self, windows):
+        """Return the metrics that a cell sends."""
+        return Metrics(**summaries(windows, None, 0))
+
+
+class Silent(SimpleNamespace):
+    """A progress display that shows nothing, and keeps what was said."""
+
+    def __init__(self):
+        super().__init__(said=[])
+
+    def __getattr__(self, name):
+        return self.said.append if name == "say" else lambda *_: None
+
+
+def run_of(monkeypatch, folder, cells, **options):
+    """Return a run of one component under the variants that `cells` has plans for, which take turns."""
+    variants = {name: {"_target_": "profiling.variants.baseline.Baseline"} for name in cells.plans}
+    component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
+    given = {"isolation": "process", "cell_timeout": 60.0, "resume": None, "source": {}} | options
+    config = RunConfig((component,), variants, {}, SETTINGS, **given)
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(runner.Run, "_executor", lambda self: cells)
+    return runner.Run("generic_forward", config, folder, Silent(), "")
+
+
+def ends(status="failed", reason="planted", **options):
+    """Return what happens where a cell's own code raises."""
+
+    def happen(on_event):
+        on_event(End(status, reason, **options))
+        return Performed()
+
+    return happen
+
+
+def dies(on_event):
+    """A cell whose process crashes."""
+    return Performed("killed by signal 11 (SIGSEGV)")
+
+
+def interrupts(on_event):
+    """The user presses Ctrl-C while the cell is active."""
+    raise KeyboardInterrupt

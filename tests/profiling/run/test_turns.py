@@ -1,0 +1,156 @@
+"""Turns: balanced order, the rule that ends them, what the record keeps, on fake cells and on a fake clock."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from fake_cells import FakeCells, Plan, run_of
+
+from profiling.compare.cells import compare_cells
+from profiling.compare.loaded_run import read_run
+from profiling.metrics.sampling import Ready
+from profiling.results.jsonl import read_records
+from profiling.results.judgement import intervals_overlap, paired_speedup, samples_by_round
+from profiling.run.turns import LONGEST, SHORTEST, Resident, take_turns, window_of
+
+LIMITS = {"interval": 0.01, "min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
+
+
+def residents(cells):
+    waiting = []
+    for variant in cells.plans:
+        session = cells.session({}, f"net.{variant}", lambda event: None)
+        waiting.append(Resident(variant, session, next(session).ready))
+    return waiting
+
+
+def turns(cells, seconds=None):
+    waiting = residents(cells)
+    take_turns(waiting, seconds, seed=1, now=lambda: cells.seconds)
+    return waiting
+
+
+def blocks(cells):
+    """The order of each block, from the log."""
+    windows = [(variant, step) for variant, step in cells.log if isinstance(step, int)]
+    return [[variant for variant, _ in block] for _, block in itertools.groupby(windows, lambda window: window[1])]
+
+
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_each_second_block_has_the_order_of_the_one_before_reversed(names):
+    cells = FakeCells({name: Plan(noise=0.5) for name in names})
+    turns(cells, seconds=20.0)
+    order = blocks(cells)
+    assert all(sorted(block) == list(names) for block in order)
+    pairs = list(zip(order[::2], order[1::2], strict=False))
+    assert all(two == one[::-1] for one, two in pairs)
+    assert len({tuple(one) for one, _ in pairs}) > 1, "drawn anew"
+
+
+def test_a_clear_answer_ends_the_turns_before_the_time_is_spent():
+    cells = FakeCells({"baseline": Plan(10.0), "fast": Plan(2.0)})
+    waiting = turns(cells)
+    assert {resident.stopped_by for resident in waiting} == {"decided"}
+    assert all(resident.samples >= 20 for resident in waiting)
+    assert cells.seconds < 4, "of 20"
+
+
+def test_turns_go_on_while_the_ratio_is_not_known():
+    quiet, noisy = (FakeCells({"baseline": Plan(noise=noise), "same": Plan(noise=noise)}) for noise in (0.01, 0.3))
+    assert {resident.stopped_by for resident in turns(quiet)} == {"decided"}
+    assert {resident.stopped_by for resident in turns(noisy)} == {"time"}
+    assert quiet.seconds < noisy.seconds <= 21
+
+
+def test_seconds_limit_the_turns_of_a_component():
+    cells = FakeCells({name: Plan(noise=0.5) for name in "abc"})
+    turns(cells, seconds=5.0)
+    assert 5.0 <= cells.seconds <= 5.0 + 3 * LONGEST
+
+
+def test_the_samples_of_a_fast_cell_are_limited_and_spread():
+    cells = FakeCells({"baseline": Plan(0.05, noise=0.5), "same": Plan(0.05, noise=0.5)})
+    for resident in turns(cells, seconds=1000.0):
+        assert resident.stopped_by == "iterations"
+        assert resident.samples == 2000
+        assert len(resident.windows) == 20
+
+
+@pytest.mark.parametrize(("call_s", "seconds"), [(1e-5, SHORTEST), (0.02, 0.2), (3.0, LONGEST)])
+def test_a_window_has_room_for_ten_calls_within_bounds(call_s, seconds):
+    assert window_of(Ready(call_s=call_s, used={}, free={}, **LIMITS)).seconds == pytest.approx(seconds)
+
+
+def test_a_short_budget_still_holds_enough_windows_for_an_interval():
+    limits = {**LIMITS, "max_seconds": 0.3}
+    assert window_of(Ready(call_s=1.0, used={}, free={}, **limits)).seconds == pytest.approx(0.05)
+
+
+def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_path, monkeypatch):
+    cells = FakeCells({"baseline": Plan(10.0), "fast": Plan(5.0), "slow": Plan(20.0)})
+    run = run_of(monkeypatch, tmp_path / "run", cells)
+    assert run.execute() == 0
+    steps = [step for _, step in cells.log]
+    assert steps[:3] == ["ready"] * 3
+    assert steps[-3:] == ["finish"] * 3
+    assert [variant for variant, _ in cells.log[-3:]] == ["baseline", "fast", "slow"]
+    records = {record.variant: record for record in read_records(run.folder).records}
+    base, fast, slow = (records[name] for name in cells.plans)
+    assert fast.turns.beside == ("baseline", "slow")
+    assert fast.turns.began == base.turns.began
+    assert [window.block for window in fast.turns.windows] == list(range(len(fast.turns.windows)))
+    assert sum(window.n for window in fast.turns.windows) == fast.metrics.wall_ms.n
+    assert len(samples_by_round(fast)) == len(fast.turns.windows)
+    assert fast.speedup.wall == pytest.approx(2.0, rel=0.005)
+    assert slow.speedup.wall == pytest.approx(0.5, rel=0.005)
+    assert fast.speedup.ci95[0] < fast.speedup.wall < fast.speedup.ci95[1]
+    assert paired_speedup(fast, slow)[0] == pytest.approx(4.0, rel=0.005)
+    assert intervals_overlap(fast, slow) is False
+    assert base.rounds is None
+
+
+def test_a_drift_of_the_machine_does_not_change_the_speedup(tmp_path, monkeypatch):
+    """Both get twice as slow in a minute: one cell after the other would compare an early with a late one."""
+    plans = {name: Plan(ms, drift=1.0) for name, ms in (("baseline", 10.0), ("v", 8.0))}
+    run = run_of(monkeypatch, tmp_path / "run", FakeCells(plans))
+    run.execute()
+    record = read_records(run.folder).records[1]
+    assert record.speedup.wall == pytest.approx(1.25, rel=0.01)
+
+
+def test_the_windows_of_two_runs_are_compared_like_rounds(tmp_path, monkeypatch):
+    for seed, name in enumerate("ab"):
+        cells = FakeCells({"baseline": Plan(10.0), "v": Plan(5.0)}, rng=random.Random(seed))
+        run_of(monkeypatch, tmp_path / name, cells).execute()
+    compared = compare_cells(read_run(tmp_path / "a"), read_run(tmp_path / "b"), 0.03)
+    assert [cell.verdict for cell in compared] == ["same", "same"]
+
+
+def test_rounds_repeat_only_cells_that_took_no_turns(tmp_path, monkeypatch):
+    cells = FakeCells({"baseline": Plan(), "v": Plan()})
+    run = run_of(monkeypatch, tmp_path / "run", cells, rounds=3)
+    assert run.execute() == 0
+    assert sum(step == "ready" for _, step in cells.log) == 2
+    assert [record.rounds for record in read_records(run.folder).records] == [None, None]
+
+
+def test_a_single_variant_takes_no_turns(tmp_path, monkeypatch):
+    cells = FakeCells({"baseline": Plan()})
+    run = run_of(monkeypatch, tmp_path / "run", cells)
+    assert run.execute() == 0
+    assert cells.log == [("baseline", "alone")]
+    assert read_records(run.folder).records[0].turns is None
+
+
+def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_others(tmp_path, monkeypatch):
+    cells = FakeCells({name: Plan() for name in ("baseline", "v", "w")}, memory=3 * 10**9)
+    run = run_of(monkeypatch, tmp_path / "run", cells)
+    assert run.execute() == 0
+    base, one, two = read_records(run.folder).records
+    assert (base.turns.beside, one.turns.beside, two.turns.beside) == (("v", "w"), ("baseline",), ("baseline",))
+    assert one.speedup.wall == pytest.approx(1, rel=0.01)
+    assert two.speedup.wall == pytest.approx(1, rel=0.01)
+    assert len(base.turns.windows) == len(one.turns.windows) + len(two.turns.windows)
+    assert "not all variants were prepared beside each other: another one would need 1.2 GB" in base.notes[0]
+    assert np.isclose(base.metrics.wall_ms.n, sum(window.n for window in base.turns.windows))
