@@ -261,6 +261,8 @@ def _legend(rows: Sequence[Record]) -> tuple[str, ...]:
         return ()
     rounds = max(len(record.rounds or ()) for record in rows)
     drift = f"including drift between {rounds} rounds" if rounds > 1 else "which does not cover drift between cells"
+    if any(record.turns is not None for record in rows):
+        drift = "that of a speedup by windows in which the variants took turns"
     lines = [f"Wall clock: call plus wait. FPS = frames per call / mean wall time. Brackets: 95% interval, {drift}."]
     if any(record.scale == "tiny" for record in rows):
         lines.append("Scale tiny: small networks, whose times say nothing about the full ones.")
