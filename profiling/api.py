@@ -68,7 +68,8 @@ def profile(
     Everything runs in this process, on copies of the module in eval mode and under `torch.inference_mode()`. The module
     keeps its dtype, device, mode, weights, buffers and gradients; random number generators, TF32 flags, default dtype
     and device, and number of threads are restored. What the process has compiled before is compiled again when it is
-    next called. Memory: beside the caller's module one copy, in float32 while the reference is computed.
+    next called. Memory: beside the caller's module two copies (of the baseline, and of the variant that takes turns with
+    it), one where there is no room for two; a copy is in float32 while the reference is computed.
 
     Args:
         module: the module, or a function without arguments that builds it (for one that cannot be copied).
@@ -85,7 +86,7 @@ def profile(
             another order; masks, sorted integers and plain values stay.
         name: of the component in the report; default: the module's class.
         frames_per_call: frames that a call makes.
-        rounds: how many times all variants are measured, in turns.
+        rounds: how many times variants are measured that do not take turns with the baseline.
         ceilings: "auto" measures what the device can do (some seconds, kept for a day); "off": there is no roofline.
         trace: add profiler traces and tables of operators.
         quiet: print no progress.

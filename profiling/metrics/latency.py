@@ -20,11 +20,12 @@ from profiling.machine.run_queue import RunQueueMonitor
 from profiling.metrics.clocks import CacheFlush, clock_of
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import (
-    AskTurn,
     Ready,
     Sample,
     SamplingLimits,
     StoppedBy,
+    TakeTurns,
+    Turn,
     Warmup,
     WindowSamples,
     collect,
@@ -55,7 +56,7 @@ class Latency(SamplingLimits, Metric):
                 warmup = warm_up(sample, snapshot, self, perf_counter)
             monitor = TimedWindowMonitor(component.device)
             with span("timing"):
-                windows, stopped_by = self._in_turns(sample, subject.ask_turn, warmup, monitor)
+                windows, stopped_by = self._in_turns(sample, subject.take_turns, warmup, monitor)
                 if not windows:
                     with monitor.window():
                         samples, stopped_by = collect(sample, self, perf_counter, monitor.read_clocks)
@@ -66,31 +67,31 @@ class Latency(SamplingLimits, Metric):
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
 
     def _in_turns(
-        self, sample: Callable[[], Sample], ask: AskTurn | None, warmup: Warmup, monitor: TimedWindowMonitor
+        self, sample: Callable[[], Sample], take_turns: TakeTurns | None, warmup: Warmup, monitor: TimedWindowMonitor
     ) -> tuple[list[WindowSamples], StoppedBy | None]:
         """Return the windows that this cell was given, and what ended them; none where it is measured alone."""
         windows: list[WindowSamples] = []
-        if ask is None:
+        if take_turns is None:
             return windows, None
-        call_s = warmup.seconds / warmup.iterations
         used, free = used_and_free(monitor.device)
-        turn = ask(
-            Ready(
-                call_s=call_s,
-                interval=self.interval,
-                min_iterations=self.min_iterations,
-                max_iterations=self.max_iterations,
-                max_seconds=self.max_seconds,
-                used=used,
-                free=free,
-            )
+        ready = Ready(
+            call_s=warmup.seconds / warmup.iterations,
+            interval=self.interval,
+            min_iterations=self.min_iterations,
+            max_iterations=self.max_iterations,
+            max_seconds=self.max_seconds,
+            used=used,
+            free=free,
         )
-        while turn.seconds > 0:
+
+        def window(turn: Turn) -> WindowSamples:
             with monitor.window() as conditions:
-                start, samples = collect_window(sample, turn, call_s, perf_counter)
+                start, samples = collect_window(sample, turn, ready.call_s, perf_counter)
             windows.append(msgspec.structs.replace(_window(start, samples), **conditions))
-            turn = ask(windows[-1])
-        return windows, turn.stopped_by
+            return windows[-1]
+
+        stopped_by = take_turns(ready, window)
+        return windows, stopped_by
 
     def _sampler(self, subject: Subject) -> Callable[[], Sample]:
         clock, run, rewind = clock_of(subject.component.device), subject.step.run, subject.step.rewind

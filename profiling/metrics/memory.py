@@ -5,11 +5,13 @@ processes on the device, `host_rss` the resident set size of this process. On a 
 
 A replayed CUDA graph works in a private pool whose blocks the allocator counts as free, although nothing else can use
 them. `peak_allocated` is the allocator's number, which leaves out the activations of a captured network; `peak_held`
-adds the free blocks of the pools.
+adds the free blocks of the pools. What a process held before the cell began does not count as allocated: with
+isolation=none, that are other cells and the caller's modules.
 """
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +34,7 @@ class Memory(Metric):
     """
 
     iterations: int = 5
+    _before: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # before the cell began
     _phases: dict[str, MemoryKinds] = field(default_factory=dict, init=False, repr=False)
     _prepare_peak: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
@@ -41,10 +44,13 @@ class Memory(Metric):
 
     def on_phase(self, phase: str, device: torch.device) -> None:
         """Record the bytes in use at `phase`; the peak of preparation is the one between `inputs` and `prepared`."""
-        self._phases[phase] = MemoryKinds(**held(device))
+        if device.type == "cuda" and phase == "start":
+            gc.collect()  # what earlier cells of this process have left must not be freed later
+            self._before["allocated"] = torch.cuda.memory_allocated(device)
+        self._phases[phase] = self._held(device)
         if device.type == "cuda":
             if phase == "prepared":
-                self._prepare_peak["prepare_peak_allocated"] = torch.cuda.max_memory_allocated(device)
+                self._prepare_peak["prepare_peak_allocated"] = self._peak_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
 
     def measure(self, subject: Subject) -> Measured:
@@ -59,14 +65,24 @@ class Memory(Metric):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             pool, idle = graph_pools()
-            peaks["peak_allocated"] = torch.cuda.max_memory_allocated(device)
+            peaks["peak_allocated"] = self._peak_allocated(device)
             peaks["peak_held"] = peaks["peak_allocated"] + idle
             peaks["peak_reserved"] = torch.cuda.max_memory_reserved(device)
             peaks["graph_pool"] = pool
         if resettable:
             peaks["peak_host_rss"] = peak_host_rss()
-        self._phases["steady"] = MemoryKinds(**held(device))
+        self._phases["steady"] = self._held(device)
         return Measured({"memory": MemorySection(phases=self._phases, **peaks, **self._prepare_peak)})
+
+    def _held(self, device: torch.device) -> MemoryKinds:
+        kinds = held(device)
+        for name in ("allocated", "max_allocated"):
+            if name in kinds:
+                kinds[name] = max(0, kinds[name] - self._before.get("allocated", 0))
+        return MemoryKinds(**kinds)
+
+    def _peak_allocated(self, device: torch.device) -> int:
+        return max(0, torch.cuda.max_memory_allocated(device) - self._before.get("allocated", 0))
 
 
 def reset_peak_host_rss() -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from profiling.components.component import Component
 from profiling.components.reference import Reference
-from profiling.metrics.sampling import AskTurn
+from profiling.metrics.sampling import TakeTurns
 from profiling.variants.variant import Step
 
 
@@ -52,7 +52,7 @@ class Subject:
     reference: Reference | None
     tolerance: float | None  # the variant's; None: the metric's own tolerance applies
     seed: int
-    ask_turn: AskTurn | None = None  # None: nothing else is measured between its samples
+    take_turns: TakeTurns | None = None  # None: nothing else is measured between its samples
 
 
 class Metric(ABC):

@@ -118,10 +118,7 @@ def warm_up(
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell that waits is told: time one window of at most `seconds` and `calls`, or, without them, go on.
-
-    A cell that is told to go on before its first window times itself alone, by its own limits.
-    """
+    """What a cell that waits is told: time one window of at most `seconds` and `calls`, or, without them, go on."""
 
     seconds: float = 0.0
     calls: int = 0
@@ -152,8 +149,9 @@ class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
     sm_clock_mhz: float | None = None
 
 
-#: Asks for the next turn, after a window with its samples; it returns when the cell may go on.
-AskTurn = Callable[[Ready | WindowSamples], Turn]
+#: Called by a cell that is ready, with a function that times one window; it returns when the cell may go on, with what
+#: ended the turns. A cell whose function was never called times itself alone.
+TakeTurns = Callable[[Ready, Callable[[Turn], WindowSamples]], StoppedBy | None]
 
 #: Share of a window's length for untimed calls at its beginning, since other cells have used the caches meanwhile.
 REWARM_SHARE = 0.1

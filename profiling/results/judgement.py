@@ -14,6 +14,8 @@ from profiling.results.record import BASELINE, Record
 
 #: A cell counts as disturbed by other programs from this many interruptions per timed call.
 DISTURBED_SHARE = 0.1
+#: Two processes with the same code may differ by this share, because their memory lies elsewhere.
+PROCESS_SHARE = 0.003
 #: SM clocks differ where their medians do by more than this fraction.
 CLOCK_CHANGE = 0.03
 
@@ -80,10 +82,12 @@ def clocks_explain(one: Record, other: Record, speedup: float) -> bool:
 def intervals_overlap(first: Record, second: Record) -> bool | None:
     """Return whether two wall medians may be equal at 95%; None where that is not known.
 
-    Where both took turns, their neighbouring windows are compared; else the intervals of the two medians.
+    Where both took turns, their neighbouring windows are compared, with a margin for what two processes with the same
+    code may differ by; else the intervals of the two medians.
     """
     if (paired := paired_speedup(first, second)) is not None:
-        return None if paired[1] is None else paired[1][0] <= 1 <= paired[1][1]
+        interval = paired[1]
+        return None if interval is None else interval[0] <= 1 + PROCESS_SHARE and interval[1] >= 1 - PROCESS_SHARE
     one, other = first.metrics.wall_ms, second.metrics.wall_ms
     if one is None or other is None or one.ci95 is None or other.ci95 is None:
         return None

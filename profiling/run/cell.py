@@ -28,7 +28,7 @@ from profiling.components.instantiate import instantiate
 from profiling.components.reference import CHECK_SEED, first_call
 from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.metrics.sampling import AskTurn
+from profiling.metrics.sampling import TakeTurns
 from profiling.results.record import (
     Check,
     MemorySnapshot,
@@ -66,7 +66,7 @@ class Cell(ABC):
     metrics: Metrics = field(default_factory=Metrics)  # measured so far
     problems: list[tuple[Status, str]] = field(default_factory=list)  # (status, reason) that metrics reported
     notes: list[str] = field(default_factory=list)
-    ask_turn: AskTurn | None = None  # asks for a window in which no other cell runs; None: the cell is alone
+    take_turns: TakeTurns | None = None  # waits for windows in which no other cell runs; None: the cell is alone
     in_inference_mode: ClassVar[bool] = True  # whether calls run under torch.inference_mode
     compiled: bool = False  # whether a compiler replaced operators of the module
     _roofline: Roofline | None = field(default=None, init=False)  # judged again once the call was traced

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from profiling.errors import printable
-from profiling.metrics.sampling import AskTurn, Ready, Turn, WindowSamples
+from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results.record import Status
 
 #: Most bytes of an event, which bound the memory for a line that does not end.
@@ -123,25 +123,26 @@ def write_turn(descriptor: int, turn: Turn) -> None:
     os.write(descriptor, msgspec.json.encode(turn) + b"\n")
 
 
-def turn_asker(emit: Emit, descriptor: int) -> AskTurn:
-    """Return the function that asks for a turn and blocks until the answer arrives on `descriptor`."""
+def turns_from(descriptor: int, emit: Emit) -> TakeTurns:
+    """Return the function that waits for the turns which arrive on `descriptor`, blocked while there are none."""
 
-    def ask(state: Ready | WindowSamples) -> Turn:
-        emit(waiting(state))
-        line = b""
-        while not line.endswith(b"\n"):
-            chunk = os.read(descriptor, 4096)
-            if not chunk:
-                raise KeyboardInterrupt("the process that gives turns has ended")
-            line += chunk
-        return msgspec.json.decode(line, type=Turn)
+    def take_turns(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
+        emit(Waiting(ready=ready))
+        while (turn := _read_turn(descriptor)).seconds > 0:
+            emit(Waiting(window=window(turn)))
+        return turn.stopped_by
 
-    return ask
+    return take_turns
 
 
-def waiting(state: Ready | WindowSamples) -> Waiting:
-    """Return the event of a cell that asks for a turn."""
-    return Waiting(ready=state) if isinstance(state, Ready) else Waiting(window=state)
+def _read_turn(descriptor: int) -> Turn:
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(descriptor, 4096)
+        if not chunk:
+            raise KeyboardInterrupt("the process that gives turns has ended")
+        line += chunk
+    return msgspec.json.decode(line, type=Turn)
 
 
 class EventReader:

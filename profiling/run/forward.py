@@ -73,7 +73,7 @@ class ForwardCell(Cell):
             step = self.prepare(variant, component)
             try:
                 reached("prepared")
-                subject = Subject(component, step, reference, variant.tolerance, settings.seed, self.ask_turn)
+                subject = Subject(component, step, reference, variant.tolerance, settings.seed, self.take_turns)
                 for name, metric in metrics.items():
                     self.run_metric(name, metric, subject)
                 self._check_after_timing(metrics, subject)

@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol
 
 import psutil
 
-from profiling.metrics.sampling import Turn
+from profiling.metrics.sampling import TakeTurns, Turn
 from profiling.run.events import Emit, Event, EventReader, Waiting, write_turn
 
 #: The variable that makes torch write its compile log into a folder.
@@ -68,46 +68,33 @@ Session = Generator[Waiting, Turn, Performed]
 class Executor(Protocol):
     """Performs the tasks that `profiling.run.worker.perform` lists."""
 
-    takes_turns: bool  # whether several sessions can be open at the same time
-
     def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
         """Perform `task` and pass its events to `on_event`; return how its process ended."""
-        ...
-
-    def session(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Session:
-        """Perform a cell that is timed in turns with others; its events go to `on_event`, its turns are yielded."""
         ...
 
 
 class InProcess:
     """Performs tasks in this process: a crash ends the whole run, and a debugger can follow each task."""
 
-    takes_turns = False  # cells would share the compiler's caches and one allocator
-
     def __init__(self, run: Path, *, trace: bool, fresh_cache: bool) -> None:
         self._fresh_cache = fresh_cache
         if trace:  # torch reads it when it is imported
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
-    def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
-        """Perform the task in this process."""
+    def perform(
+        self, task: Mapping[str, Any], name: str, on_event: Emit, take_turns: TakeTurns | None = None
+    ) -> Performed:
+        """Perform the task in this process; with `take_turns` that is called in the middle of the timing."""
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
 
         with compile_cache(fresh=self._fresh_cache) as variables, restored_process():
             os.environ.update(variables)
-            perform(task, on_event)
+            perform(task, on_event, take_turns)
         return Performed()
-
-    def session(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Session:
-        """Perform the task, which takes no turns."""
-        return self.perform(task, name, on_event)
-        yield
 
 
 class Isolated:
     """Performs each task in a fresh process, with its output in `cells/<name>.log`."""
-
-    takes_turns = True
 
     def __init__(self, run: Path, *, trace: bool, fresh_cache: bool, timeout: float) -> None:
         self._run, self._trace, self._fresh_cache, self._timeout = run, trace, fresh_cache, timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from profiling.components.spec import Settings
 from profiling.errors import InputError, printable, reason_of
-from profiling.metrics.sampling import summaries
+from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples, summaries
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
 from profiling.results.jsonl import RESULTS_FILE, append_record, encode_record
 from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
@@ -26,7 +27,7 @@ from profiling.run.process import Executor, InProcess, Isolated, Performed
 from profiling.run.progress import Progress
 from profiling.run.revisions import TOOL, code_changes, git_state, tool_version
 from profiling.run.rounds import rounds_done, with_round, with_speedup
-from profiling.run.turns import Resident, Start, lacking_memory, take_turns
+from profiling.run.turns import Resident, Start, WaitingProcess, lacking_memory, take_turns
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
@@ -164,11 +165,13 @@ class Run:
             elif round_ == 1:
                 end = skip[job.variant]
                 self._keep(self._base_record(job).with_status(end.status, end.reason or "not run"))
-        if round_ == 1 and len(cells) > 1 and executor.takes_turns:
+        if round_ == 1 and len(cells) > 1 and isinstance(executor, Isolated):
             self._run_in_turns(cells, executor)
-            return
-        for job in cells:
-            self._run_cell(job, executor, round_)
+        elif round_ == 1 and len(cells) > 1 and isinstance(executor, InProcess):
+            self._run_in_process(cells, executor)
+        else:
+            for job in cells:
+                self._run_cell(job, executor, round_)
 
     def _say_not_run(self, ends: Mapping[str, End]) -> None:
         """Print a line for each reason why variants do not run, instead of one for each of their cells."""
@@ -257,50 +260,39 @@ class Run:
             raise
         self._end(cell)
 
-    def _run_in_turns(self, jobs: Sequence[Job], executor: Executor) -> None:
+    def _run_in_turns(self, jobs: Sequence[Job], executor: Isolated) -> None:
         """Prepare the cells of a component one after the other, time them in turns, and let each finish.
 
         Where there is no memory for another one, those that are prepared take their turns first. Then the baseline
         stays, if it leaves room, and the others follow beside it.
         """
-        start, seconds, seed = Start(), self.config.seconds, self.config.settings.seed
-        waiting: list[CellInProgress] = []
+        start, note = Start(), ""
+        waiting: list[tuple[CellInProgress, Resident, WaitingProcess]] = []
         beginning: CellInProgress | None = None
         again: list[Job] = []
-        note = ""
 
-        def residents() -> list[Resident]:
-            return [cell.resident for cell in waiting if cell.resident is not None]
-
-        def time_them() -> None:
-            if len(waiting) > 1:
-                self.progress.begin(f"{waiting[0].job.component.name} · {len(waiting)} variants", 0, 0)
-                self.progress.phase("turns")
-                take_turns(residents(), seconds, seed)
-
-        def finish(cells: Sequence[CellInProgress]) -> None:
-            for cell in cells:
-                assert cell.resident is not None
+        def finish(cells: Sequence[tuple[CellInProgress, Resident, WaitingProcess]]) -> None:
+            for cell, resident, process in cells:
                 self._show(cell)
-                cell.events.performed = cell.resident.finish()
-                waiting.remove(cell)
-                if cell.ran_out_of_memory and cell.resident.beside:
+                cell.events.performed = process.finish(resident.stopped_by)
+                waiting.remove((cell, resident, process))
+                if cell.ran_out_of_memory and resident.beside:
                     again.append(cell.job)
                 else:
                     self._end(cell, start, note)
 
         try:
             for job in jobs:
-                while waiting and (lacking := lacking_memory(residents())):
+                while waiting and (lacking := lacking_memory([resident for _, resident, _ in waiting])):
                     note = f"not all variants were prepared beside each other: {lacking}"
-                    time_them()
+                    self._time([resident for _, resident, _ in waiting], job.component.name)
                     finish(waiting[1:] or waiting[:])
                 beginning = self._begin(job, 1)
                 if beginning is None:
                     continue
-                session = executor.session({"cell": job.to_json()}, job.name, beginning.events.receive)
+                process = WaitingProcess(executor.session({"cell": job.to_json()}, job.name, beginning.events.receive))
                 try:
-                    state = next(session)
+                    ready = next(process.session).ready
                 except StopIteration as end:
                     beginning.events.performed = end.value
                     if beginning.ran_out_of_memory and waiting:
@@ -308,20 +300,118 @@ class Run:
                     else:
                         self._end(beginning)
                 else:
-                    assert state.ready is not None
-                    beginning.resident = Resident(job.variant, session, state.ready)
-                    waiting.append(beginning)
+                    assert ready is not None
+                    beginning.resident = Resident(job.variant, ready, process.window)
+                    waiting.append((beginning, beginning.resident, process))
                 beginning = None
-            time_them()
+            self._time([resident for _, resident, _ in waiting], jobs[0].component.name)
             finish(waiting[:])
         except KeyboardInterrupt:
-            for cell in (*waiting, *([] if beginning is None else [beginning])):
+            for _, _, process in waiting:
+                process.session.close()
+            for cell in (*(cell for cell, _, _ in waiting), *([] if beginning is None else [beginning])):
                 self._keep_interrupted(cell, start)
             raise
         finally:
-            for resident in residents():
-                resident.session.close()
-        for job in again:
+            for _, _, process in waiting:
+                process.session.close()
+        self._run_again(again, executor)
+
+    def _run_in_process(self, jobs: Sequence[Job], executor: InProcess) -> None:
+        """Run each other cell of a component in the middle of the baseline's timing, in turns with the baseline.
+
+        In one process a compiler's caches hold the graphs of one cell only: a baseline that compiles takes no turns.
+        """
+        start, left, again, errors = Start(), list(jobs[1:]), list[Job](), list[BaseException]()
+        baseline = self._begin(jobs[0], 1)
+        note = ""
+
+        def run_others(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
+            nonlocal note
+            assert baseline is not None
+            failures: list[BaseException] = []
+
+            def guarded(turn: Turn) -> WindowSamples | None:  # the cell in whose middle it is called goes on
+                try:
+                    return window(turn)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
+                    failures.append(error)
+                    return None
+
+            prepare = baseline.events.measured.prepare
+            if prepare is not None and prepare.graphs:
+                return None
+            baseline.resident = Resident(baseline.job.variant, ready, guarded)
+            try:
+                while left and not failures:
+                    if lacking := lacking_memory([baseline.resident]):
+                        note = f"not all variants were prepared beside each other: {lacking}"
+                        break
+                    self._run_beside(baseline.resident, left.pop(0), executor, start, again)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # of the run and not of the cell, which must not handle it
+                errors.append(error)
+            if failures:
+                raise failures[0]
+            return baseline.resident.stopped_by
+
+        if baseline is not None:
+            try:
+                baseline.events.performed = executor.perform(
+                    {"cell": baseline.job.to_json()}, baseline.job.name, baseline.events.receive, run_others
+                )
+            except KeyboardInterrupt:
+                self._keep_interrupted(baseline, start)
+                raise
+            for error in errors:
+                raise error
+            self._show(baseline)
+            self._end(baseline, start, note)
+        for job in left:
+            self._run_cell(job, executor, 1, note)
+        self._run_again(again, executor)
+
+    def _run_beside(self, baseline: Resident, job: Job, executor: InProcess, start: Start, again: list[Job]) -> None:
+        """Run a cell in turns with the baseline, which waits in this process in the middle of its timing."""
+        cell = self._begin(job, 1)
+        if cell is None:
+            return
+
+        def take_turns_with_baseline(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
+            cell.resident = Resident(job.variant, ready, window)
+            self._time([baseline, cell.resident], job.component.name)
+            self._show(cell)
+            return cell.resident.stopped_by
+
+        collecting = gc.isenabled()
+        gc.enable()  # the baseline's timing has disabled it
+        try:
+            cell.events.performed = executor.perform(
+                {"cell": job.to_json()}, job.name, cell.events.receive, take_turns_with_baseline
+            )
+        except KeyboardInterrupt:
+            self._keep_interrupted(cell, start)
+            raise
+        finally:
+            if not collecting:
+                gc.disable()
+        if cell.ran_out_of_memory:
+            again.append(job)
+        else:
+            self._end(cell, start)
+
+    def _time(self, residents: Sequence[Resident], component: str) -> None:
+        """Let the cells take turns, if there are several."""
+        if len(residents) > 1:
+            self.progress.begin(f"{component} · {len(residents)} variants", 0, 0)
+            self.progress.phase("turns")
+            take_turns(residents, self.config.seconds, self.config.settings.seed)
+
+    def _run_again(self, jobs: Sequence[Job], executor: Executor) -> None:
+        for job in jobs:
             self._run_cell(job, executor, 1, "measured again, alone: beside other variants it ran out of memory")
 
     def _show(self, cell: CellInProgress) -> None:
@@ -362,8 +452,6 @@ class Run:
 
     def _keep_interrupted(self, cell: CellInProgress, start: Start | None = None) -> None:
         """Keep what a cell has measured that the user has interrupted; the rounds before it are not lost."""
-        if cell.resident is not None:
-            cell.resident.session.close()
         cell.events.performed = Performed(death="was interrupted")
         record = self._with_files(self._measured(cell, start), cell.job, [self._with_recovered])
         if cell.events.end is not None or cell.job.cell not in self.records:

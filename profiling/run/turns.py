@@ -41,12 +41,12 @@ class Resident:
     """A cell that has been prepared and waits for its turns, and the windows that it has had, with their blocks."""
 
     variant: str
-    session: Session
     ready: Ready
+    window: Callable[[Turn], WindowSamples | None]  # lets it time one window; None: it cannot go on
     windows: list[tuple[int, WindowSamples]] = field(default_factory=list)
     beside: dict[str, None] = field(default_factory=dict)  # variants that were prepared at the same time
     stopped_by: StoppedBy | None = None
-    performed: Performed | None = None  # how its process has ended
+    has_ended: bool = False
 
     @property
     def samples(self) -> int:
@@ -54,24 +54,12 @@ class Resident:
         return sum(len(window.wall_ms) for _, window in self.windows)
 
     def take(self, block: int) -> None:
-        """Let the cell time one window, as the window of this block; its process may end in it."""
-        try:
-            state = self.session.send(window_of(self.ready))
-        except StopIteration as end:
-            self.performed = end.value
-            return
-        if state.window is not None:
-            self.windows.append((block, state.window))
-
-    def finish(self) -> Performed:
-        """Let the cell do what follows its timing, to its end; without windows it first times itself alone."""
-        turn = Turn(stopped_by=self.stopped_by)
-        while self.performed is None:
-            try:
-                self.session.send(turn)
-            except StopIteration as end:
-                self.performed = end.value
-        return self.performed
+        """Let the cell time one window, as the window of this block; it may end in it."""
+        window = self.window(window_of(self.ready))
+        if window is None:
+            self.has_ended = True
+        else:
+            self.windows.append((block, window))
 
     def section(self, start: Start) -> Turns:
         """Return the section of the record."""
@@ -87,6 +75,28 @@ class Resident:
             for block, window in self.windows
         )
         return Turns(began=start.utc, beside=tuple(self.beside), windows=windows, stopped_by=self.stopped_by)
+
+
+@dataclass
+class WaitingProcess:
+    """The process of a resident."""
+
+    session: Session
+    performed: Performed | None = None  # how it has ended
+
+    def window(self, turn: Turn) -> WindowSamples | None:
+        """Let the cell time one window; None where its process has ended."""
+        try:
+            return self.session.send(turn).window
+        except StopIteration as end:
+            self.performed = end.value
+            return None
+
+    def finish(self, stopped_by: StoppedBy | None) -> Performed:
+        """Let the cell do what follows its timing, to its end; without windows it first times itself alone."""
+        while self.performed is None:
+            self.window(Turn(stopped_by=stopped_by))
+        return self.performed
 
 
 def window_of(ready: Ready) -> Turn:
@@ -118,10 +128,10 @@ def take_turns(
         else:
             order.reverse()
         for resident in order:
-            if resident.performed is None:
+            if not resident.has_ended:
                 resident.take(block)
         block += 1
-        alive = [resident for resident in residents if resident.performed is None]
+        alive = [resident for resident in residents if not resident.has_ended]
         stopped_by = _stopped_by(alive, first, block, budget, now() - start)
     for resident in residents:
         resident.stopped_by = stopped_by

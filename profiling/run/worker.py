@@ -34,9 +34,9 @@ import torch  # noqa: E402
 from profiling.components.build import set_process_state  # noqa: E402
 from profiling.components.instantiate import partial_of  # noqa: E402
 from profiling.errors import InputError, MissingExtraError, reason_of  # noqa: E402
-from profiling.metrics.sampling import AskTurn  # noqa: E402
+from profiling.metrics.sampling import TakeTurns  # noqa: E402
 from profiling.run.cell import print_traceback  # noqa: E402
-from profiling.run.events import BadInput, Emit, End, sender, turn_asker  # noqa: E402
+from profiling.run.events import BadInput, Emit, End, sender, turns_from  # noqa: E402
 from profiling.run.job import Job  # noqa: E402
 from profiling.run.probe import probe  # noqa: E402
 
@@ -49,15 +49,16 @@ def main() -> None:
         os.set_inheritable(int(each), False)  # a compile worker that outlives this process must not keep it open
     task, emit = json.loads(Path(task_file).read_text()), sender(int(descriptor))
     try:
-        perform(task, emit, turn_asker(emit, int(turns[0])) if turns else None)
+        perform(task, emit, turns_from(int(turns[0]), emit) if turns else None)
     except KeyboardInterrupt as error:  # from the cell's own code: Ctrl-C in a terminal reaches only the parent
         _fail(task, error, emit)
 
 
-def perform(task: Mapping[str, Any], emit: Emit, ask_turn: AskTurn | None = None) -> None:
+def perform(task: Mapping[str, Any], emit: Emit, take_turns: TakeTurns | None = None) -> None:
     """Perform `task`: {"probe": [job, …]} or {"cell": job}, where a job is its JSON text.
 
-    With `ask_turn` the cell is timed in turns with others, if its procedure allows that.
+    With `take_turns` the cell is timed in turns with others, if its procedure allows that. In one process it may begin
+    in the middle of another cell, under whose inference mode it must not be built.
 
     Whatever the code of a cell raises is the task's result, with a traceback on standard error.
 
@@ -72,7 +73,9 @@ def perform(task: Mapping[str, Any], emit: Emit, ask_turn: AskTurn | None = None
             job = Job.from_json(task["cell"])
             set_process_state(job.settings)
             torch.use_deterministic_algorithms(False)  # an earlier cell of this process may have asked for them
-            emit(partial_of(job.procedure, job.target)(job=job, emit=emit, ask_turn=ask_turn).run())
+            cell = partial_of(job.procedure, job.target)(job=job, emit=emit, take_turns=take_turns)
+            with torch.inference_mode(False), torch.enable_grad():
+                emit(cell.run())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit

@@ -90,8 +90,6 @@ def start(tmp_path, monkeypatch, capsys):
         probe: Callable[[], dict[str, Any]] = dict,
     ) -> Ended:
         class Executor:
-            takes_turns = False
-
             def perform(self, task, name, on_event):
                 if "probe" in task:
                     settings = asdict(replace(Settings(), device="cpu", dtype="float32", scale="tiny"))

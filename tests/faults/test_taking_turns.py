@@ -5,13 +5,16 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from fake_cells import FakeCells, Plan, dies, ends, interrupts, run_of
+from as_user import OUTSIDE
+from fake_cells import SETTINGS, FakeCells, Plan, Silent, dies, ends, interrupts, run_of
 
+from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
 from profiling.run import process
+from profiling.run.job import RunConfig
 from profiling.run.process import Isolated, Performed
-from profiling.run.runner import NOT_ENDED
+from profiling.run.runner import NOT_ENDED, Run
 
 
 def fault(planted, happens, kept=""):
@@ -141,6 +144,69 @@ def test_no_memory_beside_another(tmp_path, monkeypatch):
         "not all variants were prepared beside each other: another one would need 1.2 GB of the memory of the host, "
         "and 0.5 GB are free",
     )
+
+
+# In one process, where each variant is run in the middle of the baseline's timing.
+
+QUICK_LATENCY = {
+    "_target_": "profiling.metrics.latency.Latency",
+    **{"min_iterations": 3, "max_iterations": 50, "max_seconds": 0.2},
+    **{"warmup_min_iterations": 1, "warmup_max_iterations": 5},
+}
+
+
+@pytest.fixture
+def in_process(monkeypatch, tmp_path):
+    """Run `variants` in this process; return the exit code, and the rows by variant."""
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+    module = {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 8}
+    component = ComponentSpec("net", module, {"input": {"shape": [2, 8]}})
+    (tmp_path / "run").mkdir()
+
+    def run(**variants):
+        nodes = {name: {"_target_": f"cell_faults.{kind}", **options} for name, (kind, options) in variants.items()}
+        given = {"isolation": "none", "cell_timeout": 60.0, "resume": None, "source": {}}
+        config = RunConfig((component,), nodes, {"latency": QUICK_LATENCY}, SETTINGS, **given)
+        started = Run("generic_forward", config, tmp_path / "run", Silent(), "")
+        try:
+            return started.execute(), rows(started)
+        except KeyboardInterrupt:
+            return 130, rows(started)
+
+    yield run
+    import cell_faults
+
+    cell_faults.ARMED.clear()
+
+
+GOOD = ("Explains", {"what": "none"})
+
+
+@fault("isolation=none: the baseline raises in a window beside a variant", "its row fails", "the variant's row")
+def test_the_baseline_raises_beside_a_variant(in_process):
+    code, records = in_process(baseline=("Armed", {}), v=("Arms", {"calls": 10}), w=GOOD)
+    assert code == 1
+    assert [record.status for record in records.values()] == ["failed", "ok", "ok"]
+    assert "planted in a window" in records["baseline"].reason
+    assert records["w"].turns is None
+
+
+@fault("isolation=none: a variant raises in a window", "its row fails", "the baseline goes on with the next one")
+def test_a_variant_raises_beside_the_baseline(in_process):
+    code, records = in_process(baseline=("Arms", {"calls": 20}), v=("Armed", {}), w=GOOD)
+    assert code == 1
+    assert [record.status for record in records.values()] == ["ok", "failed", "ok"]
+    assert "planted in a window" in records["v"].reason
+    assert records["w"].turns.beside == ("baseline",)
+
+
+@fault("isolation=none: Ctrl-C in a variant beside the baseline", "exit 130; resume measures both", "finished rows")
+def test_an_interrupt_beside_the_baseline(in_process):
+    code, records = in_process(baseline=GOOD, v=GOOD, w=("Raises", {"fault": "interrupt", "where": "step"}))
+    assert code == 130
+    assert [record.status for record in records.values()] == ["failed", "ok", "failed"]
+    assert all("interrupted" in records[name].reason for name in ("baseline", "w"))
+    assert len(records["baseline"].turns.windows) == len(records["v"].turns.windows)
 
 
 # Real processes, whose place is taken by a short script.

@@ -10,7 +10,7 @@ from profiling.results.record import Metrics, encode_sections
 from profiling.run import runner
 from profiling.run.events import End, Probed, Sections, Waiting
 from profiling.run.job import RunConfig
-from profiling.run.process import Performed
+from profiling.run.process import Isolated, Performed
 
 SETTINGS = Settings(device="cpu", dtype="float32", scale="tiny", ceilings="off", threads=1)
 GB = 10**9
@@ -32,12 +32,11 @@ class Plan:
 
 
 @dataclass
-class FakeCells:
+class FakeCells(Isolated):
     """Performs cells by plan; `log` tells in which order they were active."""
 
     plans: dict[str, Plan]
     memory: float = 1e15  # bytes of the host
-    takes_turns: bool = True
     seconds: float = 0.0
     log: list[tuple[str, object]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)

@@ -58,6 +58,39 @@ class Raises(Variant):
             raise RAISED[self.fault]()
 
 
+ARMED = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Armed(Variant):
+    """Raises in each call once `ARMED` holds something."""
+
+    def __call__(self, component, folder):
+        def run():
+            if ARMED:
+                raise RuntimeError("planted in a window")
+            return component.call()
+
+        return Step(run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arms(Variant):
+    """Arms the other variants after some calls."""
+
+    calls: int
+
+    def __call__(self, component, folder):
+        left = iter(range(self.calls))
+
+        def run():
+            if next(left, None) is None:
+                ARMED.append(True)
+            return component.call()
+
+        return Step(run)
+
+
 EXPLAINED = {
     "unknown": {"no_such_section": 1},
     "none": None,

@@ -141,8 +141,8 @@ def test_a_cell_that_fails_in_a_round_runs_in_no_other(profile):
     outcome = profile("component=[net]", "variant=[baseline,faulty_raise]", "isolation=none", "rounds=2")
     assert outcome.code == 1
     assert [(line["variant"], line["status"]) for line in outcome.lines] == [
-        ("baseline", "ok"),
         ("faulty_raise", "failed"),
+        ("baseline", "ok"),
         ("baseline", "ok"),
     ]
     reason = outcome.records["net", "faulty_raise"].reason

@@ -12,7 +12,7 @@ from profiling.compare.loaded_run import read_run
 from profiling.metrics.sampling import Ready
 from profiling.results.jsonl import read_records
 from profiling.results.judgement import intervals_overlap, paired_speedup, samples_by_round
-from profiling.run.turns import LONGEST, SHORTEST, Resident, take_turns, window_of
+from profiling.run.turns import LONGEST, SHORTEST, Resident, WaitingProcess, take_turns, window_of
 
 LIMITS = {"interval": 0.01, "min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
 
@@ -20,8 +20,8 @@ LIMITS = {"interval": 0.01, "min_iterations": 20, "max_iterations": 2000, "max_s
 def residents(cells):
     waiting = []
     for variant in cells.plans:
-        session = cells.session({}, f"net.{variant}", lambda event: None)
-        waiting.append(Resident(variant, session, next(session).ready))
+        process = WaitingProcess(cells.session({}, f"net.{variant}", lambda event: None))
+        waiting.append(Resident(variant, next(process.session).ready, process.window))
     return waiting
 
 
@@ -154,3 +154,14 @@ def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_oth
     assert len(base.turns.windows) == len(one.turns.windows) + len(two.turns.windows)
     assert "not all variants were prepared beside each other: another one would need 1.2 GB" in base.notes[0]
     assert np.isclose(base.metrics.wall_ms.n, sum(window.n for window in base.turns.windows))
+
+
+def test_in_one_process_each_variant_takes_turns_with_the_baseline(profile):
+    outcome = profile("component=[net]", "variant=[baseline,again,once_more]", "isolation=none", "metric=[latency]")
+    assert outcome.code == 0, outcome.err
+    base, again, more = (outcome.records["net", name] for name in ("baseline", "again", "once_more"))
+    assert (base.turns.beside, again.turns.beside) == (("again", "once_more"), ("baseline",))
+    assert {window.block for window in again.turns.windows}.isdisjoint(window.block for window in more.turns.windows)
+    assert len(base.turns.windows) == len(again.turns.windows) + len(more.turns.windows)
+    assert again.speedup is not None
+    assert paired_speedup(again, more) is None, "they had no windows side by side"
