@@ -68,7 +68,7 @@ def profile(
     Everything runs in this process, on copies of the module in eval mode and under `torch.inference_mode()`. The module
     keeps its dtype, device, mode, weights, buffers and gradients; random number generators, TF32 flags, default dtype
     and device, and number of threads are restored. What the process has compiled before is compiled again when it is
-    next called. Memory: beside the caller's module two copies (of the baseline, and of the variant that takes turns with
+    next called. Memory: beside the caller's module two copies (of the baseline and of the variant that takes turns with
     it), one where there is no room for two; a copy is in float32 while the reference is computed.
 
     Args:
