@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol
 
 import psutil
 
-from profiling.metrics.sampling import TakeTurns, Turn
+from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.run.events import Emit, Event, EventReader, Waiting, write_turn
 
 #: The variable that makes torch write its compile log into a folder.
@@ -87,9 +87,9 @@ class InProcess:
         """Perform the task in this process; with `take_turns` that is called in the middle of the timing."""
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
 
-        with compile_cache(fresh=self._fresh_cache) as variables, restored_process():
+        with compile_cache(fresh=self._fresh_cache) as variables, restored_process() as state:
             os.environ.update(variables)
-            perform(task, on_event, take_turns)
+            perform(task, on_event, None if take_turns is None else _handed_over(take_turns, state))
         return Performed()
 
 
@@ -156,34 +156,62 @@ def compile_cache(*, fresh: bool) -> Iterator[dict[str, str]]:
         yield {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": str(Path(cache) / "triton")}
 
 
-@contextmanager
-def restored_process() -> Iterator[None]:
-    """Restore on exit what the block changes for the whole process and what the next cell or this run needs.
+class ProcessState:
+    """What a cell may change for the whole process and what the next cell or this run needs, as it is now.
 
     That is the working directory, environment variables, standard streams, signal handlers, and the timer of SIGALRM.
     """
-    folder, variables = Path.cwd(), dict(os.environ)
-    names = ("stdin", "stdout", "stderr")
-    streams, descriptors = [getattr(sys, name) for name in names], [_duplicate(number) for number in range(len(names))]
-    timer = signal.getitimer(signal.ITIMER_REAL)
-    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        for number, handler in handlers.items():
+
+    def __init__(self) -> None:
+        self._folder, self._variables = Path.cwd(), dict(os.environ)
+        self._streams = [(name, getattr(sys, name)) for name in ("stdin", "stdout", "stderr")]
+        self._descriptors = [_duplicate(number) for number in range(len(self._streams))]
+        self._timer = signal.getitimer(signal.ITIMER_REAL)
+        self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+    def restore(self) -> None:
+        """Make it so again."""
+        signal.setitimer(signal.ITIMER_REAL, *self._timer)
+        for number, handler in self._handlers.items():
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
-        for number, (name, stream, descriptor) in enumerate(zip(names, streams, descriptors, strict=True)):
+        for number, ((name, stream), descriptor) in enumerate(zip(self._streams, self._descriptors, strict=True)):
             if descriptor is not None:
                 os.dup2(descriptor, number)
-                os.close(descriptor)
             if stream is not None and stream.closed:
                 stream = open(number, stream.mode, encoding=stream.encoding, errors=stream.errors, closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
-        os.chdir(folder)
+        os.chdir(self._folder)
         os.environ.clear()
-        os.environ.update(variables)
+        os.environ.update(self._variables)
+
+    def close(self) -> None:
+        """Close the copies of the standard streams."""
+        for descriptor in self._descriptors:
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+@contextmanager
+def restored_process() -> Iterator[ProcessState]:
+    """Restore on exit the state of the process that it has now, and yield it."""
+    state = ProcessState()
+    try:
+        yield state
+    finally:
+        state.restore()
+        state.close()
+
+
+def _handed_over(take_turns: TakeTurns, state: ProcessState) -> TakeTurns:
+    """Return `take_turns`, called with the process in `state` instead of that of the cell in whose middle it is."""
+
+    def take(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
+        with restored_process():
+            state.restore()
+            return take_turns(ready, window)
+
+    return take
 
 
 def _duplicate(descriptor: int) -> int | None:
