@@ -30,6 +30,7 @@ from profiling.metrics.sampling import (
     WindowSamples,
     collect,
     collect_window,
+    rewarm,
     summaries,
     warm_up,
 )
@@ -85,8 +86,9 @@ class Latency(SamplingLimits, Metric):
         )
 
         def window(turn: Turn) -> WindowSamples:
+            rewarm(sample, turn, ready.call_s)
             with monitor.window() as conditions:
-                start, samples = collect_window(sample, turn, ready.call_s, perf_counter)
+                start, samples = collect_window(sample, turn, perf_counter)
             windows.append(msgspec.structs.replace(_window(start, samples), **conditions))
             return windows[-1]
 

@@ -153,16 +153,18 @@ class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
 #: ended the turns. A cell whose function was never called times itself alone.
 TakeTurns = Callable[[Ready, Callable[[Turn], WindowSamples]], StoppedBy | None]
 
-#: Share of a window's length for untimed calls at its beginning, since other cells have used the caches meanwhile.
+#: Untimed calls before a window, as a share of its length, since other cells have used the caches meanwhile.
 REWARM_SHARE = 0.1
 
 
-def collect_window(
-    sample: Callable[[], Sample], turn: Turn, call_s: float, now: Callable[[], float]
-) -> tuple[float, list[Sample]]:
-    """Return (start in seconds, the samples of one window), at least one; `call_s` is the expected time of a call."""
-    for _ in range(min(turn.calls, int(REWARM_SHARE * turn.seconds / call_s))):
+def rewarm(sample: Callable[[], Sample], turn: Turn, call_s: float) -> None:
+    """Make the untimed calls before a window; `call_s` is the expected time of a call in seconds."""
+    for _ in range(int(REWARM_SHARE * turn.seconds / call_s)):
         sample()
+
+
+def collect_window(sample: Callable[[], Sample], turn: Turn, now: Callable[[], float]) -> tuple[float, list[Sample]]:
+    """Return (start in seconds, the samples of one window), at least one."""
     start, samples = now(), list[Sample]()
     while not samples or (len(samples) < turn.calls and now() - start < turn.seconds):
         samples.append(sample())

@@ -5,7 +5,17 @@ import itertools
 import pytest
 
 from profiling.errors import InputError
-from profiling.metrics.sampling import Sample, SamplingLimits, collect, warm_up
+from profiling.metrics.sampling import (
+    Sample,
+    SamplingLimits,
+    Turn,
+    WindowSamples,
+    collect,
+    collect_window,
+    rewarm,
+    summaries,
+    warm_up,
+)
 
 
 class FakeClock:
@@ -105,3 +115,36 @@ def test_times_that_never_settle_are_marked():
 def test_limits_that_no_loop_can_keep(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         SamplingLimits(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("turn", "count"),
+    [(Turn(seconds=0.1, calls=50), 10), (Turn(seconds=0.1, calls=4), 4), (Turn(seconds=1e-3, calls=9), 1)],
+)
+def test_a_window_ends_with_its_time_or_its_calls_and_has_at_least_one(turn, count):
+    clock = FakeClock(itertools.repeat(10.0))
+    clock.seconds = 5.0
+    start, samples = collect_window(clock.take, turn, clock.now)
+    assert start == 5.0
+    assert len(samples) == pytest.approx(count, abs=1)
+
+
+def test_a_tenth_of_a_window_is_spent_on_untimed_calls_before_it():
+    clock = FakeClock(itertools.repeat(1.0))
+    rewarm(clock.take, Turn(seconds=0.1, calls=5), call_s=1e-3)
+    assert clock.seconds == pytest.approx(0.01)
+    rewarm(clock.take, Turn(seconds=0.1, calls=5), call_s=0.02)
+    assert clock.seconds == pytest.approx(0.01), "a call is longer than a tenth of the window"
+
+
+def test_the_summary_of_windows_holds_all_samples_and_an_interval_with_their_drift():
+    windows = [
+        WindowSamples(start_s=0.0, wall_ms=tuple(10.0 + block + i / 100 for i in range(20))) for block in range(8)
+    ]
+    summary = summaries(windows, "decided", 0)["wall_ms"]
+    assert (summary.n, summary.stopped_by) == (160, "decided")
+    assert summary.samples[:2] == (10.0, 10.01)
+    assert summary.ci95[0] < 13 < 14.5 < summary.ci95[1]
+    alone = summaries([WindowSamples(start_s=0.0, wall_ms=summary.samples)], None, 0)["wall_ms"]
+    assert set(summaries(windows, None, 0)) == {"wall_ms"}
+    assert alone.p50 == summary.p50
