@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from profiling.report.answer import answer_section
+from profiling.report.answer import VARIANTS, answer_section
 from profiling.report.format import escaped
 from profiling.report.heading import heading_lines
 from profiling.report.latency import latency_section
@@ -23,6 +23,9 @@ from profiling.report.table import AnyTable, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
+#: Runs of the components of other libraries, and of the pipelines besides the default one.
+MODELS = ("h200_diffusion", "h200_language")
+PIPELINES = ("h200_stream_img2img", "h200_chunked_video", "h200_speech")
 #: Phases of a training that its page is about; the report has all.
 PHASES = ("model", "ready", "before static input", "static input", "static input, its delta", "capture", "training")
 
@@ -54,12 +57,16 @@ def sweep_block() -> str:
 
 
 def models_block() -> str:
-    """Return the answer table and all variants of the ready components of other libraries."""
-    if not (RESULTS / "h200_models").is_dir():
-        return "No run on an H200 is committed yet."
-    data = load_run(RESULTS / "h200_models")
-    (answer,) = answer_section(data).tables
-    return f"{markdown(replace(answer, notes=()))}\n\n{markdown(_titled(latency_section(data), 'Variants'), 'console')}"
+    """Return the variants of the ready components of other libraries: speed, and cost with accuracy."""
+    sections = [latency_section(load_run(RESULTS / name)) for name in MODELS]
+    return "\n\n".join(markdown(_titled(section, VARIANTS), "console") for section in sections)
+
+
+def pipelines_block() -> str:
+    """Return the frame times and the stage budgets of the ready pipelines besides the default one."""
+    titles = ("Frames", "Stage budget, medians")
+    sections = [realtime_section(load_run(RESULTS / name)) for name in PIPELINES]
+    return "\n\n".join(markdown(_titled(section, title), "console") for section in sections for title in titles)
 
 
 def training_block() -> str:
@@ -87,6 +94,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "realtime": realtime_block,
     "sweep": sweep_block,
     "models": models_block,
+    "pipelines": pipelines_block,
     "training": training_block,
     "launches": launches_block,
     "cost": cost_block,
