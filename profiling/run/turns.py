@@ -48,10 +48,9 @@ class Resident:
     stopped_by: StoppedBy | None = None
     has_ended: bool = False
 
-    @property
-    def samples(self) -> int:
-        """The number of samples of all windows."""
-        return sum(len(window.wall_ms) for _, window in self.windows)
+    def samples(self, first: int = 0) -> int:
+        """Return the number of samples of its windows from the block `first` on."""
+        return sum(len(window.wall_ms) for block, window in self.windows if block >= first)
 
     def take(self, block: int) -> None:
         """Let the cell time one window, as the window of this block; it may end in it."""
@@ -144,11 +143,11 @@ def _stopped_by(
     medians = [
         [median(window.wall_ms) for number, window in resident.windows if number >= first] for resident in residents
     ]
-    sampled = all(resident.samples >= resident.ready.min_iterations for resident in residents)
+    sampled = all(resident.samples(first) >= resident.ready.min_iterations for resident in residents)
     width = min((resident.ready.interval for resident in residents), default=0.0)
     if (block - first) % 2 == 0 and sampled and is_decided(medians, width=width):
         return "decided"
-    if any(resident.samples >= resident.ready.max_iterations for resident in residents):
+    if any(resident.samples(first) >= resident.ready.max_iterations for resident in residents):
         return "iterations"
     return "time" if elapsed >= budget else None
 

@@ -52,7 +52,7 @@ def test_a_clear_answer_ends_the_turns_before_the_time_is_spent():
     cells = FakeCells({"baseline": Plan(10.0), "fast": Plan(2.0)})
     waiting = turns(cells)
     assert {resident.stopped_by for resident in waiting} == {"decided"}
-    assert all(resident.samples >= 20 for resident in waiting)
+    assert all(resident.samples() >= 20 for resident in waiting)
     assert cells.seconds < 4, "of 20"
 
 
@@ -73,8 +73,17 @@ def test_the_samples_of_a_fast_cell_are_limited_and_spread():
     cells = FakeCells({"baseline": Plan(0.05, noise=0.5), "same": Plan(0.05, noise=0.5)})
     for resident in turns(cells, seconds=1000.0):
         assert resident.stopped_by == "iterations"
-        assert resident.samples == 2000
+        assert resident.samples() == 2000
         assert len(resident.windows) == 20
+
+
+def test_turns_with_the_next_cell_have_limits_of_their_own():
+    cells = FakeCells({name: Plan(0.05, noise=0.5) for name in "abc"})
+    baseline, one, two = residents(cells)
+    for other in (one, two):
+        take_turns([baseline, other], 1000.0, seed=1, now=lambda: cells.seconds)
+        assert (other.samples(), len(other.windows), other.stopped_by) == (2000, 20, "iterations")
+    assert baseline.samples() == 4000
 
 
 @pytest.mark.parametrize(("call_s", "seconds"), [(1e-5, SHORTEST), (0.02, 0.2), (3.0, LONGEST)])
