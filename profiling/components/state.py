@@ -534,7 +534,7 @@ class State:
         yield from _Structure.of({"": self.module}).tensors.values()
 
     def rewind_us(self) -> float:
-        """Return the host time of a rewind in microseconds: the shortest of a few."""
+        """Return the host time of one rewind in microseconds, the shortest of several."""
         times = []
         for _ in range(5):
             started = perf_counter()

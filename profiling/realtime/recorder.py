@@ -59,7 +59,11 @@ class _Block:
     end: Mark | None
 
     def _enter(self, message: Any, before: tuple[Mark | None, int, int] = (None, 0, 0)) -> None:
-        """Begin the block; it shares the mark `before` (mark, its thread, ns) where no launch can lie between."""
+        """Begin the block.
+
+        `before` is the last mark of the frame, with its thread and time (ns). If so little time has passed since then
+        that nothing can have been launched, the block begins at that mark, and no further event is recorded.
+        """
         self.thread, self._outer = threading.get_ident(), _INNERMOST.get()
         self._token: Token[_Block | None] = _INNERMOST.set(self)
         _domain.push_range(message)

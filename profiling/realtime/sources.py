@@ -145,7 +145,7 @@ def _as_tensor(where: str, values: Any) -> Tensor:
 
 
 class DrawFeed:
-    """Draws fresh values into an input, in the run's dtype `narrow`, so that every dtype reads the same numbers.
+    """Draws new values of an input for each tick in the run's dtype `narrow`, then casts them to the input's dtype.
 
     Raises:
         InputError: the distribution does not fit the input's dtype.

@@ -79,7 +79,7 @@ def deciding(record: Record) -> Judged | None:
 
 
 def steps_of(roofline: RooflinePart) -> tuple[NextStep, ...]:
-    """Return what to try, the best first; of an older record its only step."""
+    """Return what to try, the best first. An older record has one step."""
     predicted = roofline.predicted
     if roofline.steps or (roofline.advice is None and predicted is None):
         return roofline.steps

@@ -115,7 +115,7 @@ def load_run(folder: Path) -> RunData:
 
 
 def _with_frames(record: Record, folder: Path) -> Record:
-    """Add the frames of a loop that has not ended, whose run was killed: their number and times."""
+    """Add the number and the times of the frames of a loop whose run was killed."""
     if record.realtime is None or record.realtime.frames:
         return record
     try:
