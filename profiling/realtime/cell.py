@@ -344,7 +344,9 @@ class RealtimeCell(Cell):
             with self.best_effort("reading the profiler trace"):
                 events = timeline(read_events(Path(self.job.run) / result.trace))
                 if device.type == "cuda":
-                    analysis = analyze_trace(Traces(events, _NO_MODULES, _NO_WAITS), Path.cwd(), parts=frames)
+                    ceilings = ceilings_in(Path(self.job.run)) if self.job.settings.ceilings == "auto" else None
+                    traces = Traces(events, _NO_MODULES, _NO_WAITS)
+                    analysis = analyze_trace(traces, Path.cwd(), parts=frames, ceilings=ceilings)
                 else:
                     analysis = analyze_host_trace(events, None, _NO_MODULES, parts=frames)
                 if analysis is not None:

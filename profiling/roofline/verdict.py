@@ -266,7 +266,7 @@ def _judge_gpu(facts: Facts) -> Verdict:
         return _verdict(facts, between, reason, steps, "slowest", "ceilings")
     if near < MOST:
         return _verdict(facts, _far_below(facts), reason, steps, "slowest", "ceilings")
-    return _verdict(facts, term, reason, (*steps, *_narrower(facts, term)), "ceilings", "slowest")
+    return _verdict(facts, term, reason, (*_narrower(facts, term), *steps), "ceilings", "slowest")
 
 
 def _judge_cpu(facts: Facts) -> Verdict:
@@ -303,7 +303,7 @@ def _explained(facts: Facts) -> tuple[float, float, float]:
     for kernel in facts.kernels_by_time:
         share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(kernel.ms)
         mean_us = kernel.mean_us or 0.0
-        memory, compute = (min(1.0, part) for part in facts.ceilings.shares(kernel.gbps, kernel.tflops, mean_us))
+        memory, compute = (min(1.0, part) for part in _shares(facts, kernel.gbps, kernel.tflops, mean_us))
         dispatched = mean_us <= DISPATCH_FACTOR * facts.launch_us and max(memory, compute) * mean_us < facts.launch_us
         if facts.device == "cpu" and dispatched:
             host += share
@@ -313,6 +313,17 @@ def _explained(facts: Facts) -> tuple[float, float, float]:
             computing + share * compute * (compute > memory),
         )
     return moving, computing, host
+
+
+def _shares(facts: Facts, gbps: float | None, tflops: float | None, mean_us: float) -> tuple[float, float]:
+    """Return which share of the bandwidth and of the FLOP ceiling (0 to 1) a kernel reaches; 0 where not known.
+
+    On a CPU the bandwidth is that of a large copy: an operator writes memory that was just allocated, not a cache.
+    """
+    if facts.ceilings is None:
+        return 0.0, 0.0
+    memory, compute = facts.ceilings.shares(gbps, tflops, mean_us)
+    return (memory if facts.device == "cuda" else (gbps or 0.0) * 1e9 / facts.ceilings.copy_bytes_per_s), compute
 
 
 def _near_ceiling(facts: Facts, term: Bound, near: float) -> Verdict:
@@ -421,7 +432,7 @@ def _slowest(facts: Facts) -> str:
         named.sort(key=lambda finding: -finding.ms)
         lines = []
         for each in named[:_NAMED]:
-            rate = _rate(facts, each.gbps, each.tflops, 1e3 * each.ms / (each.count or 1.0))
+            rate = _rate(facts, each.gbps, each.tflops, 1e3 * each.ms / (each.count or 1.0), each.of_ceiling)
             lines.append(f"{each.what} take {facts.share(each.ms):.0%}{rate}{_grid(facts, each.blocks, None)}")
         return "; ".join(lines)
     lines = []
@@ -435,15 +446,20 @@ def _slowest(facts: Facts) -> str:
     return "; ".join(lines)
 
 
-def _rate(facts: Facts, gbps: float | None, tflops: float | None, mean_us: float) -> str:
-    """Return ` at 0.67 TB/s, 16% of the ceiling` for the nearer ceiling; empty where no rate is known."""
+def _rate(
+    facts: Facts, gbps: float | None, tflops: float | None, mean_us: float, of_ceiling: float | None = None
+) -> str:
+    """Return ` at 0.67 TB/s, 16% of the ceiling` for the nearer ceiling; empty where no rate is known.
+
+    `of_ceiling` is given for launches of different sizes, whose ceilings differ.
+    """
     if facts.ceilings is None or not (gbps or tflops):
         return ""
-    memory, compute = facts.ceilings.shares(gbps, tflops, mean_us)
+    memory, compute = _shares(facts, gbps, tflops, mean_us)
     if compute > memory:
-        return f" at {tflops:.2g} TFLOP/s, {compute:.0%} of the ceiling"
+        return f" at {tflops:.2g} TFLOP/s, {of_ceiling or compute:.0%} of the ceiling"
     rate = f"{gbps:.2g} GB/s" if gbps is not None and gbps < 100 else f"{(gbps or 0.0) / 1e3:.2g} TB/s"
-    return f" at {rate}, {memory:.0%} of the ceiling"
+    return f" at {rate}, {of_ceiling or memory:.0%} of the ceiling"
 
 
 def _grid(facts: Facts, blocks: float | None, occupancy: float | None) -> str:

@@ -26,7 +26,7 @@ SHORTEST_US = 2.0
 #: Rows of a matrix product up to which its weights decide its time.
 FEW_ROWS = 64
 #: Least saving of a finding, as a share of all kernel time (0 to 1).
-WORTH = 0.005
+WORTH = 0.01
 #: Kernel names that a finding keeps, the longest first.
 _NAMES, _NAME_LENGTH = 3, 120
 

@@ -43,7 +43,7 @@ _NAMES = tuple(
             "gemm",
             r"gemm|gemv|nvjet|cublas|splitKreduce|cutlass|triton_tem_\w*mm|xmma|_mm_|dot_kernel|matmul|(?<!bi)(?<!tri)linear",
         ),
-        ("reduction", r"reduce_kernel|softmax|norm|cub::|reduction|MeanOps|sort"),
+        ("reduction", r"reduce_kernel|softmax|norm|cub::|reduction|MeanOps|RowwiseMoments|Welford|sort"),
         ("copy", r"copy|transpose|scatter|gather|index_(put|select|elementwise)|embedding|pad"),
         ("pointwise", r"elementwise|multi_tensor_apply|distribution|upsample|arange|pointwise|_fused_"),
     )

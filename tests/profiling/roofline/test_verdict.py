@@ -147,7 +147,7 @@ def test_memory():
     assert judged(replace(both, traffic_ms=2.25)).bound == "memory bandwidth"
     assert judged(replace(both, traffic_ms=2.2)).bound == "slow kernels"
     step = judged(replace(both, memory_ms=2.8, traffic_ms=3.0))
-    assert "The roofline time is 37% of wall time: trace it" in step.advice, "nothing to fuse: that much must be read"
+    assert "fuse" not in " ".join(each.advice for each in step.steps), "nothing to fuse: that much must be read"
     nothing = judged(replace(both, traffic_ms=1.0, short_ms=1.0))
     assert "The roofline time is 5% of wall time" in nothing.advice
     captured = judged(replace(LONG, kernels=100, memory_ms=0.1, compute_ms=3.0, traffic_ms=8.0))

@@ -1,0 +1,88 @@
+"""What bounds a call on this CPU: tiny modules of a known class, with ceilings that are measured here."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+import torch
+from planted_networks import component
+from torch import Tensor, nn
+
+from profiling.results.environment import Ceilings
+from profiling.results.record import Roofline
+from profiling.roofline.measure_ceilings import measure_ceilings
+from profiling.roofline.section import call_roofline
+
+
+class Elementwise(nn.Module):
+    """Copies one large tensor several times."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = x.neg()
+        return x
+
+
+class Products(nn.Module):
+    """Multiplies large square matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1024, 1024) / 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mm(self.weight).mm(self.weight)
+
+
+class Tiny(nn.Module):
+    """Dispatches many operators on a few numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(300):
+            x = x.neg().abs()
+        return x
+
+
+class Sorted(nn.Module):
+    """Sorts: far more time than reading and writing takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sort().values
+
+
+@pytest.fixture(scope="module")
+def ceilings() -> Ceilings:
+    return measure_ceilings(torch.device("cpu"), torch.float32, threads=torch.get_num_threads(), tf32=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "size", "bound", "operator"),
+    [
+        (Elementwise(), (2**22,), "memory bandwidth", "aten::neg"),
+        (Products(), (1024, 1024), "compute", "aten::mm"),
+        (Tiny(), (8,), "host", ""),
+        (Sorted(), (2**20,), "slow operators", "aten::sort"),
+    ],
+    ids=["memory", "compute", "host", "slow"],
+)
+@torch.inference_mode()
+def test_a_tiny_module_of_a_known_class(
+    ceilings: Ceilings, module: nn.Module, size: tuple[int, ...], bound: str, operator: str
+) -> None:
+    planted = component(module, x=torch.randn(*size))
+    seen: list[Roofline] = []
+    for _ in range(3):  # beside other programs a single measurement may be far off
+        walls = []
+        for _ in range(5):
+            start = perf_counter()
+            planted.call()
+            walls.append(1e3 * (perf_counter() - start))
+        seen.append(call_roofline(planted, planted.call, ceilings, sorted(walls)[2], fused=False))
+        if seen[-1].bound == bound:
+            break
+    if ceilings.disturbed and bound not in [section.bound for section in seen]:
+        pytest.skip("other processes ran while the ceilings were measured")
+    assert bound in [section.bound for section in seen], seen
+    if operator:
+        assert any(operator in line for line in seen[-1].evidence), seen[-1].evidence

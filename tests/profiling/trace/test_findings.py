@@ -1,0 +1,168 @@
+"""Kernel findings: each rule on a planted kernel, and what takes the time of a decoder that was traced on an H200."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiling.report.run_data import load_run
+from profiling.results.environment import Ceilings
+from profiling.results.record import TraceAnalysis
+from profiling.trace.analysis import Traces, analyze_trace
+from profiling.trace.attribution import KernelAttribution
+from profiling.trace.events import GpuWork, read_events, timeline
+from profiling.trace.findings import kernel_findings
+from profiling.trace.kernel_classes import class_of_name
+
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results" / "h200"
+#: 1 TB/s: 1 MB takes 1 us; 100 TFLOP/s: 100 MFLOP take 1 us.
+CEILINGS = Ceilings(
+    dtype="bfloat16",
+    copy_bytes_per_s=1e12,
+    read_bytes_per_s=1e12,
+    bandwidth=((1, 1e12),),
+    matmul_flops_per_s=1e14,
+    launch_us=5.0,
+    seconds=0.0,
+)
+BF16, FP32 = "c10::BFloat16", "float"
+
+
+def piece(name: str, us: float, *, operator: str | None = None, blocks: int | None = None, **known: Any) -> Any:
+    kind = "gpu_memset" if name.startswith("Memset") else "kernel"
+    work = GpuWork(name, kind, 0.0, us, 1, 1, None, 7, blocks)
+    return KernelAttribution(work, known.pop("kind", None) or class_of_name(name), operator, "", **known)
+
+
+def shapes(*tensors: tuple[list[int], str], strides: list[list[int]] | None = None) -> dict[str, Any]:
+    dims = [shape for shape, _ in tensors]
+    steps = strides or [[1] * len(shape) for shape in dims]
+    return {"Input Dims": dims, "Input type": [kind for _, kind in tensors], "Input Strides": steps}
+
+
+IMAGE, NCHW, NHWC = [1, 64, 32, 32], [65536, 1024, 32, 1], [65536, 1, 2048, 64]
+LAYOUTS = shapes((IMAGE, BF16), (IMAGE, BF16), strides=[NCHW, NHWC])
+CASTS = shapes((IMAGE, FP32), (IMAGE, BF16), strides=[NCHW, NCHW])
+CONV = "sm80_xmma_fprop_implicit_gemm_bf16bf16"
+MOMENTS = "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<c10::BFloat16>(long)"
+ADD = "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>>"
+
+
+@pytest.mark.parametrize(
+    ("planted", "kind", "what", "saves_us"),
+    [
+        (piece(MOMENTS, 100, blocks=32, bytes=10_000_000), "reduction", "reductions (group norm)", 90),
+        (
+            piece("triton_red_fused_native_layer_norm_3", 50, bytes=10_000_000),
+            "reduction",
+            "reductions (layer norm)",
+            40,
+        ),
+        (piece("void cudnn::nchwToNhwcKernel<__nv_bfloat16>", 20), "layout conversion", "layout conversions", 20),
+        (piece("triton_poi_fused_convolution_0", 9, arguments=LAYOUTS), "layout conversion", "layout conversions", 9),
+        (piece(ADD, 9, operator="aten::copy_", arguments=LAYOUTS), "layout conversion", "layout conversions", 9),
+        (piece(ADD, 9, operator="aten::copy_", arguments=CASTS), "cast", "casts between 16 and 32 bits", 9),
+        (piece("triton_poi_fused__to_copy_7", 6), "cast", "casts", 6),
+        (piece("triton_poi_fused_addmm_gelu_2", 8), "bias or activation", "bias and activation", 8),
+        (piece("void cublasLt::splitKreduce_kernel<32, 16, int>", 4), "split-K", "split-K reductions", 4),
+        (piece("Memset (Device)", 3), "memset", "memsets and fills", 3),
+        (
+            piece(CONV, 50, bytes=10_000_000, arguments=shapes((IMAGE, BF16), ([64, 16, 3, 3], BF16))),
+            *("grouped convolution", "grouped convolutions", 40),
+        ),
+        (
+            piece(CONV, 50, bytes=10_000_000, arguments=shapes((IMAGE, BF16), ([64, 64, 1, 1], BF16))),
+            *("1x1 convolution", "1 × 1 convolutions", 40),
+        ),
+        (
+            piece(CONV, 50, flops=2_000_000_000, arguments=shapes((IMAGE, BF16), ([64, 64, 3, 3], BF16))),
+            *("convolution", "convolutions", 30),
+        ),
+        (
+            piece("nvjet_tst_64x8", 50, bytes=10_000_000, arguments=shapes(([17, 512], BF16), ([512, 2048], BF16))),
+            *("few rows", "products of 17 rows", 40),
+        ),
+        (
+            piece("nvjet_tst_64x8", 50, bytes=10_000_000, arguments=shapes(([900, 512], BF16), ([512, 2048], BF16))),
+            *("product", "matrix products", 40),
+        ),
+        (piece(ADD, 50, operator="aten::mul", bytes=10_000_000), "elementwise", "mul kernels", 40),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_planted_kernel(planted: Any, kind: str, what: str, saves_us: float) -> None:
+    (found,) = kernel_findings([[planted]], CEILINGS)
+    assert (found.kind, found.what) == (kind, what)
+    assert found.saves_ms == pytest.approx(saves_us / 1e3)
+    assert found.kernels == (planted.work.name,)
+    assert found.blocks == planted.work.blocks
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        piece(MOMENTS, 12, bytes=10_000_000),
+        piece(MOMENTS, 100),
+        piece("Memcpy HtoD (Pageable -> Device)", 900, bytes=10_000_000),
+        piece("triton_poi_fused_add_mul_4", 100),
+        piece("nvjet_tst_64x8", 100),
+        piece(MOMENTS, 1.9, bytes=1000),
+    ],
+    ids=["near the ceiling", "bytes not known", "a transfer", "fused work", "a product", "as short as kernels get"],
+)
+def test_what_is_no_finding(planted: Any) -> None:
+    assert kernel_findings([[planted]], CEILINGS) == ()
+
+
+def test_an_activation_after_a_product_could_be_part_of_it() -> None:
+    product = piece("nvjet_tst_64x8", 10)
+    relu = piece(ADD, 5, operator="aten::relu", kind="pointwise", bytes=5_000_000)
+    (after,) = kernel_findings([[product, relu]], CEILINGS)
+    assert after.kind == "bias or activation"
+    assert kernel_findings([[relu, product]], CEILINGS) == (), "alone it is at the ceiling"
+
+
+def test_times_are_of_a_call_and_the_largest_saving_is_first() -> None:
+    call = [piece("Memset (Device)", 3), piece(MOMENTS, 100, bytes=10_000_000), piece(MOMENTS, 50, bytes=10_000_000)]
+    reductions, memsets = kernel_findings([call, call], CEILINGS)
+    assert (reductions.count, reductions.ms, reductions.saves_ms) == (2, pytest.approx(0.15), pytest.approx(0.13))
+    assert reductions.gbps == pytest.approx(20_000_000 / 150 / 1e3)
+    assert reductions.of_ceiling == pytest.approx(20 / 150)
+    assert memsets.share == pytest.approx(3 / 153)
+
+
+def analysed(variant: str, before_capture: str) -> TraceAnalysis:
+    """What today's rules find in a committed trace of the image decoder."""
+    names = (RESULTS / "traces" / f"image_decoder.{name}.json.gz" for name in (variant, before_capture))
+    main, reference = (timeline(read_events(name)) for name in names)
+    ceilings = load_run(RESULTS).environment.ceilings
+    analysis = analyze_trace(Traces(main, "", "", reference=reference), RESULTS, ceilings=ceilings)
+    assert analysis is not None
+    return analysis
+
+
+def test_what_takes_the_time_of_a_compiled_decoder_is_named() -> None:
+    analysis = analysed("compile_cuda_graph", "compile")
+    found = {each.what: each for each in analysis.findings}
+    assert list(found)[:2] == ["reductions (var)", "grouped convolutions"]
+    assert found["reductions (var)"].ms == pytest.approx(2.53, abs=0.05), "of 7.1 ms"
+    assert found["reductions (var)"].gbps == pytest.approx(715, rel=0.05)
+    assert found["grouped convolutions"].ms == pytest.approx(1.30, abs=0.05)
+    assert sum(each.ms for each in analysis.findings) > 0.8 * (analysis.kernel_ms or 0.0)
+
+
+def test_an_eager_decoder_has_what_a_compiler_removes() -> None:
+    found = {each.kind: each for each in analysed("cuda_graph", "baseline").findings}
+    assert {"layout conversion", "bias or activation", "cast", "reduction", "grouped convolution"} <= set(found)
+    assert found["layout conversion"].ms == pytest.approx(1.8, abs=0.1)
+
+
+def test_committed_records_hold_what_the_rules_find() -> None:
+    record = next(r for r in load_run(RESULTS).records if r.cell == ("image_decoder", "compile_cuda_graph"))
+    assert record.trace_analysis is not None
+    stored, computed = record.trace_analysis.findings, analysed("compile_cuda_graph", "compile").findings
+    assert [(each.what, round(each.saves_ms, 4)) for each in stored] == [
+        (each.what, round(each.saves_ms, 4)) for each in computed
+    ]
