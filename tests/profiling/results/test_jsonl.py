@@ -34,9 +34,9 @@ def test_a_committed_run_loses_nothing(path):
         if old["schema"] == 1:
             renamed = _renamed(old)
             bounds = [key for key in renamed if key.endswith(".bound")]
-            assert all(
-                new[key] in (schema_1.BOUNDS.get(renamed[key]), "slow kernels", "underfilled GPU") for key in bounds
-            )
+            for key in bounds:  # verdicts that were computed again have today's words
+                word = schema_1.BOUNDS.get(renamed[key], renamed[key])
+                assert new[key] in (word, "slow kernels", "underfilled GPU")
             renamed |= {key: new[key] for key in bounds} | {"schema": 2}
         else:
             renamed = dict(leaves(old))
