@@ -52,6 +52,9 @@ _GENERAL_ADVICE = (
     "at first use needs more warm-up calls (warmup=N)"
 )
 
+#: Operators of `x[i]` and `x[i] = y`; their second argument is the list of indices.
+_INDEXING = ("aten::index.", "aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index")
+
 
 class CaptureError(RuntimeError):
     """A call that cannot be captured in a CUDA graph; device, random numbers and allocator are as before the attempt.
@@ -110,9 +113,10 @@ class Audit(TorchDispatchMode):
             return None
         if torch.Tag.data_dependent_output in func.tags:
             return "sync"
-        if torch.Tag.dynamic_output_shape in func.tags and kwargs.get("output_size") is None:
-            return "data-dependent shape"
-        if func.name().startswith("aten::index") and any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:]):
+        if func.name().startswith(_INDEXING):  # its tag says that the shape may depend on values: it does for masks
+            if _selects_by_mask(args):
+                return "data-dependent shape"
+        elif torch.Tag.dynamic_output_shape in func.tags and kwargs.get("output_size") is None:
             return "data-dependent shape"
         if func.name().startswith(("aten::_to_copy", "aten::copy_", "aten::copy", "aten::_copy_from")):
             return _copy_fault(tensors[-1], result)  # the source: copy_'s last tensor, and _to_copy's only one
@@ -122,6 +126,19 @@ class Audit(TorchDispatchMode):
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda
+
+
+def _selects_by_mask(args: Sequence[Any]) -> bool:
+    """Return whether an indexing operator counts the true elements of a mask; `args` are its positional arguments.
+
+    Positions of integers give a fixed shape. So does one mask with one value, as in `x[mask] = 0`: `masked_fill`.
+    """
+    _, indices, *values = args
+    masks = [t for t in tensors_in(indices) if t.dtype in (torch.bool, torch.uint8)]
+    is_fill = (
+        len(masks) == len(tensors_in(indices)) == 1 and bool(values) and values[0].ndim == 0 and not values[0].is_cuda
+    )
+    return bool(masks) and not is_fill
 
 
 def _operator_name(func: Any) -> str:

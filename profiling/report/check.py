@@ -55,9 +55,13 @@ def _lines(name: str, call: CheckedCall) -> Iterator[str]:
         yield f"{name}, CUDA graph: nothing stands in its way, as far as a CPU can show: no capture can be tried here."
     yield from (f"{name}, CUDA graph: {_obstacle(each)}" for each in obstacles)
     breaks = [each for each in call.obstacles if each.hinders == "compile"]
-    if call.compiled_graphs is not None and not breaks:
-        yield f"{name}, torch.compile: the whole call is {count_of(call.compiled_graphs, 'graph')}, without a break."
-    yield from (f"{name}, torch.compile: graph break: {_obstacle(each)}" for each in breaks)
+    if call.compiled_graphs == 1 and not breaks:
+        yield f"{name}, torch.compile: the whole call is 1 graph, without a break."
+    elif call.compiled_graphs and not breaks:
+        graphs = count_of(call.compiled_graphs, "graph")
+        yield f"{name}, torch.compile: the call is {graphs}. What lies between runs eagerly; Dynamo names no place."
+    cause = "graph break: " if call.compiled_graphs else ""  # without a graph there is nothing to break
+    yield from (f"{name}, torch.compile: {cause}{_obstacle(each)}" for each in breaks)
     yield from (f"{name}: {reason}." for reason in call.unknown)
 
 

@@ -27,6 +27,7 @@ from profiling.graphs.engine import REPLACES, layout_of
 from profiling.graphs.rehearsal import rehearsing
 from profiling.results.record import CheckedCall, Obstacle, StateForm, TensorForm
 from profiling.trace.compile_log import graph_break
+from profiling.variants.compile import COMPILES_NOTHING
 
 #: Most characters of a value that is no tensor.
 _VALUE = 60
@@ -47,8 +48,8 @@ def check_call(component: Component) -> CheckedCall:
     if component.device.type == "cuda":
         error = _captured(component)
         captured = error is None
-        if error is None:
-            findings = ()  # what the audit found does no harm
+        if error is None:  # what the audit found does no harm
+            findings = tuple([_reassignment(component.kept.reassigned)] if component.kept.reassigned else [])
         elif not findings:
             findings = (Obstacle(hinders="cuda_graph", reason=str(error)),)
     return CheckedCall(
@@ -81,8 +82,7 @@ def _dtype(tensor: Tensor) -> str:
 def _watched_call(component: Component) -> tuple[tuple[TensorForm, ...], tuple[StateForm, ...], tuple[Obstacle, ...]]:
     """Call once; return the forms of the outputs, the state with what the call changed, and what prevents a capture."""
     component.reset()
-    state = list(component.kept.named_tensors())
-    before = [tensor.detach().clone() for _, tensor in state]
+    before = {path: tensor.detach().clone() for path, tensor in component.kept.named_tensors()}
     addresses = layout_of(component.module)
     if component.device.type == "cuda":
         with Audit(None) as audit:
@@ -91,17 +91,20 @@ def _watched_call(component: Component) -> tuple[tuple[TensorForm, ...], tuple[S
         with rehearsing() as audit:
             output = component.call()
     findings = list(_obstacles(audit.findings, anywhere=component.device.type == "cuda"))
-    if addresses != layout_of(component.module):
+    if component.kept.reassigned:
+        findings.append(_reassignment(component.kept.reassigned))
+    elif addresses != layout_of(component.module):
         findings.append(Obstacle(hinders="cuda_graph", reason=REPLACES))
+    after = dict(component.kept.named_tensors())
     kept = tuple(
         StateForm(
-            path=name,
+            path=path,
             dtype=_dtype(tensor),
-            shape=tuple(value.shape),
-            bytes=value.nbytes,
-            changed=not _same(tensor.detach(), value),
+            shape=tuple(tensor.shape),
+            bytes=tensor.nbytes,
+            changed=path not in before or path not in after or not _same(before[path], after[path].detach()),
         )
-        for (name, tensor), value in zip(state, before, strict=True)
+        for path, tensor in (after | before).items()
     )
     outputs = tuple(forms(output))
     component.reset()
@@ -110,7 +113,20 @@ def _watched_call(component: Component) -> tuple[tuple[TensorForm, ...], tuple[S
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors hold the same values; NaN equals NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _reassignment(paths: Sequence[str]) -> Obstacle:
+    """Return the obstacle of state that each call assigns anew; a capture does not notice it."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return Obstacle(
+        hinders="cuda_graph",
+        reason=f"each call assigns another tensor to {paths[0]}{more}: a replay reads the one of the capture, so a "
+        "call that needs that of the call before is wrong",
+        advice="write to it in place (copy_)",
+    )
 
 
 def _obstacles(findings: Iterable[Finding], *, anywhere: bool) -> Iterator[Obstacle]:
@@ -170,6 +186,8 @@ def _traced(component: Component, unknown: list[str]) -> tuple[int | None, tuple
         if each.graph_break:
             place = _break(str(each.reason), each.user_stack)
             places.setdefault((place.file, place.line), place)
+    if explained.graph_count == 0 and not places:
+        places[None, None] = Obstacle(hinders="compile", reason=COMPILES_NOTHING)
     return explained.graph_count, tuple(places.values())
 
 

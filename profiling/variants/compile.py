@@ -37,6 +37,13 @@ def missing_toolchain() -> str | None:
     return None
 
 
+#: Why a step under torch.compile ran without one compiled graph.
+COMPILES_NOTHING = (
+    "torch.compile compiled nothing and ran eagerly: it refuses torch.nn.LSTM, GRU and RNN (measure those with "
+    "cuda_graph), TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is set, or the module has torch.compiler.disable"
+)
+
+
 class _RecompileLimit:
     """While any compiled step is open, dynamo raises past its limit, where it would run eagerly and only log that.
 
@@ -150,11 +157,7 @@ class Compile(Variant):
 
         """
         if counters.graphs == 0:
-            raise RuntimeError(
-                "torch.compile compiled nothing and ran eagerly: it refuses torch.nn.LSTM, GRU and RNN (measure those "
-                "with cuda_graph), TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is set, or the module has "
-                "torch.compiler.disable"
-            )
+            raise RuntimeError(COMPILES_NOTHING)
         if self.has_cuda_graphs() and (counters.cudagraph_skips or not counters.cudagraph_captures):
             raise RuntimeError(
                 f"inductor skipped {counters.cudagraph_skips} of the CUDA graphs that mode={self.mode} promises: "

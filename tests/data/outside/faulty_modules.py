@@ -108,3 +108,16 @@ class Grows(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.kept.append(x.clone())
         return self.layer(x) + torch.cat(self.kept).mean(0)
+
+
+class AssignsState(nn.Module):
+    """Keeps its hidden state by assigning a new tensor in each call; torch.compile refuses its GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(8, 8)
+        self.hidden: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, self.hidden = self.layer(x, self.hidden)
+        return y

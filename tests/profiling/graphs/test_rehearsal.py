@@ -8,6 +8,7 @@ import torch
 from profiling.graphs.rehearsal import rehearsing
 
 WEIGHT = torch.ones(8)
+POSITIONS = torch.tensor([2, 0, 1])
 
 
 def line() -> int:
@@ -43,6 +44,12 @@ def mask(x):
     return line(), x[x > 0]
 
 
+def write_by_mask(x):
+    where, new = line(), x * 2
+    new[x > 0] = x.flatten()
+    return where + 1, new
+
+
 def nonzero(x):
     return line(), torch.where(x > 0)
 
@@ -66,7 +73,7 @@ def made_here_used_there(x):
 
 FAULTS = {
     "sync": (item, truth, on_cpu, to_cpu, numpy, values),
-    "data-dependent shape": (mask, nonzero),
+    "data-dependent shape": (mask, write_by_mask, nonzero),
     "host tensor": (host_tensor, sum_of_host, host_scalar_is_moved, made_here_used_there),
 }
 
@@ -87,6 +94,9 @@ def clean(x):
     hidden = torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]
     scaled = hidden * torch.arange(8, device=x.device) * torch.tensor(2.0)  # a scalar goes into the kernel
     sizes = torch.tensor([2, 4]).prod().item() + torch.linspace(0, 1, 4).tolist()[0]  # never on the device
+    scaled[:, POSITIONS] = scaled[:, POSITIONS + 1]  # integers: a fixed shape
+    (scaled > 2)[:, POSITIONS] = True  # the value is a bool, not the index
+    scaled[scaled > 2] = 0.0  # masked_fill
     return scaled * WEIGHT + x.new_zeros(8) + torch.zeros_like(x) + sizes
 
 

@@ -49,6 +49,18 @@ def test_a_component_that_can_be_captured(check):
     }
 
 
+def test_state_that_is_assigned_and_a_module_that_is_not_compiled(check):
+    outcome = check("component=[assigns_state]")
+    call = outcome.records["assigns_state", "check"].check.calls["assigns_state"]
+    assert {each.path: (each.shape, each.changed) for each in call.state} == {"hidden": ((1, 1, 8), True)}
+    assert [each.hinders for each in call.obstacles] == ["cuda_graph", "compile"]
+    assert call.compiled_graphs == 0
+    text = " ".join(outcome.out.split())
+    for words in ("a call changes hidden.", "assigns another tensor to hidden", "torch.compile compiled nothing"):
+        assert words in text
+    assert not any(words in text for words in ("graph break", "without a break", "nothing stands in its way"))
+
+
 def test_a_pipeline_stage_by_stage(check):
     outcome = check("pipeline=mine", target="realtime")
     assert outcome.code == 0, outcome.err
