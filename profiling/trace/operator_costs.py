@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.module_tracker import ModuleTracker
 
 from profiling.components.trees import tensors_in, written_tensors
 from profiling.trace.events import Operator
@@ -192,6 +193,19 @@ _FLOP_FORMULAS = {
 }
 
 
+class _NoModules(ModuleTracker):
+    """Leaves the counter with the sum of all modules, without torch's hooks on each.
+
+    In inference mode those fail where a module returns a view of a parameter.
+    """
+
+    def __enter__(self) -> ModuleTracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
 @contextmanager
 def counted_flops() -> Iterator[dict[str, int]]:
     """Count FLOPs inside the block; at its end the yielded mapping holds FLOPs by class, without classes of none.
@@ -202,7 +216,9 @@ def counted_flops() -> Iterator[dict[str, int]]:
     """
     by_class: dict[str, int] = {}
     extra = {packet: formula for name, formula in _FLOP_FORMULAS.items() if (packet := getattr(_aten, name, None))}
-    with FlopCounterMode(display=False, custom_mapping=extra) as counter:
+    counter = FlopCounterMode(display=False, custom_mapping=extra)
+    counter.mod_tracker = _NoModules()
+    with counter:
         yield by_class
     for operator, flops in counter.get_flop_counts().get("Global", {}).items():
         name = next(name for name, part in _FLOP_CLASSES.items() if part in str(operator))

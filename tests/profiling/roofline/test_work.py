@@ -50,6 +50,38 @@ def test_a_vector_times_a_matrix_counts_too():
     assert work_of(component(nn.Linear(24, 40), input=torch.randn(24))).total_flops == 2 * 24 * 40
 
 
+class _Latents(nn.Module):
+    """Returns a view of its parameter, as learned queries are repeated for a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, batch):
+        return self.latents.expand(batch, -1, -1)
+
+
+class _Queries(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents, self.layer = _Latents(), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        return self.layer(self.latents(len(x))) + x
+
+
+def test_a_module_inside_may_return_a_view_of_a_parameter():
+    with torch.inference_mode(False):  # as a cell builds it
+        queries = _Queries()
+    work = work_of(component(queries, x=torch.randn(2, 4, 8)))
+    assert work.flops == {"matmul": 2 * (2 * 4) * 8 * 8}
+
+
+def test_a_parametrised_layer_counts():
+    layer = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 6, 3, bias=False))
+    assert work_of(component(layer, input=torch.randn(1, 4, 10))).flops == {"convolution": 2 * (6 * 8) * (4 * 3)}
+
+
 def test_convolution():
     layer = nn.Conv2d(4, 6, 3, padding=1, bias=False)
     work = work_of(component(layer, input=torch.randn(2, 4, 8, 8)))
