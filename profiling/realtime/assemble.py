@@ -91,7 +91,7 @@ class _Assembler:
         self.outputs = {name: self._outputs_of(name) for name in graph.stages}
         self.resets: list[Callable[[], None]] = [outputs.reset for outputs in self.outputs.values()]
         for name, stage in graph.stages.items():
-            check_inputs(name, stage, self._targets[name])
+            check_inputs(name, stage, components[name].inputs)
         reads = {
             f"pipeline.stages.{name}.{part}.{key}": (edge, self._targets[name][key], name, key)
             for name, stage in graph.stages.items()
@@ -166,16 +166,23 @@ class _Assembler:
         return _Handover(where, edge, target, self.outputs[edge.name])
 
 
-def check_inputs(name: str, stage: Stage, targets: Mapping[str, Tensor]) -> None:
-    """Check that every input of a component has an edge, and every edge an input.
+def check_inputs(name: str, stage: Stage, inputs: Mapping[str, Any]) -> None:
+    """Check that every tensor in the inputs of a component has an edge, and every edge such a tensor.
 
     Raises:
         InputError: one of the two is missing.
 
     """
     where = f"pipeline.stages.{name}.inputs"
+    targets = dict(named_tensors(inputs))
+    with_tensors = {path.partition(".")[0] for path in targets}
     for key in stage.inputs:
         if key not in targets:
+            if (argument := key.partition(".")[0]) in inputs and argument not in with_tensors:
+                raise InputError(
+                    f"{where}.{key}: an edge writes to a tensor, and {argument} holds none: it stays as the YAML of "
+                    f"{stage.component} says. Remove the edge."
+                )
             raise InputError(
                 f"{where}.{key}: {stage.component} has no such input, only {', '.join(targets)}."
                 f"{did_you_mean(key, targets)}"

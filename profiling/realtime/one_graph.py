@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.component import Component
-from profiling.components.trees import children, dotted, named_tensors, tensors_in
+from profiling.components.trees import children, dotted, tensors_in
 from profiling.errors import InputError
 from profiling.realtime.assemble import check_handover, check_inputs
 from profiling.realtime.graph import WHOLE, Edge, Fixed, Graph, Read, Stage
@@ -28,7 +28,7 @@ def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Gra
 
     """
     for name, stage in graph.stages.items():
-        check_inputs(name, stage, dict(named_tensors(components[name].inputs)))
+        check_inputs(name, stage, components[name].inputs)
         if stage.every > 1:
             raise InputError(
                 f"loop.schedule=one_graph: the stage {name} has every={stage.every}, and a captured graph cannot skip "

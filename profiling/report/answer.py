@@ -290,7 +290,7 @@ def _tie(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:
         yield Doubt("tied", f"{listed([fastest.variant, *ties])} are tied: their 95% intervals overlap")
     elif others and not fastest.is_realtime and intervals_overlap(fastest, others[0]) is None:
         names = listed([fastest.variant, others[0].variant])
-        yield Doubt("few samples", f"{names} cannot be ranked: one has no interval")
+        yield Doubt("few samples", f"whether {names} are tied is not known: one has no interval")
 
 
 def _by_mean(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:

@@ -1,5 +1,7 @@
 """Stages whose outputs are known by hand: edges, delays, repeats, sources; and streams that are ordered."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from planted_stages import Races, component, delivered, pipeline_of, planted
@@ -114,6 +116,13 @@ def test_an_edge_that_does_not_fit_the_component(case):
     with pytest.raises(InputError) as caught:
         delivered(pipeline_of(graph, {name: component(name, module) for name in graph.stages}), range(1))
     assert message in str(caught.value)
+
+
+def test_an_edge_for_an_argument_without_tensors():
+    graph, components = planted({"a": {"inputs": {"x": "normal", "z": "fixed"}}})
+    one = replace(components["a"], inputs={**components["a"].inputs, "z": {"size": None}})
+    with pytest.raises(InputError, match=r"inputs\.z: an edge writes to a tensor, and z holds none: .*Remove the edge"):
+        delivered(pipeline_of(graph, {"a": one}), range(1))
 
 
 @pytest.mark.parametrize("whole", [False, True])
