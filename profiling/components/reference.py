@@ -89,8 +89,9 @@ class Reference:
         spread = self.spread
         if spread.fault is not None:
             return (
-                f"nondeterministic: two eager calls from the same inputs and state differ: {spread.fault} (state that "
-                "could not be restored? give the module a method reset() and set state: reset in the component's YAML)"
+                f"nondeterministic: two eager calls from the same inputs and state differ: {spread.fault} (random "
+                "numbers that choose a shape? pass them as an input; state that could not be restored? give the module "
+                "a method reset() and set state: reset in the component's YAML)"
             )
         if spread.error <= max(torch.finfo(dtype).eps / 2, QUIET):
             return None

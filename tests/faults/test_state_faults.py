@@ -57,6 +57,15 @@ def test_state_in_attributes(profile, kind):
             ),
         ),
         pytest.param(
+            "random_length",
+            "random numbers that choose a shape? pass them as an input",
+            marks=pytest.mark.fault(
+                "a random number chooses the length of the output",
+                happens="failed: names both shapes, and random numbers as a likely cause",
+                kept=KEPT,
+            ),
+        ),
+        pytest.param(
             "global",
             "two eager calls from the same inputs and state differ",
             marks=pytest.mark.fault(

@@ -26,6 +26,8 @@ class Steps(nn.Module):
         if self.kind == "hidden":
             self.hidden = x if self.hidden is None else torch.tanh(self.hidden + x)
             return self.hidden * 1.5
+        if self.kind == "random_length":  # a duration is drawn, as speech models do
+            return self.layer(x).repeat(int(torch.randint(1, 1000, ())), 1)
         if self.kind == "dropout":
             return self.drop.train()(x)
         _HIDDEN.append(x)  # outside of the module
