@@ -158,13 +158,7 @@ class Run:
 
     def _run_component(self, jobs: Sequence[Job], executor: Executor, round_: int, skip: Mapping[str, End]) -> None:
         """Run the cells of a component; those that are timed in turns run in the first round only."""
-        cells = []
-        for job in jobs:
-            if job.variant not in skip:
-                cells += [job] if self._is_due(round_, job) else []  # it may have failed in an earlier round
-            elif round_ == 1:
-                end = skip[job.variant]
-                self._keep(self._base_record(job).with_status(end.status, end.reason or "not run"))
+        cells = [job for job in jobs if job.variant not in skip and self._is_due(round_, job)]
         if round_ == 1 and len(cells) > 1 and isinstance(executor, Isolated):
             self._run_in_turns(cells, executor)
         elif round_ == 1 and len(cells) > 1 and isinstance(executor, InProcess):
@@ -172,6 +166,10 @@ class Run:
         else:
             for job in cells:
                 self._run_cell(job, executor, round_)
+        for job in jobs:
+            if job.variant in skip and round_ == 1:
+                end = skip[job.variant]
+                self._keep(self._base_record(job).with_status(end.status, end.reason or "not run"))
 
     def _say_not_run(self, ends: Mapping[str, End]) -> None:
         """Print a line for each reason why variants do not run, instead of one for each of their cells."""

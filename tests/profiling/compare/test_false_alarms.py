@@ -14,6 +14,7 @@ from profiling.compare.cells import compare_cells, exit_code
 from profiling.compare.loaded_run import read_run
 from profiling.metrics.sampling import Sample, SamplingLimits, collect
 from profiling.results.jsonl import read_results
+from profiling.results.judgement import is_disturbed
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 COMPARISONS = 40
@@ -22,9 +23,9 @@ BLOCK = 10
 
 
 def stored_series():
-    """The wall times of every timed cell of every committed run, in a fixed order."""
+    """The wall times of every timed cell of every committed run that nothing disturbed, in a fixed order."""
     records = [record for path in sorted(RESULTS.glob("*/results.jsonl")) for record in read_results(path).records]
-    summaries = [record.metrics.wall_ms for record in records]
+    summaries = [record.metrics.wall_ms for record in records if not is_disturbed(record)]
     return [np.array(summary.samples) for summary in summaries if summary and len(summary.samples) >= 100]
 
 
