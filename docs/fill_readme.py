@@ -57,7 +57,7 @@ def sweep_block() -> str:
 
 
 def models_block() -> str:
-    """Return the variants of the ready components of other libraries: speed, and cost with accuracy."""
+    """Return tables of the components of other libraries: speed, memory, preparation and accuracy of each variant."""
     sections = [latency_section(load_run(RESULTS / name)) for name in MODELS]
     return "\n\n".join(markdown(_titled(section, VARIANTS), "console") for section in sections)
 

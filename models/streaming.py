@@ -34,7 +34,7 @@ class NoiseLevel(nn.Module):
 
 
 class CameraEncoder(LibraryModel):
-    """The encoder of an AutoencoderTiny for camera pictures; its latents get the noise of a denoising step."""
+    """Encodes camera pictures with an AutoencoderTiny, and adds the noise of a denoising step to the latents."""
 
     def __init__(self, model: Any, weights_source: str | None, timestep: int) -> None:
         super().__init__(model.encoder, weights_source)

@@ -38,7 +38,7 @@ class HostChange:
         times, way = (self.factor, "slower") if self.factor > 1 else (1 / self.factor, "faster")
         return (
             f"the host launches {significant(times, 2)}× {way} in B; the device does the same work in the same time, "
-            "so the code is not the reason"
+            "so this difference says nothing about the code"
         )
 
     def explains(self, a: LoadedRun, b: LoadedRun, cell: tuple[str, str]) -> bool:

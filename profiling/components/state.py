@@ -169,7 +169,7 @@ class _Structure:
                 self.contents[holder.key] = holder, content
                 yield from ((holder.place(key), each) for key, each in content.items())
             if isinstance(value, nn.Module):
-                # Of TorchScript modules the buffers too: they are not among the attributes.
+                # A TorchScript module keeps its buffers outside of its attributes.
                 own = (*value.named_parameters("", recurse=False), *value.named_buffers("", recurse=False))
                 yield from ((f"{path}.{name}".lstrip("."), each) for name, each in own)
 

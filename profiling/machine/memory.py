@@ -51,7 +51,7 @@ def free_bytes(device: torch.device) -> float:
 
 @cache
 def malloc_cost(device: torch.device) -> tuple[float, float] | None:
-    """Return (milliseconds of a cudaMalloc, further milliseconds a byte), measured now; None where that is impossible.
+    """Return the cost of a cudaMalloc as (milliseconds, milliseconds a byte); None where it cannot be measured.
 
     The driver allocates and frees up to 64 MiB, apart from torch's allocator; freeing waits for the device.
     """

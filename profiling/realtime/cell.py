@@ -111,7 +111,7 @@ class RealtimeCell(Cell):
                 self._explain_roofline(graph, prepared, steps, series)
 
     def components(self) -> Mapping[str, Component]:
-        """Build the networks of the stages; with schedule one_graph, the one network that they make."""
+        """Build the network of each stage; with schedule one_graph, one network that holds all stages."""
         settings = self.job.settings
         specs, graph = self._parsed
         with self.phase("load"):

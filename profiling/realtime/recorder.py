@@ -341,7 +341,9 @@ class FrameRecorder:
         except (KeyError, TypeError):
             pass
         if not isinstance(name, str) or not name.strip() or name in RESERVED:
-            raise InputError(f"stage({name!r}): name it with a text other than {' and '.join(RESERVED)}.")
+            raise InputError(
+                f"stage({name!r}): the name must be text, and not one of {', '.join(RESERVED)}. Choose another name."
+            )
         self._messages[name] = _domain.get_event_attributes(message=printable(name))
         return self._messages[name]
 

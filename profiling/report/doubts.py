@@ -16,7 +16,8 @@ from profiling.results.record import Record
 
 #: Samples below which a p99 is little more than the longest of them.
 ENOUGH_SAMPLES = 100
-#: From this share of the timed window (0 to 1), run-queue wait is reported; below it, the number of interruptions.
+#: A disturbance is described by its run-queue wait where that is at least this share (0 to 1) of the timed window, and
+#: else by the number of interruptions.
 _LEAST_WAIT = 0.01
 
 

@@ -457,9 +457,14 @@ def _rate(
         return ""
     memory, compute = _shares(facts, gbps, tflops, mean_us)
     if compute > memory:
-        return f" at {tflops:.2g} TFLOP/s, {of_ceiling or compute:.0%} of the ceiling"
+        return f" at {tflops:.2g} TFLOP/s, {_of_ceiling(of_ceiling or compute)}"
     rate = f"{gbps:.2g} GB/s" if gbps is not None and gbps < 100 else f"{(gbps or 0.0) / 1e3:.2g} TB/s"
-    return f" at {rate}, {of_ceiling or memory:.0%} of the ceiling"
+    return f" at {rate}, {_of_ceiling(of_ceiling or memory)}"
+
+
+def _of_ceiling(share: float) -> str:
+    """Say how near a rate is to its ceiling; beyond it, the data came from a cache, or the ceiling is too low."""
+    return f"{share:.0%} of the ceiling" if share <= BEYOND else "above the measured ceiling"
 
 
 def _grid(facts: Facts, blocks: float | None, occupancy: float | None) -> str:

@@ -200,7 +200,7 @@ def test_a_missing_event_is_found(monkeypatch, name):
 
 
 def test_stages_overlap_and_do_not_just_run_in_turn(monkeypatch):
-    """The first stage of a tick does not wait for the decoders of the tick before."""
+    """The first stage of a tick starts before the decoders of the previous tick have ended."""
     seen = []
     races = Races()
     races.install(monkeypatch)

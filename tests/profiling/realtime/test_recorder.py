@@ -316,7 +316,7 @@ def test_a_wrong_option_is_one_line(options, message):
 @pytest.mark.parametrize("name", ["", " ", "rest", "wait", 5, None])
 def test_a_stage_needs_a_name(make_recorder, name):
     frames = make_recorder(device="cpu")
-    with frames.frame(), pytest.raises(InputError, match="name it with a text"), frames.stage(name):
+    with frames.frame(), pytest.raises(InputError, match="the name must be text"), frames.stage(name):
         pass
 
 

@@ -67,6 +67,8 @@ def test_each_stage_is_judged_by_its_own_time():
     assert found["world"].over_roofline == pytest.approx(1.25)
     assert any("single operators" in line for line in found["world"].evidence)
     assert not any("single operators" in line for line in found["picture"].evidence), "fused"
+    lines = " ".join((*found["world"].evidence, *found["picture"].evidence))
+    assert "above the measured ceiling" in lines, "these planted ceilings are far below this machine's"
     alone = frame(220.0, {"world": 10.0}, overlapping=True).parts["world"]
     assert alone.bound is None, "it shares the device"
 
