@@ -214,8 +214,12 @@ def capture(
     torch.cuda.synchronize()
     with no_garbage_collection(), torch.cuda.stream(stream):
         torch.cuda.empty_cache()
-        # thread_local: other threads may use CUDA meanwhile (a DataLoader that pins memory, for example).
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            # thread_local: other threads may use CUDA meanwhile (a DataLoader that pins memory, for example).
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        except RuntimeError as error:  # after it has told the random number generators of the capture
+            _reset_generators(stream)
+            raise _cuda_error(error, audit.findings) from error
         try:
             # A stream that never waited for this one is not in the capture, and CUDA raises no error for it.
             other_stream = any(finding.fault == "other stream" for finding in audit.findings)
@@ -296,12 +300,20 @@ def _finish_capture_end(pool: Any, stream: torch.cuda.Stream) -> None:
     with suppress(RuntimeError):
         torch._C._cuda_releasePool(device, pool)
     torch.cuda.synchronize()
+    _reset_generators(stream)
+
+
+def _reset_generators(stream: torch.cuda.Stream) -> None:
+    """Let the random number generators of the device work again after a capture that has not begun or not ended."""
+    if stream == torch.cuda.default_stream(stream.device):
+        stream = torch.cuda.Stream(stream.device)
     graph = torch.cuda.CUDAGraph()
-    scratch = torch.zeros(1, device=stream.device)
-    stream.wait_stream(torch.cuda.default_stream())
-    graph.capture_begin(capture_error_mode="thread_local")  # a whole capture of one node resets the generators
-    scratch.zero_()
-    graph.capture_end()
+    with torch.cuda.stream(stream):
+        scratch = torch.zeros(1, device=stream.device)
+        stream.wait_stream(torch.cuda.default_stream())
+        graph.capture_begin(capture_error_mode="thread_local")  # a whole capture of one node resets the generators
+        scratch.zero_()
+        graph.capture_end()
     del graph
 
 

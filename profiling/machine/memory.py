@@ -91,6 +91,18 @@ def used_and_free(device: torch.device) -> tuple[dict[str, int], dict[str, int]]
     return used, free
 
 
+def held_before(device: torch.device) -> dict[str, int]:
+    """Return the bytes that this process holds already, by the kinds of `used_and_free`; peaks begin anew."""
+    before = {}
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before["device"] = torch.cuda.memory_reserved(device) + CONTEXT_BYTES
+    with suppress(psutil.Error, OSError):
+        before["host"] = psutil.Process().memory_info().rss
+    return before
+
+
 def graph_pools() -> tuple[int, int]:
     """Return (bytes of all private pools of CUDA graphs, bytes of those pools that no live tensor uses)."""
     private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]

@@ -364,6 +364,8 @@ class Run:
             except KeyboardInterrupt:
                 self._keep_interrupted(baseline, start)
                 raise
+            if baseline.resident is not None:
+                baseline.resident.end()
             for error in errors:
                 raise error
             self._show(baseline)

@@ -60,6 +60,11 @@ class Resident:
         else:
             self.windows.append((block, window))
 
+    def end(self) -> None:
+        """Give it no further windows, and let go of its module, for which others may need the memory."""
+        self.window = lambda _: None
+        self.has_ended = True
+
     def section(self, start: Start) -> Turns:
         """Return the section of the record."""
         windows = tuple(

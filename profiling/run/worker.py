@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ def end_with(parent: int) -> None:
 if __name__ == "__main__":
     end_with(int(sys.argv[3]))  # before the imports, which take seconds
 
+import msgspec  # noqa: E402
 import torch  # noqa: E402
 
 from profiling.components.build import set_process_state  # noqa: E402
 from profiling.components.instantiate import partial_of  # noqa: E402
 from profiling.errors import InputError, MissingExtraError, reason_of  # noqa: E402
-from profiling.metrics.sampling import TakeTurns  # noqa: E402
+from profiling.machine.memory import held_before  # noqa: E402
+from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples  # noqa: E402
 from profiling.run.cell import print_traceback  # noqa: E402
 from profiling.run.events import BadInput, Emit, End, sender, turns_from  # noqa: E402
 from profiling.run.job import Job  # noqa: E402
@@ -73,13 +75,25 @@ def perform(task: Mapping[str, Any], emit: Emit, take_turns: TakeTurns | None = 
             job = Job.from_json(task["cell"])
             set_process_state(job.settings)
             torch.use_deterministic_algorithms(False)  # an earlier cell of this process may have asked for them
-            cell = partial_of(job.procedure, job.target)(job=job, emit=emit, take_turns=take_turns)
+            turns = None if take_turns is None else _with_own_memory(take_turns, torch.device(job.settings.device))
+            cell = partial_of(job.procedure, job.target)(job=job, emit=emit, take_turns=turns)
             with torch.inference_mode(False), torch.enable_grad():
                 emit(cell.run())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit
         _fail(task, error, emit)
+
+
+def _with_own_memory(take_turns: TakeTurns, device: torch.device) -> TakeTurns:
+    """Return `take_turns`, told the memory that the cell uses beside what its process holds now."""
+    before = held_before(device)
+
+    def take(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
+        used = {kind: max(0, peak - before.get(kind, 0)) for kind, peak in ready.used.items()}
+        return take_turns(msgspec.structs.replace(ready, used=used), window)
+
+    return take
 
 
 def _fail(task: Mapping[str, Any], error: BaseException, emit: Emit) -> None:

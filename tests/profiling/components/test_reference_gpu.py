@@ -31,8 +31,8 @@ class Stack(nn.Module):
 
 
 @pytest.fixture
-def device_of():
-    """Let as many bytes of the GPU be free, others being taken by another tensor; yield what was taken."""
+def leave_free():
+    """Let as many bytes of the GPU be free, others being taken by another tensor."""
     taken = []
 
     def leave(size):
@@ -41,8 +41,6 @@ def device_of():
         if free < size:
             pytest.skip(f"needs {size / GB:.0f} GB of free GPU memory")
         taken.append(torch.empty(free - size, dtype=torch.uint8, device="cuda"))
-        torch.cuda.reset_peak_memory_stats()
-        return taken[0].nbytes
 
     yield leave
     taken.clear()
@@ -58,9 +56,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_network_of_14_billion_parameters(case, device_of):
+def test_a_network_of_14_billion_parameters(case, leave_free):
     built, cast, size, reference = CASES[case]
-    others = device_of(size * GB)
+    leave_free(size * GB)
     x = torch.randn(1, WIDTH, device="cuda", dtype=built)
     metrics = {"parity": Parity(), "latency": LATENCY}
     result = profiling.profile(
@@ -72,7 +70,6 @@ def test_a_network_of_14_billion_parameters(case, device_of):
         ceilings="off",
         quiet=True,
     )
-    assert torch.cuda.max_memory_allocated() - others <= size * GB
     for record in result.records:
         assert record.status == "ok", record.reason
         assert record.parameter_dtypes == {"bfloat16": LAYERS * WIDTH**2}
@@ -80,9 +77,9 @@ def test_a_network_of_14_billion_parameters(case, device_of):
         assert 1e-4 < record.parity.eager_rel_l2 < 0.1
 
 
-def test_where_memory_runs_out_in_the_call_operations_are_widened(device_of):
+def test_where_memory_runs_out_in_the_call_operations_are_widened(leave_free):
     """The limit of the process is not known to the driver, whose free memory says that a float32 copy fits."""
-    device_of(80 * GB)
+    leave_free(80 * GB)
     torch.cuda.set_per_process_memory_fraction(
         (torch.cuda.memory_allocated() + 50 * GB) / torch.cuda.get_device_properties(0).total_memory
     )

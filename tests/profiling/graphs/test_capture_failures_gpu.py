@@ -9,6 +9,7 @@ from torch import nn
 from uncapturable import line_of
 
 from profiling.graphs import CaptureError, CudaGraphed
+from profiling.graphs.capture import Audit, capture
 from profiling.machine.memory import graph_pools
 
 pytestmark = pytest.mark.gpu
@@ -139,6 +140,16 @@ def test_effects_that_replays_would_repeat_are_refused():
         with pytest.raises(CaptureError, match=says):
             CudaGraphed(module)(x)
     torch.testing.assert_close(CudaGraphed(torch.sin)(x), x.sin())
+
+
+@torch.no_grad()
+def test_random_numbers_work_after_a_capture_that_could_not_begin():
+    stream, pool = torch.cuda.default_stream(), torch.cuda.graph_pool_handle()
+    with pytest.raises(CaptureError, match="non-default stream"):
+        capture(lambda: torch.rand(4, device="cuda"), stream=stream, pool=pool, audit=Audit(stream))
+    torch.rand(4, device="cuda")
+    good, x = graphed_and_input()
+    assert not torch.equal(good(x), good(x))
 
 
 @torch.no_grad()

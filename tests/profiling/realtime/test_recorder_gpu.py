@@ -54,7 +54,7 @@ def test_device_times_are_those_of_events_and_nothing_waits(tmp_path, slept_ms):
     np.testing.assert_allclose(series["device_world_ms"], slept_ms, rtol=0.05)
     np.testing.assert_allclose(np.median(series["device_decode_ms"]), slept_ms * SHORT / LONG, rtol=0.1)
     np.testing.assert_allclose(np.median(series["frame_ms"]), slept_ms * (1 + SHORT / LONG), rtol=0.05)
-    assert (np.diff(series["latency_ms"]) > 0).all(), "the queue grows"
+    assert (np.diff(series["latency_ms"])[1:] > 0).all(), "the queue grows once the first frame has made its events"
     assert record.device == "cuda:0"
     assert record.realtime.memory["allocated"].first >= 0
     assert record.notes == () or "the application delivers" in record.notes[0]

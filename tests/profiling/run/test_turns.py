@@ -1,18 +1,25 @@
 """Turns: balanced order, the rule that ends them, what the record keeps, on fake cells and on a fake clock."""
 
+import gc
 import itertools
 import random
+import weakref
 
 import numpy as np
 import pytest
+import torch
 from fake_cells import FakeCells, Plan, run_of
 
+import profiling
 from profiling.compare.cells import compare_cells
 from profiling.compare.loaded_run import read_run
+from profiling.metrics.latency import Latency
+from profiling.metrics.parity import Parity
 from profiling.metrics.sampling import Ready
 from profiling.results.jsonl import read_records
 from profiling.results.judgement import intervals_overlap, paired_speedup, samples_by_round
 from profiling.run.turns import LONGEST, SHORTEST, Resident, WaitingProcess, take_turns, window_of
+from profiling.variants.baseline import Baseline
 
 LIMITS = {"interval": 0.01, "min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
 
@@ -174,3 +181,23 @@ def test_in_one_process_each_variant_takes_turns_with_the_baseline(profile):
     assert len(base.turns.windows) == len(again.turns.windows) + len(more.turns.windows)
     assert again.speedup is not None
     assert paired_speedup(again, more) is None, "they had no windows side by side"
+
+
+def test_in_one_process_a_baseline_that_has_ended_holds_no_memory(monkeypatch):
+    """Where another cell does not fit beside it, the cell that follows needs the memory of the first one."""
+    built, alive = [], []
+
+    def build():
+        gc.collect()
+        alive.append(sum(each() is not None for each in built))
+        module = torch.nn.Linear(4, 4)
+        built.append(weakref.ref(module))
+        return module
+
+    limits = Latency(min_iterations=3, max_iterations=6, max_seconds=0.1)
+    options = {"metrics": {"parity": Parity(), "latency": limits}, "ceilings": "off", "quiet": True}
+    profiling.profile(build, {"input": torch.zeros(2, 4)}, ["baseline"], **options)
+    with_one, before = max(alive), len(alive)
+    monkeypatch.setattr("profiling.run.runner.lacking_memory", lambda _: "there is none")
+    profiling.profile(build, {"input": torch.zeros(2, 4)}, {"baseline": Baseline(), "again": Baseline()}, **options)
+    assert max(alive[before:]) <= with_one
