@@ -37,11 +37,12 @@ from profiling.results.jsonl import append_record, read_records
 from profiling.results.record import FrameRate, Metrics, Prepare, encode_sections
 from profiling.results.stats import summarize
 from profiling.run import events, process, worker
+from profiling.run.cell_records import CellEvents
 from profiling.run.events import End, EventReader, Phase, Sections
 from profiling.run.job import FORWARD, Job, RunConfig
 from profiling.run.process import InProcess, Isolated
 from profiling.run.rounds import with_round, with_speedup
-from profiling.run.runner import CellEvents, Run
+from profiling.run.runner import Run
 from profiling.training_step.options import TrainingOptions
 
 SILENT = SimpleNamespace(phase=lambda phase: None)
@@ -427,8 +428,8 @@ def test_numbers_that_cannot_be_merged(tmp_path, summary, status):
     run = Run("t", job_config(rounds=2), tmp_path, SILENT, "")
     for variant, wall in (("baseline", summarize([2.0, 3.0])), ("v", summary)):
         for round_ in (1, 2):
-            merged = run._merged(made_record(variant, metrics=Metrics(wall_ms=wall)), round_)
-            run._keep(merged)
+            merged = run.cells.merged(made_record(variant, metrics=Metrics(wall_ms=wall)), round_)
+            run.cells.keep(merged)
     assert (merged.status, merged.speedup) == (status, None)
     assert (merged.reason or merged.notes[-1]).startswith(("its rounds cannot be merged", "no speedup"))
     assert [record.status for record in read_records(tmp_path).records] == ["ok", status]

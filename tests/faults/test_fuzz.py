@@ -28,8 +28,8 @@ from profiling.report.run_data import RunData
 from profiling.results.environment import Environment, decode_environment
 from profiling.results.jsonl import Results, decode_record, encode_record, read_results
 from profiling.results.record import Metrics, Record
+from profiling.run.cell_records import CellEvents
 from profiling.run.events import EventReader
-from profiling.run.runner import CellEvents
 from profiling.shape_sweep import points_of
 
 #: A line that no schema check refuses, so that every mutation reaches the typed reader.

@@ -12,9 +12,10 @@ from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
 from profiling.run import process
+from profiling.run.cell_records import NOT_ENDED
 from profiling.run.job import RunConfig
 from profiling.run.process import Isolated, Performed
-from profiling.run.runner import NOT_ENDED, Run
+from profiling.run.runner import Run
 
 
 def fault(planted, happens, kept=""):

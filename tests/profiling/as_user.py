@@ -11,7 +11,7 @@ from warm_process import run_warm
 
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
-from profiling.run.runner import NOT_ENDED
+from profiling.run.cell_records import NOT_ENDED
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ROOT / "tests" / "data" / "outside"

@@ -198,6 +198,6 @@ def test_in_one_process_a_baseline_that_has_ended_holds_no_memory(monkeypatch):
     options = {"metrics": {"parity": Parity(), "latency": limits}, "ceilings": "off", "quiet": True}
     profiling.profile(build, {"input": torch.zeros(2, 4)}, ["baseline"], **options)
     with_one, before = max(alive), len(alive)
-    monkeypatch.setattr("profiling.run.runner.lacking_memory", lambda _: "there is none")
+    monkeypatch.setattr("profiling.run.in_turns.lacking_memory", lambda _: "there is none")
     profiling.profile(build, {"input": torch.zeros(2, 4)}, {"baseline": Baseline(), "again": Baseline()}, **options)
     assert max(alive[before:]) <= with_one

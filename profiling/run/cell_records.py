@@ -1,0 +1,280 @@
+"""The records of a run's cells: made from the events of each cell's process, and kept as soon as the cell ends."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from profiling.errors import printable, reason_of
+from profiling.metrics.sampling import summaries
+from profiling.results.environment import ENVIRONMENT_FILE, decode_environment, encode_environment
+from profiling.results.jsonl import append_record, encode_record
+from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
+from profiling.results.run_folder import write_json
+from profiling.run.events import End, Event, Phase, Sections
+from profiling.run.job import Job, RunConfig
+from profiling.run.process import Performed
+from profiling.run.progress import Progress
+from profiling.run.rounds import with_round, with_speedup
+from profiling.run.turns import Resident, Start
+from profiling.trace.compile_log import CompileLogError, parse_compile_log
+from profiling.trace.generated_code import list_kernels
+
+Reader = Callable[[Record, Job], Record]
+#: Why a cell failed whose record was never replaced.
+NOT_ENDED = "has not ended: the run was killed in this cell, or is still in it"
+
+
+@dataclass
+class CellEvents:
+    """The events that a cell's process has sent, from which a record is made even if the process died."""
+
+    measured: Record  # with the sections that have arrived
+    progress: Progress
+    performed: Performed = field(default_factory=Performed)  # how the process ended
+    damage: list[str] = field(default_factory=list)  # what is missing in the record, and why
+    end: End | None = None
+
+    def receive(self, event: Event) -> None:
+        """Handle an event: the phase that the cell has reached, sections of its record, or its end."""
+        if isinstance(event, Phase):
+            self.progress.phase(printable(event.phase))
+        elif isinstance(event, Sections):
+            for name, content in event.sections.items():
+                try:
+                    self.measured = record_with(self.measured, {name: content})
+                except ValueError as error:
+                    self.damage.append(str(error))
+        elif isinstance(event, End):
+            self.end = event
+
+    def record(self) -> Record:
+        """Return the record, with everything that was measured, even if the process died or events are missing."""
+        performed, end = self.performed, self.end
+        damage = list(self.damage)
+        if performed.lost_events:
+            damage.append(f"{performed.lost_events} events of its process were lost")
+        notes = [*performed.notes, *damage]
+        if end is None:
+            status, reason = "failed", f"the process {performed.death}"
+        elif damage and end.status != "failed":
+            status, reason = "failed", f"the record is incomplete: {'; '.join(damage)}"
+        else:
+            status, reason = end.status, end.reason
+        if end is not None and performed.death is not None:
+            notes.append(f"after the cell's end, its process {performed.death}")
+        return replace(
+            self.measured,
+            status=status,
+            reason=reason,
+            bad_input=end is not None and end.bad_input,
+            notes=(*self.measured.notes, *notes),
+        )
+
+
+@dataclass
+class CellInProgress:
+    """A cell whose process runs, or waits for its turn."""
+
+    job: Job
+    round_: int
+    events: CellEvents
+    notes: list[str]
+    number: int  # in the progress display
+    resident: Resident | None = None  # once it has waited for its turn
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether its process has ended for want of memory, as far as can be told."""
+        end = self.events.end
+        return end.out_of_memory if end is not None else self.events.performed.killed
+
+
+@dataclass
+class CellRecords:
+    """The records of a run, whose folder this process holds, and its cells in progress."""
+
+    target: str
+    config: RunConfig
+    folder: Path
+    progress: Progress
+    by_cell: dict[tuple[str, str], Record] = field(default_factory=dict)
+    changed_code: str = ""  # what changed in the code since a resumed run began
+    begun: int = 0  # number of cells
+    total: int = 0
+
+    def show(self, cell: CellInProgress) -> None:
+        """Show in the progress display that this cell is active."""
+        suffix = f" · round {cell.round_}" if self.config.rounds > 1 else ""
+        self.progress.begin(f"{cell.job.component.name} · {cell.job.variant}{suffix}", cell.number, self.total)
+
+    def begin(self, job: Job, round_: int, note: str = "") -> CellInProgress | None:
+        """Prepare the files and the row of a cell that is about to run; None where its component has an error."""
+        self.begun += 1
+        cell = CellInProgress(job, round_, CellEvents(self._base_record(job), self.progress), [], self.begun)
+        self.show(cell)
+        error = self._component_error(job)
+        if error is not None:
+            record = replace(self._base_record(job).with_status("failed", error), bad_input=True)
+            self.keep(record)
+            self.progress.end(record)
+            return None
+        cell.notes = [*([note] if note else []), *self._remove_files(job, first_round=round_ == 1)]
+        if self.changed_code:
+            cell.notes.append(f"measured with other code than the run began with: {self.changed_code}")
+        if job.cell not in self.by_cell:  # a row for this cell, whatever ends the run; an earlier round has one
+            planned = self._base_record(job).with_status("failed", NOT_ENDED)
+            append_record(self.folder, record_with(planned, encode_sections(**self.config.files.planned(job))))
+        return cell
+
+    def end(self, cell: CellInProgress, start: Start | None = None, note: str = "") -> None:
+        """Keep the record of a cell whose process has ended; it is on disk before the cell's files are read."""
+        job = cell.job
+        cell.notes += [note] if note else []
+        record = self.merged(self._measured(cell, start), cell.round_)
+        self.keep(record)
+        complete = self._with_files(record, job, self._readers(job))
+        if complete.rounds:
+            self.config.files.keep_round(self.folder, job.name, len(complete.rounds))
+        if complete != record:
+            self.keep(complete)
+        self.progress.end(complete)
+
+    def keep_interrupted(self, cell: CellInProgress, start: Start | None = None) -> None:
+        """Keep what a cell has measured that the user has interrupted; the rounds before it are not lost."""
+        cell.events.performed = Performed(death="was interrupted")
+        record = self._with_files(self._measured(cell, start), cell.job, [self._with_recovered])
+        if cell.events.end is not None or cell.job.cell not in self.by_cell:
+            self.keep(self.merged(record, cell.round_))
+
+    def _measured(self, cell: CellInProgress, start: Start | None) -> Record:
+        """Return the record of a cell from its events, and from its windows where it died before it could send it."""
+        record = cell.events.record()
+        record = replace(record, notes=(*cell.notes, *record.notes))
+        if cell.resident is None or not cell.resident.windows or start is None:
+            return record
+        if record.metrics.wall_ms is None:
+            windows = [window for _, window in cell.resident.windows]
+            clocks = summaries(windows, None, self.config.settings.seed)
+            record = replace(record, metrics=replace(record.metrics, **clocks))
+        return replace(record, turns=cell.resident.section(start))
+
+    def _base_record(self, job: Job) -> Record:
+        settings = job.settings
+        return Record(
+            target=self.target,
+            component=job.component.name,
+            variant=job.variant,
+            status="skipped",
+            reason="not run",
+            device=settings.device,
+            dtype=settings.dtype,
+            scale=job.component.scale,
+            point=None if job.component.point is None else decode_section("point", job.component.point),
+        )
+
+    def _component_error(self, job: Job) -> str | None:
+        """Return the component's input error, which would recur in each of its variants; None if it has none.
+
+        A record without a parameter count failed while loading or computing the reference, so the error is the
+        component's. A later input error may be that of the variant.
+        """
+        records = (r for r in self.by_cell.values() if r.component == job.component.name and r.parameters is None)
+        return next((record.reason for record in records if record.bad_input), None)
+
+    def _remove_files(self, job: Job, *, first_round: bool) -> list[str]:
+        """Remove the files of an earlier attempt at this cell; return a note for those that are kept aside."""
+        for folder in ("kernels", "torch_trace"):
+            shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
+        return self.config.files.clear(self.folder, job.name, first_round=first_round)
+
+    def merged(self, record: Record, round_: int) -> Record:
+        """Merge the record of a round with those before it, and add the speedup.
+
+        A metric of the user may report numbers that cannot be computed with: then the record is failed.
+        """
+        try:
+            merged = self._in_round(record, round_)
+            encode_record(merged)
+        except Exception as error:
+            return record.with_status("failed", f"its rounds cannot be merged: {reason_of(error)}")
+        return self._with_speedup(merged)
+
+    def _in_round(self, record: Record, round_: int) -> Record:
+        """Merge the record of a round with those of the rounds before it; turns have no rounds."""
+        if self.config.rounds == 1 or record.turns is not None:
+            return record
+        before = self.by_cell.get(record.cell) if round_ > 1 else None
+        return with_round(before, record, round_, self.config.rounds, seed=self.config.settings.seed)
+
+    def _with_speedup(self, record: Record) -> Record:
+        baseline = self.by_cell.get((record.component, BASELINE))
+        try:
+            compared = with_speedup(record, baseline, seed=self.config.settings.seed)
+            encode_record(compared)
+        except Exception as error:
+            return _with_note(record, f"no speedup: {reason_of(error)}")
+        return compared
+
+    def _readers(self, job: Job) -> list[Reader]:
+        readers = [self._with_recovered, self._with_kernel_files]
+        if job.settings.trace and self.config.isolation == "process":  # otherwise all cells share one compile log
+            readers.append(self._with_compile_log)
+        return readers
+
+    def _with_files(self, record: Record, job: Job, readers: Sequence[Reader]) -> Record:
+        """Add the sections that `readers` read from the cell's files, or a note for each file that cannot be read."""
+        for reader in readers:
+            try:
+                record = reader(record, job)
+            except Exception as error:  # the files are those of the cell's code
+                record = _with_note(record, str(error) if isinstance(error, CompileLogError) else reason_of(error))
+        return record
+
+    def _with_recovered(self, record: Record, job: Job) -> Record:
+        sections = encode_sections(**self.config.files.recover(self.folder, job))
+        return record_with(record, {name: each for name, each in sections.items() if getattr(record, name) is None})
+
+    def _with_kernel_files(self, record: Record, job: Job) -> Record:
+        files = list_kernels(self.folder / "kernels" / job.name)
+        kernels = tuple(replace(each, file=f"kernels/{job.name}/{each.file}") for each in files)
+        return replace(record, kernels=kernels) if kernels else record
+
+    def _with_compile_log(self, record: Record, job: Job) -> Record:
+        self.progress.phase("parse")
+        summary = parse_compile_log(self.folder / "torch_trace" / job.name, self.folder / "tl_out" / job.name)
+        return record if summary is None else replace(record, compile=summary)
+
+    def keep(self, record: Record) -> None:
+        """Write a record, in the place of an earlier one of its cell."""
+        append_record(self.folder, record)
+        self.by_cell[record.cell] = record
+
+    def complete(self) -> None:
+        """At the end of the run, add facts of the environment, speedups, and the compile log that all cells shared."""
+        facts = self.config.files.environment(self.by_cell.values())
+        if facts:
+            path = self.folder / ENVIRONMENT_FILE
+            write_json(path, encode_environment(replace(decode_environment(path.read_bytes()), **facts)))
+        for record in tuple(self.by_cell.values()):
+            compared = self._with_speedup(record)
+            if record.speedup is None and compared != record:
+                self.keep(compared)
+        if self.config.isolation == "none" and self.config.settings.trace:
+            try:
+                summary = parse_compile_log(self.folder / "torch_trace", self.folder / "tl_out" / "run")
+                self.progress.say("nothing was compiled" if summary is None else f"compile report: {summary.index}")
+            except CompileLogError as error:
+                self.progress.say(str(error))
+
+    def not_run(self, job: Job, end: End) -> None:
+        """Keep the record of a cell that does not run."""
+        self.keep(self._base_record(job).with_status(end.status, end.reason or "not run"))
+
+
+def _with_note(record: Record, note: str) -> Record:
+    return replace(record, notes=tuple(dict.fromkeys((*record.notes, note))))

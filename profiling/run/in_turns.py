@@ -1,0 +1,188 @@
+"""Runs cells: alone, or those of a component beside each other, timed in turns, each in a process or all in one."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+
+from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
+from profiling.run.cell_records import CellInProgress, CellRecords
+from profiling.run.job import Job
+from profiling.run.process import Executor, InProcess, Isolated
+from profiling.run.turns import Resident, Start, WaitingProcess, lacking_memory, take_turns
+
+
+def run_cell(records: CellRecords, job: Job, executor: Executor, round_: int, note: str = "") -> None:
+    """Run one cell from its start to its end."""
+    cell = records.begin(job, round_, note)
+    if cell is None:
+        return
+    try:
+        cell.events.performed = executor.perform({"cell": job.to_json()}, job.name, cell.events.receive)
+    except KeyboardInterrupt:
+        records.keep_interrupted(cell)
+        raise
+    records.end(cell)
+
+
+def run_in_turns(records: CellRecords, jobs: Sequence[Job], executor: Isolated) -> None:
+    """Prepare the cells of a component one after the other, time them in turns, and let each finish.
+
+    Where there is no memory for another one, those that are prepared take their turns first. Then the baseline
+    stays, if it leaves room, and the others follow beside it.
+    """
+    start, note = Start(), ""
+    waiting: list[tuple[CellInProgress, Resident, WaitingProcess]] = []
+    beginning: CellInProgress | None = None
+    again: list[Job] = []
+
+    def finish(cells: Sequence[tuple[CellInProgress, Resident, WaitingProcess]]) -> None:
+        for cell, resident, process in cells:
+            records.show(cell)
+            cell.events.performed = process.finish(resident.stopped_by)
+            waiting.remove((cell, resident, process))
+            if cell.ran_out_of_memory and resident.beside:
+                again.append(cell.job)
+            else:
+                records.end(cell, start, note)
+
+    try:
+        for job in jobs:
+            while waiting and (lacking := lacking_memory([resident for _, resident, _ in waiting])):
+                note = f"not all variants were prepared beside each other: {lacking}"
+                _time(records, [resident for _, resident, _ in waiting], job.component.name)
+                finish(waiting[1:] or waiting[:])
+            beginning = records.begin(job, 1)
+            if beginning is None:
+                continue
+            process = WaitingProcess(executor.session({"cell": job.to_json()}, job.name, beginning.events.receive))
+            try:
+                ready = next(process.session).ready
+            except StopIteration as end:
+                beginning.events.performed = end.value
+                if beginning.ran_out_of_memory and waiting:
+                    again.append(job)
+                else:
+                    records.end(beginning)
+            else:
+                assert ready is not None
+                beginning.resident = Resident(job.variant, ready, process.window)
+                waiting.append((beginning, beginning.resident, process))
+            beginning = None
+        _time(records, [resident for _, resident, _ in waiting], jobs[0].component.name)
+        finish(waiting[:])
+    except KeyboardInterrupt:
+        for _, _, process in waiting:
+            process.session.close()
+        for cell in (*(cell for cell, _, _ in waiting), *([] if beginning is None else [beginning])):
+            records.keep_interrupted(cell, start)
+        raise
+    finally:
+        for _, _, process in waiting:
+            process.session.close()
+    _run_again(records, again, executor)
+
+
+def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProcess) -> None:
+    """Run each other cell of a component in the middle of the baseline's timing, in turns with the baseline.
+
+    In one process a compiler's caches hold the graphs of one cell only: a baseline that compiles takes no turns.
+    """
+    start, left, again, errors = Start(), list(jobs[1:]), list[Job](), list[BaseException]()
+    baseline = records.begin(jobs[0], 1)
+    note = ""
+
+    def run_others(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
+        nonlocal note
+        assert baseline is not None
+        failures: list[BaseException] = []
+
+        def guarded(turn: Turn) -> WindowSamples | None:  # the cell in whose middle it is called goes on
+            try:
+                return window(turn)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                failures.append(error)
+                return None
+
+        prepare = baseline.events.measured.prepare
+        if prepare is not None and prepare.graphs:
+            return None
+        baseline.resident = Resident(baseline.job.variant, ready, guarded)
+        try:
+            while left and not failures:
+                if lacking := lacking_memory([baseline.resident]):
+                    note = f"not all variants were prepared beside each other: {lacking}"
+                    break
+                _run_beside(records, baseline.resident, left.pop(0), executor, start, again)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of the run and not of the cell, which must not handle it
+            errors.append(error)
+        if failures:
+            raise failures[0]
+        return baseline.resident.stopped_by
+
+    if baseline is not None:
+        try:
+            baseline.events.performed = executor.perform(
+                {"cell": baseline.job.to_json()}, baseline.job.name, baseline.events.receive, run_others
+            )
+        except KeyboardInterrupt:
+            records.keep_interrupted(baseline, start)
+            raise
+        if baseline.resident is not None:
+            baseline.resident.end()
+        for error in errors:
+            raise error
+        records.show(baseline)
+        records.end(baseline, start, note)
+    for job in left:
+        run_cell(records, job, executor, 1, note)
+    _run_again(records, again, executor)
+
+
+def _run_beside(
+    records: CellRecords, baseline: Resident, job: Job, executor: InProcess, start: Start, again: list[Job]
+) -> None:
+    """Run a cell in turns with the baseline, which waits in this process in the middle of its timing."""
+    cell = records.begin(job, 1)
+    if cell is None:
+        return
+
+    def take_turns_with_baseline(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
+        cell.resident = Resident(job.variant, ready, window)
+        _time(records, [baseline, cell.resident], job.component.name)
+        records.show(cell)
+        return cell.resident.stopped_by
+
+    collecting = gc.isenabled()
+    gc.enable()  # the baseline's timing has disabled it
+    try:
+        cell.events.performed = executor.perform(
+            {"cell": job.to_json()}, job.name, cell.events.receive, take_turns_with_baseline
+        )
+    except KeyboardInterrupt:
+        records.keep_interrupted(cell, start)
+        raise
+    finally:
+        if not collecting:
+            gc.disable()
+    if cell.ran_out_of_memory:
+        again.append(job)
+    else:
+        records.end(cell, start)
+
+
+def _time(records: CellRecords, residents: Sequence[Resident], component: str) -> None:
+    """Let the cells take turns, if there are several."""
+    if len(residents) > 1:
+        records.progress.begin(f"{component} · {len(residents)} variants", 0, 0)
+        records.progress.phase("turns")
+        take_turns(residents, records.config.seconds, records.config.settings.seed)
+
+
+def _run_again(records: CellRecords, jobs: Sequence[Job], executor: Executor) -> None:
+    for job in jobs:
+        run_cell(records, job, executor, 1, "measured again, alone: beside other variants it ran out of memory")
