@@ -1,0 +1,361 @@
+"""How often does the tool claim a difference that is not there? python benchmarks/false_claims.py
+
+Two variants of a component are the same code (A/A), or one has a planted slowdown. They take turns as in any run, and
+what the answer of the run says of them is counted: `baseline` is fastest, `again` is fastest, or it cannot tell.
+
+  A/A        40 comparisons: at most 1 claim that one of them is faster
+  slowdown   40 comparisons: 5% is found in at least 36 on a CPU; 3% in 38 and 1% in 30 of captured calls on a GPU
+  two runs   the same cells in two runs of equal code, through `profiling.compare`: at most 1 verdict in 40 other than
+             `same` and `cannot tell`
+
+A component is a chain of 100 equal links; `again` runs it with 0, 1, 3 or 5 links more. Each comparison is a component
+of its own, and with --isolation process (the default on a CPU) it has processes of its own. Half of the comparisons are
+made in a first run and half in a second one. On a GPU both variants are captured; --isolation none, the default there,
+makes all comparisons of a run in one process, each with modules and graphs of its own, which takes 3 s instead of 15 s
+each. --gpus 4 spreads them over four GPUs of a host.
+
+--busy 2 starts two processes beside it that compute all the time. It exits with 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import torch
+import yaml
+
+from profiling.compare.cells import compare_cells
+from profiling.compare.loaded_run import read_run
+from profiling.errors import InputError, shell_words
+from profiling.report.answer import Answer, answers_of
+from profiling.report.format import estimate, listed, show
+from profiling.report.run_data import load_run, wrong_because
+from profiling.report.table import Column, Table, markdown
+from profiling.results.environment import read_environment
+from profiling.results.record import BASELINE
+
+ROOT, HERE = Path(__file__).resolve().parents[1], Path(__file__).resolve().parent
+LINKS, AGAIN, THRESHOLD = 100, "again", 0.02
+#: [rows, width] of a link: kernels long enough that the device, and not the host that launches them, sets the time.
+SIZES = {"cuda": (32768, 256), "cpu": (32, 128)}
+#: The variant that both cells of a comparison have.
+VARIANTS = {"cuda": "profiling.variants.cuda_graph.CudaGraph", "cpu": "profiling.variants.baseline.Baseline"}
+#: Least fraction of the comparisons in which a planted slowdown is found, by the number of planted links.
+FOUND = {"cuda": {3: 38 / 40, 1: 30 / 40}, "cpu": {5: 36 / 40}}
+#: Comparisons in which one false claim is allowed.
+ONE_IN = 40
+Said = Literal["faster", "slower", "cannot tell", "not measured"]
+BUSY = "import math\nwhile True: sum(map(math.sqrt, range(100_000)))"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the tool said of `again` beside `baseline`, or of run B beside run A; `words` are its numbers."""
+
+    kind: Literal["in turns", "two runs"]
+    planted: int  # links more
+    name: str
+    said: Said
+    words: str
+
+    @property
+    def is_false(self) -> bool:
+        """Whether a claim was made that is not true."""
+        return self.said in (("faster",) if self.planted else ("faster", "slower"))
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a planted slowdown was found."""
+        return bool(self.planted) and self.said == "slower"
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a run of comparisons is started; `keys` are passed on unchanged."""
+
+    device: Literal["cuda", "cpu"]
+    isolation: str
+    seconds: float
+    keys: Sequence[str]
+
+    def run(self, folder: Path, planted: Sequence[int], gpu: int) -> None:
+        """Run a comparison for each of `planted` into `folder`.
+
+        Raises:
+            SystemExit: the run was refused, or ended without a record.
+
+        """
+        names = [f"plant_{links}_{place:02}" for place, links in enumerate(planted)]
+        config = write_config(folder.with_name(f"{folder.name}_config"), dict(zip(names, planted, strict=True)), self)
+        command = [sys.executable, "-m", "profiling.generic_forward", f"--config-dir={config}"]
+        command += [f"hydra.run.dir={folder}", f"component=[{','.join(names)}]", f"variant=[{BASELINE},{AGAIN}]"]
+        command += ["metric=[parity,latency]", f"device={self.device}", f"isolation={self.isolation}", "ceilings=off"]
+        command += [f"seconds={self.seconds:g}", *self.keys]
+        paths = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": paths}
+        if self.device == "cuda":
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        # 1: a cell failed or is invalid, which its comparison will show
+        if ended.returncode not in (0, 1) or not (folder / "results.jsonl").exists():
+            raise SystemExit(f"{' '.join(command)}\nended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+
+
+def write_config(folder: Path, planted: dict[str, int], job: Job) -> Path:
+    """Write a folder for --config-dir: a component for each name, and the variants of the device.
+
+    `baseline` is the captured call on a GPU, so that the tool compares two captured calls with each other.
+    """
+    rows, width = SIZES[job.device]
+    variant = {"_target_": VARIANTS[job.device]}
+    again = {"_target_": "false_claims_chain.Again", "variant": variant}
+    files: dict[str, object] = {f"variant/{BASELINE}": {BASELINE: variant}, f"variant/{AGAIN}": {AGAIN: again}}
+    for name, links in planted.items():
+        chain = {"_target_": "false_claims_chain.Chain", "width": width, "links": LINKS, "planted": links}
+        node = {"module": chain, "inputs": {"x": {"shape": [rows, width]}}, "checkpoint": None}
+        files[f"component/{name}"] = {name: node}
+    for path, content in files.items():
+        file = folder / f"{path}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(content))
+    return folder
+
+
+def in_turns(folder: Path) -> list[Comparison]:
+    """Return what a run says of the two variants of each of its components."""
+    return [
+        Comparison("in turns", int(answer.component.split("_")[1]), f"{folder.name} {answer.component}", *said(answer))
+        for answer in answers_of(load_run(folder))
+    ]
+
+
+def said(answer: Answer) -> tuple[Said, str]:
+    """Return what the answer table says of `again`, and its words; a tie, or no ranking, claims nothing."""
+    wrong = [f"{each.variant} {wrong_because(each)}: {each.reason}" for each in answer.group if wrong_because(each)]
+    timed = [each for each in answer.group if each.is_correct and each.median_ms is not None]
+    if answer.fastest is None or len(timed) < 2:
+        return "not measured", "; ".join(wrong) or "a cell without times"
+    doubts = [doubt.mark for doubt in answer.doubts]
+    again = next(record for record in answer.group if record.variant == AGAIN)
+    ratio = None if again.speedup is None else show(estimate(again.speedup.wall, again.speedup.ci95), "ratio")
+    windows = 0 if again.turns is None else len(again.turns.windows)
+    words = f"{answer.fastest.variant} is fastest, again {ratio}, {windows} windows; {', '.join(doubts)}"
+    if not answer.is_ranked or "tied" in doubts:
+        return "cannot tell", words
+    return ("faster" if answer.fastest is again else "slower"), words
+
+
+def over_runs(a: Path, b: Path) -> list[Comparison]:
+    """Return what `profiling.compare A B` says of each baseline that both runs hold, as if it were their only cell."""
+    both = [{record.cell for record in load_run(folder).records if record.variant == BASELINE} for folder in (a, b)]
+    comparisons = []
+    for component, variant in sorted(both[0] & both[1]):
+        runs = (read_run(folder, f"{component}.{variant}") for folder in (a, b))
+        cell = compare_cells(*runs, THRESHOLD)[0]
+        words = f"B / A {show(estimate(cell.ratio, cell.interval), 'ratio')}; {cell.reason}"
+        verdict: Said = cell.verdict if cell.verdict in ("faster", "slower", "cannot tell") else "cannot tell"
+        if cell.verdict == "not compared":
+            verdict = "not measured"
+        comparisons.append(Comparison("two runs", 0, f"{a.name} {b.name} {component}", verdict, words))
+    return comparisons
+
+
+@dataclass(frozen=True)
+class Row:
+    """The comparisons of one kind, and the bar that they must reach together."""
+
+    comparisons: Sequence[Comparison]
+    least_found: float | None  # fraction of the comparisons; None: no bar
+
+    @property
+    def what(self) -> str:
+        """What was compared."""
+        first = self.comparisons[0]
+        planted = f"{first.planted}% slower" if first.planted else "equal code"
+        return f"{planted}, {'in turns' if first.kind == 'in turns' else 'two runs, profiling.compare'}"
+
+    def count(self, said: Said) -> int:
+        """Return how often the tool said this."""
+        return sum(each.said == said for each in self.comparisons)
+
+    @property
+    def false_claims(self) -> int:
+        """The number of false claims."""
+        return sum(each.is_false for each in self.comparisons)
+
+    @property
+    def found(self) -> int | None:
+        """The number of planted slowdowns that were found; None where none was planted."""
+        return sum(each.is_found for each in self.comparisons) if self.comparisons[0].planted else None
+
+    @property
+    def most_false(self) -> int:
+        """The number of false claims that are allowed."""
+        return math.ceil(len(self.comparisons) / ONE_IN)
+
+    @property
+    def bar(self) -> str:
+        """The bar in words."""
+        false = f"at most {self.most_false} false"
+        return false if self.least_found is None else f"{false}, at least {self._least} found"
+
+    @property
+    def _least(self) -> int:
+        return math.ceil(round((self.least_found or 0) * len(self.comparisons), 6))
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the bar is met; a comparison that could not be measured meets none."""
+        return (
+            self.false_claims <= self.most_false
+            and not self.count("not measured")
+            and (self.least_found is None or (self.found or 0) >= self._least)
+        )
+
+
+def rows_of(comparisons: Sequence[Comparison], device: str, *, busy: int) -> list[Row]:
+    """Return a row for each kind of comparison; beside busy processes nothing has to be found."""
+    least = {} if busy else FOUND[device]
+    kinds = dict.fromkeys((each.kind, each.planted) for each in comparisons)
+    return [
+        Row([each for each in comparisons if (each.kind, each.planted) == kind], least.get(kind[1])) for kind in kinds
+    ]
+
+
+def bars_table(rows: Sequence[Row], machine: str, condition: str) -> Table[Row]:
+    return Table(
+        "Bars",
+        (
+            Column[Row]("machine", lambda _: machine),
+            Column[Row]("condition", lambda _: condition),
+            Column[Row]("comparison", lambda row: row.what),
+            Column[Row]("comparisons", lambda row: len(row.comparisons), "count"),
+            Column[Row]("false claims", lambda row: row.false_claims, "count"),
+            Column[Row]("found", lambda row: row.found, "count"),
+            Column[Row]("cannot tell", lambda row: row.count("cannot tell"), "count"),
+            Column[Row]("not measured", lambda row: row.count("not measured") or None, "count"),
+            Column[Row]("bar", lambda row: row.bar),
+            Column[Row]("met", lambda row: row.is_met, "flag"),
+        ),
+        rows,
+    )
+
+
+def details(rows: Sequence[Row]) -> str:
+    """Return a line for each comparison that counts against a bar."""
+    lines = []
+    for row in rows:
+        for each in row.comparisons:
+            if each.is_false or each.said == "not measured" or (each.planted and not each.is_found):
+                fault = "false claim" if each.is_false else "not found" if each.said == "cannot tell" else each.said
+                lines.append(f"{fault}: {each.name}: {each.words}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Let `number` processes compute all the time inside the block."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="further keys of the main job: threads=1")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside it (default 0)")
+    parser.add_argument("--pairs", type=int, default=40, metavar="N", help="comparisons of each kind (default 40)")
+    parser.add_argument(
+        "--plant",
+        type=float,
+        action="append",
+        metavar="FACTOR",
+        help="1.05: 5%% slower; 1: none; may be repeated (default 1.05; on a GPU 1.03 and 1.01; none with --busy)",
+    )
+    parser.add_argument("--seconds", type=float, default=6.0, help="at most for the turns of a comparison (default 6)")
+    parser.add_argument("--isolation", choices=("none", "process"), help="default: process on a CPU, none on a GPU")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs to spread the comparisons over (1)")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder of the runs (default: they are deleted)")
+    options = parser.parse_args()
+    if min(options.pairs - 1, options.busy, options.gpus - 1) < 0:
+        parser.error("--pairs and --gpus are at least 1, --busy at least 0")
+    options.isolation = options.isolation or {"cpu": "process", "cuda": "none"}[options.device]
+    planted = options.plant or ([1.0] if options.busy else [1 + links / LINKS for links in FOUND[options.device]])
+    options.planted = [round(LINKS * (factor - 1)) for factor in planted if factor > 1]
+    return options
+
+
+def shares(planted: Sequence[int], pairs: int, parts: int) -> list[list[int]]:
+    """Return the planted links of the comparisons of each run: A/A and each slowdown `pairs` times, in turns."""
+    plan = [links for _ in range(pairs) for links in (0, *planted)]
+    each = len({0, *planted})
+    bounds = [each * -(-part * pairs // parts) for part in range(parts + 1)]
+    return [plan[low:high] for low, high in pairwise(bounds)]
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[Comparison]:
+    """Make two runs on each GPU, one after the other, and judge what they say."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job = Job(options.device, options.isolation, options.seconds, options.keys)
+    plans = shares(options.planted, options.pairs, 2 * options.gpus)
+
+    def on_gpu(gpu: int) -> list[Comparison]:
+        runs = [folder / f"run_{2 * gpu + half}" for half in (0, 1)]
+        for run, plan in zip(runs, plans[2 * gpu :], strict=False):
+            if plan:
+                job.run(run, plan, gpu)
+        made = [run for run in runs if run.exists()]
+        over = over_runs(*made) if len(made) == 2 else []
+        return [each for run in made for each in in_turns(run)] + over
+
+    with ThreadPoolExecutor(options.gpus) as pool:
+        return [each for part in pool.map(on_gpu, range(options.gpus)) for each in part]
+
+
+def main() -> None:
+    options = parse_options()
+    with tempfile.TemporaryDirectory(prefix="false-claims-") as temporary:
+        folder = (options.keep or Path(temporary)).absolute()
+        started, load = time.perf_counter(), os.getloadavg()[0]
+        try:
+            with busy_processes(options.busy):
+                comparisons = measure(options, folder)
+                load = f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} at the end"
+        except InputError as error:
+            raise SystemExit(f"error: {error}") from error
+        environment = read_environment(folder / "run_0")
+    seconds = time.perf_counter() - started
+    name = f"{environment.device.name if environment.device else options.device}, {os.cpu_count()} CPU cores"
+    condition = f"{options.busy} busy processes" if options.busy else "nothing beside it"
+    rows = rows_of(comparisons, options.device, busy=options.busy)
+    print(f"false claims, torch {torch.__version__}: {seconds:.0f} s, {load}")
+    print(f"$ {shell_words(['python', 'benchmarks/false_claims.py', *sys.argv[1:]])}\n")
+    print(markdown(bars_table(rows, name, condition)))
+    if lines := details(rows):
+        print(f"\n{lines}")
+    missed = [row.what for row in rows if not row.is_met]
+    if missed:
+        raise SystemExit(f"\nmissed: {listed(missed)}")
+
+
+if __name__ == "__main__":
+    main()

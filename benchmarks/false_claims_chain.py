@@ -1,0 +1,55 @@
+"""The component of `false_claims.py`, a chain of equal links, and the variant under which it has some links more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from profiling.components.component import Component
+from profiling.variants.variant import Step, Variant
+
+
+class Chain(nn.Module):
+    """`links` times: a matrix product, a sum and a tanh, each of which writes [rows, width].
+
+    `planted` is the number of links more that `Again` gives it.
+    """
+
+    def __init__(self, *, width: int, links: int, planted: int) -> None:
+        super().__init__()
+        # One weight for all links, small enough that an error shrinks from link to link: bfloat16 stays near float32,
+        # and some links more do not change the output.
+        self.weight = nn.Parameter(torch.randn(width, width) * 0.5 / width**0.5)
+        self.links, self.planted = links, planted
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the first 256 rows, [<= 256, width], for x [rows, width].
+
+        Each link adds x, so that none works on zeros. Parity compares on the host, where all rows would take longer
+        than the timing.
+        """
+        state, weight = x, self.weight
+        for _ in range(self.links):
+            state = torch.tanh(x + state @ weight)
+        return state[:256]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again(Variant):
+    """Run the chain with its planted links under `variant`; without any it is the same code as `variant` alone."""
+
+    variant: Variant
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return why `variant` cannot run on `device`, or None."""
+        return self.variant.unavailable(device)
+
+    def __call__(self, component: Component, folder: Path) -> Step:
+        """Add the planted links to the cell's own copy of the chain, and prepare it."""
+        chain = component.module
+        assert isinstance(chain, Chain)
+        chain.links += chain.planted
+        return self.variant(component, folder)
