@@ -33,6 +33,7 @@ _CLOSED = (
     *("torch._", "torch.cuda", "torch.utils", "torch.fx", "torch.jit", "torch.storage", "torch.autograd"),
     *("torch.distributed", "torch.profiler", "threading", "_thread", "weakref", "logging", "concurrent", "asyncio"),
     *("multiprocessing", "io", "_io", "re", "inspect", "typing", "ctypes", "importlib"),
+    "profiling.graphs",  # the engine that captures a call may stand for the module's forward
 )
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.Size, Enum)
 _GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)

@@ -14,7 +14,8 @@ from torch import nn
 from profiling.components.component import Component
 from profiling.components.outputs import difference
 from profiling.components.reference import CHECK_SEED, outputs_of
-from profiling.components.state import State
+from profiling.components.state import Snapshot, State
+from profiling.graphs.engine import CudaGraphed
 
 CPU = torch.device("cpu")
 
@@ -349,3 +350,14 @@ def test_a_cache_of_transformers_as_an_input(cache):
         component.kept.rewind()
         output = component.call()
     torch.testing.assert_close(output, check.calls[0]["output",].numbers)
+
+
+def test_the_engine_that_stands_for_forward_is_no_state():
+    """`cuda_graphs(module)` puts it there; its stream, made at the first call, is not taken away again."""
+    module, engine = nn.Linear(4, 4), object.__new__(CudaGraphed)
+    engine._stream = None
+    module.forward = engine
+    snapshot = Snapshot({"": module})
+    engine._stream = stream = object()
+    snapshot.restore()
+    assert engine._stream is stream
