@@ -24,7 +24,7 @@ from profiling.report.table import AnyTable, markdown
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 #: Runs of the components of other libraries, and of the pipelines besides the default one.
-MODELS = ("h200_diffusion", "h200_language")
+MODELS = ("h200_diffusion", "h200_wan_vae_decoder", "h200_language")
 PIPELINES = ("h200_stream_img2img", "h200_chunked_video", "h200_speech")
 #: Phases of a training that its page is about; the report has all.
 PHASES = ("model", "ready", "before static input", "static input", "static input, its delta", "capture", "training")
