@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -85,7 +85,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
     except OmegaConfBaseException as error:
         raise InputError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     assert isinstance(settings, Settings)
-    return settings
+    return replace(settings, trace=True) if settings.counters else settings  # the trace names the kernels to measure
 
 
 def _flag(name: str, value: Any) -> bool:

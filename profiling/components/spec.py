@@ -385,6 +385,7 @@ class Settings:
     tf32: bool = False
     ceilings: str = "auto"
     trace: bool = False
+    counters: bool = False
     stacks: bool = False
     memory_snapshot: bool = False
     check: bool = False

@@ -34,7 +34,8 @@ def run(cfg: DictConfig, folder: Path) -> int:
     """Measure launch costs and write the result to the run's environment.json too."""
     config = read_config(cfg)
     if config.settings.trace:
-        raise InputError("trace=true: launch_overhead has no step to trace. Leave it out.")
+        given = "counters" if config.settings.counters else "trace"
+        raise InputError(f"{given}=true: launch_overhead has no step to trace. Leave it out.")
     decode_options(CalibrationOptions, config.source["calibration"], "calibration")  # before any process is started
     procedure = {"_target_": CELL, "options": config.source["calibration"]}
     return execute(TARGET, replace(config, procedure=procedure, files=LaunchCosts()), folder)

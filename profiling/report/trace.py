@@ -24,6 +24,7 @@ from profiling.report.charts import (
     tree,
 )
 from profiling.report.format import count_of, decimals, percent, significant
+from profiling.report.hardware_counters import counters_table
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, itself, name_of
 from profiling.report.table import Column
@@ -126,6 +127,7 @@ def trace_section(data: RunData) -> Section:
         cell_table("GPU time of a call, busy and idle", _BUSY, seen, itself, (_PROFILED,), depth="report"),
         cell_table("GPU time by class of kernel", _CLASSES, classes, _record_of, (), 3, "report"),
         cell_table(KERNELS, _KERNEL, kernels, _record_of, kernel_notes, 3, "report"),
+        counters_table(data),
         cell_table("Time by submodule", _MODULE, modules, _record_of, module_notes, 3, "report"),
         cell_table(_BUS, _WAITS, waits, _record_of, _sources(waiting, "lines_from"), depth="report"),
     )

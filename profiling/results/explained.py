@@ -18,6 +18,7 @@ FindingKind = Literal[
     "reduction", "layout conversion", "cast", "bias or activation", "grouped convolution", "1x1 convolution",
     "convolution", "split-K", "memset", "few rows", "product", "attention", "elementwise",
 ]  # fmt: skip
+KernelBound = Literal["memory bandwidth", "compute", "neither"]
 
 
 class BeforeAfter(Section, frozen=True, kw_only=True):
@@ -280,6 +281,36 @@ class TraceAnalysis(Section, frozen=True, kw_only=True):
     unattributed_ms: Annotated[float | None, about("time that belongs to no submodule for certain", "ms")] = None
     modules_from: Annotated[str | None, about("source of the attribution to submodules, or why there is none")] = None
     lines_from: Annotated[str | None, about("source of the attribution to lines, or why there is none")] = None
+
+
+class CountedKernel(Section, frozen=True, kw_only=True):
+    """Hardware counters of a kernel, by name: means over the measured launches, weighted by their time in a call."""
+
+    name: Annotated[str, about("name of the kernel, at most 200 characters")]
+    ms: Annotated[float, about("duration a call, from the trace", "ms")]
+    share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
+    launches: Annotated[int, about("launches that were measured; 0: none of its launches was met")] = 0
+    counted_us: Annotated[float | None, about("mean duration of the measured launches, under ncu", "us")] = None
+    mean_us: Annotated[float | None, about("mean duration of the same launches in the trace", "us")] = None
+    dram: Annotated[float | None, about("DRAM throughput, share of its peak", "0 to 1")] = None
+    dram_bytes: Annotated[float | None, about("read from and written to DRAM by a launch", "bytes")] = None
+    l2: Annotated[float | None, about("L2 throughput, share of its peak", "0 to 1")] = None
+    tensor: Annotated[float | None, about("cycles in which tensor pipes were active, share of all", "0 to 1")] = None
+    sm: Annotated[float | None, about("throughput of the multiprocessors, share of its peak", "0 to 1")] = None
+    occupancy: Annotated[float | None, about("achieved occupancy: active warps over the most that fit", "0 to 1")] = (
+        None
+    )
+    bound_by_counters: Annotated[KernelBound | None, about("what bounds it by these counters")] = None
+    bound_by_trace: Annotated[KernelBound | None, about("what bounds it by its bytes, FLOPs and duration")] = None
+
+
+class HardwareCounters(Section, frozen=True, kw_only=True):
+    """Hardware counters of the longest kernels of a call, which ncu measured in a process of its own."""
+
+    file: Annotated[str, about("what ncu wrote, CSV, relative to the run folder")]
+    kernels: Annotated[tuple[CountedKernel, ...], about("by name, longest first")] = ()
+    cache_control: Annotated[str | None, about("all: caches are flushed before each pass; none: they are not")] = None
+    seconds: Annotated[float | None, about("duration of loading, preparing and measuring", "s")] = None
 
 
 class Estimate(Section, frozen=True, kw_only=True):

@@ -35,15 +35,18 @@ from profiling.results.explained import (  # noqa: F401 - readers and producers 
     Bound,
     CompileFailure,
     CompileLog,
+    CountedKernel,
     DeviceWork,
     Estimate,
     FindingKind,
     FxPass,
     GraphBreak,
     Graphs,
+    HardwareCounters,
     HostWait,
     Idle,
     Kernel,
+    KernelBound,
     KernelClass,
     KernelFile,
     KernelFinding,
@@ -157,6 +160,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     turns: Annotated[Turns | None, about("timing in turns with the other variants of the component")] = None
     roofline: Annotated[Roofline | None, about("least time of a call, and what bounds it")] = None
     trace_analysis: Annotated[TraceAnalysis | None, about("analysis of the profiler trace, per call")] = None
+    hardware_counters: Annotated[HardwareCounters | None, about("counters of the longest kernels of a call")] = None
     memory_snapshot: Annotated[MemorySnapshot | None, about("what allocated the memory of the GPU")] = None
     check: Annotated[Check | None, about("check=true: a look at a call without timing")] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()

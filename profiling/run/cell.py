@@ -12,8 +12,8 @@ import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,8 +53,8 @@ from profiling.variants.variant import Step, Variant
 
 #: Most characters of a traceback; the text of an exception may be of any length.
 _TRACEBACK = 100_000
-#: Calls in a memory snapshot.
-_SNAPSHOT_CALLS = 3
+#: Calls in a memory snapshot, and before hardware counters are read.
+_CALLS_AGAIN = 3
 
 
 @dataclass
@@ -280,7 +280,13 @@ class Cell(ABC):
         elif failure is not None:
             self.note(f"the memory snapshot failed: {failure}")
 
-    def _call_again(self) -> None:
+    def call_for_counters(self) -> None:
+        """Prepare once more, and make the last calls in a range of the CUDA profiler, in which ncu measures kernels."""
+        cuda = torch.device(self.job.settings.device).type == "cuda"
+        self._call_again(torch.cuda.profiler.profile if cuda else contextlib.nullcontext)
+
+    def _call_again(self, last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
+        """Build and prepare everything once more and call each step a few times, the last time inside `last()`."""
         variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
         with torch.inference_mode(self.in_inference_mode), TemporaryDirectory() as folder, ExitStack() as stack:
             components = self.components()
@@ -288,11 +294,12 @@ class Cell(ABC):
             for component in components.values():
                 steps.append(variant(component, Path(folder)))
                 stack.callback(self.close, steps[-1])
-            for _ in range(_SNAPSHOT_CALLS):
-                for step in steps:
-                    step.run()
-            for component in components.values():
-                synchronize(component.device)
+            for call in range(_CALLS_AGAIN):
+                with last() if call == _CALLS_AGAIN - 1 else contextlib.nullcontext():
+                    for step in steps:
+                        step.run()
+                    for component in components.values():
+                        synchronize(component.device)
 
 
 def warm_up(components: Mapping[str, Component], steps: Mapping[str, Step]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError, check_choice, check_number, check_whole, printable
 from profiling.results.record import Record
+from profiling.trace import nsight_compute
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,23 @@ class RunConfig:
                     "must differ by more than upper and lower case."
                 )
         check_choice("isolation", self.isolation, ("process", "none"))
+        if self.settings.counters and not self.settings.check:
+            self._check_counters()
         check_number("cell_timeout", self.cell_timeout, above=0)
         check_whole("rounds", self.rounds, most=10_000)
         if self.seconds is not None:
             check_number("seconds", self.seconds, above=0)
+
+    def _check_counters(self) -> None:
+        if self.settings.device == "cpu":
+            raise InputError("counters=true: hardware counters are those of a GPU. Leave it out on device=cpu.")
+        if self.isolation == "none":
+            raise InputError("counters=true needs a process for each cell. Leave out isolation=none.")
+        if nsight_compute.available() is None:
+            raise InputError(
+                "counters=true: ncu (Nsight Compute) is not on the PATH. Leave it out, or install Nsight Compute and "
+                "add its folder, for example: PATH=$PATH:/usr/local/cuda/bin"
+            )
 
     def for_check(self) -> RunConfig:
         """Return the config of `check=true`: one cell for each component, which times nothing and has no files."""
@@ -161,7 +175,7 @@ class RunConfig:
             self,
             variants={CHECK: {"_target_": "profiling.variants.baseline.Baseline"}},
             metrics={},
-            settings=replace(self.settings, ceilings="off", trace=False, memory_snapshot=False),
+            settings=replace(self.settings, ceilings="off", trace=False, counters=False, memory_snapshot=False),
             files=CellFiles(),
             rounds=1,
         )

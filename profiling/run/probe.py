@@ -88,6 +88,8 @@ def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
     cuda = torch.cuda.is_available()
     device, reason = _device(settings.device, cuda)
     on_cuda = device.type == "cuda"
+    if settings.counters and not on_cuda:
+        raise InputError(f"counters=true: hardware counters are those of a GPU ({reason}). Leave it out.")
     reasons = {"device": reason}
     dtype, scale = settings.dtype, settings.scale
     if dtype == "auto":

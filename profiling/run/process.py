@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,9 @@ from typing import Any, Literal, Protocol
 import psutil
 
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
-from profiling.run.events import Emit, Event, EventReader, Waiting, write_turn
+from profiling.results.record import encode_sections
+from profiling.run.events import Emit, Event, EventReader, Phase, Sections, Waiting, write_turn
+from profiling.run.hardware_counters import CounterPass, NoCountersError
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -94,10 +96,14 @@ class InProcess:
 
 
 class Isolated:
-    """Performs each task in a fresh process, with its output in `cells/<name>.log`."""
+    """Performs each task in a fresh process, with its output in `cells/<name>.log`.
 
-    def __init__(self, run: Path, *, trace: bool, fresh_cache: bool, timeout: float) -> None:
+    With `counters`, ncu measures the kernels of each cell in one more process, while the cell's compile cache is there.
+    """
+
+    def __init__(self, run: Path, *, trace: bool, fresh_cache: bool, timeout: float, counters: bool = False) -> None:
         self._run, self._trace, self._fresh_cache, self._timeout = run, trace, fresh_cache, timeout
+        self._counters = CounterPass(run) if counters else None
         self._orphans = Orphans()
 
     def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
@@ -118,12 +124,19 @@ class Isolated:
         users_folder, cells_folder = os.environ.get(TORCH_TRACE), self._run / "torch_trace" / name
         trace = {TORCH_TRACE: str(cells_folder)} if self._trace and users_folder is None else {}
         logs: set[Path] = set()
+        sections: dict[str, Any] = {}
+
+        def relay(event: Event) -> None:
+            if isinstance(event, Sections):
+                sections.update(event.sections)
+            on_event(event)
+
         try:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
             with compile_cache(fresh=self._fresh_cache) as variables, self._orphans.adopted():
                 environment = {**os.environ, **trace, **variables}
-                worker = run_isolated(task, files, timeout, on_event, environment, self._orphans.own, turns=turns)
+                worker = run_isolated(task, files, timeout, relay, environment, self._orphans.own, turns=turns)
                 with closing(worker):
                     turn: Turn | None = None
                     while True:
@@ -137,6 +150,8 @@ class Isolated:
                             logs |= _compile_logs(users_folder) - before
                         turn = yield state
                 notes = self._orphans.notes()
+                if self._counters is not None and "cell" in task and performed.death is None:
+                    notes += self._counted(self._counters, task["cell"], sections, {**os.environ, **variables}, relay)
             if self._trace and users_folder is not None:  # torch wrote there; the run gets a copy
                 cells_folder.mkdir(parents=True, exist_ok=True)
                 for log in logs:
@@ -144,6 +159,23 @@ class Isolated:
         except OSError as error:  # a name that is too long for a file, for example
             return Performed(f"could not be run: {error.strerror or error}")
         return replace(performed, notes=(*performed.notes, *notes))
+
+    def _counted(
+        self, counters: CounterPass, job: str, sections: Mapping[str, Any], variables: dict[str, str], on_event: Emit
+    ) -> tuple[str, ...]:
+        """Measure hardware counters of a cell that has ended, and send them; return a note where there are none."""
+        on_event(Phase("counters"))
+        variables.pop(TORCH_TRACE, None)  # a second compile log would be read as that of the cell
+
+        def execute(command: Sequence[str], log: Path, timeout: float) -> int | None:
+            return run_guarded(command, log, timeout, variables, self._orphans.own)
+
+        try:
+            section = counters.measure(job, sections, variables, execute)
+        except NoCountersError as error:
+            return (f"no hardware counters: {error}",)
+        on_event(Sections(encode_sections(hardware_counters=section)))
+        return ()
 
 
 @contextmanager
@@ -323,6 +355,31 @@ def _run_worker(
                 return Ending("lingered" if reader.has_result else "timeout", _kill_group(process))
             finally:
                 _kill_group(process)
+
+
+def run_guarded(
+    command: Sequence[str], log: Path, timeout: float, environment: Mapping[str, str], own: set[int]
+) -> int | None:
+    """Run a command in a process group of its own; return its exit code, or None if it was killed at the timeout.
+
+    Its output goes to the file `log`. The group does not outlive this call, or this process.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+    with _guarded_group(process.pid, own):
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _kill_group(process)
 
 
 @contextmanager

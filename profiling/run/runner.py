@@ -110,7 +110,13 @@ class Run:
         if self.config.isolation == "none":
             return InProcess(self.folder, trace=settings.trace, fresh_cache=fresh_cache)
         timeout = self.config.cell_timeout
-        return Isolated(self.folder, trace=settings.trace, fresh_cache=fresh_cache, timeout=timeout)
+        return Isolated(
+            self.folder,
+            trace=settings.trace,
+            fresh_cache=fresh_cache,
+            timeout=timeout,
+            counters=settings.counters,
+        )
 
     def _is_due(self, round_: int, job: Job) -> bool:
         """Return whether the cell must still run in this round; after a round that is not ok it does not run again."""

@@ -1,0 +1,108 @@
+"""Compare what bounds kernels by our traces with hardware counters: python benchmarks/counter_agreement.py
+
+It runs three networks under two variants with counters=true on a GPU with ncu (Nsight Compute) on the PATH, and prints
+for each cell and over all of them the share of the time of its longest kernels for which both name the same bound
+(memory bandwidth, compute or neither: profiling/roofline/kernel_bounds.py). A kernel that either cannot judge counts as
+not agreeing. Expected: at least 90% over all cells. `--run FOLDER` reads a run instead of making one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from profiling.report.hardware_counters import agreement
+from profiling.results.jsonl import read_records
+from profiling.results.record import CountedKernel, Record
+
+NETWORKS = ("world_model", "image_decoder", "audio_decoder")
+VARIANTS = ("baseline", "compile_cuda_graph")
+BAR = 0.9
+#: Few timed calls: only the trace and the counters matter here.
+QUICK = (
+    *("metric.latency.min_iterations=20", "metric.latency.max_iterations=60", "metric.latency.max_seconds=1"),
+    "metric.latency.warmup_max_seconds=1",
+)
+_NAME = 60
+
+
+def run(folder: Path, overrides: Sequence[str]) -> None:
+    """Run the cells into `folder`; the report goes to stderr."""
+    command = [
+        *(sys.executable, "-m", "profiling.generic_forward", f"component=[{','.join(NETWORKS)}]"),
+        *(f"variant=[{','.join(VARIANTS)}]", "metric=[latency]", "counters=true", f"hydra.run.dir={folder}"),
+        *(*QUICK, *overrides),
+    ]
+    subprocess.run(command, check=False, stdout=sys.stderr)
+
+
+def kernel_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """Return a row for each kernel of each cell."""
+    return [
+        (f"{record.component}.{record.variant}", *_kernel(each))
+        for record in records
+        if record.hardware_counters is not None
+        for each in record.hardware_counters.kernels
+    ]
+
+
+def _kernel(each: CountedKernel) -> tuple[str, ...]:
+    shares = (each.share, each.dram, each.l2, each.tensor, each.sm, each.occupancy)
+    bounds = each.bound_by_counters, each.bound_by_trace
+    same = "" if None in bounds else "yes" if bounds[0] == bounds[1] else "NO"
+    times = (each.mean_us, each.counted_us)
+    return (
+        each.name[:_NAME],
+        *("" if us is None else f"{us:.1f}" for us in times),
+        *("" if share is None else f"{share:.0%}" for share in shares),
+        *(bound or "?" for bound in bounds),
+        same,
+    )
+
+
+def cell_rows(records: Sequence[Record]) -> tuple[list[tuple[str, ...]], float]:
+    """Return a row for each cell and one for all, and the share of all; times are relative to each cell's kernels."""
+    rows, agreeing, cells = [], 0.0, 0
+    for record in records:
+        counters, name = record.hardware_counters, f"{record.component}.{record.variant}"
+        if counters is None:
+            rows.append((name, "", "", "", "; ".join(note for note in record.notes if "counters" in note)))
+            continue
+        same, both, whole = agreement(counters.kernels)
+        covered = sum(each.share or 0.0 for each in counters.kernels)
+        seconds = "" if counters.seconds is None else f"{counters.seconds:.0f} s"
+        rows.append((name, f"{covered:.0%}", f"{both / whole:.0%}", f"{same / whole:.0%}", seconds))
+        agreeing, cells = agreeing + same / whole, cells + 1
+    whole = agreeing / cells if cells else 0.0
+    return [*rows, ("all", "", "", f"{whole:.1%}", "")], whole
+
+
+def main() -> int:
+    """Run, print both tables, return 0 where the bar is reached."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, help="a finished run to read")
+    parser.add_argument("overrides", nargs="*", help="further overrides of the run")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.run or Path(temporary) / "run"
+        if options.run is None:
+            run(folder, options.overrides)
+        records = read_records(folder).records
+    headers = ("cell", "kernel", "µs", "µs under ncu", "share", "DRAM", "L2", "tensor", "SM", "occupancy")
+    print(tabulate(kernel_rows(records), (*headers, "by counters", "by trace", "same"), disable_numparse=True))
+    rows, share = cell_rows(records)
+    print()
+    columns = ("cell", "kernels measured, of all kernel time", "judged by both", "same bound", "took")
+    print(tabulate(rows, columns, disable_numparse=True))
+    print(f"\nbar: {BAR:.0%} of the time of the longest kernels: {'reached' if share >= BAR else 'NOT reached'}")
+    return int(share < BAR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Measures hardware counters of a cell's longest kernels with ncu, after the cell was timed and traced.
+
+ncu launches each kernel several times and saves memory in between, so it runs in a process of its own, which loads and
+prepares the cell once more. What fails becomes a line for the record: the cell keeps what it measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from profiling.results.environment import Ceilings, read_environment
+from profiling.results.record import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles, decode_section
+from profiling.roofline.kernel_bounds import bound_by_counters, bound_by_trace
+from profiling.run.job import Job
+from profiling.trace import nsight_compute
+from profiling.trace.events import read_events, timeline, traced_calls
+from profiling.trace.nsight_compute import Launch
+
+#: Most kernels of a cell that are measured, and the least share of all kernel time (0 to 1) of each.
+MOST_KERNELS, LEAST_SHARE = 10, 0.01
+#: Timeout of ncu with the process that it measures, in seconds.
+COUNTER_SECONDS = 300.0
+#: Copies and fills by the driver, which are no kernels.
+_NO_KERNELS = ("Memcpy", "Memset")
+_NAME_LENGTH = 200  # of kernels in a record
+
+#: Runs a command with its output in a file and a timeout in seconds; returns its exit code, None if it was killed.
+Execute = Callable[[Sequence[str], Path, float], int | None]
+
+
+class NoCountersError(Exception):
+    """Why there are no counters, in one line."""
+
+
+@dataclass
+class CounterPass:
+    """Measures the counters of the cells of the run in the folder `run`."""
+
+    run: Path
+    _metrics: dict[str, str] = field(default_factory=dict)  # those that this GPU has; empty until the first cell
+
+    def measure(
+        self, job: str, sections: Mapping[str, Any], environment: Mapping[str, str], execute: Execute
+    ) -> HardwareCounters:
+        """Return the section for the cell of `job`, its JSON; `sections` are those that the cell has sent.
+
+        Raises:
+            NoCountersError: nothing was measured.
+
+        """
+        try:
+            return self._measured(Job.from_json(job), sections, environment, execute)
+        except (OSError, ValueError) as error:
+            raise NoCountersError(str(error)) from error
+
+    def _measured(
+        self, job: Job, sections: Mapping[str, Any], environment: Mapping[str, str], execute: Execute
+    ) -> HardwareCounters:
+        analysis: TraceAnalysis | None = decode_section("trace_analysis", sections.get("trace_analysis"))
+        kernels = () if analysis is None else longest(analysis.kernels)
+        if not kernels:
+            raise NoCountersError("no trace names the kernels")
+        ncu = nsight_compute.available()
+        if ncu is None:
+            raise NoCountersError("ncu is no longer on the PATH")
+        started, output = perf_counter(), self.run / "counters" / f"{job.name}.csv"
+        output.parent.mkdir(exist_ok=True)
+        output.unlink(missing_ok=True)
+        self._metrics = self._metrics or nsight_compute.metrics_on(ncu, environment)
+        killed = self._run_ncu(ncu, job, kernels, output, execute) is None
+        text = output.read_text(errors="replace") if output.is_file() else ""
+        launches = nsight_compute.read_launches(text, self._metrics)
+        if not launches:
+            hung = f"ncu was killed after {COUNTER_SECONDS:.0f} s"
+            unknown = f"ncu printed no rows; see cells/{job.name}.counters.log"
+            raise NoCountersError(hung if killed else nsight_compute.failure_in(text) or unknown)
+        ceilings = read_environment(self.run).ceilings if job.settings.ceilings == "auto" else None
+        times = self._times(sections)
+        return HardwareCounters(
+            file=output.relative_to(self.run).as_posix(),
+            kernels=tuple(counted(kernel, launches, times, ceilings) for kernel in kernels),
+            cache_control=nsight_compute.CACHE_CONTROL,
+            seconds=perf_counter() - started,
+        )
+
+    def _run_ncu(self, ncu: str, job: Job, kernels: Sequence[Kernel], output: Path, execute: Execute) -> int | None:
+        file = self.run / "cells" / f"{job.name}.counters.json"
+        file.write_text(job.to_json())
+        functions = dict.fromkeys(nsight_compute.function_of(kernel.name) for kernel in kernels)
+        program = [sys.executable, "-m", "profiling.run.counted", str(file)]
+        command = nsight_compute.command(ncu, self._metrics, tuple(functions), output, program)
+        try:
+            return execute(command, file.with_suffix(".log"), COUNTER_SECONDS)
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _times(self, sections: Mapping[str, Any]) -> dict[tuple[str, int | None], tuple[float, int]]:
+        """Return {(kernel, blocks): (microseconds, launches)} of the traced calls: the weights of measured launches."""
+        files: TraceFiles | None = decode_section("trace", sections.get("trace"))
+        times: dict[tuple[str, int | None], tuple[float, int]] = {}
+        if files is not None:
+            for call in traced_calls(timeline(read_events(self.run / files.trace))):
+                for work in call.work:
+                    spent, count = times.get((work.name[:_NAME_LENGTH], work.blocks), (0.0, 0))
+                    times[work.name[:_NAME_LENGTH], work.blocks] = (spent + work.length, count + 1)
+        return times
+
+
+def longest(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Return the kernels that are worth measuring, the longest first; those of equal name are one."""
+    by_name: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        if not kernel.name.startswith(_NO_KERNELS):
+            by_name.setdefault(kernel.name, []).append(kernel)
+    merged = sorted((_merged(same) for same in by_name.values()), key=lambda kernel: -kernel.ms)
+    return tuple(kernel for kernel in merged[:MOST_KERNELS] if (kernel.share or 0.0) >= LEAST_SHARE)
+
+
+def _merged(kernels: Sequence[Kernel]) -> Kernel:
+    """Return kernels whose names begin alike, and which a record cannot tell apart, as one."""
+    if len(kernels) == 1:
+        return kernels[0]
+    spent = sum(kernel.ms for kernel in kernels)
+    count = sum(kernel.count or 0.0 for kernel in kernels)
+
+    def rate(name: str) -> float | None:
+        known = [kernel for kernel in kernels if getattr(kernel, name) is not None]
+        ms = sum(kernel.ms for kernel in known)
+        return sum(getattr(kernel, name) * kernel.ms for kernel in known) / ms if 2 * ms > spent else None
+
+    return Kernel(
+        name=kernels[0].name,
+        kind=kernels[0].kind,
+        ms=spent,
+        share=sum(kernel.share or 0.0 for kernel in kernels),
+        count=count,
+        mean_us=1e3 * spent / count if count else None,
+        gbps=rate("gbps"),
+        tflops=rate("tflops"),
+    )
+
+
+def counted(
+    kernel: Kernel,
+    launches: Sequence[Launch],
+    times: Mapping[tuple[str, int | None], tuple[float, int]],
+    ceilings: Ceilings | None,
+) -> CountedKernel:
+    """Return the counters of a kernel; `times` are the microseconds and launches of the trace by (name, blocks)."""
+    bound = bound_by_trace(kernel.gbps, kernel.tflops, kernel.mean_us, ceilings)
+    base = {"name": kernel.name, "ms": kernel.ms, "share": kernel.share, "bound_by_trace": bound}
+    groups: dict[int | None, list[Launch]] = {}
+    for launch in launches:
+        if launch.name[:_NAME_LENGTH] == kernel.name:
+            groups.setdefault(launch.blocks, []).append(launch)
+    weighted: list[tuple[float, Launch]] = []
+    spent = traced = 0.0
+    for blocks, group in groups.items():
+        microseconds, count = times.get((kernel.name, blocks), (0.0, 0))
+        spent, traced = spent + microseconds, traced + count
+        weighted += [(microseconds / len(group), launch) for launch in group]
+    if not spent:  # the grid of no measured launch is in the trace
+        weighted = [(launch.seconds or 1.0, launch) for _, launch in weighted]
+
+    def mean(name: str) -> float | None:
+        known = [(weight, value) for weight, each in weighted if (value := getattr(each, name)) is not None]
+        total = sum(weight for weight, _ in known)
+        return sum(weight * value for weight, value in known) / total if total else None
+
+    seconds, dram, l2, sm = mean("seconds"), mean("dram"), mean("l2"), mean("sm")
+    return CountedKernel(
+        **base,
+        launches=len(weighted),
+        counted_us=None if seconds is None else 1e6 * seconds,
+        mean_us=spent / traced if traced else None,
+        dram=dram,
+        dram_bytes=mean("dram_bytes"),
+        l2=l2,
+        tensor=mean("tensor"),
+        sm=sm,
+        occupancy=mean("occupancy"),
+        bound_by_counters=bound_by_counters(dram, l2, sm),
+    )

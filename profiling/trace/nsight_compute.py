@@ -1,0 +1,220 @@
+"""Nsight Compute's command line, `ncu`: how it is called, and how its CSV is read.
+
+ncu measures hardware counters by launching a kernel again for each group of counters. It prints a row for each launch
+on the page `raw`, under a row of metric names and a row of units. Lines of its own begin with `==`.
+"""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+NCU = "ncu"
+#: Whether ncu flushes the caches before each pass (`all`), or leaves what the kernel's last pass left there (`none`).
+CACHE_CONTROL = "all"
+#: Launches that are measured of each grid, block and shared memory: kernels of several names may share one of these.
+LAUNCHES = 3
+#: Seconds in which ncu lists the metrics of the GPU.
+QUERY_SECONDS = 60.0
+
+_OF_ELAPSED = "avg.pct_of_peak_sustained_elapsed"
+#: Metrics by the field of `Launch` that they fill; the first one is taken that the GPU has. Names: Nsight Compute's
+#: sections SpeedOfLight, ComputeWorkloadAnalysis and Occupancy.
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "seconds": ("gpu__time_duration.sum",),
+    "dram": (f"dram__throughput.{_OF_ELAPSED}", f"gpu__dram_throughput.{_OF_ELAPSED}"),
+    "dram_bytes": ("dram__bytes.sum",),
+    "l2": (f"lts__throughput.{_OF_ELAPSED}", f"lts__t_sectors.{_OF_ELAPSED}"),
+    "tensor": (
+        f"sm__pipe_tensor_cycles_active.{_OF_ELAPSED}",
+        f"sm__pipe_tensor_op_hmma_cycles_active.{_OF_ELAPSED}",
+        f"sm__inst_executed_pipe_tensor.{_OF_ELAPSED}",
+    ),
+    "sm": (f"sm__throughput.{_OF_ELAPSED}",),
+    "occupancy": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
+}
+#: Factors to seconds, bytes and shares of 1, by what ncu prints as the unit.
+_UNITS = {
+    **{"s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6},
+    **{"ns": 1e-9, "nsecond": 1e-9, "byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12, "%": 0.01},
+}
+_NAME, _GRID = "Kernel Name", "Grid Size"
+_ERROR = re.compile(r"==ERROR==\s*(.+)")
+_LONGEST_ERROR = 200
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A measured launch of a kernel; None is what the GPU does not count.
+
+    `name` is that of a trace. `blocks` is the number of thread blocks. `seconds` is the duration under ncu. The others
+    are shares of the peak of the device (0 to 1), `occupancy` of the warps that multiprocessors can hold.
+    """
+
+    name: str
+    blocks: int | None = None
+    seconds: float | None = None
+    dram: float | None = None
+    dram_bytes: float | None = None
+    l2: float | None = None
+    tensor: float | None = None
+    sm: float | None = None
+    occupancy: float | None = None
+
+
+def available() -> str | None:
+    """Return the path of `ncu`; None where it is not on the PATH."""
+    return shutil.which(NCU)
+
+
+def metrics_on(ncu: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the metric that fills each field of `Launch`, of those that `ncu` can measure on this GPU.
+
+    Where ncu does not list them, the first of each is returned: a measurement then says what is wrong.
+    """
+    listed: set[str] = set()
+    with suppress(OSError, subprocess.SubprocessError):
+        command = [ncu, "--config-file", "off", "--query-metrics"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=QUERY_SECONDS, env=environment, stdin=subprocess.DEVNULL
+        )
+        listed = set(re.findall(r"^[\w]+__[\w]+", done.stdout, re.MULTILINE))
+    if not listed:
+        return {field: names[0] for field, names in METRICS.items()}
+    known = {field: [name for name in names if name.partition(".")[0] in listed] for field, names in METRICS.items()}
+    return {field: names[0] for field, names in known.items() if names}
+
+
+def command(
+    ncu: str, metrics: Mapping[str, str], functions: Sequence[str], output: Path, program: Sequence[str]
+) -> list[str]:
+    """Return the command that measures kernels of these `functions` which `program` launches in its profiler range.
+
+    The range is that of `torch.cuda.profiler.profile`. ncu writes to the file `output`.
+    """
+    names = "|".join(re.escape(function) for function in functions)
+    return [
+        *(ncu, "--config-file", "off", "--target-processes", "application-only"),
+        *("--clock-control", "none", "--cache-control", CACHE_CONTROL),
+        *("--profile-from-start", "off", "--graph-profiling", "node"),
+        *("--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"),
+        *("--filter-mode", "per-launch-config", "--launch-count", str(LAUNCHES)),
+        *("--metrics", ",".join(metrics.values())),
+        *("--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "mangled"),
+        *("--log-file", str(output)),
+        *program,
+    ]
+
+
+def function_of(name: str) -> str:
+    """Return the function of a kernel from its name in a trace: without return type, namespaces and arguments.
+
+    `void at::native::(anonymous namespace)::reduce<512, f<int> >(float*)` is `reduce`.
+    """
+    name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    return re.split(r"[<(]", name, maxsplit=1)[0].rpartition("::")[2].strip()
+
+
+def read_launches(text: str, metrics: Mapping[str, str]) -> tuple[Launch, ...]:
+    """Return the launches in what ncu wrote with `--csv --page raw`; empty where it measured none.
+
+    Raises:
+        ValueError: the rows do not hold what they must.
+
+    """
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    rows = list(csv.reader(lines))
+    start = next((index for index, row in enumerate(rows) if _NAME in row), None)
+    if start is None:
+        return ()
+    header, *rest = rows[start:]
+    if not rest:
+        return ()
+    units, *launches = rest
+    places = {name: place for place, name in enumerate(header)}
+    return tuple(_launch(row, units, places, metrics) for row in launches if len(row) == len(header) == len(units))
+
+
+def _launch(row: Sequence[str], units: Sequence[str], places: Mapping[str, int], metrics: Mapping[str, str]) -> Launch:
+    values = {}
+    for field, metric in metrics.items():
+        place = places.get(metric)
+        if place is not None:
+            values[field] = _number(row[place], units[place])
+    sizes = [int(size) for size in re.findall(r"\d+", row[places[_GRID]])] if _GRID in places else []
+    blocks = None
+    if sizes:
+        blocks = 1
+        for size in sizes:
+            blocks *= size
+    return Launch(name=demangled(row[places[_NAME]]), blocks=blocks, **values)
+
+
+def _number(text: str, unit: str) -> float | None:
+    """Return a value in the units of `Launch`; None for `n/a` and for what is no number.
+
+    Raises:
+        ValueError: the unit is not known.
+
+    """
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return None
+    factor = _UNITS.get(unit.lower())
+    if factor is None:
+        raise ValueError(f"ncu printed the unit {unit!r}, which is not known")
+    return value * factor if value == value and abs(value) != float("inf") else None
+
+
+def failure_in(text: str) -> str | None:
+    """Return why ncu measured nothing, in one line with what to do; None where its output names no error."""
+    if "ERR_NVGPUCTRPERM" in text:
+        return (
+            "ncu may not read the GPU's counters (ERR_NVGPUCTRPERM). Run as root, or let the driver allow it to all "
+            "users: NVreg_RestrictProfilingToAdminUsers=0"
+        )
+    errors = [" ".join(found.split()) for found in _ERROR.findall(text)]
+    if errors:
+        return f"ncu: {errors[0][:_LONGEST_ERROR]}"
+    return "ncu met none of the kernels of the trace" if "No kernels were profiled" in text else None
+
+
+def demangled(name: str) -> str:
+    """Return a C++ symbol as traces show it; names that are no symbols, and all names without libstdc++, stay."""
+    demangle = _demangler()
+    if demangle is None or not name.startswith("_Z"):
+        return name
+    status = ctypes.c_int()
+    text = demangle(name.encode(), None, None, ctypes.byref(status))
+    if not text:
+        return name
+    try:
+        return ctypes.string_at(text).decode(errors="replace")
+    finally:
+        _free(text)
+
+
+@cache
+def _demangler() -> ctypes._NamedFuncPointer | None:
+    try:
+        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
+    return function
+
+
+def _free(address: int) -> None:
+    free = ctypes.CDLL(None).free
+    free.argtypes = [ctypes.c_void_p]
+    free(address)

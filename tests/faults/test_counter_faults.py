@@ -1,0 +1,88 @@
+"""Hardware counters."""
+
+import pytest
+from fake_ncu import install
+
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.errors import InputError
+from profiling.run import process
+from profiling.run.events import End, Sections
+from profiling.run.job import FORWARD, Job
+from profiling.run.probe import resolve
+from profiling.run.process import Isolated, Performed
+
+NET = ("component=[net]", "variant=[baseline]", "counters=true")
+
+
+def fault(planted, happens="one line, exit 2", kept="nothing is measured"):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ncu", "says"),
+    [
+        pytest.param(("device=cpu",), True, "device=cpu", marks=fault("counters of a CPU")),
+        pytest.param(
+            ("device=auto", "isolation=none"), True, "isolation=none", marks=fault("counters without processes")
+        ),
+        pytest.param(
+            ("device=auto", "isolation=process"), False, "PATH=$PATH", marks=fault("counters without ncu on the PATH")
+        ),
+    ],
+)
+def test_counters_that_cannot_be_measured(tmp_path, profile, monkeypatch, overrides, ncu, says):
+    if ncu:
+        install(tmp_path / "bin", monkeypatch)
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    outcome = profile(*NET, *overrides)
+    assert outcome.code == 2
+    assert says in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+
+
+@fault("counters on a machine without a GPU, by device=auto")
+def test_no_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="CUDA is not available"):
+        resolve(Settings(trace=True, counters=True))
+
+
+FAILURES = (
+    ("the driver allows counters to root only (ERR_NVGPUCTRPERM)", "==ERROR== ERR_NVGPUCTRPERM", "prints", "root"),
+    ("ncu crashes", "", "crashes", "ncu printed no rows"),
+    ("ncu does not know a metric", "==ERROR== Failed to find metric x", "prints", "Failed to find metric"),
+    ("ncu hangs", "", "hangs", "killed after"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        pytest.param(*row, marks=fault(planted, "a note of one line", "the cell's times and trace"))
+        for planted, *row in FAILURES
+    ],
+)
+def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
+    install(tmp_path / "bin", monkeypatch, text, mode)
+    monkeypatch.setattr("profiling.run.hardware_counters.COUNTER_SECONDS", 0.5)
+    kernels = [{"name": "k", "class": "gemm", "ms": 1.0, "share": 1.0}]
+
+    def worker(task, files, timeout, on_event, environment, own, *, turns):
+        on_event(Sections({"trace_analysis": {"kernels": kernels}}))
+        on_event(End("ok"))
+        return Performed()
+        yield
+
+    monkeypatch.setattr(process, "run_isolated", worker)
+    spec = ComponentSpec(name="net", module={"_target_": "x.Y"}, inputs={"x": {"shape": [1]}})
+    settings = Settings(device="cuda:0", trace=True, counters=True)
+    job = Job("generic_forward", spec, "baseline", {}, {}, settings, str(tmp_path), FORWARD)
+    events = []
+    cells = Isolated(tmp_path, trace=True, fresh_cache=False, timeout=9.0, counters=True)
+    performed = cells.perform({"cell": job.to_json()}, job.name, events.append)
+    assert performed.death is None
+    assert End("ok") in events
+    (note,) = performed.notes
+    assert says in note
+    assert "\n" not in note

@@ -1,0 +1,90 @@
+"""An executable `ncu` for a machine without a GPU: it prints what ncu prints, and runs the program that it is given."""
+
+import csv
+import io
+import os
+import sys
+from pathlib import Path
+
+SCRIPT = """#!{python}
+import os, runpy, subprocess, sys, time
+arguments = sys.argv[1:]
+mode = {mode!r}
+if "--query-metrics" in arguments:
+    print({listed!r})
+    sys.exit(0)
+output = arguments[arguments.index("--log-file") + 1]
+program = arguments[arguments.index("--log-file") + 2 :]
+open({seen!r}, "w").write("\\n".join(arguments))
+if mode == "hangs":
+    time.sleep(600)
+if mode == "crashes":
+    os.kill(os.getpid(), 11)
+code = subprocess.run(program).returncode if mode == "runs" else 0
+if code:
+    open(output, "w").write(f"==ERROR== The application returned an error code ({{code}}).\\n")
+    sys.exit(code)
+open(output, "w").write({text!r})
+sys.exit(1 if "==ERROR==" in {text!r} else 0)
+"""
+#: What `ncu --query-metrics` lists, abridged: base names, without the suffixes of rollups.
+LISTED = """Device NVIDIA H200 (GH100)
+------------------------------------------- ----------- ----------- --------------------------------------------------
+Metric Name                                 Metric Type Metric Unit Metric Description
+------------------------------------------- ----------- ----------- --------------------------------------------------
+dram__bytes                                 Counter     byte        # of bytes accessed in DRAM
+dram__throughput                            Throughput  %           DRAM throughput
+gpu__time_duration                          Counter     nsecond     elapsed time
+lts__throughput                             Throughput  %           L2 throughput
+sm__pipe_tensor_op_hmma_cycles_active       Counter     cycle       # of cycles where HMMA tensor pipe was active
+sm__throughput                              Throughput  %           SM throughput
+sm__warps_active                            Counter     warp        cumulative # of warps in flight
+"""
+COLUMNS = (
+    *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size", "Grid Size"),
+    *("Device", "CC"),
+)
+UNITS = {
+    **{"dram__bytes.sum": "byte", "gpu__time_duration.sum": "ns"},
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "%",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "%",
+    "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed": "%",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "%",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "%",
+}
+
+
+def printed(*launches: tuple[str, str, dict[str, str]], units: dict[str, str] = UNITS) -> str:
+    """Return ncu's output with `--csv --page raw` for launches of (kernel, grid, {metric: value})."""
+    lines = ["==PROF== Connected to process 4711 (/usr/bin/python3.12)"]
+    lines += [f'==PROF== Profiling "{name}": 0%....50%....100% - 8 passes' for name, _, _ in launches]
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow([*COLUMNS, *units])
+    writer.writerow([*[""] * len(COLUMNS), *units.values()])
+    for index, (name, grid, values) in enumerate(launches):
+        place = [index, 4711, "python3.12", "127.0.0.1", name, 1, 7, "(128, 1, 1)", grid, 0, "9.0"]
+        writer.writerow([*place, *(values.get(metric, "n/a") for metric in units)])
+    return "\n".join([*lines, "==PROF== Disconnected from process 4711", text.getvalue()])
+
+
+def counters(
+    us: float, *, dram: float = 0.0, l2: float = 0.0, tensor: float = 0.0, sm: float = 0.0, occupancy: float = 50.0
+) -> dict[str, str]:
+    """Return the values of a launch as ncu prints them: percents, and nanoseconds with a comma for thousands."""
+    names = [name for name in UNITS if UNITS[name] == "%"]
+    shares = dict(zip(names, (f"{value:.2f}" for value in (dram, l2, tensor, sm, occupancy)), strict=True))
+    return {"gpu__time_duration.sum": f"{1e3 * us:,.0f}", "dram__bytes.sum": "1,048,576", **shares}
+
+
+def install(folder: Path, monkeypatch, text: str = "", mode: str = "prints", listed: str = LISTED) -> Path:
+    """Put an `ncu` that prints `text` on the PATH; return the file with the arguments of its last measurement.
+
+    `mode` is prints, runs (the program, first), hangs or crashes.
+    """
+    folder.mkdir(exist_ok=True)
+    seen, script = folder / "arguments", folder / "ncu"
+    script.write_text(SCRIPT.format(python=sys.executable, mode=mode, listed=listed, text=text, seen=str(seen)))
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return seen

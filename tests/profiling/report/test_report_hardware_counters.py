@@ -1,0 +1,52 @@
+"""The table of hardware counters, and the share of the time for which they confirm the trace."""
+
+from hand_traced import trace
+from report_records import build, run_data, titled
+
+from profiling.report.hardware_counters import COUNTERS, agreement_line
+from profiling.report.render import render_markdown
+from profiling.report.trace import trace_section
+
+SECTION = {
+    "file": "counters/world_model.baseline.csv",
+    "kernels": [
+        {
+            **{"name": "nvjet_tst", "ms": 0.6, "share": 0.6, "launches": 3, "counted_us": 31.0, "mean_us": 30.0},
+            **{"dram": 0.85, "dram_bytes": 2**20, "l2": 0.4, "tensor": 0.1, "sm": 0.2, "occupancy": 0.125},
+            **{"bound_by_counters": "memory bandwidth", "bound_by_trace": "memory bandwidth"},
+        },
+        {
+            **{"name": "norm", "ms": 0.2, "share": 0.2, "launches": 1, "counted_us": 9.0, "mean_us": 10.0},
+            **{"dram": 0.1, "l2": 0.1, "sm": 0.7, "occupancy": 0.5},
+            **{"bound_by_counters": "compute", "bound_by_trace": "neither"},
+        },
+        {"name": "not_met", "ms": 0.2, "share": 0.2, "launches": 0, "bound_by_trace": "neither"},
+    ],
+}
+COUNTED = build("baseline", 2.0, trace_analysis=trace(), hardware_counters=SECTION)
+
+
+def test_kernels_with_both_bounds():
+    first, second, third = titled(trace_section(run_data(COUNTED, build("compile", 1.0))))[COUNTERS]
+    assert list(first.values())[2:] == [
+        *("nvjet_tst", "0.6000", "60%", "30.0", "31.0", "85%", "1.0", "40%", "10%", "20%", "12%"),
+        *("memory bandwidth", "memory bandwidth", "yes"),
+    ]
+    assert list(second.values())[-3:] == ["compute", "neither", "no"]
+    assert list(third.values())[-3:] == ["–", "neither", "–"]
+
+
+def test_the_share_of_the_time_that_agrees():
+    assert agreement_line(COUNTED) == (
+        "world_model.baseline: counters and trace name the same bound for 75% of the time of the kernels that both "
+        "judge (80% of those listed)."
+    )
+    assert agreement_line(build("compile", 1.0)) == ""
+
+
+def test_without_counters_there_is_no_table():
+    assert COUNTERS not in titled(trace_section(run_data(build("baseline", 2.0, trace_analysis=trace()))))
+
+
+def test_markdown_has_the_table():
+    assert COUNTERS in render_markdown(run_data(COUNTED))

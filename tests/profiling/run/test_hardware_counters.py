@@ -1,0 +1,193 @@
+"""Counters of a cell's longest kernels: chosen and weighted by the trace, measured by `ncu`, kept in its record."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from fake_ncu import counters, install, printed
+
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.results.record import Kernel, encode_sections
+from profiling.run import process
+from profiling.run.events import End, Phase, Sections
+from profiling.run.hardware_counters import CounterPass, NoCountersError, longest
+from profiling.run.job import FORWARD, Job
+from profiling.run.process import Isolated, Performed, run_guarded
+
+GEMM, NORM = "nvjet_tst_64x8_v_bz_TNT", "void at::native::norm_kernel<float>(float)"
+MANGLED = "_ZN2at6native11norm_kernelIfEEvT_"
+#: One call: two products of 132 blocks of 300 us in all, one of 16 blocks of 100 us, and a norm of 100 us.
+TRACED = ((GEMM, (132, 1, 1), 150.0), (GEMM, (132, 1, 1), 150.0), (GEMM, (16, 1, 1), 100.0), (NORM, (64, 1, 1), 100.0))
+
+
+def job(folder, device="cuda:0", **settings):
+    spec = ComponentSpec(name="net", module={"_target_": "outside.Net"}, inputs={"x": {"shape": [1, 8]}})
+    baseline = {"_target_": "profiling.variants.baseline.Baseline"}
+    given = Settings(device=device, dtype="float32", trace=True, counters=True, **settings)
+    return Job("generic_forward", spec, "baseline", baseline, {}, given, str(folder), FORWARD)
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """A run folder in which the trace of a cell lies; return what the cell has sent of it."""
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "cells").mkdir()
+    events = [{"ph": "X", "cat": "user_annotation", "name": "net/baseline/trace/0", "pid": 1, "tid": 1, "ts": 0}]
+    events[0] |= {"dur": 10_000, "args": {}}
+    begin = 0.0
+    for name, grid, us in TRACED:
+        place = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": begin, "dur": us}
+        events.append({**place, "args": {"grid": list(grid)}})
+        begin += us
+    (tmp_path / "traces" / "net.baseline.json").write_text(json.dumps({"traceEvents": events}))
+    (tmp_path / "environment.json").write_text(
+        json.dumps(
+            {
+                "ceilings": {
+                    **{"dtype": "float32", "copy_bytes_per_s": 4e12, "read_bytes_per_s": 4e12},
+                    **{"bandwidth": [[10**9, 4e12]], "matmul_flops_per_s": 8e14, "launch_us": 4.0, "seconds": 1.0},
+                }
+            }
+        )
+    )
+    kernels = [
+        {"name": GEMM, "class": "gemm", "ms": 0.4, "share": 0.8, "count": 3, "mean_us": 133.3, "gbps": 3600.0},
+        {"name": NORM, "class": "reduction", "ms": 0.1, "share": 0.2, "count": 1, "mean_us": 100.0, "gbps": 500.0},
+    ]
+    return {
+        "trace": {"trace": "traces/net.baseline.json"},
+        "trace_analysis": {"kernels": kernels, "kernel_ms": 0.5},
+    }
+
+
+def execute(command, log, timeout):
+    return run_guarded(command, log, timeout, dict(os.environ), set())
+
+
+def measure(folder, sections, **options):
+    return CounterPass(folder).measure(job(folder).to_json(), sections, os.environ, execute)
+
+
+def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, monkeypatch):
+    text = printed(
+        (GEMM, "(132, 1, 1)", counters(140, dram=80, sm=10)),
+        (GEMM, "(132, 1, 1)", counters(160, dram=80, sm=10)),
+        (GEMM, "(16, 1, 1)", counters(110, dram=40, sm=10)),
+        (MANGLED, "(64, 1, 1)", counters(95, dram=15, sm=70, occupancy=21.5)),
+    )
+    seen = install(tmp_path / "bin", monkeypatch, text)
+    section = measure(tmp_path, traced)
+    gemm, norm = section.kernels
+    assert gemm.dram == pytest.approx((300 * 0.8 + 100 * 0.4) / 400)
+    assert gemm.counted_us == pytest.approx((300 * 150 + 100 * 110) / 400)
+    assert (gemm.launches, gemm.mean_us) == (3, pytest.approx(400 / 3))
+    assert (gemm.bound_by_counters, gemm.bound_by_trace) == ("memory bandwidth", "memory bandwidth")
+    assert (norm.bound_by_counters, norm.bound_by_trace) == ("compute", "neither")
+    assert (norm.occupancy, norm.dram_bytes) == (pytest.approx(0.215), 2**20)
+    assert section.file == "counters/net.baseline.csv"
+    assert (tmp_path / section.file).read_text() == text
+    arguments = seen.read_text().splitlines()
+    assert f"regex:^({GEMM}|norm_kernel)$" in arguments
+    assert arguments[-3:-1] == ["-m", "profiling.run.counted"]
+    assert not list((tmp_path / "cells").glob("*.json"))  # the job's file
+
+
+def test_a_kernel_that_ncu_did_not_meet_has_no_counters(tmp_path, traced, monkeypatch):
+    install(tmp_path / "bin", monkeypatch, printed((GEMM, "(132, 1, 1)", counters(140, dram=80))))
+    gemm, norm = measure(tmp_path, traced).kernels
+    assert (gemm.launches, norm.launches) == (1, 0)
+    assert (norm.dram, norm.bound_by_counters, norm.bound_by_trace) == (None, None, "neither")
+
+
+def test_without_a_trace_nothing_is_measured(tmp_path):
+    with pytest.raises(NoCountersError, match="no trace names the kernels"):
+        measure(tmp_path, {})
+
+
+def test_the_longest_kernels_are_chosen():
+    kernels = [Kernel(name=f"k{index}", kind="gemm", ms=1.0 + index, share=0.05, count=1) for index in range(15)]
+    copies = Kernel(name="Memcpy DtoD (Device -> Device)", kind="copy", ms=99.0, share=0.2)
+    short = Kernel(name="short", kind="other", ms=98.0, share=0.001)
+    chosen = longest((*kernels, copies, short))
+    assert [kernel.name for kernel in chosen] == [f"k{index}" for index in range(14, 5, -1)]
+
+
+def test_kernels_whose_names_a_record_cannot_tell_apart_are_one():
+    twice = [
+        Kernel(name="k", kind="gemm", ms=ms, share=ms / 4, count=2, gbps=gbps) for ms, gbps in ((3, 100), (1, 500))
+    ]
+    (kernel,) = longest(twice)
+    assert (kernel.ms, kernel.share, kernel.count, kernel.mean_us) == (4, 1.0, 4, 1000)
+    assert (kernel.gbps, kernel.tflops) == (200, None)
+
+
+@pytest.fixture
+def session(tmp_path, traced, monkeypatch):
+    """Perform a cell whose process sends the traced sections; return what reached the record's process."""
+
+    def worker(task, files, timeout, on_event, environment, own, *, turns):
+        on_event(Sections(encode_sections(**traced)))
+        on_event(End("ok"))
+        return Performed()
+        yield  # a generator
+
+    monkeypatch.setattr(process, "run_isolated", worker)
+
+    def perform(task="cell"):
+        events = []
+        cells = Isolated(tmp_path, trace=True, fresh_cache=True, timeout=60, counters=True)
+        performed = cells.perform({task: job(tmp_path).to_json()}, "net.baseline", events.append)
+        return performed, events
+
+    return perform
+
+
+def test_the_section_is_sent_after_the_cell_has_ended(tmp_path, session, monkeypatch):
+    install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=40))))
+    performed, events = session()
+    assert performed.notes == ()
+    assert [type(each) for each in events] == [Sections, End, Phase, Sections]
+    assert events[2] == Phase("counters")
+    assert list(events[3].sections) == ["hardware_counters"]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - no permission", "prints", "ncu may not read the GPU's counters"),
+        ("==ERROR== Failed to find metric regex:^x$", "prints", "ncu: Failed to find metric"),
+        ("", "crashes", "see cells/net.baseline.counters.log"),
+        ("", "hangs", "ncu was killed after 1 s"),
+        (printed((GEMM, "(1, 1, 1)", {}), units={"gpu__time_duration.sum": "?"}), "prints", "the unit '?'"),
+    ],
+)
+def test_what_fails_is_a_note_of_the_cell(tmp_path, session, monkeypatch, text, mode, says):
+    monkeypatch.setattr("profiling.run.hardware_counters.COUNTER_SECONDS", 1.0)
+    text = text.replace('"(1, 1, 1)","0","9.0","n/a"', '"(1, 1, 1)","0","9.0","1"')
+    install(tmp_path / "bin", monkeypatch, text, mode)
+    performed, events = session()
+    assert performed.death is None
+    assert [type(each) for each in events] == [Sections, End, Phase]
+    (note,) = performed.notes
+    assert note.startswith("no hardware counters: ")
+    assert says in note
+
+
+def test_the_probe_is_not_measured(session):
+    assert session("probe")[0].notes == ()
+
+
+def test_the_measured_process_builds_and_calls_the_cell(tmp_path, traced, monkeypatch):
+    """The program that ncu runs, on a CPU, where it opens no range of the CUDA profiler."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path.cwd()), str(tmp_path)]))
+    (tmp_path / "outside.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n"
+        "    def __init__(self):\n        super().__init__(8, 8)\n"
+        "    def forward(self, x):\n        print('called')\n        return super().forward(x)\n"
+    )
+    install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=40))), "runs")
+    text = job(tmp_path, "cpu", scale="full", checkpoint="random", threads=1).to_json()
+    section = CounterPass(tmp_path).measure(text, traced, os.environ, execute)
+    assert section.kernels[0].launches == 1
+    assert (tmp_path / "cells" / "net.baseline.counters.log").read_text().count("called") == 4  # one by the variant

@@ -1,0 +1,126 @@
+"""What ncu prints is read: numbers with units and commas, kernels by their names in a trace, errors in one line."""
+
+import os
+import shutil
+
+import pytest
+from fake_ncu import LISTED, UNITS, counters, install, printed
+from stored_traces import NAMES, stored
+
+from profiling.trace import nsight_compute
+from profiling.trace.nsight_compute import command, demangled, failure_in, function_of, metrics_on, read_launches
+
+METRICS = {
+    **{"seconds": "gpu__time_duration.sum", "dram_bytes": "dram__bytes.sum"},
+    "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+}
+
+
+def test_rows_become_launches_in_seconds_bytes_and_shares():
+    text = printed(
+        ("_ZN2at6native13reduce_kernelILi512EfEEvT0_", "(5, 20, 1)", counters(1234.5, dram=80.25, sm=12)),
+        ("nvjet_tst_64x8", "(132, 1, 1)", {"gpu__time_duration.sum": "4.0e+03"}),
+    )
+    first, second = read_launches(text, METRICS)
+    assert first.name == "void at::native::reduce_kernel<512, float>(float)"
+    assert (first.blocks, second.blocks) == (100, 132)
+    assert first.seconds == pytest.approx(1.2345e-3)
+    assert (first.dram, first.sm, first.dram_bytes) == (pytest.approx(0.8025), pytest.approx(0.12), 2**20)
+    assert second.seconds == pytest.approx(4e-6)
+    assert second.dram is None  # n/a
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("usecond", 4e-3), ("ms", 4.0), ("nsecond", 4e-6), ("second", 4e3)])
+def test_units_with_prefixes(unit, seconds):
+    text = printed(("k", "(1, 1, 1)", {"gpu__time_duration.sum": "4,000"}), units={"gpu__time_duration.sum": unit})
+    (launch,) = read_launches(text, METRICS)
+    assert launch.seconds == pytest.approx(seconds)
+
+
+def test_an_unknown_unit_is_no_number_of_another_unit():
+    text = printed(("k", "(1, 1, 1)", {"gpu__time_duration.sum": "4"}), units={"gpu__time_duration.sum": "fortnight"})
+    with pytest.raises(ValueError, match="fortnight"):
+        read_launches(text, METRICS)
+
+
+@pytest.mark.parametrize("text", ["", "==PROF== Connected to process 1", printed(), '"ID","Kernel Name"'])
+def test_no_rows_are_no_launches(text):
+    assert read_launches(text, METRICS) == ()
+
+
+def test_a_line_that_is_cut_off_is_left_out():
+    whole = printed(("a", "(1, 1, 1)", counters(1)), ("b", "(1, 1, 1)", counters(1)))
+    assert [launch.name for launch in read_launches(whole.rstrip()[:-30], METRICS)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("void at::native::(anonymous namespace)::upsample<c10::BFloat16, float>(int, float)", "upsample"),
+        ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop>(cutlass_tensorop::Params)", "Kernel"),
+        ("triton_poi_fused_add_mul_0", "triton_poi_fused_add_mul_0"),
+        ("void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<x", "elementwise_kernel"),
+    ],
+)
+def test_the_function_of_a_kernel(name, function):
+    assert function_of(name) == function
+
+
+def test_every_kernel_of_the_stored_traces_has_a_function():
+    names = {work.name for name in NAMES for work in stored(name).work if work.kind == "kernel"}
+    assert len(names) > 100
+    assert not [name for name in names if not function_of(name).isidentifier()]
+
+
+def test_names_without_symbols_stay():
+    assert demangled("triton_red_fused_1") == "triton_red_fused_1"
+    assert demangled("_Znonsense") == "_Znonsense"
+
+
+def test_metrics_are_those_that_the_gpu_has(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    ncu = nsight_compute.available()
+    assert ncu == str(tmp_path / "ncu")
+    assert sorted(metrics_on(ncu, os.environ).values()) == sorted(UNITS)
+    install(tmp_path, monkeypatch, listed=LISTED.replace("sm__pipe_tensor_op_hmma_cycles_active", "sm__other"))
+    assert "tensor" not in metrics_on(ncu, os.environ)
+
+
+def test_without_a_list_the_first_metrics_are_tried(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, listed="==ERROR== unknown chip")
+    found = metrics_on(str(tmp_path / "ncu"), os.environ)
+    assert found["tensor"] == "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+    assert metrics_on(str(tmp_path / "missing"), os.environ) == found
+
+
+def test_the_command_leaves_clocks_alone_and_names_the_kernels(tmp_path):
+    words = command("ncu", METRICS, ["a_1", "b.c"], tmp_path / "out.csv", ["python", "-m", "x"])
+    assert words[words.index("--clock-control") + 1] == "none"
+    assert words[words.index("--kernel-name") + 1] == r"regex:^(a_1|b\.c)$"
+    assert words[-5:] == ["--log-file", str(tmp_path / "out.csv"), "python", "-m", "x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access", "NVreg_RestrictProfilingToAdmin"),
+        ("==PROF== x\n==ERROR== Failed to find metric regex:^x(\\.sum)$", "ncu: Failed to find metric regex:^x"),
+        ("==WARNING== No kernels were profiled.\n", "met none of the kernels of the trace"),
+    ],
+)
+def test_errors_in_one_line(text, says):
+    failure = failure_in(text)
+    assert failure is not None
+    assert says in failure
+    assert "\n" not in failure
+
+
+def test_no_error_is_none():
+    assert failure_in(printed(("a", "(1, 1, 1)", counters(1)))) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="ncu is not on the PATH")
+def test_this_gpu_has_every_metric():
+    assert set(metrics_on("ncu", os.environ)) == set(nsight_compute.METRICS)
