@@ -2,59 +2,75 @@
 
 On a CPU (one thread): torch.utils.benchmark.Timer and pyperf (extra dev). On a GPU: Timer; Triton's do_bench, which
 clears the L2 cache before each call, against our cold samples, and without clearing against our hot ones;
-do_bench_cudagraph against a captured call; and the time of kernels in a profiler trace. Expected: each within 2% of
-its counterpart.
+do_bench_cudagraph against a captured call; nvbench (package cuda-bench), which clears the cache too, against our cold
+samples of an eager and of a captured call; and the time of kernels in a profiler trace. Bars on a GPU: within 1% of
+Timer, do_bench and do_bench_cudagraph where the device sets the time, within 2% where launches do. It exits with 1
+where one is missed.
 
-What differs by design: do_bench keeps a queue in front of the device, and do_bench_cudagraph many calls in one graph.
-This tool waits for each call, as a loop does that shows every frame, so its times include the 10 to 20 us that an
-idle device needs to start its first kernel; the callables take milliseconds, so that this does not matter. Timer
-waits once a block, so it is compared with our back-to-back calls. Each row is measured in turns, theirs and ours; all
-turns go to stderr.
+Both sides of a row take turns as the variants of a run do (profiling/run/turns.py): short windows in a balanced order
+until the ratio of neighbouring windows is known well enough. Only the windows of nvbench and pyperf are counted: the
+first gives its numbers at the end of its process, the second starts processes of its own.
+
+What differs by design: do_bench keeps a queue in front of the device, do_bench_cudagraph many calls in one graph, and
+nvbench holds the device back until a call is launched. This tool waits for each call, as a loop does that shows every
+frame, so its times include the 10 to 20 us that an idle device needs to start its first kernel; the callables take
+milliseconds, so that this does not matter. Timer waits once a block, so it is compared with our back-to-back calls.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch.utils.benchmark import Timer
 
+from profiling.errors import reason_of
 from profiling.graphs import CudaGraphed
 from profiling.metrics.clocks import CacheFlush, clock_of
-from profiling.metrics.sampling import SamplingLimits, collect
-from profiling.results.stats import median_interval
+from profiling.metrics.sampling import Ready, SamplingLimits, Turn, WindowSamples, collect
+from profiling.report.table import Column, Table, markdown
+from profiling.results.stats import paired_ratio
+from profiling.run.turns import Resident, take_turns
 from profiling.trace.device_work import device_work
 
 Call = Callable[[], object]
-Measure = Callable[[], float]  # -> ms of a call
-#: Many short turns: a shared host can change its speed by half within seconds, and both sides of a turn see the same.
-TURNS, TOLERANCE = 31, 0.02
-#: Budget of a measurement in ms, equal for both sides: after a longer one, a device at its power limit clocks lower.
-WARM_UP_MS, MEASURE_MS = 30, 100
+Measure = Callable[[float], float]  # seconds of a window -> ms of a call
+#: Allowed difference where the device, and where launches set the time; and how well the ratio is to be known.
+DEVICE_BOUND, LAUNCH_BOUND, WIDTH = 0.01, 0.02, 0.003
+#: At most for the turns of a row, in seconds; at least and at most so many windows of each side.
+SECONDS, LEAST, MOST = 20.0, 8, 60
+#: Windows of each side where their number is fixed, and the seconds of one.
+FIXED_WINDOWS, WINDOW_SECONDS = 12, 0.15
+#: Seconds after which nvbench's process is given up.
+NVBENCH_SECONDS = 240
+#: Warm-up of do_bench in ms, equal to that of `rewarm` in a window of a run or longer.
+WARM_UP_MS = 30
 
 
 def callables(device: str) -> dict[str, Call]:
     """Return calls bound by arithmetic, by memory and by launches; each writes to memory of its own.
 
-    On a GPU each takes milliseconds, so that the start of an idle device does not matter.
+    On a GPU each takes milliseconds, so that the start of an idle device does not matter. The product is one of small
+    whole numbers, which draws less power than one of random numbers: at its power limit a device has a clock that
+    depends on what ran before, and on the length of the pauses.
     """
     cuda = device == "cuda"
     rows, side, length, count = (16384, 8192, 2**30, 4000) if cuda else (512, 512, 2**23, 50)
     dtype = torch.bfloat16 if cuda else torch.float32
-    left, right = (torch.randn(lines, side, device=device, dtype=dtype) for lines in (rows, side))
+    left, right = (torch.randint(-1, 2, (lines, side), device=device).to(dtype) for lines in (rows, side))
     product = torch.empty_like(left)
     source = torch.randn(length, device=device, dtype=torch.float64)
     target = torch.empty_like(source)
@@ -73,46 +89,110 @@ def callables(device: str) -> dict[str, Call]:
 
 @dataclass(frozen=True)
 class Row:
-    """Times of a callable in ms, (theirs, ours) for each turn.
+    """Times of a callable by a referee and by this tool, in ms, a window of each in each turn.
 
-    The verdict is about the median ratio of the turns with its 95% interval: both sides of a turn are neighbours in
-    time. An interval that crosses the tolerance decides nothing.
+    The verdict is about the ratio of neighbouring windows with its 95% interval. An interval that crosses the tolerance
+    decides nothing. `is_bar`: issue and docs promise it; the other rows are shown beside.
     """
 
     call: str
     referee: str
-    turns: tuple[tuple[float, float], ...]
+    theirs_ms: Sequence[float]
+    ours_ms: Sequence[float]
+    tolerance: float
+    is_bar: bool
 
-    def cells(self) -> tuple[str, ...]:
-        theirs, ours = (statistics.median(column) for column in zip(*self.turns, strict=True))
-        ratios = [ours / theirs for theirs, ours in self.turns]
-        low, high = median_interval(ratios)
-        inside = max(1 - low, high - 1) <= TOLERANCE
-        outside = low > 1 + TOLERANCE or high < 1 - TOLERANCE
-        verdict = "yes" if inside else "no" if outside else "cannot tell"
-        ratio = f"{statistics.median(ratios):.4f} [{low:.4f}, {high:.4f}]"
-        return self.call, self.referee, f"{theirs:.5g}", f"{ours:.5g}", ratio, verdict
+    @property
+    def ratio(self) -> tuple[float, tuple[float, float] | None]:
+        """Ours over theirs, with its interval."""
+        return paired_ratio(self.ours_ms, self.theirs_ms)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"call": self.call, "referee": self.referee, "turns_theirs_ours_ms": self.turns}
+    @property
+    def verdict(self) -> str:
+        """Whether the two agree within the tolerance."""
+        _, interval = self.ratio
+        if interval is None:
+            return "cannot tell"
+        low, high = interval
+        if max(1 - low, high - 1) <= self.tolerance:
+            return "yes"
+        return "no" if low > 1 + self.tolerance or high < 1 - self.tolerance else "cannot tell"
 
 
-def in_turns(call: str, referee: str, theirs: Measure, ours: Measure, count: int = TURNS) -> Row:
-    """Measure both sides `count` times; the order alternates, so that a drift over the turns favours neither."""
-    turns = []
-    for turn in range(count):
-        if turn % 2:
-            ours_ms = ours()
-            turns.append((theirs(), ours_ms))
-        else:
-            turns.append((theirs(), ours()))
-    return Row(call, referee, tuple(turns))
+def table_of(rows: Sequence[Row]) -> Table[Row]:
+    return Table(
+        "Referees",
+        (
+            Column[Row]("callable", lambda row: row.call),
+            Column[Row]("referee", lambda row: row.referee),
+            Column[Row]("theirs", lambda row: statistics.median(row.theirs_ms), "ms"),
+            Column[Row]("ours", lambda row: statistics.median(row.ours_ms), "ms"),
+            Column[Row]("windows of each", lambda row: len(row.ours_ms), "count"),
+            Column[Row]("ours / theirs, 95% interval", lambda row: with_interval(*row.ratio)),
+            Column[Row]("tolerance", lambda row: row.tolerance, "percent"),
+            Column[Row]("within", lambda row: row.verdict),
+            Column[Row]("bar", lambda row: row.is_bar, "flag"),
+        ),
+        rows,
+    )
+
+
+def with_interval(ratio: float, interval: tuple[float, float] | None) -> str:
+    """Return the ratio with four digits after the point."""
+    return f"{ratio:.4f}" + ("" if interval is None else f" [{interval[0]:.4f}, {interval[1]:.4f}]")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Makes the rows of a callable: who measures it, and what they must agree to."""
+
+    call: str
+    tolerance: float
+    has_bars: bool
+
+    def in_turns(self, ours: Measure, referees: Mapping[str, Measure], *, is_bar: bool = True) -> Iterator[Row]:
+        """Let this tool and the referees take turns, as the variants of a run do, and yield a row for each referee."""
+        sides = [_resident(name, measure) for name, measure in {"ours": ours, **referees}.items()]
+        take_turns(sides, SECONDS * len(sides) / 2, seed=0)
+        own = _by_block(sides[0])
+        for side in sides[1:]:
+            theirs = _by_block(side)
+            blocks = [block for block in own if block in theirs]
+            yield self.row(side.variant, [theirs[b] for b in blocks], [own[b] for b in blocks], is_bar=is_bar)
+
+    def row(self, referee: str, theirs: Sequence[float], ours: Sequence[float], *, is_bar: bool) -> Row:
+        return Row(self.call, referee, theirs, ours, self.tolerance, is_bar and self.has_bars)
+
+
+def _resident(name: str, measure: Measure) -> Resident:
+    """Return a side of a row as a cell that waits for its turns; a window is one number, the median of its calls."""
+
+    def window(turn: Turn) -> WindowSamples:
+        start = time.perf_counter()
+        return WindowSamples(start_s=start, wall_ms=(measure(turn.seconds),))
+
+    call_s = measure(0.05) / 1e3
+    limits = {"min_iterations": LEAST, "max_iterations": MOST, "max_seconds": SECONDS}
+    return Resident(name, Ready(call_s=call_s, interval=WIDTH, used={}, free={}, **limits), window)
+
+
+def _by_block(side: Resident) -> dict[int, float]:
+    return {block: window.wall_ms[0] for block, window in side.windows}
+
+
+def fixed(ours: Measure, theirs: Measure) -> tuple[list[float], list[float]]:
+    """Measure both sides in `FIXED_WINDOWS` windows each, in the order A B B A; return (theirs, ours) in ms."""
+    times: dict[Measure, list[float]] = {theirs: [], ours: []}
+    for turn in range(FIXED_WINDOWS):
+        for measure in (ours, theirs) if turn % 2 else (theirs, ours):
+            times[measure].append(measure(WINDOW_SECONDS))
+    return times[theirs], times[ours]
 
 
 # This tool's side.
 
 
-def our_median(call: Call, device: torch.device, *, cold: bool = False) -> float:
+def our_median(call: Call, device: torch.device, seconds: float, *, cold: bool = False) -> float:
     """Return our median of a call in ms: of the device clock where there is one, else of the wall clock."""
     clock, flush = clock_of(device), CacheFlush(device) if cold else None
 
@@ -121,13 +201,13 @@ def our_median(call: Call, device: torch.device, *, cold: bool = False) -> float
             flush()
         return clock.sample(call)
 
-    limits = SamplingLimits(interval=1e-6, max_seconds=MEASURE_MS / 1e3)  # an interval never reached: the whole budget
+    limits = SamplingLimits(interval=1e-6, max_seconds=seconds)  # an interval never reached: the whole budget
     sample()  # one warm-up call is enough, the turn before ran the same
     samples, _ = collect(sample, limits, time.perf_counter, lambda: None)
     return statistics.median([each.wall if each.device is None else each.device for each in samples])
 
 
-def back_to_back(call: Call, device: torch.device) -> float:
+def back_to_back(call: Call, device: torch.device, seconds: float) -> float:
     """Return our median of a call in ms, waiting for the device once in five calls."""
 
     def five_calls() -> None:
@@ -136,7 +216,7 @@ def back_to_back(call: Call, device: torch.device) -> float:
 
     call()
     clock, blocks = clock_of(device), []
-    while sum(blocks) < MEASURE_MS:
+    while sum(blocks) < 1e3 * seconds:
         blocks.append(clock.sample(five_calls).wall)
     return statistics.median(blocks) / 5
 
@@ -144,15 +224,15 @@ def back_to_back(call: Call, device: torch.device) -> float:
 # The referees.
 
 
-def timer(call: Call) -> float:
-    """Return Timer's median of blocks of five calls in ms; `blocked_autorange` would exceed the budget."""
+def timer(call: Call, seconds: float) -> float:
+    """Return Timer's median of blocks of five calls in ms; `blocked_autorange` would exceed the window."""
     referee, blocks = Timer("call()", globals={"call": call}), []
-    while 5 * sum(blocks) < MEASURE_MS:
+    while 5 * sum(blocks) < 1e3 * seconds:
         blocks.append(1e3 * referee.timeit(5).median)
     return statistics.median(blocks)
 
 
-def pyperf_median(number: int) -> float:
+def pyperf_median(number: int, _: float) -> float:
     """Return pyperf's median in ms of the callable with this number, from processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pyperf.json"
@@ -177,17 +257,17 @@ def pyperf_process() -> None:
         runner.bench_func(name, call)
 
 
-def do_bench_median(call: Call) -> float:
+def do_bench_median(call: Call, seconds: float) -> float:
     """Return do_bench's median in ms; it overwrites a buffer larger than the L2 cache before each call."""
     from triton.testing import do_bench  # pyright: ignore[reportMissingImports]
 
-    return do_bench(call, warmup=WARM_UP_MS, rep=MEASURE_MS, return_mode="median")
+    return do_bench(call, warmup=WARM_UP_MS, rep=round(1e3 * seconds), return_mode="median")
 
 
-def do_bench_hot_median(call: Call) -> float:
+def do_bench_hot_median(call: Call, seconds: float) -> float:
     """Return do_bench's median in ms with the L2 cache left as it is."""
     with _without_cache_clearing():
-        return do_bench_median(call)
+        return do_bench_median(call, seconds)
 
 
 @contextmanager
@@ -203,17 +283,17 @@ def _without_cache_clearing() -> Iterator[None]:
         active.clear_cache = clear_cache
 
 
-def do_bench_cudagraph_median(call: Call, *, graph_ms: int) -> float:
-    """Return do_bench_cudagraph's median in ms; it replays a graph that lasts about `graph_ms` ten times.
+def do_bench_cudagraph_median(call: Call, seconds: float, *, one_call: bool) -> float:
+    """Return do_bench_cudagraph's median in ms; it replays a graph that lasts a tenth of the window ten times.
 
     The chain gets a graph that holds one call, as ours does: three chains of 4000 nodes in one graph took 7% longer.
     """
     from triton.testing import do_bench_cudagraph  # pyright: ignore[reportMissingImports]
 
-    return do_bench_cudagraph(call, rep=graph_ms, return_mode="median")
+    return do_bench_cudagraph(call, rep=1 if one_call else round(100 * seconds), return_mode="median")
 
 
-def kernels_ms(call: Call) -> float:
+def kernels_ms(call: Call, _: float) -> float:
     """Return how long the kernels, copies and fills of a call run, in ms, from a profiler trace.
 
     Raises:
@@ -226,13 +306,103 @@ def kernels_ms(call: Call) -> float:
     return work.busy_ms
 
 
+# nvbench runs its benchmarks itself, once a process, and gives its numbers at the end: it calls our side in between.
+
+
+def nvbench_process(file: Path) -> None:
+    """Let nvbench run in this process, our windows between its own; write (name, kind, theirs, ours) into `file`.
+
+    Times are in ms, a number a window.
+
+    Raises:
+        SystemExit: with a sentence that says why nvbench cannot run here.
+
+    """
+    try:
+        import cuda.bench as nvbench  # pyright: ignore[reportMissingImports]
+        from cuda.bench.results import BenchmarkResult  # pyright: ignore[reportMissingImports]
+
+        run_all, register = nvbench.run_all_benchmarks, nvbench.register  # loads the extension for this CUDA
+    except Exception as error:  # it is not installed, or its extension cannot be loaded
+        raise SystemExit(f"cuda.bench cannot be imported: {reason_of(error)}") from error
+    device, ours_ms, functions = torch.device("cuda"), dict[str, list[float]](), []
+    with torch.inference_mode():
+        for name, call in callables("cuda").items():
+            graphed = CudaGraphed(call, alias_outputs=True)
+            graphed()
+            for kind, run in (("eager", call), ("captured", graphed)):
+                # nvbench holds the device back until a call is launched. Thousands of launches do not fit into the
+                # device's queue and would wait for ever: they are timed as they are launched.
+                held_back = kind == "captured" or "chain" not in name
+                times = ours_ms.setdefault(f"{name}|{kind}", [])
+                function = nvbench_turn(run, device, times, held_back=held_back)
+                function.__name__ = f"{name}|{kind}"
+                functions.append(function)
+                register(function).add_int64_axis("turn", range(FIXED_WINDOWS))
+        results = file.with_suffix(".nvbench.json")
+        run_all(["referees", "--devices", "0", "--jsonbin", str(results)])
+    theirs_ms = {name: list(map(nvbench_ms, states)) for name, states in BenchmarkResult.from_json(results).items()}
+    file.write_text(json.dumps([(*name.split("|"), theirs_ms[name], ours_ms[name]) for name in ours_ms]))
+    os._exit(0)  # the usual exit would tear down the device, which torch and nvbench share, twice
+
+
+def nvbench_turn(run: Call, device: torch.device, ours_ms: list[float], *, held_back: bool) -> Callable[[Any], None]:
+    """Return a function for nvbench that it calls for each turn: it times one window of nvbench and one of ours."""
+
+    def launch(launch: Any) -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(launch.get_stream().addressof(), device)):
+            run()
+
+    def turn(state: Any) -> None:
+        state.set_timeout(WINDOW_SECONDS)
+        state.set_throttle_threshold(0.0)  # it would discard samples at lower clocks, which ours include
+        theirs = partial(state.exec, launch, batched=False, sync=not held_back)
+        for side in ("ours", "theirs") if state.get_int64("turn") % 2 else ("theirs", "ours"):
+            if side == "theirs":
+                theirs()
+            else:
+                ours_ms.append(our_median(run, device, WINDOW_SECONDS, cold=True))
+
+    return turn
+
+
+def nvbench_ms(state: Any) -> float:
+    """Return the median of nvbench's samples of a turn in ms, the mean where it kept none."""
+    if state.samples:
+        return 1e3 * statistics.median(state.samples)
+    return 1e3 * float(state.summaries["nv/cold/time/gpu/mean"].value)
+
+
+def nvbench_rows() -> tuple[list[Row], str]:
+    """Return the rows of nvbench from a process of its own, or why there are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        command = [sys.executable, __file__, "--nvbench", str(file)]
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=NVBENCH_SECONDS)
+        except subprocess.TimeoutExpired:
+            return [], f"it did not end within {NVBENCH_SECONDS} s"
+        if not file.exists():
+            said = ended.stderr.strip() or ended.stdout.strip() or f"its process ended with {ended.returncode}"
+            return [], said.splitlines()[-1]
+        content = json.loads(file.read_text())
+    return [
+        rows_of(name).row(f"nvbench, {kind}, cold", theirs, ours, is_bar=False) for name, kind, theirs, ours in content
+    ], ""
+
+
 def on_cpu() -> Iterator[Row]:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     for number, (name, call) in enumerate(callables("cpu").items()):
-        ours = partial(our_median, call, device)
-        yield in_turns(name, "torch Timer", partial(timer, call), ours)
-        yield in_turns(name, "pyperf", partial(pyperf_median, number), ours, 9)  # each turn starts processes
+        ours, rows = partial(our_median, call, device), Rows(name, LAUNCH_BOUND, has_bars=False)
+        yield from rows.in_turns(ours, {"torch Timer": partial(timer, call)})
+        yield rows.row("pyperf", *fixed(ours, partial(pyperf_median, number)), is_bar=False)
+
+
+def rows_of(name: str) -> Rows:
+    """Return what makes the rows of a callable on a GPU."""
+    return Rows(name, LAUNCH_BOUND if "chain" in name else DEVICE_BOUND, has_bars=True)
 
 
 def on_cuda() -> Iterator[Row]:
@@ -240,37 +410,53 @@ def on_cuda() -> Iterator[Row]:
     for name, call in callables("cuda").items():
         graphed = CudaGraphed(call, alias_outputs=True)  # a copy of the output would be timed too
         graphed()
-        ours = partial(our_median, call, device)
-        yield in_turns(name, "torch Timer, back to back", partial(timer, call), partial(back_to_back, call, device))
-        yield in_turns(name, "do_bench, cold", partial(do_bench_median, call), partial(ours, cold=True))
-        yield in_turns(name, "do_bench, hot", partial(do_bench_hot_median, call), ours)
-        chain = "chain" in name
-        captured = partial(do_bench_cudagraph_median, call, graph_ms=1 if chain else MEASURE_MS // 10)
-        yield in_turns(name, "do_bench_cudagraph", captured, partial(our_median, graphed, device))
+        ours, chain, rows = partial(our_median, call, device), "chain" in name, rows_of(name)
+        yield from rows.in_turns(
+            partial(back_to_back, call, device), {"torch Timer, back to back": partial(timer, call)}
+        )
+        yield from rows.in_turns(partial(ours, cold=True), {"do_bench, cold": partial(do_bench_median, call)})
+        yield from rows.in_turns(ours, {"do_bench, hot": partial(do_bench_hot_median, call)})
+        captured = partial(do_bench_cudagraph_median, call, one_call=chain)
+        yield from rows.in_turns(partial(our_median, graphed, device), {"do_bench_cudagraph": captured})
         if chain:  # the gaps between kernels of 1 to 2 us are as long as the kernels, and only our times include them
             continue
-        # Back-to-back calls, so that the device rests on neither side; a trace takes seconds, so fewer turns.
+        # Back-to-back calls, so that the device rests on neither side.
         for kind, run in (("eager", call), ("captured", graphed)):
-            yield in_turns(name, f"kernels, {kind}", partial(kernels_ms, run), partial(back_to_back, run, device), 7)
+            referee = {f"kernels, {kind}": partial(kernels_ms, run)}
+            yield from rows.in_turns(partial(back_to_back, run, device), referee, is_bar=False)
 
 
-def main() -> None:
-    rows = []
+def measure() -> tuple[list[Row], list[str]]:
+    """Return the rows, each printed to stderr as soon as it is measured, and what was left out."""
+    rows, left_out = [], []
     with torch.inference_mode():
         for row in on_cuda() if torch.cuda.is_available() else on_cpu():
             rows.append(row)
-            print(json.dumps(row.to_json()), file=sys.stderr, flush=True)  # an interrupted run keeps its rows
+            print(json.dumps(asdict(row)), file=sys.stderr, flush=True)  # an interrupted run keeps its rows
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        more, reason = nvbench_rows()
+        rows += more
+        left_out += [f"nvbench: {reason}"] if reason else []
+    return rows, left_out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nvbench", type=Path, metavar="FILE", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.nvbench is not None:
+        nvbench_process(options.nvbench)
+    started = time.perf_counter()
+    rows, left_out = measure()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, 1 thread"
-    print(f"referees on {name}, torch {torch.__version__}\n")
-    headers = (
-        "callable",
-        "referee",
-        "theirs, ms",
-        "ours, ms",
-        "ours / theirs, 95% interval",
-        f"within {TOLERANCE:.0%}",
-    )
-    print(tabulate([row.cells() for row in rows], headers, "github", disable_numparse=True))
+    print(f"referees on {name}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s\n")
+    print(markdown(table_of(rows)))
+    for line in left_out:
+        print(f"\nleft out: {line}")
+    missed = [row for row in rows if row.is_bar and row.verdict != "yes"]
+    if missed:
+        raise SystemExit(f"\nmissed: {'; '.join(f'{row.call}, {row.referee}' for row in missed)}")
 
 
 if __name__ == "__main__":
