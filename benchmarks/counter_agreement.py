@@ -32,14 +32,14 @@ QUICK = (
 _NAME = 60
 
 
-def run(folder: Path, overrides: Sequence[str]) -> None:
-    """Run the cells into `folder`; the report goes to stderr."""
+def run(folder: Path, overrides: Sequence[str]) -> int:
+    """Run the cells into `folder` and return the exit code; the report goes to stderr."""
     command = [
         *(sys.executable, "-m", "profiling.generic_forward", f"component=[{','.join(NETWORKS)}]"),
         *(f"variant=[{','.join(VARIANTS)}]", "metric=[latency]", "counters=true", f"hydra.run.dir={folder}"),
         *(*QUICK, *overrides),
     ]
-    subprocess.run(command, check=False, stdout=sys.stderr)
+    return subprocess.run(command, check=False, stdout=sys.stderr).returncode
 
 
 def kernel_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
@@ -91,8 +91,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.run or Path(temporary) / "run"
-        if options.run is None:
-            run(folder, options.overrides)
+        if options.run is None and (code := run(folder, options.overrides)) > 1:
+            return code
         records = read_records(folder).records
     headers = ("cell", "kernel", "µs", "µs under ncu", "share", "DRAM", "L2", "tensor", "SM", "occupancy")
     print(tabulate(kernel_rows(records), (*headers, "by counters", "by trace", "same"), disable_numparse=True))
