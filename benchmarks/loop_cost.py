@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from profiling.components.component import Component
 from profiling.machine.gc_policy import gc_policy
+from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import parse_graph
-from profiling.realtime.monitor import FrameMonitor
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop, series_names

@@ -25,9 +25,9 @@ from profiling.components.trees import tensors_in
 from profiling.errors import InputError
 from profiling.machine.gc_policy import gc_policy
 from profiling.metrics.metric import Subject
+from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import PIPELINE, Graph, parse_graph
-from profiling.realtime.monitor import FrameMonitor
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop, series_names

@@ -33,7 +33,7 @@ from profiling.results.record import REALTIME, Realtime, Record
 from profiling.results.run_folder import check_is_new, new_folder, write_json
 
 if TYPE_CHECKING:
-    from profiling.realtime.monitor import FrameMonitor
+    from profiling.metrics.monitor import FrameMonitor
     from profiling.report.result import RunResult
 
 #: The cell of a recorded loop: component and variant.

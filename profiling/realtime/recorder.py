@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 import nvtx
 
 from profiling.errors import InputError, check_whole, printable
+from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.cuda_timer import CudaTimer, Mark, timer_in_use, timer_of
-from profiling.realtime.monitor import FrameMonitor
 from profiling.realtime.recorded_run import RecordedRun, recover
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from profiling.metrics.slow_samples import slow_section
 from profiling.realtime.deadlines import COMMON_FPS, deadlines, delivered_fps, rate_key, sustained_fps, underruns
 from profiling.realtime.graph import DELIVER, Graph
-from profiling.realtime.slow_frames import find_period, find_slow_frames, slow_section
+from profiling.realtime.slow_frames import find_period, find_slow_frames
 from profiling.realtime.trend import find_steady, fit_line, slope_section, unsteady_times
 from profiling.results.frames import MEMORY, Array, Series, check_series, frame_count, stage_names
 from profiling.results.record import Budget, BudgetPart, Gap, MemoryTrend, Realtime, Summary

@@ -21,8 +21,7 @@ from profiling import history
 from profiling.cli.app import launch
 from profiling.errors import shell_words
 from profiling.machine import run_queue
-from profiling.metrics import memory
-from profiling.realtime import monitor
+from profiling.metrics import memory, monitor
 from profiling.results.jsonl import append_record, read_records
 from profiling.results.record import Record
 

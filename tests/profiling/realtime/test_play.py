@@ -14,7 +14,7 @@ from planted_loop import CELL, FakeClock, FakeLoop, RealLoop, played, summarized
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine.gc_policy import gc_policy
-from profiling.realtime.monitor import FrameMonitor
+from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.play import Clock, FrameLoop
 from profiling.realtime.recovery import FrameFiles
 from profiling.results.frames import read_series, recover_series, series_file
