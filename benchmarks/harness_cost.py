@@ -1,7 +1,7 @@
 """Measure the cost of measuring, and check the device clock: python benchmarks/harness_cost.py
 
 1. Overhead: the timed loop around a step that does nothing: what an iteration costs beside the reported wall time,
-   and what the clock adds to that.
+   and what the clock adds to that. Looking for slow calls: after a call of usual length, and after a long one.
 2. Device clock: the eager world model measured by the harness and by a bare CUDA-event loop, alternating in one
    process so that drift of the device is in both. Expected: within 2%.
 """
@@ -10,6 +10,7 @@ import argparse
 import random
 import statistics
 import time
+from contextlib import closing
 
 import torch
 from tabulate import tabulate
@@ -18,6 +19,7 @@ from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.metrics.clocks import clock_of
 from profiling.metrics.latency import TimedWindowMonitor
+from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import Sample, SamplingLimits, collect
 
 ROUNDS = 5
@@ -44,6 +46,19 @@ def overhead_us(device: torch.device) -> tuple[float, float]:
     per_iteration = (time.perf_counter() - start) / limits.max_iterations * 1e6
     reported = statistics.fmean(walls) * 1e3
     return per_iteration - reported, reported
+
+
+def observing_us(device: torch.device, count: int = 20_000) -> tuple[float, float]:
+    """Return the µs that observing takes (after a call of usual length, after a long one), between samples."""
+    with closing(CallMonitor(device)) as calls:
+        times = []
+        for every in (count, 10):
+            start = time.perf_counter()
+            for number in range(count):
+                calls(3.0 if number % every == every - 1 else 1.0)
+            times.append((time.perf_counter() - start) / count * 1e6)
+    usual, mixed = times
+    return usual, 10 * mixed - 9 * usual
 
 
 def bare_event_loop(step, count: int) -> list[float]:
@@ -90,6 +105,10 @@ def main() -> None:
         spread = f"({values[0]:.1f} to {values[-1]:.1f})"
         print(f"a step that does nothing, {what}: {statistics.median(values):.1f} µs {spread}")
     print(f"({ROUNDS} rounds of 5000; outside the sample, at most 20 µs is the target)\n")
+    observed = [observing_us(device) for _ in range(ROUNDS)]
+    usual, long = (statistics.median(values) for values in zip(*observed, strict=True))
+    print("looking for slow calls, outside the sample, every 64th reading included:")
+    print(f"after a call of usual length {usual:.2f} µs (target 2), after one 20% longer {long:.0f} µs\n")
     if device.type == "cuda":
         rows = device_clock(device)
         headers = ("round", "harness, device ms", "bare events, ms", "ratio")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -19,6 +19,7 @@ from profiling.machine.memory import used_and_free
 from profiling.machine.run_queue import RunQueueMonitor
 from profiling.metrics.clocks import CacheFlush, clock_of
 from profiling.metrics.metric import Measured, Metric, Subject
+from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import (
     Ready,
     Sample,
@@ -38,6 +39,8 @@ from profiling.results.record import FrameRate, LatencyConditions, Summary
 from profiling.trace.counters import snapshot
 from profiling.trace.spans import span
 
+_CLOCKS = ("wall_ms", "device_ms")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Latency(SamplingLimits, Metric):
@@ -49,26 +52,36 @@ class Latency(SamplingLimits, Metric):
     cold: bool = False
 
     def measure(self, subject: Subject) -> Measured:
-        """Return wall_ms, on CUDA also device_ms and host_ms, fps, and the conditions of the timed window."""
+        """Return wall_ms, on CUDA also device_ms and host_ms, fps, conditions of the timed window, and slow calls."""
         component = subject.component
         sample = self._sampler(subject)
-        with no_garbage_collection():
+        with no_garbage_collection(), closing(CallMonitor(component.device)) as calls:
             with span("warm-up"):
                 warmup = warm_up(sample, snapshot, self, perf_counter)
             monitor = TimedWindowMonitor(component.device)
             with span("timing"):
-                windows, stopped_by = self._in_turns(sample, subject.take_turns, warmup, monitor)
+                windows, stopped_by = self._in_turns(sample, subject.take_turns, warmup, monitor, calls)
                 if not windows:
+                    calls.start()
                     with monitor.window():
-                        samples, stopped_by = collect(sample, self, perf_counter, monitor.read_clocks)
+                        observed = _observed(sample, calls)
+                        samples, stopped_by = collect(observed, self, perf_counter, monitor.read_clocks)
                     windows = [_window(0.0, samples)]
             invalid, conditions = monitor.invalid_reason(), monitor.conditions(warmup, cold=self.cold)
+            wall_ms, device_ms = ([ms for each in windows for ms in getattr(each, name)] for name in _CLOCKS)
+            slow = calls.slow_calls(wall_ms, device_ms)
         clocks = summaries(windows, stopped_by, subject.seed)
-        sections = {**clocks, "fps": frame_rate(clocks["wall_ms"], component), "latency": conditions}
+        fps = frame_rate(clocks["wall_ms"], component)
+        sections = {**clocks, "fps": fps, "latency": conditions, "slow_calls": slow}
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
 
     def _in_turns(
-        self, sample: Callable[[], Sample], take_turns: TakeTurns | None, warmup: Warmup, monitor: TimedWindowMonitor
+        self,
+        sample: Callable[[], Sample],
+        take_turns: TakeTurns | None,
+        warmup: Warmup,
+        monitor: TimedWindowMonitor,
+        calls: CallMonitor,
     ) -> tuple[list[WindowSamples], StoppedBy | None]:
         """Return the windows that this cell was given, and what ended them; none where it is measured alone."""
         windows: list[WindowSamples] = []
@@ -87,8 +100,9 @@ class Latency(SamplingLimits, Metric):
 
         def window(turn: Turn) -> WindowSamples:
             rewarm(sample, turn, ready.call_s)
+            calls.start()
             with monitor.window() as conditions:
-                start, samples = collect_window(sample, turn, perf_counter)
+                start, samples = collect_window(_observed(sample, calls), turn, perf_counter)
             windows.append(msgspec.structs.replace(_window(start, samples), **conditions))
             return windows[-1]
 
@@ -174,6 +188,15 @@ class TimedWindowMonitor:
 
     def _allocator_retries(self) -> int:
         return 0 if self._cuda is None else torch.cuda.memory_stats(self._cuda).get("num_alloc_retries", 0)
+
+
+def _observed(sample: Callable[[], Sample], calls: CallMonitor) -> Callable[[], Sample]:
+    def observed() -> Sample:
+        taken = sample()
+        calls(taken.wall)
+        return taken
+
+    return observed
 
 
 def _window(start_s: float, samples: Sequence[Sample]) -> WindowSamples:

@@ -1,7 +1,8 @@
-"""Observes each frame of a loop: compiles, captures, allocations, garbage collections, and interference from outside.
+"""Observes frames and calls: compiles, captures, allocations, garbage collections, and interference from outside.
 
 An observation of the host takes some microseconds; those of the allocator and of /proc take tens, and a driver query
-more. They are made every few frames only, and right after a long frame. Without a CUDA device, torch is not imported.
+more. They are made every few frames only, and right after a long frame; of calls, none is made after a call of usual
+length, but for every 64th. Without a CUDA device, torch is not imported.
 """
 
 from __future__ import annotations
@@ -12,11 +13,18 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from profiling.machine.run_queue import ThreadWaits
-from profiling.results.measured import ClockConditions
+from profiling.metrics.slow_samples import CAUSES, slow_section, threshold_ms
+from profiling.results.frames import Array
+from profiling.results.measured import ClockConditions, SlowFrames
+from profiling.results.record import Steady
 from profiling.trace.counters import compile_ids, compile_ms, snapshot
 
 if TYPE_CHECKING:
@@ -28,8 +36,11 @@ if TYPE_CHECKING:
 DRIVER_EVERY, OTHERS_EVERY = 16, 64
 #: A frame this many times as long as the running mean of those before it is long.
 LONG = 1.2
-#: Where not every frame is looked at, so many frames pass between two long ones that are.
+#: Where not every frame is looked at, so many frames pass between two long ones that are. Of calls, those after which
+#: the driver is asked.
 LONG_EVERY = 8
+#: Calls of usual length after which all is read once.
+CALLS_EVERY = 64
 PROC = Path("/proc")
 _STEAL = 8  # index of the ticks stolen by other guests in the first line of /proc/stat, see proc(5)
 
@@ -104,9 +115,13 @@ class FrameMonitor:
             self._clocks = ClockMonitor(self._cuda)
             self._others = self._others or OthersMonitor(self._cuda)
 
-    def __call__(self, frame: int, frame_ms: float) -> dict[str, float]:
-        """Return the series of a frame: counts and ms since the call before, and bytes held now."""
-        long = self._typical is not None and frame_ms > LONG * self._typical and frame >= self._next_long
+    def __call__(self, frame: int, frame_ms: float, *, long: bool | None = None) -> dict[str, float]:
+        """Return the series of a frame: counts and ms since the call before, and bytes held now.
+
+        `long` says whether it took longer than usual; None: compared with the frames before it.
+        """
+        if long is None:
+            long = self._typical is not None and frame_ms > LONG * self._typical and frame >= self._next_long
         if long and self._every > 1:
             self._next_long = frame + LONG_EVERY
         totals, held, follows = self._counts(), {}, frame == self._memory_frame + 1
@@ -200,3 +215,93 @@ class FrameMonitor:
             return
         self._collections += 1
         self._collection_ms += 1e3 * (time.perf_counter() - self._collecting)
+
+
+class CallMonitor:
+    """Observes the timed calls of a step, between samples, and explains the slow ones.
+
+    After a call of usual length it compares one number. After a long one it reads what `FrameMonitor` does; so it does
+    after the first call of a window and every 64th, to know what calls of usual length take. What was counted since the
+    last reading belongs to the long call, but for what the usual calls before it took, and for the time by which those
+    were longer than usual.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._monitor = FrameMonitor(device, calibrate=True)
+        self._typical, self._calls = 0.0, 0
+        self._rows: list[_Reading] = []
+        self._last_long = -LONG_EVERY
+        self.start()
+
+    def close(self) -> None:
+        """Stop observing."""
+        self._monitor.close()
+
+    def start(self) -> None:
+        """Begin a window: what happened since the last call belongs to none."""
+        self._monitor.start()
+        self._readings, self._first, self._beyond_ms = 0, self._calls, 0.0
+
+    def __call__(self, call_ms: float) -> None:
+        """Observe the call that has just ended."""
+        self._calls += 1
+        usual = self._typical or call_ms
+        long = call_ms > LONG * usual
+        self._typical = usual + 0.1 * (min(call_ms, 2 * usual) - usual)
+        if long or not self._readings or self._calls - self._first >= CALLS_EVERY:
+            self._read(call_ms, long=long)
+        elif call_ms > usual:
+            self._beyond_ms += call_ms - usual
+
+    def _read(self, call_ms: float, *, long: bool) -> None:
+        ask_driver = long and self._calls - self._last_long >= LONG_EVERY
+        if ask_driver:
+            self._last_long = self._calls
+        known = len(self._monitor.events)
+        row = self._monitor(self._readings, call_ms, long=ask_driver)
+        for event in self._monitor.events[known:]:
+            event["frame"] = self._calls - 1
+        self._rows.append(_Reading(self._first, self._calls, long, self._beyond_ms, row))
+        self._readings, self._first, self._beyond_ms = self._readings + 1, self._calls, 0.0
+
+    def slow_calls(self, wall_ms: Sequence[float], device_ms: Sequence[float] = ()) -> SlowFrames:
+        """Return the slow ones of all calls so far, and what explains them; the times are in ms, one a call."""
+        frame_ms = np.asarray(wall_ms, dtype=np.float64)
+        series = {"frame_ms": frame_ms, **{name: self._per_call(name, frame_ms.size) for name in CAUSES.values()}}
+        for name in ("others_ms", "sm_clock_mhz"):  # these are of the call after which they were read
+            series[name] = np.full(frame_ms.size, np.nan)
+            for each in self._rows:
+                series[name][each.end - 1] = each.row.get(name, np.nan)
+        if device_ms:
+            series["device_call_ms"] = np.asarray(device_ms, dtype=np.float64)
+        p50, p99 = np.percentile(frame_ms, [50, 99])
+        usual = Steady(from_frame=0, settled=True, p50=float(p50), p99=float(p99))
+        slow = [int(call) for call in np.flatnonzero(frame_ms > threshold_ms(frame_ms, usual))]
+        return slow_section(series, usual, slow, self._monitor.events)
+
+    def _per_call(self, name: str, calls: int) -> Array:
+        """Return the ms [calls] of a cause in each call: in usual ones their mean, in a long one what is left."""
+        known = [each for each in self._rows if name in each.row]
+        rates = [each.row[name] / (each.end - each.first) for each in known if not each.long]
+        usual = float(np.median(rates)) if rates else 0.0
+        series = np.zeros(calls)
+        for each in known:
+            before = each.end - each.first - 1
+            series[each.first : each.end] = usual if each.long else each.row[name] / (before + 1)
+            if each.long:
+                series[each.end - 1] = max(0.0, each.row[name] - each.beyond_ms - before * usual)
+        return series
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What was read after the call before `end`, since that of the call before `first`.
+
+    `beyond_ms` is by how much the calls before a `long` one were longer than usual.
+    """
+
+    first: int
+    end: int
+    long: bool
+    beyond_ms: float
+    row: Mapping[str, float]

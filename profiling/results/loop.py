@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from profiling.results.field import Section, about
-from profiling.results.measured import ClockConditions, Interval, Summary
+from profiling.results.measured import ClockConditions, Interval, SlowFrames, Summary
 
 
 class SoundWindow(Section, frozen=True, kw_only=True):
@@ -93,27 +93,6 @@ class Spikes(Section, frozen=True, kw_only=True):
     period: Annotated[int, about("distance from one to the next", "frames")]
     count: Annotated[int, about("number of them")]
     first: Annotated[int, about("the first of them", "frame")]
-
-
-class SlowFrame(Section, frozen=True, kw_only=True):
-    """A slow frame and its causes."""
-
-    frame: Annotated[int, about("its number")]
-    ms: Annotated[float, about("its time", "ms")]
-    causes: Annotated[tuple[str, ...], about("what explains at least half of its time beyond the steady median")] = ()
-    cause_ms: Annotated[Mapping[str, float], about("time that each cause took in it", "ms")] = {}
-
-
-class SlowFrames(Section, frozen=True, kw_only=True):
-    """Frames above a threshold and their causes."""
-
-    threshold_ms: Annotated[float, about("frames above it are slow", "ms")]
-    count: Annotated[int, about("number of slow frames")]
-    causes: Annotated[Mapping[str, int], about("slow frames by cause; a frame may have several")] = {}
-    cause_ms: Annotated[
-        Mapping[str, float], about("time of all slow frames beyond the steady median, by what explains it", "ms")
-    ] = {}
-    frames: Annotated[tuple[SlowFrame, ...], about("the slowest 50, slowest first")] = ()
 
 
 class MemoryTrend(Section, frozen=True, kw_only=True):

@@ -68,6 +68,27 @@ class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     ] = {}
 
 
+class SlowFrame(Section, frozen=True, kw_only=True):
+    """A slow frame or call, and its causes."""
+
+    frame: Annotated[int, about("its number, from 0")]
+    ms: Annotated[float, about("its time", "ms")]
+    causes: Annotated[tuple[str, ...], about("what explains at least half of its time beyond the usual one")] = ()
+    cause_ms: Annotated[Mapping[str, float], about("time that each cause took in it", "ms")] = {}
+
+
+class SlowFrames(Section, frozen=True, kw_only=True):
+    """Frames or calls above a threshold, and their causes. The usual time is the median, of a loop the steady one."""
+
+    threshold_ms: Annotated[float, about("those above it are slow", "ms")]
+    count: Annotated[int, about("number of slow ones")]
+    causes: Annotated[Mapping[str, int], about("slow ones by cause; each may have several")] = {}
+    cause_ms: Annotated[
+        Mapping[str, float], about("time of all slow ones beyond the usual one, by what explains it", "ms")
+    ] = {}
+    frames: Annotated[tuple[SlowFrame, ...], about("the slowest 50, slowest first")] = ()
+
+
 class CallsPoint(Section, frozen=True, kw_only=True):
     """The duration of a number of calls in a row."""
 
@@ -107,6 +128,7 @@ class Metrics(Section, frozen=True, kw_only=True):
     host_ms: Annotated[Summary | None, about("until the call returns", "ms")] = None
     fps: Annotated[FrameRate | None, about("frame rate, from wall_ms", "frames/s")] = None
     latency: Annotated[LatencyConditions | None, about("conditions of the timed window")] = None
+    slow_calls: Annotated[SlowFrames | None, about("slow calls of wall_ms and their causes")] = None
     calls: Annotated[Calls | None, about("total time of many calls in a row")] = None
     drift: Annotated[Drift | None, about("error against eager over many calls")] = None
     other_shapes: Annotated[OtherShapes | None, about("error of further shapes prepared beside the timed one")] = None

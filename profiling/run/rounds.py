@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from profiling.results.record import (
     Round,
     RoundPrepare,
     RoundSummary,
+    SlowFrames,
     Speedup,
     Summary,
 )
@@ -120,7 +122,28 @@ def _merged_metrics(before: Metrics, new: Metrics, number: int, seed: int) -> Me
     if fps is not None and new.wall_ms is not None and wall is not None and wall.min > 0:
         frames = fps.mean * new.wall_ms.mean  # frames of a call, times 1000 ms
         fps = FrameRate(mean=frames / wall.mean, min=frames / wall.max, max=frames / wall.min)
-    return replace(new, **merged, fps=fps, latency=_merged_conditions(before.latency, new.latency, number))
+    latency = _merged_conditions(before.latency, new.latency, number)
+    calls = before.wall_ms.n if before.wall_ms is not None else 0
+    return replace(new, **merged, fps=fps, latency=latency, slow_calls=_merged_slow(before, new, calls))
+
+
+def _merged_slow(before: Metrics, new: Metrics, calls: int) -> SlowFrames | None:
+    """Return the slow calls of all rounds, each above the threshold of its round; `calls` were timed before `new`."""
+    one, other = before.slow_calls, new.slow_calls
+    if one is None or other is None:
+        return other
+    later = (replace(each, frame=each.frame + calls) for each in other.frames)
+    slowest, listed = sorted((*one.frames, *later), key=lambda each: -each.ms), max(len(one.frames), len(other.frames))
+    return replace(
+        other,
+        count=one.count + other.count,
+        causes=dict((Counter(one.causes) + Counter(other.causes)).most_common()),
+        cause_ms={
+            cause: one.cause_ms.get(cause, 0.0) + other.cause_ms.get(cause, 0.0)
+            for cause in dict.fromkeys((*one.cause_ms, *other.cause_ms))
+        },
+        frames=tuple(slowest[:listed]),
+    )
 
 
 def _merged_summary(before: Summary | None, new: Summary | None, seed: int) -> Summary | None:

@@ -15,6 +15,8 @@ from profiling.results.record import (
     Realtime,
     Record,
     RoundSummary,
+    SlowFrame,
+    SlowFrames,
 )
 from profiling.results.stats import summarize
 from profiling.run.rounds import break_even_calls, rounds_done, with_round, with_speedup
@@ -51,6 +53,24 @@ def test_the_record_of_two_rounds_holds_the_samples_of_both():
     assert conditions.limited_share == pytest.approx({"power": 0.4, "heat": 0.05})
     assert (conditions.sm_clock_max_mhz, conditions.run_queue_wait_ms) == (None, None), "never measured"
     assert wall.ci95[0] < 3 < 7 < wall.ci95[1], "either round may be the one that is drawn"
+
+
+def test_slow_calls_of_all_rounds_are_added() -> None:
+    def with_slow(samples: list[float], call: int, **cause_ms: float) -> Record:
+        frame = SlowFrame(frame=call, ms=max(samples), causes=tuple(cause_ms))
+        slow = SlowFrames(
+            threshold_ms=2.0, count=1, causes=dict.fromkeys(cause_ms, 1), cause_ms=cause_ms, frames=(frame,)
+        )
+        cell = measured(samples)
+        return replace(cell, metrics=replace(cell.metrics, slow_calls=slow))
+
+    first = with_round(None, with_slow([1.0, 9.0], 1, wait=7.0), 1, 2)
+    both = with_round(first, with_slow([8.0, 1.0, 1.0], 0, wait=6.0, steal=6.5), 2, 2)
+    slow = both.metrics.slow_calls
+    assert (slow.count, slow.causes, slow.cause_ms) == (2, {"wait": 2, "steal": 1}, {"wait": 13.0, "steal": 6.5})
+    assert [both.metrics.wall_ms.samples[each.frame] for each in slow.frames] == [9.0]
+    later = with_round(first, with_slow([20.0, 1.0], 0, wait=6.0), 2, 2)
+    assert [later.metrics.wall_ms.samples[each.frame] for each in later.metrics.slow_calls.frames] == [20.0]
 
 
 def test_a_round_that_is_not_ok_replaces_the_record_of_the_cell():

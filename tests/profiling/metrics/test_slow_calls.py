@@ -1,0 +1,219 @@
+"""Slow calls: each cause is named only where it took half of the excess, and a call of usual length is not observed."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from profiling.graphs import engine
+from profiling.metrics import monitor
+from profiling.metrics.latency import Latency
+from profiling.metrics.metric import Subject
+from profiling.metrics.monitor import CALLS_EVERY, CallMonitor
+from profiling.results.record import SlowFrames
+
+CALLS, FAULT, EXCESS_MS = 300, 200, 30.0
+#: Causes that a shared machine may add to any call.
+MACHINE = {"run-queue wait", "CPU stolen by another virtual machine", "not attributed"}
+
+
+def usual(call: int) -> float:
+    return 5.0 + 0.01 * (call % 7)
+
+
+class Counted:
+    """Stands for what a monitor of frames reads: milliseconds since its last reading, planted in single calls."""
+
+    def __init__(self, planted: dict[int, dict[str, float]], clocks: dict[int, float]) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.planted, self.clocks, self.call, self.readings = planted, clocks, 0, 0
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def __call__(self, reading: int, call_ms: float, *, long: bool) -> dict[str, float]:
+        assert reading == self.readings
+        self.readings += 1
+        sums = {"others_ms": 0.0, "sm_clock_mhz": self.clocks.get(self.call - 1, 1980.0)}
+        for call in [call for call in self.planted if call < self.call]:
+            for name, ms in self.planted.pop(call).items():
+                sums[name] = sums.get(name, 0.0) + ms
+        return sums
+
+
+def explained(planted: dict[int, dict[str, float]], walls: list[float], **clocks: float) -> Any:
+    """Return what a monitor says of calls of these times, in which causes were planted, and how often it read."""
+    counted = Counted(planted, {FAULT: clocks.get("clock", 1980.0)})
+    with closing(CallMonitor(torch.device("cpu"))) as calls:
+        calls._monitor.close()
+        calls._monitor = counted  # type: ignore[assignment]
+        for counted.call, wall in enumerate(walls, 1):
+            calls(wall)
+        return calls.slow_calls(walls, walls if clocks else ()), counted.readings
+
+
+def late(excess_ms: float = EXCESS_MS) -> list[float]:
+    return [usual(call) + excess_ms * (call == FAULT) for call in range(CALLS)]
+
+
+CAUSES = {
+    "compile_ms": "compile",
+    "capture_ms": "CUDA graph captured",
+    "malloc_ms": "cudaMalloc",
+    "collection_ms": "garbage collection",
+    "run_queue_ms": "run-queue wait",
+    "steal_ms": "CPU stolen by another virtual machine",
+    "others_ms": "another process on the GPU",
+}
+
+
+@pytest.mark.parametrize(("name", "cause"), CAUSES.items())
+def test_a_cause_is_named_only_where_it_took_half_of_the_excess_of_a_call(name: str, cause: str) -> None:
+    slow, readings = explained({FAULT: {name: 16.0}}, late())
+    assert (slow.count, slow.causes) == (1, {cause: 1})
+    assert slow.frames[0].frame == FAULT
+    assert slow.cause_ms == pytest.approx({cause: 16.0, "not attributed": EXCESS_MS - 16.0}, abs=0.1)
+    assert readings == 2 + CALLS // CALLS_EVERY, "calls of usual length are read once in a while"
+    assert explained({FAULT: {name: 14.0}}, late())[0].causes == {"not attributed": 1}, "too short to explain 30 ms"
+    every = {call: {name: 20.0} for call in range(CALLS)}
+    if name != "others_ms":  # which the driver tells of a second, and not of a call
+        assert explained(every, late())[0].causes == {"not attributed": 1}, "what all calls take makes none slow"
+
+
+@pytest.mark.parametrize(("clock", "cause"), [(900.0, "lower SM clock"), (1800.0, "not attributed")])
+def test_a_lower_clock_explains_what_it_can_of_a_call(clock: float, cause: str) -> None:
+    """At 900 of 1980 MHz the clock explains 55% of the work of the device."""
+    assert explained({}, late(5.0), clock=clock)[0].causes == {cause: 1}
+
+
+def test_what_calls_before_the_slow_one_took_is_not_its_cause() -> None:
+    """Thirty calls each waited 0.5 ms, which made each 0.5 ms longer; the slow one waited for nothing."""
+    walls = [usual(call) + 0.5 * (FAULT - 30 <= call < FAULT) + 20.0 * (call == FAULT) for call in range(CALLS)]
+    waits = {call: {"run_queue_ms": 0.5} for call in range(FAULT - 30, FAULT)}
+    slow, _ = explained(waits, walls)
+    assert slow.causes == {"not attributed": 1}
+
+
+def test_the_time_between_two_windows_belongs_to_no_call() -> None:
+    with closing(CallMonitor(torch.device("cpu"))) as calls:
+        for number in range(60):
+            calls(5.0 + 30.0 * (number == 50))
+            if number == 49:
+                gc.collect()
+                calls.start()
+        slow = calls.slow_calls([5.0 + 30.0 * (number == 50) for number in range(60)])
+    assert slow.count == 1
+    assert "garbage collection" not in slow.causes
+
+
+class Heap:
+    def __init__(self) -> None:
+        self.me = self
+
+
+def timed(faulty: Callable[[], object]) -> SlowFrames:
+    """Return the slow calls of a step that calls `faulty` once."""
+    calls = 0
+
+    def run() -> None:
+        nonlocal calls
+        end = time.perf_counter() + 2e-4
+        while time.perf_counter() < end:
+            pass
+        calls += 1
+        if calls == 700:
+            faulty()
+
+    step: Any = SimpleNamespace(run=run, rewind=None)
+    component: Any = SimpleNamespace(device=torch.device("cpu"), frames_per_call=1)
+    limits = {"min_iterations": 800, "max_iterations": 800, "warmup_max_iterations": 100, "interval": 1e-9}
+    metric = Latency(**limits, warmup_max_seconds=1.0)
+    subject = Subject(component, step, None, None, 0)
+    slow = metric.measure(subject).sections["slow_calls"]
+    assert isinstance(slow, SlowFrames)
+    return slow
+
+
+def named(slow: SlowFrames) -> set[str]:
+    return {cause for call in slow.frames for cause in call.causes} - MACHINE
+
+
+def test_a_collection_inside_a_timed_call() -> None:
+    heap = [Heap() for _ in range(300_000)]
+    assert named(timed(gc.collect)) == {"garbage collection"}
+    assert len(heap) == 300_000
+
+
+def test_a_collection_too_short_to_explain_a_timed_call() -> None:
+    gc.collect()
+    gc.freeze()
+    try:
+        slow = timed(lambda: (time.sleep(0.1), gc.collect(0)))
+    finally:
+        gc.unfreeze()
+    assert named(slow) == set()
+    assert "not attributed" in slow.frames[0].causes
+
+
+def test_a_recompile_inside_a_timed_call_by_its_id() -> None:
+    compiled = torch.compile(lambda x: x * 2 + 1, backend="eager", dynamic=False)
+    compiled(torch.ones(4))
+    (cause,) = named(timed(lambda: compiled(torch.ones(5))))
+    assert cause.startswith("recompile ")
+    assert cause.endswith("/1")
+
+
+def test_a_capture_inside_a_timed_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 0.0
+    monkeypatch.setattr(engine, "capture_seconds", lambda: seconds)
+
+    def capture() -> None:
+        nonlocal seconds
+        time.sleep(0.05)
+        seconds += 0.05
+
+    assert named(timed(capture)) == {"CUDA graph captured"}
+
+
+@pytest.mark.parametrize("stolen_ms", [60, 20])
+def test_steal_inside_a_timed_call(stolen_ms: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "statm").write_text("1 1 1")
+    stat, ticks = tmp_path / "stat", 100
+    stat.write_text(f"cpu 1 1 1 1 1 1 1 {ticks}")
+    monkeypatch.setattr(monitor, "PROC", tmp_path)
+    monkeypatch.setattr(monitor.os, "cpu_count", lambda: 1)
+
+    def steal() -> None:
+        time.sleep(0.08)
+        stat.write_text(f"cpu 1 1 1 1 1 1 1 {ticks + stolen_ms // 10}")
+
+    slow = timed(steal)
+    slowest = {cause for call in slow.frames if call.ms > 79 for cause in call.causes}
+    assert ("CPU stolen by another virtual machine" in slowest) is (stolen_ms == 60)
+
+
+@pytest.mark.parametrize("waited_ms", [60.0, 20.0])
+def test_a_run_queue_wait_inside_a_timed_call(waited_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = [0.0]
+
+    def read(self: object) -> float:
+        with suppress(IndexError):
+            return waits.pop()
+        return 0.0
+
+    monkeypatch.setattr(monitor.ThreadWaits, "wait_ms", read)
+    slow = timed(lambda: (time.sleep(0.08), waits.append(waited_ms)))
+    slowest = {cause for call in slow.frames if call.ms > 79 for cause in call.causes}
+    assert ("run-queue wait" in slowest) is (waited_ms == 60)
