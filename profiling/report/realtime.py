@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from profiling.errors import printable
 from profiling.report.answer import FRAMES
+from profiling.report.budget import BUDGET, budget_parts, budget_views
 from profiling.report.charts import (
     CUT_NOTE,
-    GREY,
     Chart,
     Figure,
     Level,
-    Trace,
     View,
     axis,
     band,
-    bars,
     envelope,
     figure,
     line,
-    palette,
-    points,
     points_each,
     series_scale,
 )
@@ -44,15 +40,13 @@ from profiling.report.run_data import (
     name_of,
     wrong_because,
 )
+from profiling.report.slow import CAUSES, SLOW, SLOWEST, by_number, slow_marks, slow_words
 from profiling.report.table import Column, Depth
-from profiling.results.record import BudgetPart, Deadline, MemoryTrend, Realtime, Record, SlowFrame, SlowFrames, Summary
+from profiling.results.record import Deadline, MemoryTrend, Realtime, Record, Summary
 
-#: Most slow frames listed for a variant; the record holds more.
-_SLOWEST = 5
 _KINDS = {"allocated": "allocated", "reserved": "reserved", "device_used": "device used", "host_rss": "host RSS"}
-_BUFFERS, _CLOCKS = ("0", "1", "2", "3"), ("device", "host")
-_FRAMES, _REST = "#7b8a9c", "outside the stages"
-_SYMBOLS = ("circle-open", "triangle-up-open", "square-open", "diamond-open", "triangle-down-open", "star-open")
+_BUFFERS = ("0", "1", "2", "3")
+_FRAMES = "#7b8a9c"
 
 LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
@@ -79,20 +73,20 @@ def realtime_section(data: RunData) -> Section:
     steadiness = [f"{name_of(r)}: {words}." for r in rows if r.is_correct and (words := _steadiness(r))]
     loops = [(record, record.realtime) for record in rows if record.realtime is not None]
     slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
-    parts = [(record, *item) for record, loop in loops for item in _budget_parts(loop).items()]
+    parts = [(record, *item) for record, loop in loops for item in budget_parts(loop).items()]
     deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
-    causes = [(r, frames, *item) for r, frames in slow for item in _by_number(frames.causes)]
-    slowest = [(record, frame) for record, frames in slow for frame in frames.frames[:_SLOWEST]]
+    causes = [(r, frames, *item) for r, frames in slow for item in by_number(frames.causes)]
+    slowest = [(record, frame) for record, frames in slow for frame in frames.frames[:SLOWEST]]
     trends = [
         (r, words, loop.memory[kind]) for r, loop in loops for kind, words in _KINDS.items() if kind in loop.memory
     ]
     leaks = any(trend.leak for _, _, trend in trends)
     tables = (
         cell_table(FRAMES, _FRAME_COLUMNS, rows, itself),
-        cell_table("Stage budget, medians", _BUDGET, parts, first, keys=3),
+        cell_table("Stage budget, medians", BUDGET, parts, first, keys=3),
         cell_table("Deadlines", _DEADLINES, deadlines, first, depth="report"),
-        cell_table("Slow frames by cause", _CAUSES, causes, first, keys=3),
-        cell_table("Slowest frames", _SLOW, slowest, first, depth="report"),
+        cell_table("Slow frames by cause", CAUSES, causes, first, keys=3),
+        cell_table("Slowest frames", SLOW, slowest, first, depth="report"),
         cell_table("Memory over the frames", _MEMORY, trends, first, keys=3, depth="console" if leaks else "report"),
     )
     series, unread = data.frame_times
@@ -103,18 +97,10 @@ def realtime_section(data: RunData) -> Section:
         note += f" Of more than {points_each(len(series))} frames the lowest and highest of each stretch are drawn."
     charts = (
         Chart("frames", "Frame time over frames", views, note),
-        Chart("budget", "Stage budget", _budget_views(loops), "Medians of each stage; correct loops only."),
+        Chart("budget", "Stage budget", budget_views(loops), "Medians of each stage; correct loops only."),
     )
     legend = (*steadiness, *unread, *LEGEND) if rows else ()
     return Section("realtime", "Frames against the deadline", tuple(map(printable, lines)), legend, tables, charts)
-
-
-def _budget_parts(loop: Realtime) -> dict[str, BudgetPart]:
-    """Return the parts of a frame by name, and the frame itself where the means of its parts add up to its own."""
-    parts = dict(loop.budget.parts) if loop.budget is not None else {}
-    if loop.frame_ms is not None and any(part.mean_ms is not None for part in parts.values()):
-        parts["frame"] = BudgetPart(mean_ms=loop.frame_ms.mean, share=loop.frame_ms.p50 / loop.budget_ms)
-    return parts
 
 
 def verdict(record: Record) -> str:
@@ -136,7 +122,7 @@ def verdict(record: Record) -> str:
         rates,
         _first_frame(loop),
         _longest_stage(record),
-        _slow_words(loop),
+        slow_words(loop),
         _growth(loop),
         _leaks(record),
         _spikes(loop),
@@ -188,32 +174,6 @@ def _longest_stage(record: Record) -> str:
     longest = max(times, key=lambda stage: times[stage])
     places = max(1, decimals(times[longest], 3))
     return f"The stage {longest} takes {times[longest]:.{places}f} of {loop.frame_ms.p50:.{places}f} ms"
-
-
-def _slow_words(loop: Realtime) -> str:
-    """Return the causes of slow frames by number of frames, and their time; empty where no frame is late."""
-    if not loop.late or loop.slow is None or not loop.slow.causes:
-        return ""
-    kinds: dict[str, int] = {}
-    took_ms: dict[str, float] = {}
-    for cause, number in _by_number(loop.slow.causes):
-        kinds[_kind(cause)] = kinds.get(_kind(cause), 0) + number
-        took_ms[_kind(cause)] = took_ms.get(_kind(cause), 0.0) + loop.slow.cause_ms.get(cause, 0.0)
-    words = (
-        f"{kind} ({number}{f', {significant(took_ms[kind], 2)} ms' if took_ms[kind] else ''})"
-        for kind, number in kinds.items()
-    )
-    return f"{count_of(loop.slow.count, 'slow frame')}: {', '.join(words)}"
-
-
-def _by_number(causes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the causes with their numbers of frames, the commonest first."""
-    return sorted(causes.items(), key=lambda item: -item[1])
-
-
-def _kind(cause: str) -> str:
-    """Return the cause without the id that tells one recompile from another."""
-    return printable("recompile" if cause.startswith("recompile") else cause)
 
 
 def _growth(loop: Realtime) -> str:
@@ -357,16 +317,6 @@ _FRAME_COLUMNS = (
 )
 
 
-_Part = tuple[Record, str, BudgetPart]
-_BUDGET = (
-    Column[_Part]("stage", lambda row: row[1]),
-    Column[_Part]("GPU", lambda row: row[2].device_ms, "ms", measured=True),
-    Column[_Part]("host", lambda row: row[2].host_ms, "ms", measured=True),
-    Column[_Part]("mean", lambda row: row[2].mean_ms, "ms", measured=True),
-    Column[_Part]("of the budget", lambda row: row[2].share, "percent", measured=True),
-)
-
-
 _Rate = tuple[Record, Deadline]
 
 
@@ -388,24 +338,6 @@ _DEADLINES = (
     *(Column[_Rate](f"underruns, buffer {size}", _underruns(size), "count", measured=True) for size in _BUFFERS),
 )
 
-_Cause = tuple[Record, SlowFrames, str, int]
-_CAUSES = (
-    Column[_Cause]("cause", lambda row: row[2]),
-    Column[_Cause]("frames", lambda row: row[3], "count"),
-    Column[_Cause]("of slow frames", lambda row: row[1].count, "count"),
-    Column[_Cause]("time", lambda row: row[1].cause_ms.get(row[2]), "ms", measured=True),
-    Column[_Cause]("threshold", lambda row: row[1].threshold_ms, "ms", measured=True),
-)
-
-
-_Slow = tuple[Record, SlowFrame]
-_SLOW = (
-    Column[_Slow]("frame", lambda row: row[1].frame, "count"),
-    Column[_Slow]("time", lambda row: row[1].ms, "ms", measured=True),
-    Column[_Slow]("causes", lambda row: ", ".join(row[1].causes) or None),
-)
-
-
 _Trend = tuple[Record, str, MemoryTrend]
 _MEMORY = (
     Column[_Trend]("kind", lambda row: row[1]),
@@ -424,84 +356,10 @@ def _frames_figure(each: Samples, series: int) -> Figure:
     budget_ms = loop.budget_ms if loop is not None and loop.target_fps else None
     ends, top = series_scale([each.values, *([np.array([budget_ms])] if budget_ms is not None else [])])
     if loop is not None:
-        traces += _slow_marks(loop, top)
+        traces += slow_marks(loop, top)
         levels = [(budget_ms, f"deadline, {loop.target_fps:g} FPS")] if budget_ms is not None else []
         settled = loop.steady is None or loop.steady.settled
         end = (loop.steady.from_frame if loop.steady is not None else 0) if settled else each.values.size
         shapes = [band("x", 0, end)] if end else []
     y = axis("frame time, ms", **ends)
     return figure(traces, axis("frame", rangemode="tozero"), y, levels, shapes=shapes)
-
-
-def _slow_marks(loop: Realtime, top: float) -> list[Trace]:
-    """Mark each slow frame once for each kind of cause; hollow, so that one does not hide another."""
-    by_cause: dict[str, list[SlowFrame]] = {}
-    for frame in loop.slow.frames if loop.slow is not None else ():
-        for cause in dict.fromkeys(map(_kind, frame.causes)):
-            by_cause.setdefault(cause, []).append(frame)
-    colours = palette(by_cause)
-    return [
-        points(
-            f"slow: {printable(cause, 60)}",
-            [frame.frame for frame in frames],
-            [frame.ms for frame in frames],
-            _SYMBOLS[place % len(_SYMBOLS)],
-            colours[cause],
-            size=9,
-            top=top,
-        )
-        for place, (cause, frames) in enumerate(by_cause.items())
-    ]
-
-
-@dataclass(frozen=True)
-class _Stages:
-    """The median of each stage of a loop in milliseconds, by the device's clock, or the host's where no device ran."""
-
-    name: str
-    loop: Realtime
-    clock: str
-    ms: dict[str, float]
-
-
-def _stages_of(record: Record, loop: Realtime) -> _Stages:
-    parts = {} if loop.budget is None else {stage: loop.budget.parts.get(stage) for stage in loop.stages}
-    for clock in _CLOCKS:
-        times = {stage: getattr(part, f"{clock}_ms", None) for stage, part in parts.items()}
-        known = {stage: ms for stage, ms in times.items() if ms is not None}
-        if known:
-            break
-    else:
-        clock, known = _CLOCKS[-1], {}
-    return _Stages(cell_words(record, component=True), loop, clock, known)
-
-
-def _budget_views(loops: Sequence[tuple[Record, Realtime]]) -> list[View]:
-    """Return a view of stages that run in turn, stacked, and one of stages that overlap, side by side."""
-    correct = [stages for record, loop in loops if record.is_correct and (stages := _stages_of(record, loop)).ms]
-    kinds = (
-        (False, "stages in turn", "stages stacked, the rest of the frame on top", "stack"),
-        (True, "stages that overlap", "stages side by side: they overlap and do not add up", "group"),
-    )
-    return [
-        View(label, _budget_figure(chosen, words, mode))
-        for overlap, label, words, mode in kinds
-        if (chosen := [each for each in correct if (each.loop.schedule == "overlap") is overlap])
-    ]
-
-
-def _budget_figure(loops: Sequence[_Stages], words: str, mode: str) -> Figure:
-    names = [each.name for each in loops]
-    colours = palette(stage for each in loops for stage in each.ms)
-    traces = [bars(stage, names, [each.ms.get(stage) for each in loops], colour) for stage, colour in colours.items()]
-    if mode == "stack":
-        overheads = [each.loop.budget.overhead_ms if each.loop.budget is not None else None for each in loops]
-        traces.append(bars(_REST, names, [ms if ms is None else max(0.0, ms) for ms in overheads], GREY))
-    medians = {each.name: each.loop.frame_ms.p50 for each in loops if each.loop.frame_ms is not None}
-    frame = points("frame, p50", list(medians), list(medians.values()), "line-ew-open", size=40)
-    targets = sorted({(each.loop.target_fps, each.loop.budget_ms) for each in loops if each.loop.target_fps})
-    budgets = [(budget_ms, f"budget, {target:g} FPS") for target, budget_ms in targets]
-    clocks = " or ".join(dict.fromkeys(each.clock for each in loops))
-    y = axis(f"{clocks} time, median, ms", rangemode="tozero")
-    x = axis(f"loop ({words})", type="category")
-    return figure([*traces, frame], x, y, budgets, barmode=mode, scattermode="overlay")
