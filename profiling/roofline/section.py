@@ -20,7 +20,8 @@ from torch.autograd.profiler import profile
 from profiling.components.component import Component
 from profiling.results.environment import Ceilings
 from profiling.results.record import Kernel, Roofline, RooflinePart, TraceAnalysis
-from profiling.roofline.verdict import Facts, judge
+from profiling.roofline.evidence import Facts
+from profiling.roofline.verdict import judge
 from profiling.roofline.work import roofline_of, work_of
 from profiling.trace.analysis import kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution

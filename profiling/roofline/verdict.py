@@ -2,109 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Literal
 
-from profiling.results.environment import Ceilings
-from profiling.results.record import Bound, Kernel, KernelFinding, NextStep, Prediction
-from profiling.trace.device_work import SHORT_US
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Measurements of one call, in milliseconds unless the name has another unit; None was not measured.
-
-    `memory_ms` and `compute_ms` are the two terms of the roofline time. `operators` is the number of operators of an
-    eager call, `traffic_ms` the time of all their reads and writes (both None where a compiler fused them). `kernels`,
-    `launches` and `waits` are counts per call. `busy_ms` is the time in which the GPU worked, `short_ms` the part of it
-    in which only short kernels ran, `transfer_ms` the time of copies between host and device. `launch_us`, `gap_us` and
-    `replay_us` are measured costs of this device. `dtype` is that of matrix products; with `tf32`, float32 products run
-    in TF32. `disturbed` is true if the ceilings were measured while other processes ran. `kernels_by_time` are the
-    longest kernels of a call, on a CPU its operators; `findings` those that could take less, of a call that was
-    `traced`. `compiles` is false where torch.compile cannot run on this machine. `weights_share` is that of the bytes.
-    """
-
-    device: Literal["cuda", "cpu"]
-    wall_ms: float
-    memory_ms: float
-    compute_ms: float
-    launch_us: float
-    operators: int | None = None
-    traffic_ms: float | None = None
-    kernels: float | None = None
-    launches: float | None = None
-    busy_ms: float | None = None
-    median_us: float | None = None
-    short_ms: float = 0.0
-    transfer_ms: float = 0.0
-    waits: float = 0.0
-    gap_us: float | None = None
-    replay_us: float | None = None
-    dtype: str = "float32"
-    tf32: bool = False
-    disturbed: bool = False
-    underfilled_ms: float | None = None
-    kernels_by_time: tuple[Kernel, ...] = ()
-    findings: tuple[KernelFinding, ...] = ()
-    traced: bool = False
-    ceilings: Ceilings | None = None
-    multiprocessors: int | None = None
-    compiles: bool = True
-    weights_share: float = 1.0
-
-    def share(self, part_ms: float | None) -> float:
-        """Return `part_ms` as a share of the wall time (0 to 1); 0 where it was not measured."""
-        return 0.0 if part_ms is None else part_ms / self.wall_ms
-
-    @property
-    def idle_share(self) -> float | None:
-        """The share of the wall time (0 to 1) in which the GPU was idle."""
-        return None if self.busy_ms is None else max(0.0, 1 - self.share(self.busy_ms))
-
-    @property
-    def fusable_share(self) -> float:
-        """The share of the wall time that fusing operators can save: their traffic beyond the bytes that must move."""
-        return max(0.0, self.share(self.traffic_ms) - self.share(self.memory_ms))
-
-    @property
-    def fused(self) -> bool:
-        """Whether a compiler replaced the module's operators."""
-        return self.traffic_ms is None
-
-    @property
-    def captured(self) -> bool:
-        """Whether CUDA graphs are replayed, so that one launch by the host starts several kernels."""
-        return bool(self.launches) and (self.kernels or 0.0) > 2 * (self.launches or 0.0)
-
-    @property
-    def capturing_variant(self) -> str:
-        """The variant that captures this step unchanged."""
-        return "compile_cuda_graph" if self.fused else "cuda_graph"
-
-    @property
-    def replay_ms(self) -> float | None:
-        """The predicted time of a replay of the same kernels: their busy time, a gap for each, one launch."""
-        if self.busy_ms is None or self.kernels is None or self.gap_us is None or self.replay_us is None:
-            return None
-        return self.busy_ms + (self.kernels * self.gap_us + self.replay_us) / 1e3
-
-    @property
-    def roofline_term(self) -> tuple[Bound, float]:
-        """The larger term of the roofline time, as (its bound, its share of the wall time)."""
-        memory, compute = self.share(self.memory_ms), self.share(self.compute_ms)
-        return ("compute", compute) if compute > memory else ("memory bandwidth", memory)
-
+from profiling.results.record import Bound, NextStep, Prediction
+from profiling.roofline.evidence import BEYOND, MOST, Facts, evidence, shares, times
 
 #: Idle share from which the gaps between kernels are what bounds the call.
 IDLE_SHARE = 0.25
 TRANSFER_SHARE = 0.25
 #: Share of the wall time from which a roofline term explains it. Operators on a CPU stay further below its ceilings.
 NEAR = {"cuda": 0.5, "cpu": 0.3}
-#: Share of the wall time from which the ceiling must be wrong: no call can be that much faster than its roofline.
-BEYOND = 1.1
-#: Share of the wall time from which the largest part is named as the bound although no ceiling is near.
-MOST = 0.25
 #: Idle share from which gaps are named as the bound if they are the largest part.
 GAPS = 0.15
 #: Number of short kernels from which a call counts as a chain of short kernels.
@@ -122,10 +29,6 @@ REPLAY_EXPLAINS = 0.5
 #: Share of the kernels' time from which products and convolutions are what a compiler can tune, and share of the bytes
 #: from which calls of several inputs save most of them: weights are read once.
 TUNABLE, WEIGHTS = 0.5, 0.5
-#: Most kernels that the evidence names, and the least share of the wall time of each.
-_NAMED, _LEAST_NAMED = 3, 0.05
-#: Most characters of a kernel's name in the evidence.
-_NAME_LENGTH = 44
 
 _BATCH = "process several inputs a call"
 _ADVICE = {
@@ -205,7 +108,7 @@ def judge(facts: Facts) -> Verdict | None:
 def _judge_idle(facts: Facts, idle: float) -> Verdict:
     """Judge a GPU that is idle for a large part of the wall time."""
     if facts.waits and (facts.kernels or 0.0) / facts.waits < KERNELS_A_WAIT:
-        reason = f"The host waits for the GPU {_times(facts.waits)} a call"
+        reason = f"The host waits for the GPU {times(facts.waits)} a call"
         step = NextStep(words="remove .item(), .cpu()", advice="remove .item(), .cpu() and bool(tensor)")
         return _verdict(facts, "host", reason, (step,), "waits", "idle")
     return _judge_replays(facts, idle) if facts.captured else _judge_launches(facts, idle)
@@ -303,7 +206,7 @@ def _explained(facts: Facts) -> tuple[float, float, float]:
     for kernel in facts.kernels_by_time:
         share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(kernel.ms)
         mean_us = kernel.mean_us or 0.0
-        memory, compute = (min(1.0, part) for part in _shares(facts, kernel.gbps, kernel.tflops, mean_us))
+        memory, compute = (min(1.0, part) for part in shares(facts, kernel.gbps, kernel.tflops, mean_us))
         dispatched = mean_us <= DISPATCH_FACTOR * facts.launch_us and max(memory, compute) * mean_us < facts.launch_us
         if facts.device == "cpu" and dispatched:
             host += share
@@ -313,17 +216,6 @@ def _explained(facts: Facts) -> tuple[float, float, float]:
             computing + share * compute * (compute > memory),
         )
     return moving, computing, host
-
-
-def _shares(facts: Facts, gbps: float | None, tflops: float | None, mean_us: float) -> tuple[float, float]:
-    """Return which share of the bandwidth and of the FLOP ceiling (0 to 1) a kernel reaches; 0 where not known.
-
-    On a CPU the bandwidth is that of a large copy: an operator writes memory that was just allocated, not a cache.
-    """
-    if facts.ceilings is None:
-        return 0.0, 0.0
-    memory, compute = facts.ceilings.shares(gbps, tflops, mean_us)
-    return (memory if facts.device == "cuda" else (gbps or 0.0) * 1e9 / facts.ceilings.copy_bytes_per_s), compute
 
 
 def _near_ceiling(facts: Facts, term: Bound, near: float) -> Verdict:
@@ -395,95 +287,6 @@ def _narrower(facts: Facts, term: Bound) -> tuple[NextStep, ...]:
     return (
         NextStep(words="bfloat16", advice="compute in bfloat16" + (" or TF32 (tf32=true)" if tensor_cores else "")),
     )
-
-
-def evidence(facts: Facts) -> dict[str, str]:
-    """Return {name of an observation: one line}; observations that were not measured are absent."""
-    memory, compute = facts.share(facts.memory_ms), facts.share(facts.compute_ms)
-    disturbed = ", measured while other processes ran," if facts.disturbed and facts.device == "cpu" else ""
-    lines = {}
-    if slowest := _slowest(facts):
-        lines["slowest"] = slowest
-    lines["ceilings"] = f"at the ceilings{disturbed} its bytes take {memory:.0%} of wall time, its FLOPs {compute:.0%}"
-    if facts.traffic_ms is not None:
-        lines["traffic"] = f"reads and writes of single operators take {facts.share(facts.traffic_ms):.0%} of wall time"
-    if facts.idle_share is not None:
-        lines["idle"] = f"GPU idle {facts.idle_share:.0%}"
-    if facts.kernels is not None and facts.median_us is not None:
-        short = f"kernels of at most {SHORT_US:.0f} µs take {facts.share(facts.short_ms):.0%} of wall time"
-        lines["kernels"] = f"{facts.kernels:.0f} kernels, median {facts.median_us:.3g} µs; {short}"
-    if facts.launches is not None:
-        share = facts.share(facts.launches * facts.launch_us / 1e3)
-        lines["launches"] = f"{facts.launches:.0f} launches at {facts.launch_us:.3g} µs take {share:.0%} of wall time"
-    if facts.waits:
-        lines["waits"] = f"the host waits for the GPU {_times(facts.waits)}"
-    if facts.transfer_ms:
-        lines["transfers"] = f"transfers take {facts.share(facts.transfer_ms):.0%} of wall time"
-    if facts.device == "cpu" and facts.operators is not None:
-        dispatch = facts.share(facts.operators * facts.launch_us / 1e3)
-        lines["operators"] = f"dispatching {facts.operators} operators takes {dispatch:.0%} of wall time"
-    return lines
-
-
-def _slowest(facts: Facts) -> str:
-    """Return what takes most of the call in one line: kernels far below the ceilings, else the longest kernels."""
-    named = [finding for finding in facts.findings if facts.share(finding.ms) >= _LEAST_NAMED]
-    if named:
-        named.sort(key=lambda finding: -finding.ms)
-        lines = []
-        for each in named[:_NAMED]:
-            rate = _rate(facts, each.gbps, each.tflops, 1e3 * each.ms / (each.count or 1.0), each.of_ceiling)
-            lines.append(f"{each.what} take {facts.share(each.ms):.0%}{rate}{_grid(facts, each.blocks, None)}")
-        return "; ".join(lines)
-    lines = []
-    for kernel in facts.kernels_by_time[:_NAMED]:
-        share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(kernel.ms)
-        if share >= _LEAST_NAMED:
-            rates = _rate(facts, kernel.gbps, kernel.tflops, kernel.mean_us or 0.0)
-            lines.append(
-                f"{short_name(kernel.name)} takes {share:.0%}{rates}{_grid(facts, kernel.blocks, kernel.occupancy)}"
-            )
-    return "; ".join(lines)
-
-
-def _rate(
-    facts: Facts, gbps: float | None, tflops: float | None, mean_us: float, of_ceiling: float | None = None
-) -> str:
-    """Return ` at 0.67 TB/s, 16% of the ceiling` for the nearer ceiling; empty where no rate is known.
-
-    `of_ceiling` is given for launches of different sizes, whose ceilings differ.
-    """
-    if facts.ceilings is None or not (gbps or tflops):
-        return ""
-    memory, compute = _shares(facts, gbps, tflops, mean_us)
-    if compute > memory:
-        return f" at {tflops:.2g} TFLOP/s, {_of_ceiling(of_ceiling or compute)}"
-    rate = f"{gbps:.2g} GB/s" if gbps is not None and gbps < 100 else f"{(gbps or 0.0) / 1e3:.2g} TB/s"
-    return f" at {rate}, {_of_ceiling(of_ceiling or memory)}"
-
-
-def _of_ceiling(share: float) -> str:
-    """Say how near a rate is to its ceiling; beyond it, the data came from a cache, or the ceiling is too low."""
-    return f"{share:.0%} of the ceiling" if share <= BEYOND else "above the measured ceiling"
-
-
-def _grid(facts: Facts, blocks: float | None, occupancy: float | None) -> str:
-    """Return how far a launch fills the GPU, where it does not."""
-    few = blocks is not None and facts.multiprocessors is not None and blocks < facts.multiprocessors
-    words = f", {blocks:.0f} blocks on {facts.multiprocessors} multiprocessors" if few else ""
-    return words + (f", estimated occupancy {occupancy:.0%}" if occupancy is not None and occupancy < MOST else "")
-
-
-def short_name(kernel: str) -> str:
-    """Return a kernel's name without return type, namespaces and template arguments, at most 44 characters."""
-    name = re.sub(r"\(anonymous namespace\)::", "", kernel.removeprefix("void "))
-    name = re.split(r"[<(]", name, maxsplit=1)[0]
-    name = name if name.startswith("aten::") else name.rpartition("::")[2] or name
-    return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
-
-
-def _times(number: float) -> str:
-    return f"{number:.3g} time{'' if number == 1 else 's'}"
 
 
 def _verdict(facts: Facts, bound: Bound, reason: str, steps: tuple[NextStep, ...], *decisive: str) -> Verdict:

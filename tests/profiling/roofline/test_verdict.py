@@ -7,7 +7,8 @@ from msgspec.structs import replace as replace_struct
 from planted_networks import ceilings_of
 
 from profiling.results.record import Kernel, KernelFinding
-from profiling.roofline.verdict import Facts, judge
+from profiling.roofline.evidence import Facts
+from profiling.roofline.verdict import judge
 
 #: A GPU that works through one long kernel, at a third of both ceilings.
 LONG = Facts(
