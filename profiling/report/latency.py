@@ -44,6 +44,7 @@ from profiling.report.run_data import (
     itself,
     wrong_because,
 )
+from profiling.report.slow import slow_tables, summed_words
 from profiling.report.table import Column
 from profiling.results.judgement import baseline_name, by_component, claimed_speedup, correct_baseline
 from profiling.results.record import FP32_EAGER, LatencyConditions, Record, Summary
@@ -69,10 +70,12 @@ def latency_section(data: RunData) -> Section:
     timing = cell_table("How the times were taken", _TIMING, timed, itself, depth="report")
     drifts = [record for record in data.records if record.metrics.drift is not None]
     drift = cell_table("Error against eager by call", _DRIFT, drifts, itself, depth="report")
+    slow = [(record, calls) for record in timed if (calls := record.metrics.slow_calls) is not None and calls.count]
     other = cell_table("Other metrics", _OTHER, list(_other(data.records)), first, keys=3)
-    return Section(
-        "latency", "Latency", legend=_legend(rows), tables=(variants, timing, drift, other), charts=(_medians(data),)
-    )
+    tables = (variants, timing, *slow_tables(slow, "call", "report"), drift, other)
+    words = summed_words([calls for _, calls in slow], "call")
+    lines = (printable(words),) if words else ()
+    return Section("latency", "Latency", lines, _legend(rows), tables, (_medians(data),))
 
 
 def distribution_section(data: RunData) -> Section:
@@ -273,6 +276,11 @@ def _legend(rows: Sequence[Record]) -> tuple[str, ...]:
     )
     if any(wrong_because(record) and record.wall_p50 is not None for record in rows):
         lines.append("Struck out: failed or invalid; these times are not compared.")
+    if any(record.metrics.slow_calls is not None and record.metrics.slow_calls.count for record in rows):
+        lines.append(
+            "Slow: above the median by 20% and by 5 median absolute deviations. A cause is named where it took half of "
+            "the time beyond the median or more; all causes and what is not attributed add up to that time."
+        )
     if any(record.metrics.latency is not None and record.metrics.latency.cold for record in rows):
         lines.append("Cold: the last-level cache was flushed before each sample.")
     return tuple(lines)

@@ -40,7 +40,7 @@ from profiling.report.run_data import (
     name_of,
     wrong_because,
 )
-from profiling.report.slow import CAUSES, SLOW, SLOWEST, by_number, slow_marks, slow_words
+from profiling.report.slow import slow_marks, slow_tables, slow_words, summed_words
 from profiling.report.table import Column, Depth
 from profiling.results.record import Deadline, MemoryTrend, Realtime, Record, Summary
 
@@ -70,13 +70,12 @@ def realtime_section(data: RunData) -> Section:
         for record in rows
         if record.realtime is not None and record.realtime.unsteady
     ]
+    slow = [(record, r.slow) for record in rows if (r := record.realtime) is not None and r.slow is not None]
+    lines += [words] if (words := summed_words([each for _, each in slow], "frame")) else []
     steadiness = [f"{name_of(r)}: {words}." for r in rows if r.is_correct and (words := _steadiness(r))]
     loops = [(record, record.realtime) for record in rows if record.realtime is not None]
-    slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
     parts = [(record, *item) for record, loop in loops for item in budget_parts(loop).items()]
     deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
-    causes = [(r, frames, *item) for r, frames in slow for item in by_number(frames.causes)]
-    slowest = [(record, frame) for record, frames in slow for frame in frames.frames[:SLOWEST]]
     trends = [
         (r, words, loop.memory[kind]) for r, loop in loops for kind, words in _KINDS.items() if kind in loop.memory
     ]
@@ -85,8 +84,7 @@ def realtime_section(data: RunData) -> Section:
         cell_table(FRAMES, _FRAME_COLUMNS, rows, itself),
         cell_table("Stage budget, medians", BUDGET, parts, first, keys=3),
         cell_table("Deadlines", _DEADLINES, deadlines, first, depth="report"),
-        cell_table("Slow frames by cause", CAUSES, causes, first, keys=3),
-        cell_table("Slowest frames", SLOW, slowest, first, depth="report"),
+        *slow_tables(slow, "frame", "console"),
         cell_table("Memory over the frames", _MEMORY, trends, first, keys=3, depth="console" if leaks else "report"),
     )
     series, unread = data.frame_times

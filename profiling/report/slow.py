@@ -1,17 +1,19 @@
-"""Slow frames: their causes with the milliseconds of each, the slowest of them, and marks in a chart."""
+"""Slow calls and slow frames: causes with the milliseconds of each, the slowest, and marks in a chart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from profiling.errors import printable
 from profiling.report.charts import Trace, palette, points
-from profiling.report.format import count_of, significant
-from profiling.report.table import Column
+from profiling.report.format import count_of, listed, significant
+from profiling.report.run_data import cell_table, first
+from profiling.report.table import AnyTable, Column, Depth
 from profiling.results.record import Realtime, Record, SlowFrame, SlowFrames
 
-#: Most slow frames listed for a variant; the record holds more.
-SLOWEST = 5
+#: Most slow calls or frames listed for a variant; the record holds more.
+_SLOWEST = 5
 _SYMBOLS = ("circle-open", "triangle-up-open", "square-open", "diamond-open", "triangle-down-open", "star-open")
 
 
@@ -21,7 +23,7 @@ def slow_words(loop: Realtime) -> str:
         return ""
     kinds: dict[str, int] = {}
     took_ms: dict[str, float] = {}
-    for cause, number in by_number(loop.slow.causes):
+    for cause, number in sorted(loop.slow.causes.items(), key=lambda item: -item[1]):
         kinds[_kind(cause)] = kinds.get(_kind(cause), 0) + number
         took_ms[_kind(cause)] = took_ms.get(_kind(cause), 0.0) + loop.slow.cause_ms.get(cause, 0.0)
     words = (
@@ -31,32 +33,60 @@ def slow_words(loop: Realtime) -> str:
     return f"{count_of(loop.slow.count, 'slow frame')}: {', '.join(words)}"
 
 
-def by_number(causes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the causes with their numbers of frames, the commonest first."""
-    return sorted(causes.items(), key=lambda item: -item[1])
-
-
 def _kind(cause: str) -> str:
     """Return the cause without the id that tells one recompile from another."""
     return printable("recompile" if cause.startswith("recompile") else cause)
 
 
-_Cause = tuple[Record, SlowFrames, str, int]
-CAUSES = (
-    Column[_Cause]("cause", lambda row: row[2]),
-    Column[_Cause]("frames", lambda row: row[3], "count"),
-    Column[_Cause]("of slow frames", lambda row: row[1].count, "count"),
-    Column[_Cause]("time", lambda row: row[1].cause_ms.get(row[2]), "ms", measured=True),
-    Column[_Cause]("threshold", lambda row: row[1].threshold_ms, "ms", measured=True),
-)
+def summed_words(sections: Sequence[SlowFrames], noun: str) -> str:
+    """Return the time of all slow calls or frames of a run, and its sum by cause; empty where there are none."""
+    total_ms: dict[str, float] = {}
+    for section in sections:
+        for cause, ms in section.cause_ms.items():
+            total_ms[_kind(cause)] = total_ms.get(_kind(cause), 0.0) + ms
+    number, whole_ms = sum(section.count for section in sections), sum(total_ms.values())
+    if not number or not whole_ms:
+        return ""
+    parts = [f"{cause} {significant(ms, 3)} ms" for cause, ms in sorted(total_ms.items(), key=lambda item: -item[1])]
+    slow = count_of(number, f"slow {noun}")
+    return f"{slow} took {significant(whole_ms, 3)} ms beyond the usual: {listed(parts)}."
+
+
+def slow_tables(sections: Sequence[tuple[Record, SlowFrames]], noun: str, depth: Depth) -> tuple[AnyTable, AnyTable]:
+    """Return the table of causes, whose times add up to those of the slow calls or frames, and that of the slowest."""
+    causes = [
+        _Cause(record, slow, cause, slow.causes.get(cause, 0))
+        for record, slow in sections
+        for cause in sorted({**slow.causes, **slow.cause_ms}, key=lambda cause: -slow.causes.get(cause, 0))
+    ]
+    slowest = [(record, frame) for record, slow in sections for frame in slow.frames[:_SLOWEST]]
+    columns = (
+        Column[_Cause]("cause", lambda row: row.cause),
+        Column[_Cause](f"{noun}s", lambda row: row.number, "count"),
+        Column[_Cause](f"of slow {noun}s", lambda row: row.slow.count, "count"),
+        Column[_Cause]("time", lambda row: row.slow.cause_ms.get(row.cause), "ms", measured=True),
+        Column[_Cause]("threshold", lambda row: row.slow.threshold_ms, "ms", measured=True),
+    )
+    single = (
+        Column[_Slow](noun, lambda row: row[1].frame, "count"),
+        Column[_Slow]("time", lambda row: row[1].ms, "ms", measured=True),
+        Column[_Slow]("causes", lambda row: ", ".join(row[1].causes) or None),
+    )
+    return (
+        cell_table(f"Slow {noun}s by cause", columns, causes, lambda row: row.record, keys=3, depth=depth),
+        cell_table(f"Slowest {noun}s", single, slowest, first, depth="report"),
+    )
+
+
+@dataclass(frozen=True)
+class _Cause:
+    record: Record
+    slow: SlowFrames
+    cause: str
+    number: int
 
 
 _Slow = tuple[Record, SlowFrame]
-SLOW = (
-    Column[_Slow]("frame", lambda row: row[1].frame, "count"),
-    Column[_Slow]("time", lambda row: row[1].ms, "ms", measured=True),
-    Column[_Slow]("causes", lambda row: ", ".join(row[1].causes) or None),
-)
 
 
 def slow_marks(loop: Realtime, top: float) -> list[Trace]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from report_records import MIB, build, clocks, faster, run_data, titled, traces
@@ -204,3 +206,33 @@ def test_another_reference_and_other_dtypes_are_named():
     assert "float32 under autocast bfloat16" in network_section(run_data(other)).lines[0]
     mixed = build("baseline", 2.5, dtype="bfloat16", parameter_dtypes={"bfloat16": 8, "float32": 1}, cast="none")
     assert "bfloat16 and float32" in network_section(run_data(mixed)).lines[0]
+
+
+def test_slow_calls_by_cause_add_up_over_the_run() -> None:
+    def slow(count: int, causes: dict[str, int], **cause_ms: float) -> dict[str, Any]:
+        return {"threshold_ms": 3.0, "count": count, "causes": causes, "cause_ms": cause_ms, "frames": []}
+
+    first = slow(3, {"run-queue wait": 2, "recompile 0/1": 1}, **{"run-queue wait": 12.5, "recompile 0/1": 900.0})
+    first["cause_ms"]["not attributed"] = 2.5
+    first["frames"] = [{"frame": 17, "ms": 902.0, "causes": ["recompile 0/1"]}]
+    second = slow(1, {"run-queue wait": 1}, **{"run-queue wait": 7.5})
+    section = latency_section(
+        run_data(
+            build("baseline", metrics=clocks(2.0) | {"slow_calls": first}),
+            build("compile", metrics=clocks(1.0) | {"slow_calls": second}),
+            build("cuda_graph", metrics=clocks(1.0) | {"slow_calls": slow(0, {})}),
+        )
+    )
+    assert section.lines == (
+        "4 slow calls took 922 ms beyond the usual: "
+        "recompile 900 ms, run-queue wait 20.0 ms and not attributed 2.50 ms.",
+    )
+    tables = titled(section)
+    assert [list(row.values())[1:] for row in tables["Slow calls by cause"]] == [
+        ["baseline", "run-queue wait", "2", "3", "12.50", "3.000"],
+        ["baseline", "recompile 0/1", "1", "3", "900.0", "3.000"],
+        ["baseline", "not attributed", "0", "3", "2.500", "3.000"],
+        ["compile", "run-queue wait", "1", "1", "7.500", "3.000"],
+    ]
+    (slowest,) = tables["Slowest calls"]
+    assert list(slowest.values())[2:] == ["17", "902.0", "recompile 0/1"]
