@@ -18,7 +18,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
 from profiling.components.component import Component, MakeInputs, check_arguments, of_other_shapes
-from profiling.components.instantiate import instantiate, partial_of
+from profiling.components.instantiate import explained, instantiate, partial_of
 from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
 from profiling.components.trees import dotted, keyed_leaves, map_tensors
 from profiling.components.weights import give_weights
@@ -247,8 +247,13 @@ def _maker(tree: Any, module: nn.Module, device: torch.device, dtype: torch.dtyp
     if isinstance(tree, InputSpec):
         return lambda generator: draw_input(tree, generator, dtype)
     if isinstance(tree, InputFactory):
-        factory = partial_of(tree.node, tree.where)
-        return lambda generator: factory(module, generator=generator, device=device, dtype=dtype)
+        factory = partial_of(tree.node, tree.where, given=("generator", "device", "dtype"), positional=1)
+
+        def call(generator: torch.Generator) -> Any:
+            with explained(tree.node, tree.where):
+                return factory(module, generator=generator, device=device, dtype=dtype)
+
+        return call
     if isinstance(tree, dict):
         makers = {key: _maker(each, module, device, dtype) for key, each in tree.items()}
         return lambda generator: {key: make(generator) for key, make in makers.items()}

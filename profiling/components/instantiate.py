@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
-from contextlib import suppress
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import msgspec
 from hydra.utils import get_object
@@ -28,14 +29,28 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
     """Call the node's `_target_` with its keys and `arguments`.
 
     Raises:
-        InputError: the target does not exist, refuses the arguments, or raises; `where` names the node.
+        InputError: the target does not exist, does not take a key, or raises; `where` names the node.
         MissingExtraError: the target needs an optional package that is not installed.
         Exception: a failure of the device, unchanged.
 
     """
-    check_options(node, where)
-    try:
+    check_options(node, where, arguments)
+    with explained(node, where):
         return hydra_instantiate(dict(node), **arguments, _convert_="all")
+
+
+@contextmanager
+def explained(node: Mapping[str, Any], where: str) -> Iterator[None]:
+    """Explain in one line what the node's `_target_` raises inside the block.
+
+    Raises:
+        InputError: it raised; `where` names the node.
+        MissingExtraError: it needs an optional package that is not installed.
+        Exception: a failure of the device, unchanged.
+
+    """
+    try:
+        yield
     except (Exception, SystemExit) as error:  # SystemExit: a module of the user that exits when it is imported
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -62,19 +77,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(text in reason_of(error) for text in texts)
 
 
-def check_options(node: Mapping[str, Any], where: str) -> None:
-    """Check the options of a dataclass of this package against its hints; those of a user's class may be loose.
+def check_options(node: Mapping[str, Any], where: str, given: Collection[str] = (), positional: int = 0) -> None:
+    """Check the keys of a node, and of the nodes with a `_target_` in it, against what their targets take.
+
+    `given` are the arguments that this tool adds to the call by name, `positional` how many come before them. The
+    values of a dataclass of this package are checked against its hints; those of a user's class may be loose.
 
     Raises:
-        InputError: an option has another type.
+        InputError: the target takes no such option, or one has another type.
 
     """
+    for name, value in node.items():
+        for place, inner in enumerate(value) if isinstance(value, list) else [("", value)]:
+            if isinstance(inner, Mapping) and "_target_" in inner and node.get("_recursive_", True):
+                check_options(inner, f"{where}.{name}" + f"[{place}]" * isinstance(value, list))
+    try:
+        target = get_object(node["_target_"])
+    except (Exception, SystemExit):  # `instantiate` explains a target that does not exist
+        return
+    _check_names(node, target, where, given, positional)
     if not str(node.get("_target_")).startswith("profiling."):
         return
     hints: dict[str, Any] = {}
-    with suppress(Exception):  # `instantiate` explains a target that does not exist
-        kind = get_object(node["_target_"])
-        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    with suppress(Exception):
+        hints = get_type_hints(target) if is_dataclass(target) else {}
     for name in node.keys() & hints.keys():
         if "_target_" in str(node[name]) or "Callable" in str(hints[name]):
             continue  # an object that is instantiated first
@@ -82,6 +108,50 @@ def check_options(node: Mapping[str, Any], where: str) -> None:
             msgspec.convert(node[name], hints[name])
         except msgspec.ValidationError as error:
             raise wrong_type(error, f"{where}.{name}") from None
+
+
+def _check_names(node: Mapping[str, Any], target: Any, where: str, given: Collection[str], positional: int) -> None:
+    for name in node:
+        if name in given:
+            raise InputError(f"{where}.{name}: {node['_target_']} is called with {name} by this tool. Remove the key.")
+    names = accepted_names(target)
+    if names is None:
+        return
+    for name in node:
+        if name not in names and not str(name).startswith("_"):  # keys of Hydra, of a copied config.json
+            offered = [each for each in names[positional:] if each not in given]
+            takes = f"It takes {', '.join(offered)}." if offered else "It takes none."
+            near = did_you_mean(str(name), offered)
+            raise InputError(f"{where}.{name}: {node['_target_']} has no option {name!r}.{near} {takes}")
+
+
+def accepted_names(target: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Return the names of the arguments that a callable takes; None where it takes any, or does not say.
+
+    `**options: Unpack[SomeTypedDict]` takes the keys of that dict. Behind a decorator, only such options are seen: what
+    the decorator takes itself is not known, and the call refuses other names.
+    """
+    for follow_wrapped in (False, True):
+        try:
+            parameters = _parameters(target, follow_wrapped)
+        except (TypeError, ValueError):  # built-in
+            return None
+        rest = next((each for each in parameters if each.kind is each.VAR_KEYWORD), None)
+        names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        if rest is None:
+            return None if follow_wrapped else names
+        if get_origin(rest.annotation) is Unpack:
+            (options,) = get_args(rest.annotation)
+            return (*names, *sorted(options.__required_keys__ | options.__optional_keys__))
+    return None
+
+
+def _parameters(target: Callable[..., Any], follow_wrapped: bool) -> list[inspect.Parameter]:
+    try:
+        signature = inspect.signature(target, follow_wrapped=follow_wrapped, eval_str=True)
+    except NameError:  # an annotation that exists for type checkers only
+        signature = inspect.signature(target, follow_wrapped=follow_wrapped)
+    return list(signature.parameters.values())
 
 
 def missing_name(target: str) -> str:
@@ -94,11 +164,15 @@ def missing_name(target: str) -> str:
     return "" if name in names else f"{module} has no {name!r}.{did_you_mean(name, names)}"
 
 
-def partial_of(node: Mapping[str, Any], where: str) -> functools.partial[Any]:
-    """Return the node's `_target_` with its keys bound, to be called later.
+def partial_of(
+    node: Mapping[str, Any], where: str, given: Collection[str] = (), positional: int = 0
+) -> functools.partial[Any]:
+    """Return the node's `_target_` with its keys bound, to be called later with `positional` arguments and `given`.
 
     Raises:
-        InputError: the target does not exist.
+        InputError: the target does not exist, or does not take a key.
 
     """
-    return instantiate({**node, "_partial_": True}, where)
+    check_options(node, where, given, positional)
+    with explained(node, where):
+        return hydra_instantiate({**node, "_partial_": True}, _convert_="all")

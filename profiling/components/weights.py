@@ -11,7 +11,7 @@ from torch import nn
 from models.initialisation import randomise_parameter
 from profiling.components.checkpoint_file import load_into
 from profiling.components.checkpoint_folder import load_folder_into
-from profiling.components.instantiate import partial_of
+from profiling.components.instantiate import explained, partial_of
 from profiling.components.manifest import load_manifest, verify
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
@@ -33,7 +33,10 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
     path, hint = find_weights(spec, settings)
     if path is None:
         if spec.initialise is not None:
-            partial_of(spec.initialise, f"component.{spec.key}.initialise")(module, seed=settings.seed)
+            where = f"component.{spec.key}.initialise"
+            initialise = partial_of(spec.initialise, where, given=("seed",), positional=1)
+            with explained(spec.initialise, where):
+                initialise(module, seed=settings.seed)
         fill_degenerate(module, settings.seed)
         return "random", hint
     if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a path that no file system takes

@@ -264,7 +264,31 @@ CELLS = (
     ("a factory that returns no module", ("component=[no_module]",), "not a torch.nn.Module"),
     ("an input that forward does not have", ("component=[wrong_name]",), "Did you mean 'gain'"),
     ("an input of another shape than forward needs", ("component=[wrong_shape]",), "x float32 [2, 9]"),
-    ("an argument that the class does not have", ("component=[net]", "+component.net.module.widht=3"), "widht"),
+    (
+        "an argument that the class does not have",
+        ("component=[net]", "+component.net.module.widht=3"),
+        "Did you mean 'width'",
+    ),
+    (
+        "a misspelt option of a function that makes inputs",
+        ("component=[nested]", "+component.nested.inputs.position.row=2"),
+        "Did you mean 'rows'? It takes rows",
+    ),
+    (
+        "a misspelt option of one that takes its options as a TypedDict",
+        ("component=[clip_text]", "+component.clip_text.inputs.bach=2"),
+        "Did you mean 'batch'? It takes batch, tokens",
+    ),
+    (
+        "an option of such a function that the tool sets",
+        ("component=[nested]", "+component.nested.inputs.position.dtype=int32"),
+        "dtype by this tool. Remove the key",
+    ),
+    (
+        "a function that makes inputs without an option that it needs",
+        ("component=[nested]", "~component.nested.inputs.position.rows"),
+        "missing 1 required keyword-only argument: 'rows'",
+    ),
     (
         "a number in place of a tensor",
         ("component=[net]", "component.net.inputs.x=5"),
