@@ -18,7 +18,7 @@ import numpy
 import torch
 from torch import nn
 
-from profiling.components.state import Snapshot
+from profiling.components.snapshot import Snapshot
 from profiling.components.trees import keyed_leaves, map_tensors
 from profiling.errors import InputError, check_whole
 from profiling.graphs.capture import CaptureError, audit_and_warm_up, capture, no_autocast_cache, preserved_state
@@ -102,7 +102,7 @@ class CudaGraphed:
         call: the function to capture instead of `module`, its compiled form for example.
         keep_state: takes a snapshot of what a call may change, and returns the function that restores it. Capturing
             leaves that, and the random number generators, as they were, so that the first call counts once. Default:
-            the module's buffers, and what its attributes hold (`profiling.components.state.Snapshot`).
+            the module's buffers, and what its attributes hold (`profiling.components.snapshot.Snapshot`).
         priority: of the stream to capture on (0 or negative, negative runs first). Kernels keep it in every replay.
 
     Raises:

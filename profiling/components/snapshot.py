@@ -1,0 +1,332 @@
+"""A snapshot of what a module holds beside its weights: found by walking its attributes, kept, and put back.
+
+The walk follows buffers, plain attributes, containers and objects (a transformers cache, for example), and skips
+weights, functions and classes. What is put back are the original containers with their original contents, and the
+values of tensors, in place: a captured CUDA graph reads fixed addresses.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from types import MethodType, ModuleType
+from typing import Any, Literal
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from profiling.errors import reason_of
+from profiling.machine.memory import free_bytes
+
+#: Attributes of `nn.Module` that calls do not change, or that are opened in another way.
+_MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
+#: Packages whose objects are not opened.
+_CLOSED = (
+    *("torch._", "torch.cuda", "torch.utils", "torch.fx", "torch.jit", "torch.storage", "torch.autograd"),
+    *("torch.distributed", "torch.profiler", "threading", "_thread", "weakref", "logging", "concurrent", "asyncio"),
+    *("multiprocessing", "io", "_io", "re", "inspect", "typing", "ctypes", "importlib"),
+    "profiling.graphs",  # the engine that captures a call may stand for the module's forward
+)
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.Size, Enum)
+_GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """An object whose content can be read and written: its attributes, slots, items, or the elements of a sequence."""
+
+    path: str
+    owner: Any
+    kind: Literal["attributes", "slots", "items", "sequence", "set"]
+    dotted: bool = False  # items that Python code reaches as attributes: buffers and submodules
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What tells this holder from others: an object may have attributes and items."""
+        return id(self.owner), self.kind
+
+    def read(self) -> dict[Hashable, Any]:
+        """Return the entries by name, key or position."""
+        match self.kind:
+            case "attributes":
+                skipped = _MODULE_INTERNALS if isinstance(self.owner, nn.Module) else ()
+                return {name: value for name, value in vars(self.owner).items() if name not in skipped}
+            case "slots":
+                slots = {name: getattr(self.owner, name, MISSING) for name in _slots(type(self.owner))}
+                return {name: value for name, value in slots.items() if value is not MISSING}
+            case "items":
+                return dict(self.owner.items())
+            case "sequence":
+                return dict(enumerate(self.owner))
+            case "set":
+                return dict.fromkeys(self.owner)
+
+    def write(self, content: Mapping[Hashable, Any]) -> None:
+        """Write the content, and nothing where it is the same already."""
+        now = self.read()
+        if now.keys() == content.keys() and all(now[key] is value for key, value in content.items()):
+            return
+        match self.kind:
+            case "attributes" | "slots":
+                for name in now.keys() - content.keys():
+                    self._attribute(name)
+                for name, value in content.items():
+                    if now.get(name, MISSING) is not value:
+                        self._attribute(name, value)
+            case "items":
+                if list(now) != list(content):
+                    self.owner.clear()
+                for key, value in content.items():
+                    self.owner[key] = value
+            case "sequence":
+                self.owner.clear()
+                self.owner.extend(content.values())
+            case "set":
+                self.owner.clear()
+                self.owner.update(content)
+
+    def _attribute(self, name: Any, value: Any = MISSING) -> None:
+        """Set or delete an attribute without the class's own `__setattr__`, which may check or count."""
+        if self.kind == "slots":
+            object.__delattr__(self.owner, name) if value is MISSING else object.__setattr__(self.owner, name, value)
+        elif value is MISSING:
+            del vars(self.owner)[name]
+        else:
+            vars(self.owner)[name] = value
+
+    def place(self, key: Hashable) -> str:
+        """Return the path of an entry, as Python code."""
+        if self.kind in ("attributes", "slots") or self.dotted:
+            return f"{self.path}.{key}".lstrip(".")
+        return f"{self.path}[{key!r}]"
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            if name not in ("__dict__", "__weakref__"):
+                yield f"_{base.__name__.lstrip('_')}{name}" if private else name
+
+
+@dataclass
+class Structure:
+    """What the walk found at one moment: holders with their contents, tensors and generators, each with its path."""
+
+    contents: dict[tuple[int, str], tuple[Holder, dict[Hashable, Any]]] = field(default_factory=dict)
+    tensors: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
+    parameters: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
+    generators: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    closed: dict[str, str] = field(default_factory=dict)  # by path: why it could not be opened
+    _seen: dict[int, Any] = field(default_factory=dict)  # by id; the values keep the ids from being reused
+
+    @classmethod
+    def of(cls, roots: Mapping[str, Any]) -> Structure:
+        """Walk from `roots`, by the name that begins each path."""
+        structure = cls()
+        pending: list[tuple[str, Any]] = list(roots.items())[::-1]
+        while pending:
+            path, value = pending.pop()
+            if isinstance(value, _ATOMS) or id(value) in structure._seen:
+                continue
+            structure._seen[id(value)] = value
+            pending += reversed(list(structure._visit(path, value)))
+        return structure
+
+    def _visit(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """Add what `value` is; yield what it contains."""
+        if isinstance(value, Tensor):
+            if isinstance(value, nn.Parameter):
+                self.parameters[id(value)] = path, value
+            elif not value.is_meta:
+                self.tensors[id(value)] = path, value
+        elif isinstance(value, numpy.ndarray):
+            with suppress(TypeError, ValueError):  # of objects or text; read-only
+                self.tensors[id(value)] = path, torch.from_numpy(value)
+        elif isinstance(value, _GENERATORS):
+            self.generators[id(value)] = path, value
+        elif isinstance(value, tuple | frozenset):
+            yield from ((f"{path}[{index}]", each) for index, each in enumerate(value))
+        elif isinstance(value, partial):
+            yield from ((path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords))
+        else:
+            for holder in _holders(path, value):
+                try:
+                    content = holder.read()
+                except Exception as error:  # a property or an iterator of the user's
+                    self.closed[path] = f"{type(value).__name__} cannot be read: {reason_of(error)}"
+                    continue
+                self.contents[holder.key] = holder, content
+                yield from ((holder.place(key), each) for key, each in content.items())
+            if isinstance(value, nn.Module):
+                # A TorchScript module keeps its buffers outside of its attributes.
+                own = (*value.named_parameters("", recurse=False), *value.named_buffers("", recurse=False))
+                yield from ((f"{path}.{name}".lstrip("."), each) for name, each in own)
+
+
+def _holders(path: str, value: Any) -> Iterator[Holder]:
+    """Yield the parts of an object that hold others."""
+    if isinstance(value, nn.Module):
+        yield Holder(path, value, "attributes")
+        for name in ("_buffers", "_modules"):
+            if isinstance(vars(value).get(name), dict):
+                yield Holder(path, vars(value)[name], "items", dotted=True)
+        return
+    if isinstance(value, MutableMapping):
+        yield Holder(path, value, "items")
+    elif isinstance(value, list | deque):
+        yield Holder(path, value, "sequence")
+    elif isinstance(value, set):
+        yield Holder(path, value, "set")
+    kind = type(value)
+    if isinstance(value, type | ModuleType | MethodType) or hasattr(value, "__code__") or kind.__module__ == "builtins":
+        return
+    if any(kind.__module__ == name or kind.__module__.startswith(f"{name}.") for name in _CLOSED):
+        return
+    if kind.__module__.startswith("torch._"):
+        return
+    if isinstance(getattr(value, "__dict__", None), dict):
+        yield Holder(path, value, "attributes")
+    if any(True for _ in _slots(kind)):
+        yield Holder(path, value, "slots")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two entries are one object, or equal numbers, text, or tuples of such."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return isinstance(one, _ATOMS) and (one == other or one != one)
+
+
+class KeptTensor:
+    """A tensor and a copy of its values; restoring writes them into the same memory."""
+
+    def __init__(self, path: str, tensor: Tensor, device: torch.device | None = None) -> None:
+        self.path, self.tensor, self.failure = path, tensor, None
+        self._memory = tensor.detach()  # the same memory under another tensor, should the call swap it (`.data = …`)
+        self._narrow = _without_repeats(self._memory)
+        self.values = self._narrow.to(device or tensor.device, copy=True)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the copy."""
+        return self.values.nbytes
+
+    def is_unchanged(self) -> bool:
+        """Return whether the tensor has its kept values; NaN equals NaN."""
+        if self._is_swapped():
+            return False
+        now, kept = self._narrow, self.values.to(self._narrow.device)
+        return bool(((now == kept) | ((now != now) & (kept != kept))).all())
+
+    def zero(self) -> None:
+        """Keep zeros in place of the values."""
+        self.values.zero_()
+
+    def restore(self) -> None:
+        """Write the kept values into the memory that the tensor had."""
+        if self._is_swapped():
+            self.tensor.data = self._memory
+        self._narrow.copy_(self.values)
+
+    def _is_swapped(self) -> bool:
+        now, kept = self.tensor, self._memory
+        return now.data_ptr() != kept.data_ptr() or now.shape != kept.shape or now.stride() != kept.stride()
+
+
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """Return a view without the elements that `expand` repeats, which no copy can write to."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
+Contents = list[tuple[Holder, dict[Hashable, Any]]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Copies of tensors, and in words what could not be copied."""
+
+    tensors: dict[int, KeptTensor]
+    failures: dict[str, str]
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[int, tuple[str, Tensor]]]) -> Kept:
+        """Copy the tensors where they are; to host memory where half of the device's free memory is too little."""
+        tensors = list(tensors)
+        on_cuda = [tensor for _, (_, tensor) in tensors if tensor.device.type == "cuda"]
+        crowded = bool(on_cuda) and 2 * sum(each.nbytes for each in on_cuda) > free_bytes(on_cuda[0].device)
+        kept = cls({}, {})
+        for key, (path, tensor) in tensors:
+            try:
+                kept.tensors[key] = KeptTensor(path, tensor, torch.device("cpu") if crowded else None)
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                kept.failures[path] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return kept
+
+
+class Snapshot:
+    """The state below `roots` (by the name that begins each path) at the moment when it was made.
+
+    `skip` are the ids of tensors whose values are not kept.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], skip: Container[int] = ()) -> None:
+        with torch.inference_mode():
+            self.structure = Structure.of(roots)
+            self.contents = list(self.structure.contents.values())
+            found = self.structure.tensors.items()
+            self.kept = Kept.of((key, each) for key, each in found if key not in skip)
+        self.states = [(each, _generator_state(each)) for _, each in self.structure.generators.values()]
+
+    def restore(self) -> None:
+        """Put back contents, values and the states of generators."""
+        restore(self.contents, self.kept.tensors.values())
+        self.restore_generators()
+
+    def restore_generators(self) -> None:
+        """Put back the states of generators only."""
+        for generator, state in self.states:
+            _set_generator_state(generator, state)
+
+
+def restore(contents: Iterable[tuple[Holder, Mapping[Hashable, Any]]], tensors: Iterable[KeptTensor]) -> None:
+    """Put back the contents, then the values of the tensors."""
+    for holder, content in contents:
+        holder.write(content)
+    with torch.inference_mode():  # the one mode that may write to every tensor
+        for kept in tensors:
+            kept.restore()
+
+
+def _generator_state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, numpy.random.RandomState):
+        return generator.get_state()
+    return generator.bit_generator.state
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator | numpy.random.RandomState):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.bit_generator.state = state
