@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
-import numpy
 import torch
 import yaml
 from rich.console import Console
@@ -23,6 +21,7 @@ from profiling.cli.app import CONF
 from profiling.components import held
 from profiling.components.held import Held, Inputs, named_inputs
 from profiling.components.instantiate import instantiate
+from profiling.components.reference import kept_generators
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError, did_you_mean, shell_words
 from profiling.report.result import RunResult
@@ -259,12 +258,10 @@ def _unchanged_process() -> Iterator[None]:
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    host_random = random.getstate(), numpy.random.get_state()
     current = torch.cuda.current_device() if cuda else None
-    devices = range(torch.cuda.device_count()) if cuda else ()
     try:
         with (
-            torch.random.fork_rng(devices),
+            kept_generators(),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),
@@ -272,8 +269,6 @@ def _unchanged_process() -> Iterator[None]:
         ):
             yield
     finally:
-        random.setstate(host_random[0])
-        numpy.random.set_state(host_random[1])
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
         torch.set_num_threads(threads)

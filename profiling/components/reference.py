@@ -268,6 +268,19 @@ def _seed_generators(seed: int) -> None:
     numpy.random.seed(seed)
 
 
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restore the global random number generators after the block."""
+    host = random.getstate(), numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(host[0])
+        numpy.random.set_state(host[1])
+
+
 def _again(component: Component, seed: int, *, reseed: bool) -> Outputs:
     """Call the component once from the initial state.
 

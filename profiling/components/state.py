@@ -209,6 +209,10 @@ class State:
         """Restore what counts calls or grows with them, so that the next call does the work of the first."""
         restore(self._rewound, (kept for kept in self._tensors if kept.bytes <= _SMALL))
 
+    def release(self) -> None:
+        """Free the copies, after the last `reset`."""
+        self._start, self._contents, self._tensors, self._rewound, self._settled = None, [], [], [], ()
+
     @property
     def bytes(self) -> int:
         """Bytes of the copies that are kept."""

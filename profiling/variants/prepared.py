@@ -17,6 +17,7 @@ from torch import nn
 from profiling.components.casting import call_under
 from profiling.components.component import Component
 from profiling.components.held import named_inputs
+from profiling.components.reference import kept_generators, learning_calls
 from profiling.components.trees import form_of, map_tensors, other_form
 from profiling.errors import InputError
 from profiling.variants.variant import Variant
@@ -28,6 +29,9 @@ class PreparedStep:
     A call copies its inputs into the buffers that the step was prepared with, in stream order, and runs the step under
     `torch.inference_mode()`. One step may be called by one thread at a time. The module is in eval mode until `close`,
     or the end of a `with` block. Weights may be changed in place; a captured graph does not see new tensors.
+
+    The module is called to prepare the step. Its state is then as it was, but for what the first call of all makes once
+    (a mask, a table), which stays.
 
     Raises:
         InputError: the inputs hold no tensor, or the variant refuses its options.
@@ -62,7 +66,7 @@ class PreparedStep:
             name=type(module).__name__,
             module=module.eval(),
             inputs=self._inputs,
-            make_inputs=lambda generator: self._inputs,
+            make_inputs=lambda generator: inputs,
             device=device,
             dtype=next((p.dtype for p in module.parameters()), torch.float32),
             frames_per_call=1,
@@ -70,7 +74,14 @@ class PreparedStep:
         )
         try:
             with torch.inference_mode(), self._on_device:
+                # As it is measured: after calls that show what the module makes once, which a capture must not make.
+                with kept_generators():
+                    learning_calls(component, seed=0)
+                component.refill(0)
+                component.reset()
                 self._step = variant(component, Path(self._files.name))
+                component.reset()
+                component.kept.release()
         except BaseException:
             self._restore.close()
             raise

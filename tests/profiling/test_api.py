@@ -20,6 +20,7 @@ from profiling.errors import InputError
 from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.report.__main__ import main as report
+from profiling.trace.counters import snapshot
 from profiling.variants.baseline import Baseline
 from profiling.variants.compile import Compile
 from profiling.variants.variant import Step, Variant
@@ -307,6 +308,43 @@ def test_a_prepared_step_of_nested_inputs():
         wrong = {"now": torch.zeros(2), "before": [torch.zeros(3)]}
         with pytest.raises(InputError, match=r"step: states\['before'\]\[0\] is float32 \[3\]"):
             step(wrong, options)
+
+
+class Caches(nn.Module):
+    """Makes a table in its first call and writes to a cache in each; the table is in use from the second call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table, self.made = nn.Linear(8, 8), None, 0
+        self.register_buffer("cache", torch.zeros(8, 8))
+
+    def forward(self, x):
+        if self.table is None:
+            self.table, self.made = torch.eye(8, dtype=x.dtype), self.made + 1
+        self.cache.add_(x.mean() * self.table)
+        return self.layer(x) @ self.table + self.cache[0]
+
+
+@pytest.mark.parametrize("variant", ["baseline", "compile"])
+def test_a_prepared_step_is_the_one_that_is_measured_also_where_the_first_call_makes_state(variant):
+    (record,) = profiling.profile(Caches(), inputs(), [variant], **QUICK).records
+    assert record.status == "ok"
+    module, given = Caches(), inputs()
+    torch.manual_seed(5)
+    random_state = torch.random.get_rng_state()
+    before = snapshot()
+    with profiling.prepare(module, given, variant) as step:
+        assert snapshot().since(before).graphs == record.prepare.graphs
+        assert (module.made, module.cache.abs().max().item()) == (1, 0.0)
+        assert torch.equal(torch.random.get_rng_state(), random_state)
+        table, before = module.table, snapshot()
+        outputs = [step(**given) for _ in range(3)]
+        assert snapshot().since(before).graphs == 0
+        assert module.table is table
+        fresh = Caches()
+        fresh.load_state_dict(module.state_dict() | {"cache": torch.zeros(8, 8)})
+        for output in outputs:
+            torch.testing.assert_close(output, fresh(**given))
 
 
 def test_what_cannot_be_prepared_is_one_line():
