@@ -311,7 +311,7 @@ def test_a_prepared_step_of_nested_inputs():
 
 
 class Caches(nn.Module):
-    """Makes a table in its first call and writes to a cache in each; the table is in use from the second call on."""
+    """Makes a table in its first call, and adds to a cache in each."""
 
     def __init__(self) -> None:
         super().__init__()
