@@ -1,7 +1,6 @@
 """Compare two runs, cell by cell: `python -m profiling.compare A B`. Needs no torch, measures nothing.
 
-Exit code 0: no cell of B is slower than in A by more than the threshold; 1: a cell is; 2: not everything can be
-compared.
+Exit code 0: no cell of B is slower than in A by more than the threshold; 1: a cell is; 2: cannot tell of every cell.
 """
 
 from __future__ import annotations

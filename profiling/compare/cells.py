@@ -11,7 +11,8 @@ import numpy as np
 from profiling.compare.host import HostChange, host_change
 from profiling.compare.loaded_run import LoadedRun, Rounds, median_ms, read_samples
 from profiling.errors import InputError
-from profiling.results.judgement import clock_ratio, clocks_differ, is_disturbed
+from profiling.results.judgement import clock_ratio, clocks_differ, disturbance, disturbance_explains
+from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import Record
 from profiling.results.stats import ratio_interval
 
@@ -19,9 +20,7 @@ Verdict = Literal["slower", "faster", "same", "cannot tell", "not compared"]
 
 #: Probability that any cell of two equal runs is called faster or slower; divided among the cells (Bonferroni).
 FALSE_ALARM = 0.05
-#: With fewer samples a median has no useful interval.
-LEAST_SAMPLES = 6
-#: Exit codes: no cell is slower, one is, not everything can be compared.
+#: Exit codes: no cell is slower, one is, cannot tell of all.
 PASSED, SLOWER, UNKNOWN = 0, 1, InputError.exit_code
 
 
@@ -53,7 +52,7 @@ class _Sampled:
     cell: CellComparison
     a: Rounds
     b: Rounds
-    disturbed: str  # the runs that other processes interrupted: "", "A", "B" or "A and B"
+    records: tuple[Record, Record]
     clocks: str  # SM clocks that differ by more than 3%, else empty
     clock_ratio: float | None  # B's SM clock over A's where they differ
 
@@ -84,16 +83,17 @@ def confidence_level(cells: int) -> float:
 
 
 def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
-    """Return 1 where a cell is slower by more than the threshold, 2 where some cannot be compared, else 0.
+    """Return 1 where a cell is slower by more than the threshold, 2 where that cannot be told of some, else 0.
 
-    `cannot tell` counts as 0 while the ratio is within the threshold, since noise alone must not stop a CI job, and as
-    2 beyond it or without an interval. A cell that is correct in A and missing or wrong in B counts as 2.
+    A cell passes where the whole interval of its ratio is below 1 + `threshold`: it is the same, faster, or cannot be
+    told which of these. Without an interval, or with one that reaches further, it counts as 2, and so does a cell that
+    is correct in A and missing or wrong in B.
     """
     limit = 1 + threshold
     if any(cell.verdict == "slower" and cell.ratio is not None and cell.ratio > limit for cell in cells):
         return SLOWER
     compared = [cell for cell in cells if cell.verdict != "not compared"]
-    undecided = [cell for cell in compared if cell.interval is None or cell.ratio is None or cell.ratio > limit]
+    undecided = [cell for cell in compared if cell.interval is None or cell.interval[1] > limit]
     return UNKNOWN if undecided or not compared or any(cell.unmatched for cell in cells) else PASSED
 
 
@@ -149,16 +149,14 @@ def _sampled(a: LoadedRun, b: LoadedRun, name: tuple[str, str]) -> CellCompariso
         samples = read_samples(a, one), read_samples(b, two)
     except InputError as error:  # the frames of this cell; all other cells can still be compared
         return replace(by_medians, reason=str(error))
-    if min(sum(map(len, rounds)) for rounds in samples) < LEAST_SAMPLES:
-        return replace(by_medians, reason=f"fewer than {LEAST_SAMPLES} samples were kept")
+    if min(sum(map(len, rounds)) for rounds in samples) < LEAST_VALUES:
+        return replace(by_medians, reason=f"fewer than {LEAST_VALUES} samples were kept")
     a_ms, b_ms = map(_median, samples)
     if a_ms is None or b_ms is None:
         reason = f"the median of the samples is not above 0 in {_runs(a_ms is None, b_ms is None)}"
         return replace(cell, reason=reason, a_ms=a_ms, b_ms=b_ms, unmatched=a_ms is not None)
     cell = replace(cell, a_ms=a_ms, b_ms=b_ms, rounds=min(map(len, samples)))
-    return _Sampled(
-        cell, *samples, _runs(is_disturbed(one), is_disturbed(two)), clocks_differ(one, two), clock_ratio(one, two)
-    )
+    return _Sampled(cell, *samples, (one, two), clocks_differ(one, two), clock_ratio(one, two))
 
 
 def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison:
@@ -175,9 +173,18 @@ def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison
         explained = min(1.0, sampled.clock_ratio) <= 1 / ratio <= max(1.0, sampled.clock_ratio)
         verdict = "cannot tell" if explained else verdict
         reasons = [*reasons, sampled.clocks + " could explain the difference" * explained]
-    if sampled.disturbed and verdict != "same":  # one round's interval does not cover the delay
-        reasons = [*reasons, f"other processes interrupted the timing of {sampled.disturbed}"]
+    if disturbed := _disturbed(*sampled.records, verdict):
+        return replace(cell, verdict="cannot tell", reason=disturbed, ratio=ratio)
     return replace(cell, verdict=verdict, reason="; ".join(reasons), ratio=ratio, interval=(low, high))
+
+
+def _disturbed(a: Record, b: Record, verdict: Verdict) -> str:
+    """Return what others took, where it could be the reason for the verdict; empty where it could not."""
+    if verdict in ("faster", "slower"):
+        faster, slower = (b, a) if verdict == "faster" else (a, b)
+        if disturbance_explains(faster, slower) is None:
+            return ""
+    return "; ".join(f"{lost.words} in {run}" for run, record in (("A", a), ("B", b)) if (lost := disturbance(record)))
 
 
 def _verdict(ratio: float, low: float, high: float, threshold: float) -> tuple[Verdict, list[str]]:

@@ -17,7 +17,7 @@ from profiling.report.format import count_of
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
 from profiling.results.frames import read_series, series_file
 from profiling.results.jsonl import RESULTS_FILE, read_records, read_results
-from profiling.results.judgement import samples_by_round
+from profiling.results.judgement import comparable_samples
 from profiling.results.record import Record
 from profiling.results.run_folder import CONFIG_FILE, read_config
 
@@ -99,12 +99,14 @@ def median_ms(record: Record) -> float | None:
 def read_samples(run: LoadedRun, record: Record) -> Rounds:
     """Return the wall times of a call, or the frame times of a loop; empty where no samples were kept.
 
+    Of a cell that took turns: those of its undisturbed windows, where enough remain.
+
     Raises:
         InputError: the file of a loop's frames cannot be read.
 
     """
     if not record.is_realtime:
-        return tuple(np.asarray(samples) for samples in samples_by_round(record))
+        return tuple(np.asarray(samples) for samples in comparable_samples(record))
     cell = ".".join(record.cell)
     stems = [f"{cell}.round{number}" for number in range(1, len(record.rounds) + 1)] if record.rounds else [cell]
     files = [run.folder / series_file(stem) for stem in stems]

@@ -18,7 +18,7 @@ from profiling.report.format import count_of, estimate, show
 from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table
 
-EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 not everything can be compared"
+EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 cannot tell of every cell"
 
 #: Colour and symbol of each verdict: triangles point to faster (left) and slower (right).
 _MARKERS = {
@@ -108,7 +108,7 @@ def conclusion(comparison: Comparison) -> tuple[str, str]:
     answer = {
         PASSED: f"No cell of B is slower than A by more than {limit}",
         SLOWER: f"B is slower than A by more than {limit} in {count_of(numbers['slower'], 'cell')}",
-    }.get(code, "Not every cell of A can be compared with B")
+    }.get(code, f"Cannot tell of every cell whether it is slower by more than {limit}")
     return f"{count_of(len(comparison.cells), 'cell')}: {counts}.", f"{answer} (exit code {code})."
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cache
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+import psutil
 import pynvml
 import torch
 
@@ -191,18 +194,46 @@ class OthersMonitor:
                 return
 
 
-def others_share(device: torch.device, since_us: int) -> tuple[float, int] | None:
+def share_beside_run(device: torch.device) -> float | None:
+    """Return the share of the last second, 0 to 1, in which processes that are not of this run used the device.
+
+    Where there are any, the driver takes tens of milliseconds for the answer. None where processes cannot be told.
+    """
+    others = other_processes(device)
+    if not others:
+        return None if others is None else 0.0
+    answer = others_share(device, int(1e6 * (time.time() - 1)), of_run=processes_of_run())
+    return 0.0 if answer is None else answer[0]
+
+
+def processes_of_run() -> frozenset[int]:
+    """Return this process and, where it is the process of a cell, those of the other cells of its run.
+
+    The process of a cell leads a session of its own, and so do its siblings.
+    """
+    own = os.getpid()
+    if os.getsid(own) != own:
+        return frozenset({own})
+    siblings = [own]
+    with suppress(psutil.Error, OSError):
+        siblings += [each.pid for each in psutil.Process(os.getppid()).children() if os.getsid(each.pid) == each.pid]
+    return frozenset(siblings)
+
+
+def others_share(device: torch.device, since_us: int, *, of_run: Collection[int] = ()) -> tuple[float, int] | None:
     """Return (share of the time, 0 to 1, in which other processes computed; time of the last sample in µs).
 
-    The samples are the driver's, about six a second, since the time `since_us`. None if there are none.
+    The samples are the driver's, about six a second, since the time `since_us`. None if there are none. This process
+    and those in `of_run` do not count.
     """
     samples = _query(device, lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us))
     if not samples:
         return None
     busy: dict[int, list[int]] = {}
+    ours = {os.getpid(), *of_run}
     for sample in samples:
         busy.setdefault(sample.pid, []).append(sample.smUtil)
-    shares = (sum(values) / len(values) / 100 for pid, values in busy.items() if pid != os.getpid())
+    shares = (sum(values) / len(values) / 100 for pid, values in busy.items() if pid not in ours)
     return min(1.0, sum(shares)), max(sample.timeStamp for sample in samples)
 
 

@@ -11,34 +11,57 @@ import psutil
 
 #: Folder with a file `schedstat` per thread: nanoseconds run, nanoseconds waited in the run queue, times scheduled.
 _THREADS = Path("/proc/self/task")
-#: A thread that ran for this share of a frame is one of its workers.
+#: A thread that ran for this share of a frame, or of a window, is one of its workers.
 _WORKER_SHARE = 0.1
+#: Stolen time is counted in ticks of so many seconds; the first of a window may have begun before it.
+_STEAL_TICK = 0.01
 
 
 class RunQueueMonitor:
-    """Measures the run-queue wait of this process since the monitor was constructed.
+    """Measures for how long this process waited for a CPU since the monitor was constructed, on the calling thread."""
 
-    `threads` is the number of threads that compute all the time. If the process has fewer cores than that, the threads
-    wait for each other, so only the CPU time taken by other guests of the machine counts as lost.
-    """
-
-    def __init__(self, threads: int = 1) -> None:
-        self._threads, self._cores = threads, psutil.cpu_count() or 1
-        self._oversubscribed = threads > len(os.sched_getaffinity(0))
-        self._started, self._waited, self._stolen = time.perf_counter(), _waited_seconds(), _stolen_seconds()
+    def __init__(self) -> None:
+        self._cores, self._allowed = psutil.cpu_count() or 1, len(os.sched_getaffinity(0))
+        self._stolen, self._threads, self._started = _stolen_seconds(), _thread_seconds(), time.perf_counter()
 
     def wait_ms(self) -> float | None:
         """Return the milliseconds that all threads together waited for a CPU; None if the kernel does not count it."""
-        waited = _waited_seconds()
-        return None if waited is None or self._waited is None else max(0.0, 1e3 * (waited - self._waited))
+        since = self._since()
+        return None if since is None else 1e3 * sum(waited for _, waited in since.values())
 
     def lost_share(self) -> float | None:
-        """Return the share of the threads' time (0 to 1) that other processes and guests took; None where unknown."""
-        elapsed, wait_ms = time.perf_counter() - self._started, self.wait_ms()
-        if wait_ms is None or elapsed <= 0:
+        """Return the share of the time (0 to 1) that others kept this process from a CPU; None where unknown.
+
+        That is the longest run-queue wait of a thread that works (the calling one, and each that ran for a tenth of the
+        time), since the others wait for it, plus the CPU time that other guests of the machine took. Threads that are
+        more than the cores wait for each other: what the cores did not give to this process is the most that others
+        took.
+        """
+        elapsed, since = time.perf_counter() - self._started, self._since()
+        if since is None or elapsed <= 0:
             return None
-        queued = 0.0 if self._oversubscribed else wait_ms / 1e3 / self._threads
-        return min(1.0, max(0.0, queued + (_stolen_seconds() - self._stolen) / self._cores) / elapsed)
+        own = threading.get_native_id()
+        working = {name: each for name, each in since.items() if name == own or each[0] >= _WORKER_SHARE * elapsed}
+        waited = max((waited for _, waited in working.values()), default=0.0)
+        cores = min(self._allowed, max(1, len(working)))
+        left = cores * elapsed - sum(ran for ran, _ in since.values())
+        queued = min(waited, max(0.0, left) / cores)
+        stolen = max(0.0, _stolen_seconds() - self._stolen - _STEAL_TICK) / self._cores
+        return min(1.0, (queued + stolen) / elapsed)
+
+    def _since(self) -> dict[int, tuple[float, float]] | None:
+        """Return (seconds run, seconds waited) since the start, by thread."""
+        now = _thread_seconds()
+        if now is None or self._threads is None:
+            return None
+        before = self._threads
+        return {
+            thread: (
+                max(0.0, ran - before.get(thread, (0.0, 0.0))[0]),
+                max(0.0, waited - before.get(thread, (0.0, 0.0))[1]),
+            )
+            for thread, (ran, waited) in now.items()
+        }
 
 
 class ThreadWaits:
@@ -92,18 +115,19 @@ class ThreadWaits:
         return int(ran), int(waited)
 
 
-def _waited_seconds() -> float | None:
-    """Return the run-queue wait of all threads in seconds; None where the kernel does not count it."""
-    waits = []
+def _thread_seconds() -> dict[int, tuple[float, float]] | None:
+    """Return (seconds run, seconds waited in the run queue) of each thread; None where the kernel does not count it."""
+    threads = {}
     try:
         for thread in _THREADS.iterdir():
             try:
-                waits.append(int((thread / "schedstat").read_text().split()[1]))
+                ran, waited, _ = (thread / "schedstat").read_text().split()
             except (FileNotFoundError, ProcessLookupError):  # the thread has ended since it was listed
                 continue
-    except (OSError, ValueError, IndexError):
+            threads[int(thread.name)] = int(ran) / 1e9, int(waited) / 1e9
+    except (OSError, ValueError):
         return None
-    return sum(waits) / 1e9 if waits else None
+    return threads or None
 
 
 def _stolen_seconds() -> float:

@@ -141,11 +141,13 @@ class TimedWindowMonitor:
         self._clocks.pause()
         self._switches = 0
         self._waits_ms: list[float | None] = []
+        self._lost: list[tuple[float, float | None, float | None]] = []  # seconds, share of the CPU and of the GPU
 
     @contextmanager
     def window(self) -> Iterator[dict[str, Any]]:
         """Observe the block; its conditions are in the dictionary when it has ended, as fields of `WindowSamples`."""
         conditions: dict[str, Any] = {}
+        started = perf_counter()
         compiled, retries = snapshot(), self._allocator_retries()
         switches, run_queue = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw, RunQueueMonitor()
         self._clocks.resume()
@@ -153,13 +155,17 @@ class TimedWindowMonitor:
         yield conditions
         switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - switches
         self.read_clocks()
-        wait_ms, sm_clock = run_queue.wait_ms(), self._clocks.pause()
+        cpu, wait_ms, sm_clock = run_queue.lost_share(), run_queue.wait_ms(), self._clocks.pause()
+        seconds = perf_counter() - started
+        gpu = None if self._cuda is None else nvml.share_beside_run(self._cuda)
         self._switches += switches
         self._waits_ms.append(wait_ms)
+        self._lost.append((seconds, cpu, gpu))
         changed = snapshot().since(compiled).describe()
         self._reasons += [] if changed is None or changed in self._reasons else [changed]
         self._retries += self._allocator_retries() - retries
         conditions |= {"run_queue_wait_ms": wait_ms, "descheduled": switches, "sm_clock_mhz": sm_clock}
+        conditions |= {"cpu_lost_share": cpu, "gpu_lost_share": gpu}
 
     def read_clocks(self) -> None:
         """Read the SM clock, now."""
@@ -176,6 +182,10 @@ class TimedWindowMonitor:
     def conditions(self, warmup: Warmup, *, cold: bool) -> LatencyConditions:
         """Return the conditions of all windows so far."""
         waits = [wait for wait in self._waits_ms if wait is not None]
+        lost = {
+            "cpu_lost_share": _mean_share([(seconds, cpu) for seconds, cpu, _ in self._lost]),
+            "gpu_lost_share": _mean_share([(seconds, gpu) for seconds, _, gpu in self._lost]),
+        }
         return LatencyConditions(
             cold=cold,
             warmup_iterations=warmup.iterations,
@@ -183,7 +193,7 @@ class TimedWindowMonitor:
             settled=warmup.settled,
             descheduled=self._switches,
             run_queue_wait_ms=sum(waits) if waits and len(waits) == len(self._waits_ms) else None,
-            **msgspec.structs.asdict(self._clocks.conditions()),
+            **{**msgspec.structs.asdict(self._clocks.conditions()), **lost},
         )
 
     def _allocator_retries(self) -> int:
@@ -197,6 +207,13 @@ def _observed(sample: Callable[[], Sample], calls: CallMonitor) -> Callable[[], 
         return taken
 
     return observed
+
+
+def _mean_share(shares: Sequence[tuple[float, float | None]]) -> float | None:
+    """Return the mean of (seconds, share of them); None where a share is not known."""
+    known = [(seconds, share) for seconds, share in shares if share is not None]
+    total = sum(seconds for seconds, _ in known)
+    return sum(seconds * share for seconds, share in known) / total if total and len(known) == len(shares) else None
 
 
 def _window(start_s: float, samples: Sequence[Sample]) -> WindowSamples:

@@ -17,7 +17,7 @@ from profiling.errors import InputError, check_number, check_whole
 from profiling.results.measured import Summary
 from profiling.results.stats import median_interval, relative_half_width, summarize
 
-StoppedBy = Literal["interval", "decided", "iterations", "time"]
+StoppedBy = Literal["interval", "decided", "iterations", "time", "disturbed"]
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,8 @@ class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
     device_ms: tuple[float, ...] = ()
     run_queue_wait_ms: float | None = None
     descheduled: int | None = None
+    cpu_lost_share: float | None = None
+    gpu_lost_share: float | None = None
     sm_clock_mhz: float | None = None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from profiling.errors import printable
 from profiling.report.charts import FRAME_RATES
-from profiling.report.doubts import Doubt, can_be_ranked, doubts_of
+from profiling.report.doubts import Doubt, doubts_of
 from profiling.report.format import Estimate, Link, Value, estimate, listed, percent, significant
 from profiling.report.page import Section
 from profiling.report.roofline import REASONS, deciding, next_step
@@ -21,12 +21,14 @@ from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
     baseline_name,
     by_component,
+    can_be_ranked,
     claimed_speedup,
     clocks_differ,
     correct_baseline,
+    disturbance,
     fastest_correct,
     intervals_overlap,
-    is_disturbed,
+    typical_ms,
 )
 from profiling.results.record import Record, Summary
 
@@ -138,12 +140,13 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
         nothing = "no latency was measured" if any(record.is_correct for record in group) else "no variant is correct"
         return Answer(component, tuple(group), None, False, (Doubt(nothing), *_not_ok(group)))
     others = [each for each in group if each.is_correct and each.median_ms is not None and each is not fastest]
-    others.sort(key=lambda record: record.median_ms or 0.0)
+    others.sort(key=lambda record: typical_ms(record) or 0.0)
     unsure = [record for record in others if not can_be_ranked(fastest, record)]
-    disturbed = [record.variant for record in (fastest, *unsure) if is_disturbed(record)] if unsure else []
+    disturbed = [(record, taken) for record in (fastest, *unsure) if unsure and (taken := disturbance(record))]
     if disturbed:
-        words = f"other processes disturbed {listed(disturbed)}, so no ranking is claimed; repeat on a quiet machine"
-        claims = [Doubt("disturbed", words)]
+        record, worst = max(disturbed, key=lambda each: each[1].share)
+        words = f"cannot tell which variant is fastest: {worst.words} while {record.variant} was timed"
+        claims = [Doubt("disturbed", f"{words}; repeat on a quiet machine")]
     elif by_clock := next((each for each in unsure if clocks_differ(fastest, each)), None):
         pair = f"{fastest.variant} and {by_clock.variant}"
         words = f"{clocks_differ(fastest, by_clock)} could explain the difference of {pair}, so they are not ranked"

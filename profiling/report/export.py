@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 
 from profiling.errors import printable
 from profiling.report.answer import Answer, answers_of, held_rate, summary_of
-from profiling.report.doubts import can_be_ranked, doubts_of
+from profiling.report.doubts import doubts_of
 from profiling.report.format import Estimate, number_of
 from profiling.report.roofline import deciding
 from profiling.report.run_data import RunData, name_of, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judgement import claimed_speedup, correct_baseline
+from profiling.results.judgement import can_be_ranked, claimed_speedup, correct_baseline
 from profiling.results.record import Record, Summary
 
 Cell = str | float | None

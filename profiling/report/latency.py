@@ -32,7 +32,7 @@ from profiling.report.charts import (
     series_scale,
     upper_end,
 )
-from profiling.report.doubts import can_be_ranked, doubts_of, limits_text
+from profiling.report.doubts import doubts_of, limits_text
 from profiling.report.format import Value, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import (
@@ -46,7 +46,7 @@ from profiling.report.run_data import (
 )
 from profiling.report.slow import slow_tables, summed_words
 from profiling.report.table import Column
-from profiling.results.judgement import baseline_name, by_component, claimed_speedup, correct_baseline
+from profiling.results.judgement import baseline_name, by_component, can_be_ranked, claimed_speedup, correct_baseline
 from profiling.results.record import FP32_EAGER, LatencyConditions, Record, Summary
 from profiling.results.stats import OUTLIER_MADS
 

@@ -6,14 +6,19 @@ Tables, summaries and charts all use these functions, so that they agree.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
+from typing import Literal, Protocol
 
-from profiling.results.measured import ClockConditions
+from profiling.results.measured import LEAST_VALUES, ClockConditions
 from profiling.results.record import BASELINE, Record
 
-#: A cell counts as disturbed by other programs from this many interruptions per timed call.
-DISTURBED_SHARE = 0.1
+#: Others disturbed a window of calls where they took more than this share of its time (0 to 1). In the shortest window,
+#: of 0.1 s, one time slice of the scheduler (3 to 4 ms) delays one call of ten, which moves no median; two may.
+DISTURBED_SHARE = 0.05
+#: Most that an involuntary switch costs where the wait itself was not measured, in ms: a time slice of the scheduler.
+SLICE_MS = 4.0
 #: Two processes with the same code may differ by this share, because their memory lies elsewhere.
 PROCESS_SHARE = 0.003
 #: SM clocks differ where their medians do by more than this fraction.
@@ -39,10 +44,127 @@ def correct_baseline(group: Sequence[Record]) -> Record | None:
     return next((record for record in group if record.variant == name and record.is_correct), None)
 
 
+@dataclass(frozen=True)
+class Lost:
+    """What others took while a cell was timed: the share of the time (0 to 1), and of what."""
+
+    share: float
+    of: Literal["CPU", "GPU"]
+    is_estimated: bool = False  # from the number of interruptions: at most so much
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether the times say as much about the others as about the cell."""
+        return self.share > DISTURBED_SHARE
+
+    @property
+    def words(self) -> str:
+        """What happened, as a clause: other processes took 38% of the CPU."""
+        return f"other processes took {'up to ' * self.is_estimated}{self.share:.0%} of the {self.of}"
+
+
+class Conditions(Protocol):
+    """What is known of a timed window."""
+
+    @property
+    def cpu_lost_share(self) -> float | None: ...  # noqa: D102 - fields of the record
+    @property
+    def gpu_lost_share(self) -> float | None: ...  # noqa: D102
+    @property
+    def run_queue_wait_ms(self) -> float | None: ...  # noqa: D102
+    @property
+    def descheduled(self) -> int | None: ...  # noqa: D102
+
+
+def lost_in(conditions: Conditions, timed_ms: float) -> Lost | None:
+    """Return what others took of a window of `timed_ms`; None where nothing is known of it.
+
+    Where the record has no share, it is estimated from the run-queue wait, else from the number of interruptions.
+    """
+    cpu, gpu, switches = conditions.cpu_lost_share, conditions.gpu_lost_share, conditions.descheduled
+    if cpu is not None or timed_ms <= 0:
+        return _larger(cpu, gpu)
+    waits = [conditions.run_queue_wait_ms, None if switches is None else SLICE_MS * switches]
+    most = min((wait for wait in waits if wait is not None), default=None)
+    return _larger(None if most is None else min(1.0, most / timed_ms), gpu, is_estimated=True)
+
+
+def _larger(cpu: float | None, gpu: float | None, *, is_estimated: bool = False) -> Lost | None:
+    if gpu is not None and gpu > (cpu or 0.0):
+        return Lost(gpu, "GPU")
+    return None if cpu is None else Lost(cpu, "CPU", is_estimated)
+
+
+def lost(record: Record) -> Lost | None:
+    """Return what others took while a cell was timed; None where the record does not say."""
+    wall, conditions, loop = record.metrics.wall_ms, record.metrics.latency, record.realtime
+    if loop is not None:
+        return _larger(loop.cpu_lost_share, loop.gpu_lost_share)
+    return None if wall is None or conditions is None else lost_in(conditions, wall.mean * wall.n)
+
+
+def disturbance(record: Record) -> Lost | None:
+    """Return what others took where that is so much that times of the record may not be compared; else None."""
+    taken = lost(record)
+    return taken if taken is not None and taken.disturbs and len(undisturbed_blocks(record)) < LEAST_VALUES else None
+
+
+def undisturbed_blocks(record: Record) -> frozenset[int]:
+    """Return the blocks in which the record's window was not disturbed; none where it took no turns."""
+    if record.turns is None:
+        return frozenset()
+    windows, samples = record.turns.windows, _by_window(record)
+    return frozenset(
+        window.block
+        for window, part in zip(windows, samples, strict=False)
+        if (taken := lost_in(window, sum(part))) is None or not taken.disturbs
+    )
+
+
+def disturbance_explains(faster: Record, slower: Record) -> Lost | None:
+    """Return what others took from one of two records, where that could be why their times differ; else None.
+
+    Others lengthen times. They cannot explain the difference where nearly every call of the faster record is shorter
+    than any of the slower one would be without them.
+    """
+    taken = max(filter(None, (disturbance(faster), disturbance(slower))), key=lambda each: each.share, default=None)
+    one, other, from_slower = faster.metrics.wall_ms, slower.metrics.wall_ms, disturbance(slower)
+    if taken is None or one is None or other is None:
+        return taken
+    return None if one.tail[1] < other.min * (1 - (from_slower.share if from_slower else 0.0)) else taken
+
+
+def can_be_ranked(one: Record, other: Record) -> bool:
+    """Return whether neither other processes nor different SM clocks could explain which of two is faster."""
+    if one.median_ms and other.median_ms and clocks_explain(one, other, one.median_ms / other.median_ms):
+        return False
+    if took_turns(one, other) and len(_common_blocks(one, other)) >= LEAST_VALUES:
+        return True
+    faster, slower = sorted((one, other), key=lambda record: typical_ms(record) or 0.0)
+    return disturbance_explains(faster, slower) is None
+
+
+def took_turns(one: Record, other: Record) -> bool:
+    """Return whether two cells were timed in turns with each other."""
+    return one.turns is not None and other.turns is not None and one.turns.began == other.turns.began
+
+
+def _common_blocks(one: Record, other: Record) -> frozenset[int]:
+    """Return the blocks in which neither of two cells was disturbed."""
+    return undisturbed_blocks(one) & undisturbed_blocks(other)
+
+
 def fastest_correct(group: Iterable[Record]) -> Record | None:
-    """Return the correct record with the lowest median frame or wall time; None where none was timed."""
-    timed = [(time, record) for record in group if record.is_correct and (time := record.median_ms) is not None]
+    """Return the correct record with the lowest typical frame or wall time; None where none was timed."""
+    timed = [(time, record) for record in group if record.is_correct and (time := typical_ms(record)) is not None]
     return min(timed, key=lambda pair: pair[0])[1] if timed else None
+
+
+def typical_ms(record: Record) -> float | None:
+    """Return the median of the times that comparisons use, in ms: where windows were disturbed, of the others."""
+    if len(undisturbed_blocks(record)) in (0, len(record.turns.windows) if record.turns is not None else 0):
+        return record.median_ms
+    return median(ms for part in comparable_samples(record) for ms in part)
 
 
 def claimed_speedup(record: Record, group: Sequence[Record]) -> float | None:
@@ -86,8 +208,10 @@ def intervals_overlap(first: Record, second: Record) -> bool | None:
     code may differ by; else the intervals of the two medians.
     """
     if (paired := paired_speedup(first, second)) is not None:
-        interval = paired[1]
-        return None if interval is None else interval[0] <= 1 + PROCESS_SHARE and interval[1] >= 1 - PROCESS_SHARE
+        interval, first_is_faster = paired[1], (typical_ms(first) or 0.0) <= (typical_ms(second) or 0.0)
+        if interval is None:
+            return None
+        return interval[0] <= 1 + PROCESS_SHARE if first_is_faster else interval[1] >= 1 - PROCESS_SHARE
     one, other = first.metrics.wall_ms, second.metrics.wall_ms
     if one is None or other is None or one.ci95 is None or other.ci95 is None:
         return None
@@ -101,10 +225,12 @@ def paired_speedup(record: Record, other: Record) -> tuple[float, tuple[float, f
     """
     from profiling.results.stats import paired_ratio  # numpy, without which most of a report is made
 
-    if record.turns is None or other.turns is None or record.turns.began != other.turns.began:
+    if not took_turns(record, other):
         return None
     medians, others = _window_medians(record), _window_medians(other)
-    blocks = [block for block in medians if block in others]
+    undisturbed = _common_blocks(record, other)
+    enough = len(undisturbed) >= LEAST_VALUES
+    blocks = [block for block in medians if block in others and (block in undisturbed or not enough)]
     if not blocks or min(*medians.values(), *others.values()) <= 0:
         return None
     return paired_ratio([others[block] for block in blocks], [medians[block] for block in blocks])
@@ -112,18 +238,29 @@ def paired_speedup(record: Record, other: Record) -> tuple[float, tuple[float, f
 
 def _window_medians(record: Record) -> dict[int, float]:
     """Return the median wall time in milliseconds of each window, by its block."""
-    windows, samples = record.turns.windows if record.turns is not None else (), samples_by_round(record)
-    if len(windows) != len(samples):
-        return {}
-    return {window.block: median(part) for window, part in zip(windows, samples, strict=True)}
+    windows = record.turns.windows if record.turns is not None else ()
+    return {window.block: median(part) for window, part in zip(windows, _by_window(record), strict=False)}
+
+
+def _by_window(record: Record) -> tuple[tuple[float, ...], ...]:
+    """Return the wall times of each window; none where the windows do not say how many samples each took."""
+    samples = samples_by_round(record)
+    return samples if record.turns is not None and len(samples) == len(record.turns.windows) else ()
 
 
 def is_disturbed(record: Record) -> bool:
-    """Return whether other programs interrupted so many calls that no ranking may be claimed for this record."""
-    wall, conditions = record.metrics.wall_ms, record.metrics.latency
-    if wall is None or conditions is None or conditions.descheduled is None:
-        return False
-    return wall.n > 0 and conditions.descheduled / wall.n >= DISTURBED_SHARE
+    """Return whether others took so much of the timed windows that the times say as much about them as of the cell."""
+    taken = lost(record)
+    return taken is not None and taken.disturbs
+
+
+def comparable_samples(record: Record) -> tuple[tuple[float, ...], ...]:
+    """Return the wall times that comparisons use, a tuple a round or window: of undisturbed ones if enough remain."""
+    samples, undisturbed = samples_by_round(record), undisturbed_blocks(record)
+    if record.turns is None or len(undisturbed) < LEAST_VALUES:
+        return samples
+    windows = zip(record.turns.windows, samples, strict=True)
+    return tuple(part for window, part in windows if window.block in undisturbed)
 
 
 def samples_by_round(record: Record, clock: str = "wall_ms") -> tuple[tuple[float, ...], ...]:

@@ -10,6 +10,12 @@ from profiling.results.field import Duration, Section, about
 #: Low and high end of a 95% interval.
 Interval = tuple[float, float]
 
+#: Least number of independent values (samples, windows) whose median has a 95% interval: the true median lies between
+#: the least and the largest of n with probability 1 - 2 x 0.5^n, which is 97% for six and 94% for five.
+LEAST_VALUES = 6
+#: Least number of samples of a 99th percentile: with fewer, no sample lies beyond it, and it is the longest by a name.
+LEAST_FOR_P99 = 100
+
 
 class Summary(Section, frozen=True, kw_only=True):
     """Statistics of one clock over all samples; no sample is dropped. The unit is in the name of the field it is in."""
@@ -27,8 +33,13 @@ class Summary(Section, frozen=True, kw_only=True):
     outliers: Annotated[int, about("samples beyond 5 median absolute deviations from the median: counted, kept")]
     samples: Annotated[tuple[float, ...], about("all samples in the order in which they were taken", "ms")] = ()
     stopped_by: Annotated[
-        str | None, about("what ended sampling: interval, decided (see turns), iterations or time")
+        str | None, about("what ended sampling: interval, decided or disturbed (see turns), iterations or time")
     ] = None
+
+    @property
+    def tail(self) -> tuple[str, float]:
+        """What the slow calls take, in ms: ("p99", …) where the samples carry it, else the longest: ("max", …)."""
+        return ("p99", self.p99) if self.n >= LEAST_FOR_P99 else ("max", self.max)
 
 
 class FrameRate(Section, frozen=True, kw_only=True):
@@ -39,8 +50,20 @@ class FrameRate(Section, frozen=True, kw_only=True):
     max: Annotated[float, about("frame rate of the fastest call", "frames/s")]
 
 
-class ClockConditions(Section, frozen=True, kw_only=True):
-    """Clocks of the GPU in the timed window, and for how long the driver limited them."""
+class Interference(Section, frozen=True, kw_only=True):
+    """The share of the timed window that others took: other processes, and other guests of the machine."""
+
+    cpu_lost_share: Annotated[
+        float | None,
+        about("share of the time for which others kept it from a CPU: run-queue wait and steal", "0 to 1"),
+    ] = None
+    gpu_lost_share: Annotated[
+        float | None, about("share of the time in which other processes used the GPU, as the driver says", "0 to 1")
+    ] = None
+
+
+class ClockConditions(Interference, frozen=True, kw_only=True):
+    """Conditions of the timed window: what others took of it, and the clocks of the GPU with what limited them."""
 
     limited_share: Annotated[
         Mapping[str, float] | None,
@@ -311,7 +334,7 @@ class Round(Section, frozen=True, kw_only=True):
     prepare: Annotated[RoundPrepare | None, about("preparation in this round")] = None
 
 
-class Window(Section, frozen=True, kw_only=True):
+class Window(Interference, frozen=True, kw_only=True):
     """One window in which a cell was timed, alone, while the other cells of its component waited."""
 
     block: Annotated[
@@ -333,7 +356,11 @@ class Turns(Section, frozen=True, kw_only=True):
     beside: Annotated[tuple[str, ...], about("variants that were prepared beside it, and held memory of the device")]
     windows: Annotated[tuple[Window, ...], about("its windows in the order in which they were taken")]
     stopped_by: Annotated[
-        str | None, about("what ended the turns: decided (the comparison is known well enough), iterations or time")
+        str | None,
+        about(
+            "what ended the turns: decided (the comparison is known well enough), iterations, time, or disturbed "
+            "(others disturbed so many windows that more of them tell no more)"
+        ),
     ] = None
 
 

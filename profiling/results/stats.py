@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.results.measured import Summary
+from profiling.results.measured import LEAST_VALUES, Summary
 
 Samples = Sequence[float] | NDArray[np.float64]
 
 #: A sample is counted as an outlier beyond this many median absolute deviations from the median.
 OUTLIER_MADS = 5.0
-#: Least number of pairs of windows whose ratio has an interval.
-LEAST_WINDOWS = 6
 #: Level of the interval that settles the order of two cells while they are measured.
 SETTLED_LEVEL = 0.999
 #: Most values that are drawn at once, a bound on the memory that a long run needs.
@@ -34,18 +32,17 @@ def summarize(samples: Samples, *, seed: int = 0) -> Summary:
     if not np.isfinite(values).all():
         raise ValueError("a sample is not finite")
     p50, p90, p95, p99 = (float(q) for q in np.percentile(values, [50, 90, 95, 99]))
-    several = values.size > 1
     return Summary(
         n=int(values.size),
         mean=float(values.mean()),
-        std=float(values.std(ddof=1)) if several else None,
+        std=float(values.std(ddof=1)) if values.size > 1 else None,
         min=float(values.min()),
         p50=p50,
         p90=p90,
         p95=p95,
         p99=p99,
         max=float(values.max()),
-        ci95=median_interval(values, seed=seed) if several else None,
+        ci95=median_interval(values, seed=seed) if values.size >= LEAST_VALUES else None,
         outliers=count_outliers(values),
         samples=tuple(float(v) for v in values),
     )
@@ -65,7 +62,7 @@ def paired_ratio(
     The values, usually medians of windows, are above 0 and float64 [windows]. What slows the machine for longer than
     two neighbouring windows slows both, and cancels out in their ratio. The ratio is the 20% trimmed mean of the
     logarithms, so that a few disturbed windows do not move it. The interval is Student's t on winsorised deviations,
-    widened where the ratios of consecutive pairs are correlated (drift between the two cells); below `LEAST_WINDOWS`
+    widened where the ratios of consecutive pairs are correlated (drift between the two cells); below `LEAST_VALUES`
     pairs there is none. Source: Tukey and McLaughlin, Less vulnerable confidence procedures for location (1963).
 
     Raises:
@@ -80,7 +77,7 @@ def paired_ratio(
     logs = np.log(one / other)
     ordered, cut = np.sort(logs), int(0.2 * logs.size)
     centre = float(ordered[cut : logs.size - cut].mean())
-    if logs.size < LEAST_WINDOWS:
+    if logs.size < LEAST_VALUES:
         return float(np.exp(centre)), None
     spread = float(np.clip(logs, ordered[cut], ordered[-1 - cut]).std(ddof=1))
     kept = logs.size - 2 * cut
@@ -99,19 +96,23 @@ def _drift(logs: NDArray[np.float64]) -> float:
 def is_decided(medians: Sequence[Samples], *, width: float = 0.01) -> bool:
     """Return whether cells that took turns were measured long enough to compare them.
 
-    `medians` holds the window medians of each cell, [cells][windows], the baseline's first. Each cell must have been
-    compared with the baseline, and the fastest two with each other: the 95% interval of their ratio is within ± `width`
-    (relative), or their order is beyond doubt, because an interval at `SETTLED_LEVEL` is further than `width` from 1.
-    That level is high since the question is asked after every block.
+    `medians` holds the window medians of each cell, [cells][blocks], the baseline's first; NaN for a window that does
+    not count. Each cell must have been compared with the baseline, and the fastest two with each other: the 95%
+    interval of their ratio is within ± `width` (relative), or their order is beyond doubt, because an interval at
+    `SETTLED_LEVEL` is further than `width` from 1. That level is high since the question is asked after every block.
     """
     values = [np.asarray(each, dtype=np.float64) for each in medians]
-    fastest = sorted(range(len(values)), key=lambda cell: float(np.median(values[cell])))[:2]
+    if any(np.isfinite(each).sum() < min(len(each), LEAST_VALUES) for each in values):
+        return False
+    fastest = sorted(range(len(values)), key=lambda cell: float(np.nanmedian(values[cell])))[:2]
     pairs = {(0, cell) for cell in range(1, len(values))} | {(min(fastest), max(fastest))}
     return all(_is_settled(values[one], values[other], width) for one, other in pairs if one != other)
 
 
 def _is_settled(one: NDArray[np.float64], other: NDArray[np.float64], width: float) -> bool:
-    ratio, interval = paired_ratio(one, other)
+    both = np.isfinite(one) & np.isfinite(other)
+    one, other = one[both], other[both]
+    ratio, interval = paired_ratio(one, other) if one.size else (1.0, None)
     if interval is None:
         return False
     if interval[1] - interval[0] <= 2 * width * ratio:
@@ -208,7 +209,7 @@ def _round_medians(rounds: Sequence[Samples], resamples: int, seed: int) -> NDAr
     """
     if len(rounds) == 1:
         return _bootstrap_medians(rounds[0], resamples, seed)
-    if len(rounds) >= LEAST_WINDOWS:
+    if len(rounds) >= LEAST_VALUES:
         return _cluster_medians(rounds, resamples, seed)
     values = [np.asarray(samples, dtype=np.float64) for samples in rounds]
     rng = np.random.default_rng(seed)

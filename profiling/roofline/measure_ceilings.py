@@ -119,7 +119,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
 
     """
     started, timer = time.perf_counter(), timer_of(device)
-    run_queue = RunQueueMonitor(1 if device.type == "cuda" else threads)
+    run_queue = RunQueueMonitor()
     with _as_the_run(device, threads, tf32):
         points = dict(_bandwidths(device, timer))
         rate = _matmul_rate(device, dtype, timer)

@@ -163,6 +163,8 @@ def _merged_conditions(
         settled=before.settled and new.settled,
         descheduled=_sum(before.descheduled, new.descheduled),
         run_queue_wait_ms=_sum(before.run_queue_wait_ms, new.run_queue_wait_ms),
+        cpu_lost_share=_mean(before.cpu_lost_share, new.cpu_lost_share, number),
+        gpu_lost_share=_mean(before.gpu_lost_share, new.gpu_lost_share, number),
         limited_share=_mean_shares(before.limited_share, new.limited_share, number),
         sm_clock_min_mhz=min(_known(before.sm_clock_min_mhz, new.sm_clock_min_mhz), default=None),
         sm_clock_median_mhz=_mean(before.sm_clock_median_mhz, new.sm_clock_median_mhz, number),

@@ -2,21 +2,25 @@
 
 The cells have been prepared and wait, each in its process. In a block each cell has one window; the order of a block is
 drawn, and the next block has it reversed (A B B A), so that a steady drift of the machine meets all cells alike. What
-slows the machine for longer than a block slows neighbouring windows alike, and cancels out in their ratio.
+slows the machine for longer than a block slows neighbouring windows alike, and cancels out in their ratio. A window of
+which other processes took too much does not count, so that the turns go on for another one in its place.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import nan
 from statistics import median
 
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
+from profiling.results.judgement import lost_in
+from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import Turns, Window
-from profiling.results.stats import LEAST_WINDOWS, is_decided
+from profiling.results.stats import is_decided
 from profiling.run.process import Performed, Session
 
 #: Shortest and longest window, in seconds; between them it has room for `WINDOW_CALLS` calls.
@@ -24,6 +28,8 @@ SHORTEST, LONGEST = 0.1, 0.5
 WINDOW_CALLS = 10
 #: Least number of windows over which the samples of a fast cell are spread.
 SPREAD = 20
+#: The turns end after this many blocks where too few of a cell's windows were undisturbed: the others stay.
+GIVE_UP = 4 * LEAST_VALUES
 #: A further cell is prepared beside others where this many times the memory of the largest of them is free.
 MEMORY_MARGIN = 1.2
 
@@ -48,9 +54,18 @@ class Resident:
     stopped_by: StoppedBy | None = None
     has_ended: bool = False
 
+    def undisturbed(self, first: int = 0) -> Mapping[int, WindowSamples]:
+        """Return its windows from the block `first` on of which others took little, by block."""
+        taken = {block: lost_in(window, sum(window.wall_ms)) for block, window in self.windows if block >= first}
+        return {
+            block: window
+            for block, window in self.windows
+            if block >= first and ((lost := taken[block]) is None or not lost.disturbs)
+        }
+
     def samples(self, first: int = 0) -> int:
-        """Return the number of samples of its windows from the block `first` on."""
-        return sum(len(window.wall_ms) for block, window in self.windows if block >= first)
+        """Return the number of samples of its undisturbed windows from the block `first` on."""
+        return sum(len(window.wall_ms) for window in self.undisturbed(first).values())
 
     def take(self, block: int) -> None:
         """Let the cell time one window, as the window of this block; it may end in it."""
@@ -74,6 +89,8 @@ class Resident:
                 n=len(window.wall_ms),
                 run_queue_wait_ms=window.run_queue_wait_ms,
                 descheduled=window.descheduled,
+                cpu_lost_share=window.cpu_lost_share,
+                gpu_lost_share=window.gpu_lost_share,
                 sm_clock_mhz=window.sm_clock_mhz,
             )
             for block, window in self.windows
@@ -105,7 +122,7 @@ class WaitingProcess:
 
 def window_of(ready: Ready) -> Turn:
     """Return the turn for one window of a cell, by the time of its calls and its limits."""
-    seconds = min(LONGEST, max(SHORTEST, WINDOW_CALLS * ready.call_s), ready.max_seconds / LEAST_WINDOWS)
+    seconds = min(LONGEST, max(SHORTEST, WINDOW_CALLS * ready.call_s), ready.max_seconds / LEAST_VALUES)
     return Turn(seconds=seconds, calls=max(1, ready.max_iterations // SPREAD))
 
 
@@ -118,7 +135,8 @@ def take_turns(
     """Give the cells windows until they can be compared, or `seconds` are spent; the baseline is the first cell.
 
     Without `seconds`, the cells may take as long as their own limits would allow them one after the other. A cell whose
-    process ends costs its own windows only.
+    process ends costs its own windows only. Windows that others disturbed are taken again, in later blocks, unless
+    nearly all are disturbed.
     """
     for resident in residents:
         resident.beside |= dict.fromkeys(other.variant for other in residents if other is not resident)
@@ -145,8 +163,10 @@ def _stopped_by(
     residents: Sequence[Resident], first: int, block: int, budget: float, elapsed: float
 ) -> StoppedBy | None:
     """Return what ends the turns after the blocks from `first` to before `block`; None: they go on."""
+    undisturbed = [resident.undisturbed(first) for resident in residents]
     medians = [
-        [median(window.wall_ms) for number, window in resident.windows if number >= first] for resident in residents
+        [median(windows[number].wall_ms) if number in windows else nan for number in range(first, block)]
+        for windows in undisturbed
     ]
     sampled = all(resident.samples(first) >= resident.ready.min_iterations for resident in residents)
     width = min((resident.ready.interval for resident in residents), default=0.0)
@@ -154,6 +174,8 @@ def _stopped_by(
         return "decided"
     if any(resident.samples(first) >= resident.ready.max_iterations for resident in residents):
         return "iterations"
+    if block - first >= GIVE_UP and min(map(len, undisturbed), default=0) < LEAST_VALUES:
+        return "disturbed"
     return "time" if elapsed >= budget else None
 
 

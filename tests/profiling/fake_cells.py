@@ -1,12 +1,13 @@
 """Cells without processes: they take turns on a fake clock, and each is as fast, or fails, as its plan says."""
 
 import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.metrics.sampling import Ready, WindowSamples, summaries
-from profiling.results.record import Metrics, encode_sections
+from profiling.results.record import LatencyConditions, Metrics, encode_sections
 from profiling.run import runner
 from profiling.run.events import End, Probed, Sections, Waiting
 from profiling.run.job import RunConfig
@@ -27,6 +28,7 @@ class Plan:
     noise: float = 0.002
     drift: float = 0.0  # share by which a call gets slower in a minute
     used: int = GB
+    lost: Callable[[float], float] = lambda seconds: 0.0  # share of the CPU that others take at that time
     limits: dict = field(default_factory=dict)
     happens: dict = field(default_factory=dict)  # step → function that raises, or returns how the process ended
 
@@ -91,14 +93,17 @@ class FakeCells(Isolated):
         """Return the samples of a window, whose time passes."""
         plan, start, samples = self.plans[variant], self.seconds, []
         while not samples or (len(samples) < calls and self.seconds - start < seconds):
-            drifted = plan.call_ms * (1 + plan.drift * self.seconds / 60)
+            drifted = plan.call_ms * (1 + plan.drift * self.seconds / 60) / (1 - plan.lost(start))
             samples.append(drifted * (1 + plan.noise * abs(self.rng.gauss(0, 1))))
             self.seconds += samples[-1] / 1e3
-        return WindowSamples(start_s=start, wall_ms=tuple(samples))
+        return WindowSamples(start_s=start, wall_ms=tuple(samples), cpu_lost_share=plan.lost(start))
 
     def measured(self, windows):
         """Return the metrics that a cell sends."""
-        return Metrics(**summaries(windows, None, 0))
+        lost = sum(window.cpu_lost_share * sum(window.wall_ms) for window in windows)
+        lost /= sum(sum(window.wall_ms) for window in windows)
+        warm = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True}
+        return Metrics(**summaries(windows, None, 0), latency=LatencyConditions(**warm, cpu_lost_share=lost))
 
 
 class Silent(SimpleNamespace):

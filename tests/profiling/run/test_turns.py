@@ -17,7 +17,14 @@ from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.metrics.sampling import Ready
 from profiling.results.jsonl import read_records
-from profiling.results.judgement import intervals_overlap, paired_speedup, samples_by_round
+from profiling.results.judgement import (
+    can_be_ranked,
+    disturbance,
+    intervals_overlap,
+    paired_speedup,
+    samples_by_round,
+    undisturbed_blocks,
+)
 from profiling.run.turns import LONGEST, SHORTEST, Resident, WaitingProcess, take_turns, window_of
 from profiling.variants.baseline import Baseline
 
@@ -68,6 +75,54 @@ def test_turns_go_on_while_the_ratio_is_not_known():
     assert {resident.stopped_by for resident in turns(quiet)} == {"decided"}
     assert {resident.stopped_by for resident in turns(noisy)} == {"time"}
     assert quiet.seconds < noisy.seconds <= 21
+
+
+def burst(begin, end, share=0.4):
+    """Others take that share of the CPU for some seconds."""
+    return lambda seconds: share if begin <= seconds < end else 0.0
+
+
+def test_windows_that_others_disturbed_are_taken_again(tmp_path, monkeypatch):
+    """Others take 40% of the CPU from the second second to the third, which slows every call by two thirds."""
+    plans = {name: Plan(ms, lost=burst(1.0, 2.0)) for name, ms in (("baseline", 10.0), ("v", 8.0))}
+    run = run_of(monkeypatch, tmp_path / "run", FakeCells(plans))
+    assert run.execute() == 0
+    base, fast = read_records(run.folder).records
+    shares = [window.cpu_lost_share for window in (*base.turns.windows, *fast.turns.windows)]
+    assert 0.4 in shares, "they are kept, with what others took of them"
+    assert len(undisturbed_blocks(base) & undisturbed_blocks(fast)) >= 6
+    assert base.turns.stopped_by == "decided"
+    assert fast.speedup.wall == pytest.approx(1.25, rel=0.01)
+    assert fast.speedup.ci95[1] - fast.speedup.ci95[0] < 0.025
+    assert can_be_ranked(fast, base)
+
+
+def test_the_limit_of_samples_is_of_undisturbed_windows():
+    one, other = (
+        turns(FakeCells({n: Plan(0.05, noise=0.5, lost=lost) for n in "ab"}), 1000.0)
+        for lost in (burst(0, 0), burst(0.05, 0.1))
+    )
+    assert [resident.samples() for resident in (*one, *other)] == [2000] * 4
+    assert [len(resident.windows) for resident in one] == [20] * 2
+    assert all(len(resident.windows) > 20 for resident in other)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.05])
+def test_on_a_machine_that_is_always_busy_the_turns_end_and_nothing_is_claimed(tmp_path, monkeypatch, factor):
+    plans = {name: Plan(ms, noise=0.2, lost=burst(0, 1e9)) for name, ms in (("baseline", 10.0), ("v", 10.0 / factor))}
+    cells = FakeCells(plans)
+    run = run_of(monkeypatch, tmp_path / "run", cells)
+    assert run.execute() == 0
+    base, fast = read_records(run.folder).records
+    assert base.turns.stopped_by == "disturbed"
+    assert cells.seconds < 20, "the budget is not spent on windows that tell nothing"
+    assert not can_be_ranked(fast, base)
+    assert disturbance(fast).words == "other processes took 40% of the CPU"
+
+
+def test_a_short_delay_in_a_window_does_not_repeat_it():
+    calm = FakeCells({name: Plan(lost=lambda seconds: 0.04) for name in "ab"})
+    assert {resident.stopped_by for resident in turns(calm)} == {"decided"}
 
 
 def test_seconds_limit_the_turns_of_a_component():
