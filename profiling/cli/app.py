@@ -32,6 +32,7 @@ from profiling.errors import (
     InputError,
     did_you_mean,
     discard_output,
+    override,
     prepare_output,
     print_text,
     python_command,
@@ -126,7 +127,7 @@ def command_line(target: str) -> str:
     arguments = sys.argv[1:]
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         overrides = list(HydraConfig.get().overrides.task)
-        swept = {override.partition("=")[0] for override in overrides}
+        swept = {each.partition("=")[0] for each in overrides}
         of_the_sweep = re.compile(r"--multirun$|-m$|hydra\.(sweep|sweeper|run|launcher)\b")
         others = [item for item in arguments if not of_the_sweep.match(item) and item.partition("=")[0] not in swept]
         arguments = [*others, *overrides]
@@ -147,8 +148,47 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
 
 
-def check_arguments(arguments: Sequence[str]) -> None:
+def compose_config(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
+    """Compose the config of `target` from YAML files below `folders`; the first one holds the target's own.
+
+    Raises:
+        InputError: an override or a YAML file is wrong.
+
+    """
+    register_resolvers()
+    places = (override("", f"file://{folder.absolute()}")[1:] for folder in folders[1:])
+    added = f"hydra.searchpath=[{','.join(places)}]"
+    GlobalHydra.instance().clear()
+    try:
+        check_arguments(overrides, folders)
+        with initialize_config_dir(str(folders[0]), version_base=None):
+            cfg = compose(target, [*overrides, added])
+        check_names(cfg, overrides)
+    except InputError:
+        raise
+    except _EXPLAINED as error:
+        raise InputError(_explained(error, target, folders)) from None
+    return cfg
+
+
+def override_values(target: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return {key: value} of overrides on the command line of `target`.
+
+    Raises:
+        InputError: one cannot be parsed.
+
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        return {each.key_or_group: None if each.is_delete() else each.value() for each in parsed}
+    except HydraException as error:
+        raise InputError(_explained(error, target, [CONF])) from None
+
+
+def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = None) -> None:
     """Check what Hydra accepts and does not mean, or answers with a traceback.
+
+    YAML files lie below `folders`: without them in conf, and in the folder that the command line adds.
 
     Raises:
         InputError: an argument that is not printable text, an override without a key, a key that is given twice or
@@ -169,20 +209,20 @@ def check_arguments(arguments: Sequence[str]) -> None:
     parser.error = _refuse_argument  # instead of printing the usage of Hydra
     given: dict[str, str] = {}
     parsed = parser.parse_args(arguments)
-    for override in OverridesParser.create().parse_overrides(parsed.overrides):
-        key, text = override.get_key_element().lstrip("+~"), override.input_line or ""
+    for each in OverridesParser.create().parse_overrides(parsed.overrides):
+        key, text = each.get_key_element().lstrip("+~"), each.input_line or ""
         if not key:
             raise InputError(f"{text!r} names no key. Write KEY=VALUE; --help shows the keys.")
         if key in given:
             raise InputError(f"{key} is given twice: {given[key]} and {text}. Leave one out.")
         given[key] = text
-        if override.is_delete() and "." not in key and key not in LISTS:
+        if each.is_delete() and "." not in key and key not in LISTS:
             raise InputError(f"{text}: {key} cannot be deleted. Leave it out, or give it another value.")
-        if override.is_delete() or override.is_sweep_override():
+        if each.is_delete() or each.is_sweep_override():
             continue
-        value = override.value()
+        value = each.value()
         if key in _groups():
-            check_choices(key, value)
+            check_choices(key, value, folders or _config_folders())
         if key == "resume" and value is not None:
             folder = OmegaConf.create({"folder": value}).folder  # without the escapes of an interpolation
             if not isinstance(folder, str) or not Path(folder).is_dir():
@@ -196,8 +236,8 @@ def _refuse_argument(message: str) -> NoReturn:
     raise InputError(f"{message}. Options with a dash stand before the first KEY=VALUE; --help shows the usage.")
 
 
-def check_choices(group: str, value: object) -> None:
-    """Check the value of a config group, and that the YAML files that it names can be read.
+def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
+    """Check the value of a config group, and that the YAML files below `folders` that it names can be read.
 
     Raises:
         InputError: it is no name and no list of names, or a file is not valid YAML.
@@ -207,7 +247,7 @@ def check_choices(group: str, value: object) -> None:
     if not all(isinstance(name, str) for name in names):
         example = f"{group}=[NAME,NAME]" if group in LISTS else f"{group}=NAME"
         raise InputError(f"{group}={value!r} does not name YAML files. Write {example}; --help lists the names.")
-    for path in (folder / group / f"{name}.yaml" for folder in _config_folders() for name in names):
+    for path in (folder / group / f"{name}.yaml" for folder in folders for name in names):
         if path.is_file():
             check_yaml(path)
 
@@ -251,11 +291,11 @@ def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
         InputError: a file whose top key is not its name.
 
     """
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        group = override.key_or_group
-        if group not in LISTS or override.is_delete():
+    for each in OverridesParser.create().parse_overrides(list(overrides)):
+        group = each.key_or_group
+        if group not in LISTS or each.is_delete():
             continue
-        value: Any = override.value()
+        value: Any = each.value()
         names = [value] if isinstance(value, str) else list(value)
         node = cfg.get(group)
         keys = set(node) if isinstance(node, DictConfig) else set()
@@ -272,6 +312,10 @@ def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
+#: Errors that become one line.
+_EXPLAINED = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, OSError)
+
+
 def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
     """Return the exit code of `work`; if it raises, print the error in one line and return the error's exit code."""
     try:
@@ -280,18 +324,23 @@ def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
         return INTERRUPTED
     except InputError as error:
         return _print_error(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ or error.__context__
-        return _print_error(explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target))
-    except yaml.YAMLError as error:
-        return _print_error(f"a YAML file is not valid: {' '.join(str(error).split())}")
-    except RecursionError:
-        return _print_error("the config is nested too deeply, or contains itself. Correct the YAML files.")
     except BrokenPipeError:  # the reader of --help is gone
         discard_output()
         return 0
-    except OSError as error:
-        return _print_error(explain_os_error(error))
+    except _EXPLAINED as error:
+        return _print_error(_explained(error, target, _config_folders()))
+
+
+def _explained(error: Exception, target: str, folders: Sequence[Path]) -> str:
+    """Return one line for an error of the config, which lies below `folders`, or of the operating system."""
+    if isinstance(error, OSError):
+        return explain_os_error(error)
+    if isinstance(error, yaml.YAMLError):
+        return f"a YAML file is not valid: {' '.join(str(error).split())}"
+    if isinstance(error, RecursionError):
+        return "the config is nested too deeply, or contains itself. Correct the YAML files."
+    cause = error.__cause__ or error.__context__
+    return explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target, folders)
 
 
 def _print_error(message: str) -> int:
@@ -299,18 +348,19 @@ def _print_error(message: str) -> int:
     return InputError.exit_code
 
 
-def explain(error: Exception, target: str) -> str:
+def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
     """Return one line for an exception of Hydra or OmegaConf, with words similar to the misspelt one."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        options = sorted(path.stem for folder in _config_folders() for path in (folder / group).glob("*.yaml"))
+        options = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
         return f"there is no {group} {name!r}.{did_you_mean(name, options)} Available: {', '.join(options)}"
     text = " ".join(str(error).split())
     if match := re.search(r"Could not override '([^']+)'", text):
-        return f"there is no key {match[1]!r} in the config.{_near_key(match[1], target)} --cfg job lists all keys."
+        near = _near_key(match[1], target, folders)
+        return f"there is no key {match[1]!r} in the config.{near} --cfg job lists all keys."
     detail = " ".join(str(cause).split())
     return f"{detail or text} --help shows the usage."
 
@@ -321,12 +371,12 @@ def _config_folders() -> list[Path]:
     return [CONF, *([Path(added[1])] if added else [])]
 
 
-def _near_key(key: str, target: str) -> str:
+def _near_key(key: str, target: str, folders: Sequence[Path]) -> str:
     """Return `" Did you mean …?"` with similar keys of the config that the command line selects, or ""."""
     groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric|pipeline)=", argument)]
-    searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in _config_folders()[1:])}]"
+    searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in folders[1:])}]"
     GlobalHydra.instance().clear()
-    with contextlib.suppress(Exception), initialize_config_dir(str(CONF), version_base=None):
+    with contextlib.suppress(Exception), initialize_config_dir(str(folders[0]), version_base=None):
         config = OmegaConf.to_container(compose(target, [*groups, searchpath]), resolve=False)
         return did_you_mean(key, _dotted_keys(config))
     return ""

@@ -1,6 +1,9 @@
 """Compare two runs, cell by cell: `python -m profiling.compare A B`. Needs no torch, measures nothing.
 
-Exit code 0: no cell of B is slower than in A by more than the threshold; 1: a cell is; 2: cannot tell of every cell.
+With two git revisions or two checkouts in the place of runs, measure them first, in turns.
+
+Exit code 0: no cell of B is slower than in A by more than the threshold; 1: a cell is; 2: cannot tell of every cell;
+130: interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +16,22 @@ from pathlib import Path
 from profiling.compare.command import check_page_path, describe_error, parse_options, write_page
 from profiling.compare.loaded_run import read_run
 from profiling.compare.output import EXIT_CODES, Comparison, comparison_page, comparison_text
-from profiling.errors import InputError, prepare_output, print_text, printable
+from profiling.errors import InputError, prepare_output, print_text, printable, shell_words
+from profiling.results.jsonl import RESULTS_FILE
+
+INTERRUPTED = 130
+_USAGE = """\
+%(prog)s [options] A B                    A and B: folders of runs, or files like their results.jsonl
+       %(prog)s [options] A B component=[NAME,...]   A and B: git revisions or checkouts, measured in turns"""
+_EPILOG = """\
+Two revisions
+  %(prog)s HEAD~1 HEAD component=[image_decoder]      the last commit
+  %(prog)s HEAD . component=[image_decoder]           what is not committed yet
+  %(prog)s main my-branch --config-dir=conf component=[my_net] variant=[baseline,compile] seconds=60
+  KEY=VALUE: as in profiling.generic_forward. Modules, and the YAML files of components and variants, come from each
+  revision; this tool, its metrics and the installed packages are the present ones. Runs: runs/compare/<time>/A and B.
+
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,20 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_output()
     parser = argparse.ArgumentParser(
         prog="python -m profiling.compare",
-        description="Compare two runs, cell by cell.",
-        epilog=f"{EXIT_CODES}; a page that cannot be written is an error on stderr and changes no exit code",
+        usage=_USAGE,
+        description="Compare two runs cell by cell, or measure two revisions of your code in turns and compare them.",
+        epilog=f"{_EPILOG}{EXIT_CODES};\na page that cannot be written is an error on stderr and changes no exit code",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name, role in (("A", "the run that B is compared with"), ("B", "the run that is judged")):
-        parser.add_argument(
-            name.lower(), metavar=name, type=Path, help=f"{role}: its folder, or a file like its results.jsonl"
-        )
+        parser.add_argument(name.lower(), metavar=name, help=f"{role}: its folder, a file of records, or a revision")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what to measure of two revisions, and how")
     parser.add_argument(
         "--threshold", metavar="FRACTION", type=float, default=0.02, help="largest change that is the same (0.02: 2%%)"
     )
     parser.add_argument("--cells", metavar="GLOB", help="only cells <component>.<variant> that match: '*.compile'")
+    parser.add_argument("--config-dir", metavar="DIR", type=Path, help="your component/*.yaml, from each revision")
     options = parse_options(parser, arguments)
     try:
         return _compare(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
     except Exception as error:  # a traceback would end with exit code 1, which means slower
@@ -48,13 +70,37 @@ def _compare(options: argparse.Namespace) -> int:
         raise InputError(f"--threshold {options.threshold} must be between 0 and 1; 0.02 is 2%.")
     if options.html:
         check_page_path(options.html)
-    a, b = (read_run(path, options.cells) for path in (options.a, options.b))
+    folders = Path(options.a), Path(options.b)
+    if _are_checkouts(options):
+        from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
+
+        folders = measure((options.a, options.b), options.overrides, options.config_dir)
+    a, b = (read_run(path, options.cells) for path in folders)
     comparison = Comparison(a, b, options.threshold)
     text = comparison_text(comparison, as_markdown=options.markdown)
     print_text(text)
     if options.html:
         write_page(options.html, lambda: comparison_page(comparison))
     return comparison.exit_code
+
+
+def _are_checkouts(options: argparse.Namespace) -> bool:
+    """Return whether the command names two checkouts to measure.
+
+    Raises:
+        InputError: it names a run, and options for measuring.
+
+    """
+    paths = [Path(options.a), Path(options.b)]
+    runs = [path for path in paths if path.is_file() or (path / RESULTS_FILE).is_file()]
+    if options.overrides or options.config_dir:
+        for path in runs:
+            raise InputError(
+                f"{path} is a run. To compare runs, leave {shell_words([*options.overrides][:1] or ['--config-dir'])} "
+                "out; to measure, name two revisions or checkouts."
+            )
+        return True
+    return not any(path.exists() and not (path / ".git").exists() for path in paths)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | No
     """Add the options of both commands to `parser` and parse the command line."""
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, for a pull request")
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page with charts (name it *.html)")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)  # options may stand between and after the others
 
 
 def describe_error(error: Exception) -> str:

@@ -80,6 +80,7 @@ class CellEvents:
 class CellInProgress:
     """A cell whose process runs, or waits for its turn."""
 
+    records: CellRecords
     job: Job
     round_: int
     events: CellEvents
@@ -102,6 +103,7 @@ class CellRecords:
     config: RunConfig
     folder: Path
     progress: Progress
+    label: str = ""  # which of the runs it is, where several are in progress
     by_cell: dict[tuple[str, str], Record] = field(default_factory=dict)
     changed_code: str = ""  # what changed in the code since a resumed run began
     begun: int = 0  # number of cells
@@ -110,12 +112,13 @@ class CellRecords:
     def show(self, cell: CellInProgress) -> None:
         """Show in the progress display that this cell is active."""
         suffix = f" · round {cell.round_}" if self.config.rounds > 1 else ""
-        self.progress.begin(f"{cell.job.component.name} · {cell.job.variant}{suffix}", cell.number, self.total)
+        label = f"{self.label} · " if self.label else ""
+        self.progress.begin(f"{label}{cell.job.component.name} · {cell.job.variant}{suffix}", cell.number, self.total)
 
     def begin(self, job: Job, round_: int, note: str = "") -> CellInProgress | None:
         """Prepare the files and the row of a cell that is about to run; None where its component has an error."""
         self.begun += 1
-        cell = CellInProgress(job, round_, CellEvents(self._base_record(job), self.progress), [], self.begun)
+        cell = CellInProgress(self, job, round_, CellEvents(self._base_record(job), self.progress), [], self.begun)
         self.show(cell)
         error = self._component_error(job)
         if error is not None:

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
 from profiling.run.cell_records import CellInProgress, CellRecords
 from profiling.run.job import Job
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.turns import Resident, Start, WaitingProcess, lacking_memory, take_turns
+
+
+@dataclass(frozen=True)
+class DueCell:
+    """A cell to be timed in turns, which may be of another run than those beside it."""
+
+    records: CellRecords
+    executor: Isolated
+    job: Job
+
+    @property
+    def name(self) -> str:
+        """Its variant, and which of the runs it is of where there are several."""
+        label = self.records.label
+        return f"{self.job.variant} of {label}" if label else self.job.variant
 
 
 def run_cell(records: CellRecords, job: Job, executor: Executor, round_: int, note: str = "") -> None:
@@ -25,62 +41,65 @@ def run_cell(records: CellRecords, job: Job, executor: Executor, round_: int, no
     records.end(cell)
 
 
-def run_in_turns(records: CellRecords, jobs: Sequence[Job], executor: Isolated) -> None:
-    """Prepare the cells of a component one after the other, time them in turns, and let each finish.
+def run_in_turns(cells: Sequence[DueCell]) -> None:
+    """Prepare cells one after the other, time them in turns, and let each finish: those of a component, say.
 
-    Where there is no memory for another one, those that are prepared take their turns first. Then the baseline
-    stays, if it leaves room, and the others follow beside it.
+    Where there is no memory for another one, those that are prepared take their turns first. Then the first one, with
+    which the others are compared, stays if it leaves room, and the others follow beside it.
     """
     start, note = Start(), ""
     waiting: list[tuple[CellInProgress, Resident, WaitingProcess]] = []
     beginning: CellInProgress | None = None
-    again: list[Job] = []
+    again: list[DueCell] = []
 
-    def finish(cells: Sequence[tuple[CellInProgress, Resident, WaitingProcess]]) -> None:
-        for cell, resident, process in cells:
-            records.show(cell)
+    def finish(prepared: Sequence[tuple[CellInProgress, Resident, WaitingProcess]]) -> None:
+        for cell, resident, process in prepared:
+            cell.records.show(cell)
             cell.events.performed = process.finish(resident.stopped_by)
             waiting.remove((cell, resident, process))
             if cell.ran_out_of_memory and resident.beside:
-                again.append(cell.job)
+                again.append(next(due for due in cells if due.job is cell.job))
             else:
-                records.end(cell, start, note)
+                cell.records.end(cell, start, note)
 
     try:
-        for job in jobs:
+        for due in cells:
             while waiting and (lacking := lacking_memory([resident for _, resident, _ in waiting])):
                 note = f"not all variants were prepared beside each other: {lacking}"
-                _time(records, [resident for _, resident, _ in waiting], job.component.name)
+                _time(due.records, [resident for _, resident, _ in waiting], due.job.component.name)
                 finish(waiting[1:] or waiting[:])
-            beginning = records.begin(job, 1)
+            beginning = due.records.begin(due.job, 1)
             if beginning is None:
                 continue
-            process = WaitingProcess(executor.session({"cell": job.to_json()}, job.name, beginning.events.receive))
+            process = WaitingProcess(
+                due.executor.session({"cell": due.job.to_json()}, due.job.name, beginning.events.receive)
+            )
             try:
                 ready = next(process.session).ready
             except StopIteration as end:
                 beginning.events.performed = end.value
                 if beginning.ran_out_of_memory and waiting:
-                    again.append(job)
+                    again.append(due)
                 else:
-                    records.end(beginning)
+                    due.records.end(beginning)
             else:
                 assert ready is not None
-                beginning.resident = Resident(job.variant, ready, process.window)
+                beginning.resident = Resident(due.name, ready, process.window)
                 waiting.append((beginning, beginning.resident, process))
             beginning = None
-        _time(records, [resident for _, resident, _ in waiting], jobs[0].component.name)
+        _time(cells[0].records, [resident for _, resident, _ in waiting], cells[0].job.component.name)
         finish(waiting[:])
     except KeyboardInterrupt:
         for _, _, process in waiting:
             process.session.close()
         for cell in (*(cell for cell, _, _ in waiting), *([] if beginning is None else [beginning])):
-            records.keep_interrupted(cell, start)
+            cell.records.keep_interrupted(cell, start)
         raise
     finally:
         for _, _, process in waiting:
             process.session.close()
-    _run_again(records, again, executor)
+    for due in again:
+        _run_again(due.records, [due.job], due.executor)
 
 
 def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProcess) -> None:
@@ -178,7 +197,9 @@ def _run_beside(
 def _time(records: CellRecords, residents: Sequence[Resident], component: str) -> None:
     """Let the cells take turns, if there are several."""
     if len(residents) > 1:
-        records.progress.begin(f"{component} · {len(residents)} variants", 0, 0)
+        names = [resident.variant for resident in residents]
+        which = " and ".join(names) if len(names) == 2 else f"{len(names)} variants"
+        records.progress.begin(f"{component} · {which}", 0, 0)
         records.progress.phase("turns")
         take_turns(residents, records.config.seconds, records.config.settings.seed)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,10 +17,11 @@ from msgspec import to_builtins
 from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import Settings
 from profiling.components.weights import find_weights
-from profiling.errors import InputError, reason_of
+from profiling.errors import InputError, MissingExtraError, reason_of
 from profiling.metrics.metric import Metric
 from profiling.results.environment import encode_environment
 from profiling.run.cell import print_traceback
+from profiling.run.checkouts import Checkout
 from profiling.run.environment import ceilings_of, environment
 from profiling.run.events import Emit, End, Phase, Probed
 from profiling.run.job import Job
@@ -64,6 +66,19 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
             facts["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
     ends = {name: _unavailable(variant, device) for name, variant in variants.items()}
     return Probed(asdict(settings), facts, {name: end for name, end in ends.items() if end is not None})
+
+
+def check_modules(jobs: tuple[Job, ...], checkout: Checkout) -> None:
+    """Check that the modules of all components can be imported, and that they are those of the checkout.
+
+    Raises:
+        InputError: one cannot be, or is not.
+
+    """
+    for spec in {job.component.name: job.component for job in jobs}.values():
+        with suppress(MissingExtraError):  # its cells are skipped
+            partial_of(spec.module, f"component.{spec.name}.module")
+    checkout.check_imports()
 
 
 def _unavailable(variant: Variant, device: torch.device) -> End | None:

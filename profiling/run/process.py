@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -30,6 +30,7 @@ import psutil
 
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results.record import encode_sections
+from profiling.run.checkouts import Checkout
 from profiling.run.events import Emit, Event, EventReader, Phase, Sections, Waiting, write_turn
 from profiling.run.hardware_counters import CounterPass, NoCountersError
 
@@ -99,12 +100,23 @@ class Isolated:
     """Performs each task in a fresh process, with its output in `cells/<name>.log`.
 
     With `counters`, ncu measures the kernels of each cell in one more process, while the cell's compile cache is there.
+    With `checkout`, the user's code is imported from there. `orphans` is that of all executors that perform at once.
     """
 
-    def __init__(self, run: Path, *, trace: bool, fresh_cache: bool, timeout: float, counters: bool = False) -> None:
+    def __init__(
+        self,
+        run: Path,
+        *,
+        trace: bool,
+        fresh_cache: bool,
+        timeout: float,
+        counters: bool = False,
+        orphans: Orphans | None = None,
+        checkout: Checkout | None = None,
+    ) -> None:
         self._run, self._trace, self._fresh_cache, self._timeout = run, trace, fresh_cache, timeout
         self._counters = CounterPass(run) if counters else None
-        self._orphans = Orphans()
+        self._orphans, self._checkout = orphans or Orphans(), checkout
 
     def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
         """Perform the task in a fresh process; it takes no turns."""
@@ -121,6 +133,8 @@ class Isolated:
         The timeout of a cell counts the seconds in which it is active, and not those in which it waits for its turn.
         """
         timeout = self._timeout if "cell" in task else PROBE_SECONDS
+        if self._checkout is not None:
+            task = {**task, "checkout": asdict(self._checkout)}
         users_folder, cells_folder = os.environ.get(TORCH_TRACE), self._run / "torch_trace" / name
         trace = {TORCH_TRACE: str(cells_folder)} if self._trace and users_folder is None else {}
         logs: set[Path] = set()

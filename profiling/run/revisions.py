@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import subprocess
 from collections.abc import Iterable
 from importlib import metadata
@@ -18,12 +19,10 @@ TOOL = Path(__file__).resolve().parents[2]
 def git_state(folder: Path) -> Git | None:
     """Return revision and state of the git checkout that holds `folder`; None outside a checkout or without git."""
     try:
-        revision = _git(folder, "rev-parse", "HEAD").decode().strip()
-        dirty = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+        revision = git(folder, "rev-parse", "HEAD").decode().strip()
+        dirty = bool(git(folder, "status", "--porcelain", "--untracked-files=no"))
         diff = (
-            _git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-relative")
-            if dirty
-            else b""
+            git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-relative") if dirty else b""
         )
         return Git(revision=revision, dirty=dirty, diff=hashlib.sha256(diff).hexdigest()[:16] if dirty else None)
     except (OSError, subprocess.CalledProcessError):
@@ -89,5 +88,15 @@ def _folder_of(target: str) -> Path | None:
     return None
 
 
-def _git(folder: Path, *arguments: str) -> bytes:
-    return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True).stdout
+def git(folder: Path, *arguments: str) -> bytes:
+    """Run git in `folder`, also inside a hook of another repository, and return its standard output.
+
+    Raises:
+        OSError: git is not installed.
+        subprocess.CalledProcessError: git failed; its `stderr` says why.
+
+    """
+    of_a_hook = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+    environment = {name: value for name, value in os.environ.items() if name not in of_a_hook}
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, check=True, env=environment, stdin=subprocess.DEVNULL).stdout

@@ -17,10 +17,11 @@ from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords
+from profiling.run.checkouts import Checkout
 from profiling.run.events import BadInput, End, Event, Phase, Probed
-from profiling.run.in_turns import run_cell, run_in_process, run_in_turns
+from profiling.run.in_turns import DueCell, run_cell, run_in_process, run_in_turns
 from profiling.run.job import Job, RunConfig
-from profiling.run.process import Executor, InProcess, Isolated
+from profiling.run.process import Executor, InProcess, Isolated, Orphans
 from profiling.run.progress import Progress
 from profiling.run.revisions import TOOL, code_changes, git_state, tool_version
 from profiling.run.rounds import rounds_done
@@ -38,11 +39,16 @@ class Run:
     folder: Path
     progress: Progress
     command: str  # the command line, for environment.json
+    checkout: Checkout | None = None  # whose code the cells use; None: that of the working directory
     cells: CellRecords = field(init=False)
+    executor: Executor = field(init=False)  # this and the following are set by `begin`
+    jobs: tuple[Job, ...] = field(init=False)
+    not_run: Mapping[str, End] = field(init=False)  # how the cells of variants end that cannot run here
 
     def __post_init__(self) -> None:
         """Begin without records."""
-        self.cells = CellRecords(self.target, self.config, self.folder, self.progress)
+        label = self.checkout.name if self.checkout is not None else ""
+        self.cells = CellRecords(self.target, self.config, self.folder, self.progress, label)
 
     @property
     def records(self) -> dict[tuple[str, str], Record]:
@@ -57,16 +63,27 @@ class Run:
             KeyboardInterrupt: the user stopped the run; finished cells are on disk.
 
         """
+        execute((self,))
+        return exit_code(tuple(self.records.values()))
+
+    def begin(self, orphans: Orphans) -> None:
+        """Prepare the folder, probe the device, and write the environment.
+
+        Raises:
+            InputError: an error that concerns every cell.
+
+        """
         config = self.config
         earlier = prepare_folder(self.folder, config.source, resumed=config.resume is not None)
         self.cells.by_cell = {record.cell: record for record in earlier.records}
-        executor = self._executor()
-        probed = self._probe(executor)
+        self.executor = self._executor(orphans)
+        probed = self._probe(self.executor)
         self._write_environment(probed.environment, earlier)
         settings = Settings(**probed.settings)
-        jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
-        turns = [(round_, job) for round_ in range(1, config.rounds + 1) for job in jobs]
-        due = [turn for turn in turns if self._is_due(*turn)]
+        self.jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
+        self.not_run = probed.not_run
+        turns = [(round_, job) for round_ in range(1, config.rounds + 1) for job in self.jobs]
+        due = [turn for turn in turns if self.is_due(*turn)]
         if len(due) < len(turns):
             cells = "cells" if config.rounds == 1 else "rounds of cells"
             self.progress.say(
@@ -74,29 +91,20 @@ class Run:
             )
         if earlier.skipped_lines:
             self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
-        skip = probed.not_run
-        self._say_not_run({job.variant: skip[job.variant] for _, job in due if job.variant in skip})
-        for round_ in range(1, config.rounds + 1):
-            left = [turn for turn in due if turn[0] >= round_ and turn[1].variant not in skip and self._is_due(*turn)]
-            self.cells.total = self.cells.begun + len(left)
-            for _, component in groupby((job for number, job in due if number == round_), lambda job: job.component):
-                self._run_component(tuple(component), executor, round_, skip)
-        self.cells.complete()
-        return exit_code(tuple(self.records.values()))
+        self._say_not_run({job.variant: self.not_run[job.variant] for _, job in due if job.variant in self.not_run})
 
-    def _run_component(self, jobs: Sequence[Job], executor: Executor, round_: int, skip: Mapping[str, End]) -> None:
-        """Run the cells of a component; those that are timed in turns run in the first round only."""
-        cells = [job for job in jobs if job.variant not in skip and self._is_due(round_, job)]
-        if round_ == 1 and len(cells) > 1 and isinstance(executor, Isolated):
-            run_in_turns(self.cells, cells, executor)
-        elif round_ == 1 and len(cells) > 1 and isinstance(executor, InProcess):
-            run_in_process(self.cells, cells, executor)
-        else:
-            for job in cells:
-                run_cell(self.cells, job, executor, round_)
-        for job in jobs:
-            if job.variant in skip and round_ == 1:
-                self.cells.not_run(job, skip[job.variant])
+    def is_due(self, round_: int, job: Job) -> bool:
+        """Return whether the cell must still run in this round; after a round that is not ok it does not run again."""
+        record = self.records.get(job.cell)
+        if record is None:
+            return True
+        return record.status == "ok" and record.turns is None and rounds_done(record) < round_
+
+    def count(self, round_: int) -> None:
+        """Count the cells that are left, for the progress display."""
+        turns = [(each, job) for each in range(round_, self.config.rounds + 1) for job in self.jobs]
+        left = [job for each, job in turns if job.variant not in self.not_run and self.is_due(each, job)]
+        self.cells.total = self.cells.begun + len(left)
 
     def _say_not_run(self, ends: Mapping[str, End]) -> None:
         """Print a line for each reason why variants do not run, instead of one for each of their cells."""
@@ -104,26 +112,20 @@ class Run:
             names = ", ".join(name for name, each in ends.items() if each == end)
             self.progress.say(f"{end.status}: {names} ({printable(end.reason)})")
 
-    def _executor(self) -> Executor:
+    def _executor(self, orphans: Orphans) -> Executor:
         settings = self.config.settings
         fresh_cache = settings.compile_cache == "fresh"
         if self.config.isolation == "none":
             return InProcess(self.folder, trace=settings.trace, fresh_cache=fresh_cache)
-        timeout = self.config.cell_timeout
         return Isolated(
             self.folder,
             trace=settings.trace,
             fresh_cache=fresh_cache,
-            timeout=timeout,
+            timeout=self.config.cell_timeout,
             counters=settings.counters,
+            orphans=orphans,
+            checkout=self.checkout,
         )
-
-    def _is_due(self, round_: int, job: Job) -> bool:
-        """Return whether the cell must still run in this round; after a round that is not ok it does not run again."""
-        record = self.records.get(job.cell)
-        if record is None:
-            return True
-        return record.status == "ok" and record.turns is None and rounds_done(record) < round_
 
     def _probe(self, executor: Executor) -> Probed:
         """Call `probe` in another process: it resolves the settings and checks every option. Return its result."""
@@ -143,7 +145,7 @@ class Run:
         if isinstance(answer, Probed):
             return answer
         if isinstance(answer, BadInput):
-            raise InputError(answer.message)
+            raise InputError(f"{self.checkout.name}: {answer.message}" if self.checkout else answer.message)
         raise InputError(f"probing the device failed: the process {performed.death}. To debug it, add isolation=none.")
 
     def _write_environment(self, facts: Mapping[str, Any], earlier: EarlierRun) -> None:
@@ -158,7 +160,7 @@ class Run:
             captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             command=self.command,
             tool_version=tool_version(),
-            user_git=git_state(Path.cwd()),
+            user_git=git_state(Path(self.checkout.folder) if self.checkout else Path.cwd()),
             tool_git=git_state(TOOL),
         )
         content = {**encode_environment(of_this_process), **facts}
@@ -178,6 +180,51 @@ class Run:
                 f"resume={self.folder}: the code has changed since the run began: {self.cells.changed_code}. Start a "
                 "new run, or add resume_changed=true to measure the cells that are left with the present code."
             )
+
+
+def execute(runs: Sequence[Run]) -> None:
+    """Run the cells of a run, those of each component in turns; of several runs, those of the same name in turns.
+
+    The runs have the same components, variants and rounds, and each a checkout of its own.
+
+    Raises:
+        InputError: an error that concerns every cell of a run; no cell has run.
+        KeyboardInterrupt: the user stopped the run; finished cells are on disk.
+
+    """
+    orphans = Orphans()
+    for run in runs:
+        run.begin(orphans)
+    if len(runs) == 1:
+        components = groupby(runs[0].jobs, lambda job: job.component)
+        cells = [[(runs[0], job) for job in jobs] for _, jobs in components]
+    else:
+        of_a_name = zip(*(run.jobs for run in runs), strict=True)
+        cells = [list(zip(runs, jobs, strict=True)) for jobs in of_a_name]
+    for round_ in range(1, runs[0].config.rounds + 1):
+        for run in runs:
+            run.count(round_)
+        for group in cells:
+            _run_in_round(round_, [(run, job) for run, job in group if run.is_due(round_, job)])
+    for run in runs:
+        run.cells.complete()
+
+
+def _run_in_round(round_: int, due: Sequence[tuple[Run, Job]]) -> None:
+    """Run cells; those that are timed in turns run in the first round only."""
+    cells = [(run, job) for run, job in due if job.variant not in run.not_run]
+    isolated = [DueCell(run.cells, run.executor, job) for run, job in cells if isinstance(run.executor, Isolated)]
+    in_turns = round_ == 1 and len(cells) > 1
+    if in_turns and isolated:
+        run_in_turns(isolated)
+    elif in_turns and isinstance(cells[0][0].executor, InProcess):
+        run_in_process(cells[0][0].cells, [job for _, job in cells], cells[0][0].executor)
+    else:
+        for run, job in cells:
+            run_cell(run.cells, job, run.executor, round_)
+    for run, job in due:
+        if job.variant in run.not_run:
+            run.cells.not_run(job, run.not_run[job.variant])
 
 
 def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:

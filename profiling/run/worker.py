@@ -38,9 +38,10 @@ from profiling.errors import InputError, MissingExtraError, reason_of  # noqa: E
 from profiling.machine.memory import held_before  # noqa: E402
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples  # noqa: E402
 from profiling.run.cell import print_traceback  # noqa: E402
+from profiling.run.checkouts import Checkout  # noqa: E402
 from profiling.run.events import BadInput, Emit, End, sender, turns_from  # noqa: E402
 from profiling.run.job import Job  # noqa: E402
-from profiling.run.probe import probe  # noqa: E402
+from profiling.run.probe import check_modules, probe  # noqa: E402
 
 
 def main() -> None:
@@ -59,6 +60,8 @@ def main() -> None:
 def perform(task: Mapping[str, Any], emit: Emit, take_turns: TakeTurns | None = None) -> None:
     """Perform `task`: {"probe": [job, …]} or {"cell": job}, where a job is its JSON text.
 
+    With a "checkout" the user's code is imported from there.
+
     With `take_turns` the cell is timed in turns with others, if its procedure allows that. In one process it may begin
     in the middle of another cell, under whose inference mode it must not be built.
 
@@ -69,8 +72,14 @@ def perform(task: Mapping[str, Any], emit: Emit, take_turns: TakeTurns | None = 
 
     """
     try:
+        checkout = Checkout(**task["checkout"]) if "checkout" in task else None
+        if checkout is not None:
+            checkout.enter()
         if "probe" in task:
-            emit(probe(tuple(Job.from_json(text) for text in task["probe"]), emit))
+            jobs = tuple(Job.from_json(text) for text in task["probe"])
+            if checkout is not None:
+                check_modules(jobs, checkout)
+            emit(probe(jobs, emit))
         else:
             job = Job.from_json(task["cell"])
             set_process_state(job.settings)
@@ -78,7 +87,10 @@ def perform(task: Mapping[str, Any], emit: Emit, take_turns: TakeTurns | None = 
             turns = None if take_turns is None else _with_own_memory(take_turns, torch.device(job.settings.device))
             cell = partial_of(job.procedure, job.target)(job=job, emit=emit, take_turns=turns)
             with torch.inference_mode(False), torch.enable_grad():
-                emit(cell.run())
+                end = cell.run()
+            if checkout is not None:
+                checkout.check_imports()
+            emit(end)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit

@@ -123,7 +123,7 @@ def run_of(monkeypatch, folder, cells, **options):
     given = {"isolation": "process", "cell_timeout": 60.0, "resume": None, "source": {}} | options
     config = RunConfig((component,), variants, {}, SETTINGS, **given)
     folder.mkdir(exist_ok=True)
-    monkeypatch.setattr(runner.Run, "_executor", lambda self: cells)
+    monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans: cells)
     return runner.Run("generic_forward", config, folder, Silent(), "")
 
 

@@ -21,7 +21,7 @@ RULES: dict[str, set[str]] = {
     "errors": set(),
     "results": {"errors"},
     "report": _READERS,
-    "compare": {*_READERS, "report"},
+    "compare": {*_READERS, "report", "components", "run", "cli"},  # it may measure revisions first
     "history": {*_READERS, "report", "compare"},
     "machine": _READERS,
     "components": {*_READERS, "machine"},

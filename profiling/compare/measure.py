@@ -1,0 +1,161 @@
+"""Measures two checkouts of the user's code: two runs of the main job, whose cells of the same name take turns.
+
+The tool, its options and its metrics are those of the checkout that the user started, for both. The modules, and the
+YAML files of components and variants, come from each checkout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from profiling.cli.app import CONF, command_line, compose_config, override_values
+from profiling.cli.config import read_config
+from profiling.components.spec import ComponentSpec
+from profiling.errors import InputError
+from profiling.report.render import write_report
+from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.run_folder import check_is_new, claimed, new_folder
+from profiling.run.checkouts import LETTERS, Checkout, opened
+from profiling.run.job import RunConfig
+from profiling.run.progress import make_progress
+from profiling.run.runner import Run, execute
+
+TARGET = "generic_forward"
+#: The option that names the folder of both runs.
+_FOLDER = "hydra.run.dir"
+#: Groups of YAML files that come from a checkout that has this tool in it.
+_OF_THE_CHECKOUT = ("component", "variant")
+#: Options that have no meaning for two checkouts, with the reason.
+_REFUSED = {
+    "resume": "an interrupted comparison is started again, because its runs must take turns",
+    "isolation": "each checkout needs processes of its own",
+    "check": "there is nothing to compare; check one checkout with profiling.generic_forward",
+}
+
+
+def measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path | None) -> tuple[Path, ...]:
+    """Measure the checkouts `names`, folders or git revisions, and return the folder of the run of each.
+
+    `overrides` are those of the main job; `config_folder` has further YAML files, and each checkout its own copy of it.
+
+    Raises:
+        InputError: a name, an override or a YAML file is wrong, or a module of a component cannot be imported.
+        KeyboardInterrupt: the user stopped the runs; finished cells are on disk.
+
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):  # worktrees are removed then, too
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    given = override_values(TARGET, overrides)
+    for key in (key for key in given if key in _REFUSED):
+        raise InputError(f"{key}={given[key]}: {_REFUSED[key]}. Leave it out.")
+    kept = [each for each in overrides if not each.startswith(f"{_FOLDER}=")]
+    with contextlib.ExitStack() as stack:
+        checkouts = stack.enter_context(opened(names))
+        configs = _configs(checkouts, kept, config_folder)
+        base = _folder(given.get(_FOLDER))
+        folders = [base / letter for letter, _ in zip(LETTERS, checkouts, strict=False)]
+        progress = make_progress()
+        stack.callback(progress.close)
+        stack.callback(_remove_empty, base)
+        for folder in folders:
+            folder.mkdir(parents=True)
+            stack.enter_context(claimed(folder, None, progress.say))
+        command = command_line("compare")
+        runs = [
+            Run(TARGET, config, folder.resolve(), progress, command, checkout)
+            for config, folder, checkout in zip(configs, folders, checkouts, strict=True)
+        ]
+        try:
+            execute(runs)
+        except KeyboardInterrupt:
+            progress.close()
+            progress.say(f"interrupted; finished cells are in {base}. To measure again, repeat the command.")
+            raise
+        finally:
+            _write_reports(folders)
+    return tuple(folders)
+
+
+def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_folder: Path | None) -> list[RunConfig]:
+    """Compose the config of each checkout from its YAML files.
+
+    Raises:
+        InputError: an override is wrong, or a checkout lacks a component, a variant or a folder.
+
+    """
+    configs: list[RunConfig] = []
+    errors: list[str] = []
+    for checkout in checkouts:
+        with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
+            try:
+                config = read_config(compose_config(TARGET, overrides, _conf(checkout, config_folder, Path(folder))))
+            except InputError as error:
+                errors.append(f"{checkout.name}: {error}")
+            else:
+                configs.append(_with_weights(config, checkout))
+    if configs and errors:
+        raise InputError(f"{errors[0]} Only what all checkouts have can be compared.")
+    if errors:
+        raise InputError(errors[0])
+    return configs
+
+
+def _conf(checkout: Checkout, config_folder: Path | None, made: Path) -> list[Path]:
+    """Return the folders with the YAML files of a checkout; one that mixes the tool's and its own is `made`.
+
+    Raises:
+        InputError: the checkout has no folder that corresponds to `config_folder`.
+
+    """
+    conf, theirs = CONF, Path(checkout.counterpart(CONF))
+    if theirs != CONF and theirs.is_dir():
+        for entry in CONF.iterdir():
+            (made / entry.name).symlink_to(theirs / entry.name if entry.name in _OF_THE_CHECKOUT else entry)
+        conf = made
+    if config_folder is None:
+        return [conf]
+    absolute = config_folder.is_absolute()
+    added = Path(checkout.counterpart(config_folder) if absolute else Path(checkout.folder) / config_folder)
+    if not added.is_dir():
+        raise InputError(f"there is no folder {added}, which --config-dir={config_folder} names.")
+    return [conf, added]
+
+
+def _with_weights(config: RunConfig, checkout: Checkout) -> RunConfig:
+    """Return the config with checkpoints of the working directory where the checkout lacks them: git ignores many."""
+
+    def located(spec: ComponentSpec) -> ComponentSpec:
+        if spec.checkpoint is None or (Path(checkout.folder) / spec.checkpoint).exists():
+            return spec
+        here = Path(spec.checkpoint).absolute()
+        return replace(spec, checkpoint=str(here)) if here.exists() else spec
+
+    return replace(config, components=tuple(located(spec) for spec in config.components))
+
+
+def _folder(chosen: Any) -> Path:
+    """Return the folder of the runs: the one that the user has chosen, or a new one below `runs/compare`."""
+    if chosen is None:
+        return new_folder(Path("runs") / "compare", datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
+    folder = Path(str(chosen))
+    check_is_new(folder)
+    return folder
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it holds runs
+        folder.rmdir()
+
+
+def _write_reports(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        if (folder / RESULTS_FILE).exists():
+            write_report(folder)
