@@ -333,14 +333,14 @@ def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
 
 def _explained(error: Exception, target: str, folders: Sequence[Path]) -> str:
     """Return one line for an error of the config, which lies below `folders`, or of the operating system."""
+    if isinstance(error, HydraException | OmegaConfBaseException):  # also an OSError where a YAML file is missing
+        cause = error.__cause__ or error.__context__
+        return explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target, folders)
     if isinstance(error, OSError):
         return explain_os_error(error)
-    if isinstance(error, yaml.YAMLError):
-        return f"a YAML file is not valid: {' '.join(str(error).split())}"
     if isinstance(error, RecursionError):
         return "the config is nested too deeply, or contains itself. Correct the YAML files."
-    cause = error.__cause__ or error.__context__
-    return explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target, folders)
+    return f"a YAML file is not valid: {' '.join(str(error).split())}"
 
 
 def _print_error(message: str) -> int:

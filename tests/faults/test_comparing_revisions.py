@@ -1,0 +1,271 @@
+"""Comparing two revisions."""
+
+import os
+import signal
+from dataclasses import dataclass, field
+
+import pytest
+from as_user import QUICK
+from fake_cells import GB, FakeCells, Plan, Silent, dies, ends, interrupts, run_of
+from planted_repository import COMPONENT, NET, commit, git, with_network
+
+from profiling.compare import measure
+from profiling.compare.__main__ import main
+from profiling.compare.cells import compare_cells, exit_code
+from profiling.compare.loaded_run import read_run
+from profiling.results.jsonl import read_records
+from profiling.run.checkouts import Checkout
+from profiling.run.process import Isolated
+from profiling.run.runner import execute
+
+
+def fault(planted, happens, kept=""):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+def case(planted, happens, *values, kept="", name=None):
+    return pytest.param(*values, marks=fault(planted, happens, kept), id=name or planted)
+
+
+# What the user types, in a repository with two commits.
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    folder = tmp_path / "repository"
+    with_network(folder, 10, 30)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def is_clean(repository):
+    worktrees = git(repository, "worktree", "list").splitlines()
+    return len(worktrees) == 1 and not git(repository, "status", "--porcelain", "--untracked-files=no")
+
+
+def refused(capsys, *arguments):
+    """The error of a command that is refused in one line with exit code 2."""
+    assert main(list(arguments)) == 2
+    *progress, error = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("run: probing") for line in progress)
+    assert error.startswith("error: ")
+    return error
+
+
+ASKED = ("--config-dir=.", "component=[net]", "variant=[baseline]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        case(
+            "a revision that does not exist",
+            "one line that names it and similar ones, exit 2",
+            ("mian", "HEAD", *ASKED),
+            "mian is neither a folder nor a revision of {here}. Did you mean 'main'?",
+        ),
+        case(
+            "a component that exists in none of two revisions",
+            "one line with those that do, exit 2",
+            ("HEAD~1", "HEAD", "--config-dir=.", "component=[nte]"),
+            "A (HEAD~1): there is no component 'nte'. Did you mean 'net'?",
+        ),
+        case(
+            "`resume=` of a comparison of revisions",
+            "one line: start it again, exit 2",
+            ("HEAD~1", "HEAD", *ASKED, "resume=runs/x"),
+            "resume=runs/x: an interrupted comparison is started again",
+        ),
+        case(
+            "`isolation=none` for two revisions",
+            "one line, exit 2",
+            ("HEAD~1", "HEAD", *ASKED, "isolation=none"),
+            "each checkout needs processes of its own",
+        ),
+        case(
+            "an unknown option for two revisions",
+            "one line with similar ones, exit 2",
+            ("HEAD~1", "HEAD", *ASKED, "secnods=3"),
+            "A (HEAD~1): there is no key 'secnods' in the config. Did you mean 'seconds'?",
+        ),
+        case(
+            "an option of two revisions with several values",
+            "one line, exit 2",
+            ("HEAD~1", "HEAD", *ASKED, "dtype=float16,bfloat16"),
+            "dtype=float16,bfloat16",
+        ),
+        case(
+            "a folder of YAML files that no revision has",
+            "one line, exit 2",
+            ("HEAD~1", "HEAD", "--config-dir=conf", "component=[net]"),
+            "which --config-dir=conf names",
+        ),
+    ],
+)
+def test_a_wrong_command(repository, capsys, arguments, says):
+    assert says.format(here=repository) in refused(capsys, *arguments)
+    assert is_clean(repository)
+    assert not (repository / "runs").exists()
+
+
+@fault("a revision is named outside any git repository", "one line: name two folders, exit 2")
+def test_outside_a_repository(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "is not in a git repository" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
+
+
+@fault("git is not installed and a revision is named", "one line, exit 2")
+def test_without_git(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "git is not installed" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
+
+
+@fault("a component that exists in only one of two revisions", "one line that names the revision, exit 2")
+def test_a_component_of_one_revision(repository, capsys):
+    commit(repository, {"component/other.yaml": COMPONENT.format(name="other")})
+    error = refused(capsys, "HEAD~1", "HEAD", "--config-dir=.", "component=[other]")
+    assert "A (HEAD~1): there is no component 'other'." in error
+    assert "Only what all checkouts have can be compared." in error
+
+
+@fault("the folder in which the command starts is missing in a revision", "one line, exit 2")
+def test_a_folder_that_a_revision_lacks(repository, monkeypatch, capsys):
+    commit(repository, {"sub/text.txt": "new"})
+    monkeypatch.chdir(repository / "sub")
+    assert "HEAD~1 has no folder sub. Start the command in" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
+    assert is_clean(repository)
+
+
+@fault("overrides for two folders of which one is a run", "one line: runs are compared without, exit 2", "the run")
+def test_overrides_for_runs(repository, capsys):
+    (repository / "run").mkdir()
+    (repository / "run" / "results.jsonl").write_text("{}\n")
+    error = refused(capsys, "run", "HEAD", "component=[net]")
+    assert "run is a run. To compare runs, leave 'component=[net]' out" in error
+
+
+@fault("the folder for the runs of two revisions is not empty", "one line, exit 2", "its files")
+def test_a_folder_that_is_not_empty(repository, capsys):
+    error = refused(capsys, "HEAD~1", "HEAD", *ASKED, f"hydra.run.dir={repository / 'component'}")
+    assert "is not empty: it holds net.yaml" in error
+
+
+@fault("a module that cannot be imported in one of two revisions", "one line that names the revision, exit 2")
+def test_a_module_that_cannot_be_imported(repository, capsys):
+    commit(repository, {"user_net.py": "import a_package_that_is_missing\n" + NET.format(times=1)})
+    error = refused(capsys, "HEAD", "HEAD~1", *ASKED, *QUICK[:4])
+    assert "A (HEAD): component.net.module: user_net.Net: ModuleNotFoundError: No module named 'a_package" in error
+    assert is_clean(repository)
+    assert not list((repository / "runs" / "compare").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        case("Ctrl-C while two revisions are measured", "exit 130", signal.SIGINT, "Ctrl-C", kept="finished cells"),
+        case("SIGTERM while two revisions are measured", "exit 130", signal.SIGTERM, "SIGTERM", kept="finished cells"),
+    ],
+)
+def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, number, name):
+    seen = []
+
+    def execute(runs):
+        seen.extend(run.checkout.root for run in runs)
+        assert all(map(os.path.isdir, seen))
+        os.kill(os.getpid(), number)
+        signal.pause()
+
+    monkeypatch.setattr(measure, "execute", execute)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        assert main(["HEAD~1", "HEAD", *ASKED]) == 130
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    assert "interrupted" in capsys.readouterr().err
+    assert len(seen) == 2
+    assert not any(map(os.path.exists, seen))
+    assert is_clean(repository)
+
+
+# Cells on a fake clock.
+
+
+@dataclass
+class Side(Isolated):
+    """Performs the cells of one of two runs, which share a clock and the memory."""
+
+    cells: FakeCells
+    name: str
+    log: list = field(default_factory=list)
+
+    def perform(self, task, name, on_event):
+        return self.cells.perform(task, f"{name} of {self.name}", on_event)
+
+    def session(self, task, name, on_event):
+        return self.cells.session(task, f"{name} of {self.name}", on_event)
+
+
+def two_runs(monkeypatch, folder, a, b, **options):
+    """Two runs of the variants that `a` and `b` have plans for, and their cells."""
+    plans = {f"{name} of {side}": plan for side, each in (("A", a), ("B", b)) for name, plan in each.items()}
+    cells = FakeCells(plans, **options)
+    runs = []
+    for side, each in (("A", a), ("B", b)):
+        run = run_of(monkeypatch, folder / side, FakeCells(each))
+        runs.append(
+            type(run)(run.target, run.config, run.folder, Silent(), "", Checkout(side, str(folder), str(folder), ()))
+        )
+    monkeypatch.setattr(type(runs[0]), "_executor", lambda run, orphans: Side(cells, run.checkout.name))
+    return runs, cells
+
+
+def compared(runs):
+    loaded = [read_run(run.folder) for run in runs]
+    cells = compare_cells(*loaded, 0.02)
+    return {cell.variant: cell for cell in cells}, exit_code(cells, 0.02)
+
+
+def rows(run):
+    return {record.variant: record for record in read_records(run.folder).records}
+
+
+@fault("a cell of one revision crashes between its windows", "its row is not compared, exit 2", "all other rows")
+def test_a_cell_of_one_revision_dies(tmp_path, monkeypatch):
+    plans = {"baseline": Plan(), "v": Plan()}
+    runs, _ = two_runs(monkeypatch, tmp_path, plans, {"baseline": Plan(), "v": Plan(happens={3: dies})})
+    execute(runs)
+    cells, code = compared(runs)
+    assert (cells["baseline"].verdict, cells["v"].verdict, code) == ("same", "not compared", 2)
+    assert "B is failed" in cells["v"].reason
+    assert rows(runs[0])["v"].status == "ok"
+
+
+@fault("a cell of one revision fails before it is ready", "its row is not compared, exit 2", "the other one's times")
+def test_a_cell_of_one_revision_is_never_ready(tmp_path, monkeypatch):
+    runs, cells = two_runs(monkeypatch, tmp_path, {"baseline": Plan(happens={"ready": ends()})}, {"baseline": Plan()})
+    execute(runs)
+    assert compared(runs)[0]["baseline"].verdict == "not compared"
+    assert rows(runs[1])["baseline"].metrics.wall_ms.n == 100
+    assert cells.held == {}
+
+
+@fault("no memory for a cell of one revision beside that of the other", "whole cells in turn; a note", "all rows")
+def test_no_memory_for_two(tmp_path, monkeypatch):
+    plan = {"baseline": Plan(used=6 * GB)}
+    runs, _ = two_runs(monkeypatch, tmp_path, plan, plan, memory=10 * GB)
+    execute(runs)
+    for run in runs:
+        record = rows(run)["baseline"]
+        assert (record.status, record.turns) == ("ok", None)
+        assert "not all variants were prepared beside each other: another one would need 7.2 GB" in record.notes[0]
+
+
+@fault("Ctrl-C between the windows of two revisions", "exit 130", "the finished windows of both")
+def test_an_interrupt_between_windows(tmp_path, monkeypatch):
+    runs, cells = two_runs(monkeypatch, tmp_path, {"baseline": Plan()}, {"baseline": Plan(happens={3: interrupts})})
+    with pytest.raises(KeyboardInterrupt):
+        execute(runs)
+    assert cells.held == {}, "no process is left"
+    assert [len(rows(run)["baseline"].turns.windows) >= 2 for run in runs] == [True, True]
