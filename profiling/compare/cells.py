@@ -11,7 +11,13 @@ import numpy as np
 from profiling.compare.host import HostChange, host_change
 from profiling.compare.loaded_run import LoadedRun, Rounds, median_ms, read_samples
 from profiling.errors import InputError
-from profiling.results.judgement import clock_ratio, clocks_differ, disturbance, disturbance_explains
+from profiling.results.judgement import (
+    clock_ratio,
+    clocks_differ,
+    disturbance,
+    disturbance_explains,
+    paired_speedup,
+)
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import Record
 from profiling.results.stats import ratio_interval
@@ -37,6 +43,7 @@ class CellComparison:
     ratio: float | None = None
     interval: tuple[float, float] | None = None  # of the ratio, at `confidence_level`
     rounds: int = 1  # of the run that has fewer
+    in_turns: bool = False  # whether both took turns, so that the ratio is that of neighbouring windows
     unmatched: bool = False  # A was measured and B has nothing to compare with it: exit code 2
 
     @property
@@ -72,7 +79,7 @@ def compare_cells(a: LoadedRun, b: LoadedRun, threshold: float) -> tuple[CellCom
 
 def _without_host(cell: CellComparison, host: HostChange, a: LoadedRun, b: LoadedRun) -> CellComparison:
     """Withdraw the verdict where the hosts of the two runs alone can make the difference."""
-    if cell.verdict not in ("faster", "slower") or not host.explains(a, b, cell.cell):
+    if cell.in_turns or cell.verdict not in ("faster", "slower") or not host.explains(a, b, cell.cell):
         return cell
     return replace(cell, verdict="cannot tell", reason="; ".join(filter(None, (host.words, cell.reason))))
 
@@ -163,9 +170,13 @@ def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison
     cell, a, b = sampled.cell, sampled.a, sampled.b
     if np.array_equal(np.concatenate(a), np.concatenate(b)):  # one measurement, not two that agree
         return replace(cell, verdict="same", reason="both runs hold the same samples", ratio=1.0, interval=(1.0, 1.0))
-    resamples = max(2000, round(20 / (1 - level)))  # ten beyond either end of the interval
-    with np.errstate(all="ignore"):  # a resampled median may be 0
-        ratio, low, high = ratio_interval(b, a, level=level, resamples=resamples)
+    paired = paired_speedup(*sampled.records, level=level)
+    if paired is not None and paired[1] is not None:
+        cell, ratio, (low, high) = replace(cell, in_turns=True), paired[0], paired[1]
+    else:
+        resamples = max(2000, round(20 / (1 - level)))  # ten beyond either end of the interval
+        with np.errstate(all="ignore"):  # a resampled median may be 0
+            ratio, low, high = ratio_interval(b, a, level=level, resamples=resamples)
     if not np.isfinite((ratio, low, high)).all():
         return replace(cell, verdict="cannot tell", reason="too many samples are 0 for an interval of the ratio")
     verdict, reasons = _verdict(ratio, low, high, threshold)

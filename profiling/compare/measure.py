@@ -36,6 +36,7 @@ _OF_THE_CHECKOUT = ("component", "variant")
 _REFUSED = {
     "resume": "an interrupted comparison is started again, because its runs must take turns",
     "isolation": "each checkout needs processes of its own",
+    "counters": "hardware counters are measured of one checkout; use profiling.generic_forward",
     "check": "there is nothing to compare; check one checkout with profiling.generic_forward",
 }
 

@@ -156,10 +156,14 @@ def _legend(comparison: Comparison) -> list[str]:
     if not compared:
         return []
     limit = f"{comparison.threshold:g}"
-    level = f"{100 * confidence_level(len(compared)):.4g}% bootstrap interval"
+    level = f"{100 * confidence_level(len(compared)):.4g}%"
+    of_runs, in_turns = f"of median times and its {level} bootstrap interval", sum(cell.in_turns for cell in compared)
+    if in_turns:
+        of_windows = f"of neighbouring windows, where both took turns, and its {level} interval"
+        of_runs = of_windows if in_turns == len(compared) else f"{of_windows}; else {of_runs}"
     correction = f" (Bonferroni-corrected for {len(compared)} cells)" if len(compared) > 1 else ""
     lines = [
-        f"B / A: ratio of median times and its {level}{correction}; above 1, B is slower.",
+        f"B / A: ratio {of_runs}{correction}; above 1, B is slower.",
         f"same: the whole interval is within 1 ± {limit}. faster, slower: the ratio is beyond 1 ± {limit}, "
         "and the whole interval is on that side of 1.",
     ]

@@ -218,8 +218,10 @@ def intervals_overlap(first: Record, second: Record) -> bool | None:
     return one.ci95[0] <= other.ci95[1] and other.ci95[0] <= one.ci95[1]
 
 
-def paired_speedup(record: Record, other: Record) -> tuple[float, tuple[float, float] | None] | None:
-    """Return (wall time of `other` over that of `record`, its 95% interval) by the windows of the same blocks.
+def paired_speedup(
+    record: Record, other: Record, *, level: float = 0.95
+) -> tuple[float, tuple[float, float] | None] | None:
+    """Return (wall time of `other` over that of `record`, its interval) by the windows of the same blocks.
 
     None where they did not take turns with each other.
     """
@@ -233,7 +235,7 @@ def paired_speedup(record: Record, other: Record) -> tuple[float, tuple[float, f
     blocks = [block for block in medians if block in others and (block in undisturbed or not enough)]
     if not blocks or min(*medians.values(), *others.values()) <= 0:
         return None
-    return paired_ratio([others[block] for block in blocks], [medians[block] for block in blocks])
+    return paired_ratio([others[block] for block in blocks], [medians[block] for block in blocks], level=level)
 
 
 def _window_medians(record: Record) -> dict[int, float]:

@@ -2,11 +2,10 @@
 
 import os
 import signal
-from dataclasses import dataclass, field
 
 import pytest
 from as_user import QUICK
-from fake_cells import GB, FakeCells, Plan, Silent, dies, ends, interrupts, run_of
+from fake_cells import GB, Plan, dies, ends, interrupts, two_runs
 from planted_repository import COMPONENT, NET, commit, git, with_network
 
 from profiling.compare import measure
@@ -14,8 +13,6 @@ from profiling.compare.__main__ import main
 from profiling.compare.cells import compare_cells, exit_code
 from profiling.compare.loaded_run import read_run
 from profiling.results.jsonl import read_records
-from profiling.run.checkouts import Checkout
-from profiling.run.process import Isolated
 from profiling.run.runner import execute
 
 
@@ -190,35 +187,6 @@ def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, num
 
 
 # Cells on a fake clock.
-
-
-@dataclass
-class Side(Isolated):
-    """Performs the cells of one of two runs, which share a clock and the memory."""
-
-    cells: FakeCells
-    name: str
-    log: list = field(default_factory=list)
-
-    def perform(self, task, name, on_event):
-        return self.cells.perform(task, f"{name} of {self.name}", on_event)
-
-    def session(self, task, name, on_event):
-        return self.cells.session(task, f"{name} of {self.name}", on_event)
-
-
-def two_runs(monkeypatch, folder, a, b, **options):
-    """Two runs of the variants that `a` and `b` have plans for, and their cells."""
-    plans = {f"{name} of {side}": plan for side, each in (("A", a), ("B", b)) for name, plan in each.items()}
-    cells = FakeCells(plans, **options)
-    runs = []
-    for side, each in (("A", a), ("B", b)):
-        run = run_of(monkeypatch, folder / side, FakeCells(each))
-        runs.append(
-            type(run)(run.target, run.config, run.folder, Silent(), "", Checkout(side, str(folder), str(folder), ()))
-        )
-    monkeypatch.setattr(type(runs[0]), "_executor", lambda run, orphans: Side(cells, run.checkout.name))
-    return runs, cells
 
 
 def compared(runs):

@@ -9,6 +9,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.metrics.sampling import Ready, WindowSamples, summaries
 from profiling.results.record import LatencyConditions, Metrics, encode_sections
 from profiling.run import runner
+from profiling.run.checkouts import Checkout
 from profiling.run.events import End, Probed, Sections, Waiting
 from profiling.run.job import RunConfig
 from profiling.run.process import Isolated, Performed
@@ -125,6 +126,35 @@ def run_of(monkeypatch, folder, cells, **options):
     folder.mkdir(exist_ok=True)
     monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans: cells)
     return runner.Run("generic_forward", config, folder, Silent(), "")
+
+
+@dataclass
+class Side(Isolated):
+    """Performs the cells of one of two runs, which share a clock and the memory."""
+
+    cells: FakeCells
+    name: str
+    log: list = field(default_factory=list)
+
+    def perform(self, task, name, on_event):
+        return self.cells.perform(task, f"{name} of {self.name}", on_event)
+
+    def session(self, task, name, on_event):
+        return self.cells.session(task, f"{name} of {self.name}", on_event)
+
+
+def two_runs(monkeypatch, folder, a, b, **options):
+    """Two runs of the variants that `a` and `b` have plans for, and their cells."""
+    plans = {f"{name} of {side}": plan for side, each in (("A", a), ("B", b)) for name, plan in each.items()}
+    cells = FakeCells(plans, **options)
+    runs = []
+    for side, each in (("A", a), ("B", b)):
+        run = run_of(monkeypatch, folder / side, FakeCells(each))
+        runs.append(
+            type(run)(run.target, run.config, run.folder, Silent(), "", Checkout(side, str(folder), str(folder), ()))
+        )
+    monkeypatch.setattr(type(runs[0]), "_executor", lambda run, orphans: Side(cells, run.checkout.name))
+    return runs, cells
 
 
 def ends(status="failed", reason="planted", **options):

@@ -74,10 +74,16 @@ def test_a_copy_inside_the_repository_is_a_checkout_by_itself(repository):
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InputError("planted"), OSError()], ids=repr)
 def test_worktrees_are_removed_whatever_ends_the_block(repository, error):
     folders = []
-    with pytest.raises(type(error)), opened(("HEAD~1", "HEAD")) as checkouts:
-        folders = [checkout.root for checkout in checkouts]
-        (Path(folders[0]) / "made_by_the_cell").write_text("")
-        raise error
+
+    def fail():
+        with opened(("HEAD~1", "HEAD")) as checkouts:
+            folders.extend(checkout.root for checkout in checkouts)
+            (Path(folders[0]) / "made_by_the_cell").write_text("")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert len(folders) == 2
     assert not any(map(os.path.exists, folders))
     assert is_clean(repository)
 

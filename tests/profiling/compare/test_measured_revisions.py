@@ -1,0 +1,94 @@
+"""Two revisions, measured in turns: their cells share blocks, and neighbouring windows are compared."""
+
+import pytest
+from as_user import QUICK
+from fake_cells import Plan, two_runs
+from planted_repository import git, with_network
+
+from profiling.compare.__main__ import main
+from profiling.compare.cells import compare_cells, exit_code
+from profiling.compare.loaded_run import read_run
+from profiling.results.environment import read_environment
+from profiling.results.jsonl import read_records
+from profiling.results.judgement import paired_speedup
+from profiling.run.runner import execute
+
+
+def records(run):
+    return {record.variant: record for record in read_records(run.folder).records}
+
+
+def compared(runs):
+    cells = compare_cells(*(read_run(run.folder) for run in runs), 0.02)
+    return [(cell.variant, cell.verdict) for cell in cells], exit_code(cells, 0.02), cells
+
+
+def test_the_cells_of_a_name_take_turns_with_each_other(tmp_path, monkeypatch):
+    plans = {"baseline": Plan(10.0), "v": Plan(4.0)}
+    runs, cells = two_runs(monkeypatch, tmp_path, plans, plans)
+    execute(runs)
+    a, b = map(records, runs)
+    for name in plans:
+        assert a[name].turns.began == b[name].turns.began
+        assert a[name].turns.beside == (f"{name} of B",)
+        assert b[name].turns.beside == (f"{name} of A",)
+        assert paired_speedup(a[name], b[name])[0] == pytest.approx(1.0, abs=0.01)
+    assert paired_speedup(a["v"], a["baseline"]) is None, "they had no windows side by side"
+    assert a["v"].speedup.wall == pytest.approx(2.5, rel=0.01)
+    order = [name for name, step in cells.log if step == "ready"]
+    assert order == ["baseline of A", "baseline of B", "v of A", "v of B"]
+    assert cells.held == {}
+
+
+def test_equal_revisions_are_the_same_and_a_slower_one_is_found(tmp_path, monkeypatch):
+    """Both get twice as slow in a minute, which two runs after each other would call a difference."""
+    plans = [{name: Plan(ms, drift=1.0) for name, ms in times} for times in ((("baseline", 10.0), ("v", 4.0)),) * 2]
+    plans[1]["v"] = Plan(4.2, drift=1.0)
+    runs, _ = two_runs(monkeypatch, tmp_path, *plans)
+    execute(runs)
+    verdicts, code, cells = compared(runs)
+    assert verdicts == [("baseline", "same"), ("v", "slower")]
+    assert code == 1
+    assert all(cell.in_turns for cell in cells)
+    assert cells[1].interval[0] < 1.05 < cells[1].interval[1]
+
+
+def test_comparisons_of_equal_revisions_make_no_claim(tmp_path, monkeypatch):
+    claims = []
+    for number in range(12):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        plan = {"baseline": Plan(10.0, noise=0.1, drift=0.5)}
+        runs, cells = two_runs(monkeypatch, folder, plan, plan)
+        cells.rng.seed(number)
+        execute(runs)
+        claims += [verdict for _, verdict in compared(runs)[0] if verdict in ("faster", "slower")]
+    assert len(claims) <= 1, "each interval holds 95%"
+
+
+def test_two_revisions_of_a_repository(tmp_path, monkeypatch, capsys):
+    """The second one multiplies three times as often. What is not committed plays no part."""
+    repository = tmp_path / "repository"
+    revisions = with_network(repository, 20, 60)
+    (repository / "user_net.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(repository)
+    asked = ("--config-dir=.", "component=[net]", "variant=[baseline]", "hydra.run.dir=runs/x", "seconds=2")
+    options = [option for option in QUICK if "max_seconds" not in option and "max_iterations" not in option]
+    code = main(["HEAD~1", "HEAD", *asked, *options])
+    assert code in (1, 2), "2: other processes took the machine"
+    printed = capsys.readouterr()
+    assert "[1/1] B (HEAD) · net · baseline: ok" in printed.err
+    folders = [repository / "runs" / "x" / name for name in ("A", "B")]
+    assert main(["runs/x/A", "runs/x/B"]) == code, "they can be compared again"
+    assert capsys.readouterr().out == printed.out
+    (cell,) = compare_cells(*map(read_run, folders), 0.02)
+    assert cell.verdict == ("slower" if code == 1 else "cannot tell")
+    assert cell.in_turns
+    assert cell.ratio > 1.5
+    for folder, revision in zip(folders, revisions, strict=True):
+        environment = read_environment(folder)
+        assert (environment.user_git.revision, environment.user_git.dirty) == (revision, False)
+        assert environment.module_git["user_net.Net"].revision == revision
+        assert environment.command.startswith("python -m profiling.compare")
+        assert (folder / "report.html").is_file()
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
