@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from profiling.metrics.slow_samples import CAUSES, slow_section, threshold_ms
 from profiling.results.frames import Array
 from profiling.results.measured import ClockConditions, SlowFrames
 from profiling.results.record import Steady
-from profiling.trace.counters import compile_ids, compile_ms, snapshot
+from profiling.trace.counters import compile_ids, compile_totals
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +37,15 @@ LONG = 1.2
 #: Where not every frame is looked at, so many frames pass between two long ones that are. Of calls, those after which
 #: the driver is asked.
 LONG_EVERY = 8
+#: There a long frame is also this much longer (ms), some times what looking at it takes: short frames vary by 20%.
+LONG_MS = 0.5
 #: Calls of usual length after which all is read once.
 CALLS_EVERY = 64
+#: What is counted after every frame.
+_COUNTS = (
+    *("compiles", "captures", "compile_ms"),
+    *("graphs_recorded", "capture_ms", "collections", "collection_ms"),
+)
 PROC = Path("/proc")
 _STEAL = 8  # index of the ticks stolen by other guests in the first line of /proc/stat, see proc(5)
 
@@ -90,17 +95,21 @@ class FrameMonitor:
     def start(self) -> None:
         """Start counting: earlier events are not reported."""
         self._typical: float | None = None
-        self._compiles, self._ids = snapshot(), compile_ids()
-        self._totals, self._switches = self._counts() | self._memory()[0], {}
-        self._thread_switches()
-        self._waits.wait_ms()
+        self._ids = compile_ids()
+        self._totals, held = self._memory()
+        self._reserved = held.get("reserved", 0.0)
         self._memory_frame, self._next_long = -1, 0
-        self._reserved = self._memory()[1].get("reserved", 0.0)
+        self._nothing = dict.fromkeys((*_COUNTS, "switches"), 0.0)
+        if self._waits.read()[0] is not None:
+            self._nothing["run_queue_ms"] = 0.0
+        self._counted = self._counts()
         self._start_clocks()
 
     def use(self, device: torch.device) -> None:
         """Observe this CUDA device too, from now on."""
         self._cuda = device
+        self._waits.close()
+        self._waits = ThreadWaits(workers=False)
         self._totals |= self._memory()[0]
         self._start_clocks()
 
@@ -115,50 +124,70 @@ class FrameMonitor:
             self._clocks = ClockMonitor(self._cuda)
             self._others = self._others or OthersMonitor(self._cuda)
 
-    def __call__(self, frame: int, frame_ms: float, *, long: bool | None = None) -> dict[str, float]:
+    def __call__(self, frame: int, frame_ms: float, *, long: bool | None = None) -> Mapping[str, float]:
         """Return the series of a frame: counts and ms since the call before, and bytes held now.
 
-        `long` says whether it took longer than usual; None: compared with the frames before it.
+        `long` says whether it took longer than usual; None: compared with the frames before it. The mapping must not be
+        changed: after a frame in which nothing happened it is the same one each time.
         """
         if long is None:
-            long = self._typical is not None and frame_ms > LONG * self._typical and frame >= self._next_long
+            long = self._is_long(frame, frame_ms)
         if long and self._every > 1:
             self._next_long = frame + LONG_EVERY
-        totals, held, follows = self._counts(), {}, frame == self._memory_frame + 1
-        if long or frame % self._every == 0:
-            memory_totals, held = self._memory()
-            totals |= memory_totals
-            self._memory_frame = frame
-        row = {name: total - self._totals[name] for name, total in totals.items()} | held | self._compilation(frame)
-        row["switches"] = self._thread_switches()
-        if (wait_ms := self._waits.wait_ms()) is not None:
+        typical = self._typical
+        self._typical = frame_ms if typical is None else typical + 0.1 * (frame_ms - typical)
+        counts, (wait_ms, switches) = self._counts(), self._waits.read()
+        look = long or frame % self._every == 0
+        if not (look or switches or wait_ms) and counts == self._counted:
+            return self._nothing
+        row = self._nothing | {"switches": switches}
+        if wait_ms is not None:
             row["run_queue_ms"] = wait_ms
-        if "reserved" in held:
-            row |= self._malloc_time(row["device_allocs"], held["reserved"])
-        if not follows:  # these are of several frames, and which of them was delayed is not known
-            row = {name: value for name, value in row.items() if name not in ("steal_ms", "malloc_ms")}
-        self._totals |= totals
-        if self._cuda is not None and (long or frame % max(DRIVER_EVERY, self._every) == 0):
-            row |= self._driver(self._cuda, frame_ms, others=long or frame % max(OTHERS_EVERY, 16 * self._every) == 0)
-        self._typical = frame_ms if self._typical is None else self._typical + 0.1 * (frame_ms - self._typical)
+        if counts != self._counted:
+            row |= self._changes(frame, counts)
+        if look:
+            row |= self._look(frame, frame_ms, long=long)
         return row
 
-    def _counts(self) -> dict[str, float]:
-        """Return the totals that are cheap to read, in counts or ms."""
-        engine = sys.modules.get("profiling.graphs.engine")
-        return {
-            "graphs_recorded": 0 if engine is None else engine.total_captures(),
-            "capture_ms": 0.0 if engine is None else 1e3 * engine.capture_seconds(),
-            "compile_ms": compile_ms(),
-            "collections": self._collections,
-            "collection_ms": self._collection_ms,
-        }
+    def _is_long(self, frame: int, frame_ms: float) -> bool:
+        typical = self._typical
+        if typical is None or frame_ms <= LONG * typical or frame < self._next_long:
+            return False
+        return self._every == 1 or frame_ms - typical > LONG_MS
 
-    def _thread_switches(self) -> int:
-        """Return the involuntary context switches of this thread since its last call."""
-        thread, total = threading.get_ident(), resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-        before, self._switches[thread] = self._switches.get(thread, total), total
-        return total - before
+    def _counts(self) -> tuple[float, ...]:
+        """Return the totals that are cheap to read, those of `_COUNTS`."""
+        engine = sys.modules.get("profiling.graphs.engine")
+        if engine is None:
+            return (*compile_totals(), 0, 0.0, self._collections, self._collection_ms)
+        captures, capture_ms = engine.total_captures(), 1e3 * engine.capture_seconds()
+        return (*compile_totals(), captures, capture_ms, self._collections, self._collection_ms)
+
+    def _changes(self, frame: int, counts: tuple[float, ...]) -> dict[str, float]:
+        """Return what was counted since the frame before; `torch._dynamo.reset()` sets totals to zero."""
+        totals = zip(_COUNTS, counts, self._counted, strict=True)
+        since = {name: now - before if now >= before else now for name, now, before in totals}
+        self._counted = counts
+        if since["compiles"]:
+            ids = compile_ids()
+            self.events += [{"frame": frame, "kind": "recompile", "id": name} for name in ids if name not in self._ids]
+            self._ids = ids
+        return since
+
+    def _look(self, frame: int, frame_ms: float, *, long: bool) -> dict[str, float]:
+        """Return what the allocator, /proc and the driver say, which takes longer."""
+        totals, row = self._memory()
+        since = {name: total - self._totals[name] for name, total in totals.items()}
+        self._totals |= totals
+        if "reserved" in row:
+            since |= self._malloc_time(since["device_allocs"], row["reserved"])
+        if frame != self._memory_frame + 1:  # these are of several frames, and which of them was delayed is not known
+            since = {name: value for name, value in since.items() if name not in ("steal_ms", "malloc_ms")}
+        self._memory_frame = frame
+        row |= since
+        if self._cuda is not None and (long or frame % max(DRIVER_EVERY, self._every) == 0):
+            row |= self._driver(self._cuda, frame_ms, others=long or frame % max(OTHERS_EVERY, 16 * self._every) == 0)
+        return row
 
     def _memory(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return further totals so far, in counts or ms, and bytes held now."""
@@ -166,7 +195,8 @@ class FrameMonitor:
         held: dict[str, float] = {}
         if self._statm is not None:
             held["host_rss"] = int(os.pread(self._statm, 128, 0).split()[1]) * self._page
-        if self._stat is not None:  # the CPU time that other guests of the machine took, the mean of all CPUs
+        # The CPU time that other guests took, the mean of all CPUs. Where frames are skipped it would be of several.
+        if self._stat is not None and self._every == 1:
             totals["steal_ms"] = int(os.pread(self._stat, 256, 0).split()[_STEAL]) * self._tick_ms
         if self._cuda is not None:
             import torch
@@ -175,17 +205,6 @@ class FrameMonitor:
             totals |= {"alloc_retries": stats["num_alloc_retries"], "device_allocs": stats["num_device_alloc"]}
             held |= {name: stats[f"{name}_bytes"]["all"]["current"] for name in ("allocated", "reserved")}
         return totals, held
-
-    def _compilation(self, frame: int) -> dict[str, float]:
-        compiles = snapshot()
-        if compiles == self._compiles:  # the difference takes several times as long
-            return {"compiles": 0, "captures": 0}
-        since, self._compiles = compiles.since(self._compiles), compiles
-        if since.compiles:
-            ids = compile_ids()
-            self.events += [{"frame": frame, "kind": "recompile", "id": name} for name in ids if name not in self._ids]
-            self._ids = ids
-        return {"compiles": since.compiles, "captures": since.cudagraph_captures}
 
     def _malloc_time(self, allocations: float, reserved: float) -> dict[str, float]:
         grown, self._reserved = max(0.0, reserved - self._reserved), reserved

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from profiling.errors import InputError
 
-#: An event on a stream, and the stream's handle.
-Mark = tuple[Any, int]
+
+class Mark:
+    """An event on a stream: the moment at which the device passes it."""
+
+    __slots__ = ("event", "recorded_ns", "stream", "thread")
+    event: Any
+    stream: int  # its handle
+    thread: int  # that recorded it
+    recorded_ns: int  # when that thread had recorded it, on the host's clock
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
 
 
 class CudaTimer:
@@ -23,11 +34,12 @@ class CudaTimer:
         self.device = torch.device("cuda", index)
         self._torch, self._index = torch, index
         self._streams: dict[int, Any] = {}
-        self._idle: list[Any] = []
+        self._idle: list[Mark] = []
         # The functions beneath torch's: a mark is on the path of every stage, and these take half of the time.
         core: Any = torch._C
         self._raw_stream, self._is_capturing = core._cuda_getCurrentRawStream, core._cuda_isCurrentStreamCapturing
-        self._record, self._elapsed = core._CudaEventBase.record, core._CudaEventBase.elapsed_time
+        event: Any = core._CudaEventBase
+        self._record, self._query, self._elapsed = event.record, event.query, event.elapsed_time
 
     def mark(self) -> Mark | None:
         """Record an event on this thread's current stream; None while the stream is being captured."""
@@ -38,31 +50,32 @@ class CudaTimer:
         if stream is None:
             stream = self._streams[handle] = self._torch.cuda.current_stream(self._index)
         try:
-            event = self._idle.pop()
+            mark = self._idle.pop()
         except IndexError:
-            event = self._torch.cuda.Event(enable_timing=True)
-        self._record(event, stream)
-        return event, handle
+            mark = Mark(self._torch.cuda.Event(enable_timing=True))
+        self._record(mark.event, stream)
+        mark.stream = handle
+        return mark
 
     def is_current(self, mark: Mark) -> bool:
-        """Return whether this thread's current stream is the one of the mark, and is not being captured."""
-        return self._raw_stream(self._index) == mark[1] and not self._is_capturing()
+        """Return whether this thread's current stream is the one of the mark."""
+        return self._raw_stream(self._index) == mark.stream
 
     def is_done(self, mark: Mark) -> bool:
         """Return whether the device has passed the mark."""
-        return mark[0].query()
+        return self._query(mark.event)
 
     def wait(self, mark: Mark) -> None:
         """Wait until the device has passed the mark."""
-        mark[0].synchronize()
+        mark.event.synchronize()
 
     def ms(self, start: Mark, end: Mark) -> float:
         """Return the milliseconds on the device between two marks that it has passed."""
-        return self._elapsed(start[0], end[0])
+        return self._elapsed(start.event, end.event)
 
-    def release(self, *marks: Mark | None) -> None:
+    def release(self, marks: Iterable[Mark]) -> None:
         """Use the events of these marks again."""
-        self._idle += [mark[0] for mark in marks if mark is not None]
+        self._idle += marks
 
 
 def timer_in_use() -> CudaTimer | None:

@@ -20,6 +20,7 @@ from profiling.errors import InputError, printable, shell_words
 from profiling.results.environment import ENVIRONMENT_FILE, Cpu, Device, Environment, encode_environment
 from profiling.results.frames import (
     NAMES,
+    TIMES,
     Array,
     Journal,
     frame_count,
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 #: The cell of a recorded loop: component and variant.
 COMPONENT, VARIANT = "loop", "recorded"
 CELL = f"{COMPONENT}.{VARIANT}"
+#: Names of a row: first those that the recorder measures itself.
+_OWN = (*TIMES, "rest_ms", "exceptions")
+_NAMES = tuple(dict.fromkeys((*_OWN, *NAMES)))
+MEASURED = len(_OWN)
 #: A loop that delivers fewer frames a second than this share of its target is too slow, though each frame be in time.
 TOO_SLOW = 0.98
 
@@ -101,6 +106,7 @@ class RecordedRun:
         self._loop = Realtime(frames=0, target_fps=fps, pace="application", warmup_frames=warmup_frames)
         self._folder = folder
         self._journaled: _Journaled | None = None
+        self.stages: dict[str, tuple[int, int]] = {}  # places of host and device time in a row
         self._unwritten: list[Mapping[str, float]] = []  # rows since the journal could not be written
         self._notes: list[str] = []
         self._saved: set[Path] = set()
@@ -114,21 +120,34 @@ class RecordedRun:
         """
         stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         run = (self._folder or new_folder(Path("runs") / REALTIME, stamp)).absolute()
-        self._journaled = _Journaled(run, Journal(run, CELL, NAMES), is_default=self._folder is None)
+        self._journaled = _Journaled(run, Journal(run, CELL, _NAMES), is_default=self._folder is None)
         weakref.finalize(self, self._journaled.end)
         append_record(run, _record(self._loop).with_status("failed", "the process ended before FrameRecorder.save()"))
 
-    def append(self, row: Mapping[str, float]) -> None:
-        """Write the row of a frame."""
+    def row(self, values: Mapping[str, float]) -> list[float]:
+        """Return a new row of these values, which must not change; the first `MEASURED` are the recorder's own."""
         assert self._journaled is not None
-        self._journaled.rows += 1
+        return self._journaled.journal.row(values)
+
+    def add_stage(self, name: str, row: list[float]) -> tuple[int, int]:
+        """Return the places of a new stage's host and device time in a row, which gets them."""
+        assert self._journaled is not None
+        place = self._journaled.journal.place
+        self.stages[name] = places = place(f"host_{name}_ms", row), place(f"device_{name}_ms", row)
+        return places
+
+    def append(self, row: list[float]) -> None:
+        """Write the row of a frame."""
+        journaled = self._journaled
+        assert journaled is not None
+        journaled.rows += 1
         if not self._unwritten:
             try:
-                self._journaled.journal.append(row)
+                journaled.journal.write(row)
                 return
             except OSError as error:  # a full disk must not end the application
-                self.note(f"the journal ends before frame {self._journaled.rows - 1}: {error.strerror or error}")
-        self._unwritten.append(row)
+                self.note(f"the journal ends before frame {journaled.rows - 1}: {error.strerror or error}")
+        self._unwritten.append(dict(zip(journaled.journal.columns, row, strict=True)))
 
     def note(self, line: str) -> None:
         """Add a remark to the record, once."""

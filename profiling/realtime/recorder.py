@@ -21,8 +21,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -31,58 +31,38 @@ import nvtx
 
 from profiling.errors import InputError, check_whole, printable
 from profiling.metrics.monitor import FrameMonitor
-from profiling.realtime.cuda_timer import CudaTimer, Mark, timer_in_use, timer_of
-from profiling.realtime.recorded_run import RecordedRun, recover
+from profiling.realtime.cuda_timer import Mark, timer_in_use, timer_of
+from profiling.realtime.recorded_run import MEASURED, RecordedRun, recover
 
 if TYPE_CHECKING:
     from profiling.report.result import RunResult
 
 #: Frames between two readings of the allocator and of /proc, which take longer than the rest of recording a frame.
 MEMORY_EVERY = 64
-#: No kernel can be launched in a shorter time, so that two stages so close to each other share a mark.
+#: No kernel can be launched in a shorter time, so that two ends of blocks so close to each other share a mark.
 SHORTEST_LAUNCH_NS = 4000
 #: Names that the stage budget uses itself.
 RESERVED = ("wait", "rest")
 
-_now = time.perf_counter_ns
+# Recording is on the path of every frame: what is called there is bound here, and short functions are written out.
+_now, _thread_id = time.perf_counter_ns, threading.get_ident
 _domain: Any = nvtx.get_domain("profiling")
+_push_range, _pop_range = _domain.push_range, _domain.pop_range
+_NOT_OBSERVED: Mapping[str, float] = {}
+_FRAME: Any = _domain.get_event_attributes(message="frame")
 
 
 class _Block:
     """A frame or a stage: a context manager that is entered once, in one thread."""
 
-    __slots__ = ("_outer", "_token", "begin_ns", "end", "end_ns", "marked_ns", "recorder", "start", "thread")
+    __slots__ = ("_outer", "begin_ns", "end", "end_ns", "recorder", "start", "thread")
     recorder: FrameRecorder
+    thread: int
     begin_ns: int
     end_ns: int  # 0 while the block is open
     start: Mark | None
     end: Mark | None
-
-    def _enter(self, message: Any, before: tuple[Mark | None, int, int] = (None, 0, 0)) -> None:
-        """Begin the block.
-
-        `before` is the last mark of the frame, with its thread and time (ns). If so little time has passed since then
-        that nothing can have been launched, the block begins at that mark, and no further event is recorded.
-        """
-        self.thread, self._outer = threading.get_ident(), _INNERMOST.get()
-        self._token: Token[_Block | None] = _INNERMOST.set(self)
-        _domain.push_range(message)
-        mark, thread, marked_ns = before
-        if mark is not None and thread == self.thread and _now() - marked_ns < SHORTEST_LAUNCH_NS:
-            self.start = self.recorder.same_mark(mark)
-        else:
-            self.start = self.recorder.mark()
-        self.begin_ns = _now()
-
-    def _exit(self) -> None:
-        self.end_ns = _now()
-        self.end = self.recorder.mark()
-        self.marked_ns = _now()  # recording the mark takes microseconds
-        _domain.pop_range()
-        try:
-            _INNERMOST.reset(self._token)
-        except ValueError:  # ended in another context, as a generator is that another task closes
-            _INNERMOST.set(self._outer)
+    _outer: _Block | None
 
 
 #: The innermost block that is open here. A context variable follows asyncio tasks; a new thread starts without one.
@@ -97,72 +77,60 @@ class Stage(_Block):
 
     def __init__(self, frame: Frame, name: str) -> None:
         self.recorder, self.frame, self.name = frame.recorder, frame, name
-        self.begin_ns = self.end_ns = self.inner_ns = 0  # inner: of the stages nested in this one
+        self.end_ns = self.inner_ns = 0  # inner: of the stages nested in this one
         self.inner_ms = 0.0
-        self.start = self.end = self._parent = None
+        self._parent = None
 
     def __enter__(self) -> Stage:
         """Begin the stage."""
-        around = _INNERMOST.get()
-        if isinstance(around, Stage) and around.frame is self.frame and around.is_open_here:
+        frame, recorder = self.frame, self.recorder
+        self.thread = thread = _thread_id()
+        self._outer = around = _INNERMOST.get()
+        if isinstance(around, Stage) and around.frame is frame and not around.end_ns and around.thread == thread:
             self._parent, self.name = around, f"{around.name}/{self.name}"
-        message = self.recorder.range_message(self.name)
-        frame, last = self.frame, self.frame.stages[-1:]
-        before = (
-            (last[0].end, last[0].thread, last[0].marked_ns) if last else (frame.start, frame.thread, frame.begin_ns)
-        )
+        message = recorder.range_message(self.name)
         frame.begun.append(self)
-        self._enter(message, before)
+        _INNERMOST.set(self)
+        _push_range(message)
+        self.start = None if recorder._timer is None else recorder.mark(frame, thread, _now())
+        self.begin_ns = _now()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the stage; an exception marks the frame and goes on."""
-        self._exit()
-        if self._parent is not None:
-            self._parent.inner_ns += self.end_ns - self.begin_ns
+        self.end_ns = end_ns = _now()
+        frame, recorder, parent = self.frame, self.recorder, self._parent
+        self.end = None if recorder._timer is None else recorder.mark(frame, self.thread, end_ns, self.start)
+        _pop_range()
+        _INNERMOST.set(self._outer)  # a token would not do: a generator may be closed in the context of another task
+        if parent is not None:
+            parent.inner_ns += end_ns - self.begin_ns
         if kind is not None:
-            self.frame.failed = True
-        self.frame.stages.append(self)
-        if self.frame.is_read:
-            self.recorder.lose(self)
-
-    @property
-    def is_open_here(self) -> bool:
-        """Whether this thread has begun the stage and not ended it."""
-        return not self.end_ns and self.thread == threading.get_ident()
-
-    @property
-    def host_ms(self) -> float:
-        """Host time without that of the stages nested in this one."""
-        return (self.end_ns - self.begin_ns - self.inner_ns) / 1e6
-
-    def read(self, timer: CudaTimer) -> float | None:
-        """Return the device time in ms without that of the stages nested in this one; those must be read before."""
-        if self.start is None or self.end is None:
-            return None
-        device_ms = timer.ms(self.start, self.end)
-        if self._parent is not None:
-            self._parent.inner_ms += device_ms
-        return device_ms - self.inner_ms
+            frame.failed = True
+        frame.stages.append(self)
+        if frame.is_read:
+            recorder.lose(self)
 
 
 class Frame(_Block):
     """A frame of the loop. `stage()` opens a stage of it from any thread."""
 
-    __slots__ = ("begun", "failed", "follows_idle", "is_read", "number", "observed", "stages")
+    __slots__ = ("begun", "failed", "follows_idle", "is_read", "last_mark", "marks", "number", "observed", "stages")
 
     def __init__(self, recorder: FrameRecorder) -> None:
         self.recorder = recorder
-        self.begin_ns = self.end_ns = 0
-        self.start = self.end = None
+        self.end_ns = 0
         self.number = 0  # below 0: a warm-up frame
         self.failed = self.is_read = False
         self.follows_idle = True  # the device had finished all frames before this one when it began
-        self.begun: list[Stage] = []  # appended to by several threads, which is atomic
+        # Several threads append to these lists, which is atomic.
+        self.begun: list[Stage] = []
         self.stages: list[Stage] = []  # ended; nested ones before those around them
-        self.observed: Mapping[str, float] = {}
+        self.marks: list[Mark] = []
+        self.last_mark: Mark | None = None
+        self.observed: Mapping[str, float] = _NOT_OBSERVED
 
     def stage(self, name: str) -> Stage:
         """Return a stage of this frame, for threads that have not begun the frame themselves.
@@ -181,36 +149,48 @@ class Frame(_Block):
             OSError: the folder of the first frame cannot be made.
 
         """
-        block = _INNERMOST.get()
+        recorder = self.recorder
+        self._outer = block = _INNERMOST.get()
         while block is not None:
-            if isinstance(block, Frame) and block.recorder is self.recorder and not block.end_ns:
+            if isinstance(block, Frame) and block.recorder is recorder and not block.end_ns:
                 raise InputError("frame(): a frame is open here already. End it before the next one begins.")
             block = block._outer
-        self.recorder.begin(self)
-        self._enter(self.recorder.range_message("frame"))
+        self.thread = _thread_id()
+        recorder.begin(self)
+        _INNERMOST.set(self)
+        _push_range(_FRAME)
+        self.start = None if recorder._timer is None else recorder.mark(self, self.thread, 0)
+        self.begin_ns = _now()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the frame; an exception marks it and goes on."""
-        self._exit()
-        self.failed = self.failed or kind is not None
-        self.recorder.finish(self)
+        end_ns, recorder = _now(), self.recorder
+        self.end = None if recorder._timer is None else recorder.mark(self, self.thread, end_ns, self.start)
+        _pop_range()
+        _INNERMOST.set(self._outer)
+        if kind is not None:
+            self.failed = True
+        recorder.finish(self, end_ns)
 
     @property
     def is_over(self) -> bool:
         """Whether the frame and all of its stages have ended."""
         return self.end_ns > 0 and len(self.stages) == len(self.begun)
 
-    @property
     def last_marks(self) -> list[Mark]:
-        """The marks that the device must pass before the frame is delivered: its own, of other threads and streams."""
-        if self.end is None:
+        """Return the marks that the device must pass before the frame is delivered: the last of threads and streams."""
+        end = self.end
+        if end is None:
             return []
-        others = [stage.end for stage in self.stages if stage.thread != self.thread]
-        others += [stage.end for stage in self.stages if stage.end is not None and stage.end[1] != self.end[1]]
-        return [self.end, *filter(None, others)]
+        marks = [end]
+        for stage in self.stages:
+            mark = stage.end
+            if mark is not None and (stage.thread != self.thread or mark.stream != end.stream):
+                marks.append(mark)
+        return marks
 
 
 class FrameRecorder:
@@ -347,20 +327,33 @@ class FrameRecorder:
         self._messages[name] = _domain.get_event_attributes(message=printable(name))
         return self._messages[name]
 
-    def mark(self) -> Mark | None:
-        """Record an event on the current stream; None without a device clock."""
-        if self._timer is None:
+    def mark(self, frame: Frame, thread: int, now_ns: int, own: Mark | None = None) -> Mark | None:
+        """Return a mark on the current stream for an end of a block; None without a device clock.
+
+        That is the last mark of the frame if so little time has passed since then that nothing can have been launched,
+        else a new one. `own` is the mark at which a block began that ends now: it is not used again.
+        """
+        timer, last = self._timer, frame.last_mark
+        if timer is None:
             return None
         try:
-            return self._timer.mark()
+            if (
+                last is not None
+                and last is not own
+                and now_ns - last.recorded_ns < SHORTEST_LAUNCH_NS
+                and last.thread == thread
+                and timer.is_current(last)
+            ):
+                return last
+            mark = timer.mark()
         except Exception as error:  # the application's own error handling must see what failed, not the recorder's
             self._lose_device(error)
             return None
-
-    def same_mark(self, mark: Mark) -> Mark | None:
-        """Return `mark` where the current stream is still its stream, else a new one; None without a device clock."""
-        timer = self._timer
-        return mark if timer is not None and timer.is_current(mark) else self.mark()
+        if mark is not None:
+            mark.thread, mark.recorded_ns = thread, _now()  # after the mark, which takes microseconds
+            frame.marks.append(mark)
+        frame.last_mark = mark  # at last: another thread may read it
+        return mark
 
     def lose(self, stage: Stage) -> None:
         """Note that a stage of another thread began when its frame was complete."""
@@ -368,17 +361,19 @@ class FrameRecorder:
 
     def begin(self, frame: Frame) -> None:
         """Give the frame its number, before any of its times is taken."""
-        self._read_frames()
+        if self._unread:
+            self._read_frames()
         with self._lock:
             if self._is_closed:
                 raise InputError("frame(): this recorder is closed. Make another FrameRecorder.")
+            if self._look_for_device and (timer := timer_in_use()) is not None:
+                self._timer, self._device, self._look_for_device = timer, str(timer.device), False
+                if self._monitor is not None:
+                    self._monitor.use(timer.device)
             if self._monitor is None:
                 self._run.open()
                 self._monitor = FrameMonitor(None if self._timer is None else self._timer.device, every=MEMORY_EVERY)
                 self._close_monitor = weakref.finalize(self, self._monitor.close)
-            if self._look_for_device and (timer := timer_in_use()) is not None:
-                self._timer, self._device, self._look_for_device = timer, str(timer.device), False
-                self._monitor.use(timer.device)
             frame.number = self._begun - self._warmup
             frame.follows_idle = not self._unread
             self._begun += 1
@@ -387,15 +382,16 @@ class FrameRecorder:
             if frame.number == 0:
                 self._monitor.start()
 
-    def finish(self, frame: Frame) -> None:
+    def finish(self, frame: Frame, end_ns: int) -> None:
         """Observe what happened in the frame; read it where no device is to be waited for."""
         with self._lock:
             self._open.remove(frame)
             if frame.number >= 0 and self._monitor is not None and not self._is_closed:
                 try:
-                    frame.observed = self._monitor(frame.number, (frame.end_ns - frame.begin_ns) / 1e6)
+                    frame.observed = self._monitor(frame.number, (end_ns - frame.begin_ns) / 1e6)
                 except Exception as error:  # a device that failed must not end the application here
                     self._run.note(f"from frame {frame.number} on, causes may be missing: {error}")
+            frame.end_ns = end_ns  # from here on another thread may read it
         if self._timer is None:  # with a device the frame is read when a later one begins: it is not done yet
             self._read_frames()
 
@@ -404,22 +400,28 @@ class FrameRecorder:
         if not self._reading.acquire(blocking=wait):
             return  # another thread reads
         try:
-            while self._unread and self._unread[0].is_over and self._is_delivered(self._unread[0], wait=wait):
+            while self._unread:
                 frame = self._unread[0]
+                if not frame.is_over:
+                    return
+                marks = frame.last_marks()
+                if not self._has_passed(marks, wait=wait):
+                    return
                 frame.is_read = True
-                self._read(frame)
+                self._read(frame, marks)
                 self._unread.popleft()
                 frame.stages.clear()  # they refer to the frame, and the garbage collector should not have to find that
                 frame.begun.clear()
         finally:
             self._reading.release()
 
-    def _is_delivered(self, frame: Frame, *, wait: bool) -> bool:
+    def _has_passed(self, marks: Sequence[Mark], *, wait: bool) -> bool:
+        """Return whether the device has passed these marks; with `wait`, wait until it has."""
         timer = self._timer
         if timer is None:
             return True
         try:
-            for mark in frame.last_marks:
+            for mark in marks:
                 if wait:
                     timer.wait(mark)
                 elif not timer.is_done(mark):
@@ -428,62 +430,80 @@ class FrameRecorder:
             self._lose_device(error)
         return True
 
-    def _read(self, frame: Frame) -> None:
-        device_end_ns, device_ms = self._device_times(frame)
-        delivered_ns = max(frame.end_ns, device_end_ns, self._delivered_ns)
-        before_ns, self._delivered_ns = self._delivered_ns, delivered_ns
+    def _read(self, frame: Frame, marks: Sequence[Mark]) -> None:
+        """Write the row of a frame; the device has passed its last marks."""
+        begin_ns, end_ns, before_ns = frame.begin_ns, frame.end_ns, self._delivered_ns
+        passed_ns, device_ms = self._device_times(frame, marks) if marks else (-math.inf, None)
+        self._delivered_ns = delivered_ns = max(end_ns, passed_ns, before_ns)
         if frame.number < 0:
             return
         if frame.number == 0:
-            self._origin_ns = frame.begin_ns
-        row = {
-            "action_ms": (frame.begin_ns - self._origin_ns) / 1e6,
-            "delivered_ms": (delivered_ns - self._origin_ns) / 1e6,
-            "frame_ms": (delivered_ns - max(frame.begin_ns, before_ns)) / 1e6,
-            "latency_ms": (delivered_ns - frame.begin_ns) / 1e6,
-            "exceptions": frame.failed,
-            **frame.observed,
-        }
-        outside_ms = (frame.end_ns - frame.begin_ns) / 1e6
-        for stage in frame.stages:
-            name = f"host_{stage.name}_ms"
-            row[name] = row.get(name, 0.0) + stage.host_ms
-            outside_ms -= stage.host_ms
-            row.setdefault(f"device_{stage.name}_ms", device_ms.get(stage.name, math.nan))
-        if all(stage.thread == frame.thread for stage in frame.stages):  # otherwise stages overlap
-            row["rest_ms"] = outside_ms
-        self._run.append(row)
+            self._origin_ns = begin_ns
+        run, origin_ns, thread = self._run, self._origin_ns, frame.thread
+        row, columns = run.row(frame.observed), run.stages
+        overlap, rest_ns = False, end_ns - begin_ns
+        for index, stage in enumerate(frame.stages):
+            host_ns = stage.end_ns - stage.begin_ns - stage.inner_ns
+            rest_ns -= host_ns
+            overlap = overlap or stage.thread != thread
+            host, device = columns.get(stage.name) or run.add_stage(stage.name, row)
+            so_far = row[host]
+            row[host] = host_ns / 1e6 if so_far != so_far else so_far + host_ns / 1e6  # NaN until the first of its name
+            if device_ms is not None and (ms := device_ms[index]) is not None:
+                so_far = row[device]
+                row[device] = ms if so_far != so_far else so_far + ms
+        row[:MEASURED] = (
+            (begin_ns - origin_ns) / 1e6,
+            (delivered_ns - origin_ns) / 1e6,
+            (delivered_ns - max(begin_ns, before_ns)) / 1e6,
+            (delivered_ns - begin_ns) / 1e6,
+            math.nan if overlap else rest_ns / 1e6,
+            frame.failed,
+        )
+        run.append(row)
 
-    def _device_times(self, frame: Frame) -> tuple[float, dict[str, float]]:
+    def _device_times(self, frame: Frame, marks: Sequence[Mark]) -> tuple[float, list[float | None] | None]:
         """Return when the device finished the frame (host's clock, ns), and the device time of each stage (ms).
 
         The device began the frame when the host did, or, if it was still busy with the frame before, as long after that
-        frame's end as its own clock says. It had finished when it was seen to have.
+        frame's end as its own clock says. It had finished when it was seen to have. A stage does not contain the time
+        of those nested in it.
         """
-        timer, seen_ns = self._timer, _now()
-        if timer is None or frame.start is None or frame.end is None:
-            return -math.inf, {}
-        times: dict[str, float] = {}
+        timer, start, seen_ns = self._timer, frame.start, _now()
+        if timer is None or start is None:
+            return -math.inf, None
+        stage_ms: list[float | None] = []
+        before = self._device_end
         try:
             began_ns = float(frame.begin_ns)
-            if self._device_end is not None and not frame.follows_idle:
-                mark, passed_ns = self._device_end
-                began_ns = max(began_ns, passed_ns + 1e6 * timer.ms(mark, frame.start))
-            span_ms = max(timer.ms(frame.start, mark) for mark in frame.last_marks)
+            if before is not None and not frame.follows_idle:
+                began_ns = max(began_ns, before[1] + 1e6 * timer.ms(before[0], start))
+            span_ms = timer.ms(start, marks[0])
+            if len(marks) > 1:
+                span_ms = max(timer.ms(start, mark) for mark in marks)
             for stage in frame.stages:
-                stage_ms = stage.read(timer)
-                if stage_ms is not None:
-                    times[stage.name] = times.get(stage.name, 0.0) + stage_ms
+                begin, end = stage.start, stage.end
+                if begin is None or end is None:
+                    stage_ms.append(None)
+                    continue
+                ms = timer.ms(begin, end)
+                if stage._parent is not None:
+                    stage._parent.inner_ms += ms
+                stage_ms.append(ms - stage.inner_ms)
         except Exception as error:
             self._lose_device(error)
-            return -math.inf, {}
+            return -math.inf, None
         end_ns = min(began_ns + 1e6 * span_ms, seen_ns)
-        if self._device_end is not None:
-            timer.release(self._device_end[0])
-        self._device_end = (frame.end, end_ns)
-        marks = [frame.start, *(mark for stage in frame.stages for mark in (stage.start, stage.end))]
-        timer.release(*{id(mark): mark for mark in marks}.values())
-        return end_ns, times
+        end, used = marks[0], frame.marks
+        if used[-1] is end:
+            used.pop()
+        else:
+            used.remove(end)
+        if before is not None:
+            used.append(before[0])
+        timer.release(used)
+        self._device_end = (end, end_ns)
+        return end_ns, stage_ms
 
     def _lose_device(self, error: Exception) -> None:
         """Go on without device times."""

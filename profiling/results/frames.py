@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -132,45 +134,77 @@ def read_series(path: Path) -> dict[str, Array]:
 class Journal:
     """Appends a row for each frame to a file: one line of names, then rows of float64 numbers.
 
-    Each row is written unbuffered, so that it survives the death of the process, though not of the machine. A row with
-    new names, of a stage that no frame before it had, begins a further file.
+    Each row is written unbuffered, so that it survives the death of the process, though not of the machine. After a new
+    name, of a stage that no frame before had, the next row begins a further file. `columns` are the names with their
+    places in a row.
     """
 
     def __init__(self, run: Path, cell: str, names: Sequence[str]) -> None:
-        self._run, self._cell, self._files = run, cell, 0
+        self._run, self._cell, self._files, self._file = run, cell, 0, -1
         (run / "cells").mkdir(parents=True, exist_ok=True)
         remove_journal(run, cell)
-        self._begin_file(names)
+        self.columns = {name: place for place, name in enumerate(names)}
+        self._last: tuple[Mapping[str, float], list[float]] | None = None
+        self._begin_file()
 
-    def append(self, row: Mapping[str, float]) -> None:
-        """Write the row of a frame; names that `row` lacks become NaN.
+    def append(self, values: Mapping[str, float]) -> None:
+        """Write the row of a frame; names that `values` lacks become NaN.
 
         Raises:
             OSError: it cannot be written.
 
         """
-        if not row.keys() <= self._known:
-            os.close(self._file)
-            self._begin_file(tuple(dict.fromkeys((*self._names, *row))))
-        nan = float("nan")
-        values = np.array([row.get(name, nan) for name in self._names], dtype=np.float64).tobytes()
-        if os.write(self._file, values) < len(values):
+        self.write(self.row(values))
+
+    def row(self, values: Mapping[str, float]) -> list[float]:
+        """Return a new row of these values, NaN for other names, to be filled and given to `write`.
+
+        The row of the last `values` is kept, for the next frame with the same: a mapping must not change afterwards.
+        """
+        last = self._last
+        if last is None or last[0] is not values or len(last[1]) != len(self.columns):
+            row = [math.nan] * len(self.columns)
+            for name, value in values.items():
+                row[self.place(name, row)] = value
+            last = self._last = values, row
+        return last[1].copy()
+
+    def place(self, name: str, row: list[float]) -> int:
+        """Return the place of a name in a row; a new name is added, also to this row."""
+        place = self.columns.setdefault(name, len(self.columns))
+        row += [math.nan] * (len(self.columns) - len(row))
+        return place
+
+    def write(self, row: Sequence[float]) -> None:
+        """Write a row of all columns.
+
+        Raises:
+            OSError: it cannot be written.
+
+        """
+        if len(row) != self._width:
+            self._begin_file()
+        if os.write(self._file, self._pack(*row)) < 8 * self._width:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Close the file, which remains for `recover_series`."""
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def remove(self) -> None:
         """Remove the journal, whose frames are written elsewhere."""
         remove_journal(self._run, self._cell)
 
-    def _begin_file(self, names: Sequence[str]) -> None:
-        self._names, self._known = tuple(names), frozenset(names)
+    def _begin_file(self) -> None:
+        self.close()
         self._files += 1
         path = _journal_file(self._run, self._cell, self._files)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        os.write(self._file, json.dumps(self._names).encode() + b"\n")
+        os.write(self._file, json.dumps(list(self.columns)).encode() + b"\n")
+        self._width = len(self.columns)
+        self._pack = struct.Struct(f"={self._width}d").pack
 
 
 def recover_series(run: Path, cell: str) -> dict[str, Array] | None:

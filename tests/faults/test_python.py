@@ -79,14 +79,14 @@ def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path, monkeypatch
 )
 def test_a_full_disk_does_not_end_the_loop(planted, make_recorder, tmp_path, monkeypatch):
     clock = planted(device=False)
-    written = Journal.append
+    write = Journal.write
 
-    def append(self, row):
-        if row["action_ms"] >= 10:
+    def write_until_full(self, row):
+        if row[self.columns["action_ms"]] >= 10:
             raise OSError(28, "No space left on device")
-        written(self, row)
+        write(self, row)
 
-    monkeypatch.setattr(Journal, "append", append)
+    monkeypatch.setattr(Journal, "write", write_until_full)
     frames = make_recorder()
     for _ in range(30):
         with frames.frame():

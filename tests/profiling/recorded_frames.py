@@ -9,6 +9,7 @@ import torch
 
 from profiling import FrameRecorder
 from profiling.realtime import recorder as recorder_module
+from profiling.realtime.cuda_timer import Mark
 from profiling.results.frames import read_series
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,29 +33,31 @@ class World:
     def synchronize(self) -> None:
         self.now = max(self.now, self.free)
 
-    # As a CudaTimer: a mark is when the device passes it.
+    # As a CudaTimer: the event of a mark is when the device passes it.
 
     def mark(self):
         if self.fails:
             raise RuntimeError("an illegal memory access was encountered")
         self.idle -= 1
         self.marks += 1
-        return max(self.free, self.now), 0
+        mark = Mark(max(self.free, self.now))
+        mark.stream = 0
+        return mark
 
     def is_current(self, mark):
         return True
 
     def is_done(self, mark):
-        return mark[0] <= self.now
+        return mark.event <= self.now
 
     def wait(self, mark):
-        self.now = max(self.now, mark[0])
+        self.now = max(self.now, mark.event)
 
     def ms(self, start, end):
-        return (end[0] - start[0]) * self.speed
+        return (end.event - start.event) * self.speed
 
-    def release(self, *marks):
-        self.idle += sum(mark is not None for mark in marks)
+    def release(self, marks):
+        self.idle += len(marks)
 
 
 @pytest.fixture

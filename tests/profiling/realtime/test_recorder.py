@@ -91,6 +91,28 @@ def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, mak
     np.testing.assert_allclose(series["device_decode_ms"], 7)
 
 
+def test_the_end_of_a_block_shares_the_mark_of_the_one_inside(planted, make_recorder, tmp_path):
+    """But never its own first mark: a launch of a stage is not lost, however short the stage is."""
+    device = planted()
+    frames = make_recorder()
+    for inside in (True, False):
+        marks = device.marks
+        with frames.frame(), frames.stage("world"):
+            device.launch(5)
+            device.work(0.005)
+            with frames.stage("attention"):
+                device.launch(7)
+            if not inside:
+                device.work(0.005)
+                device.launch(3)
+        assert device.marks - marks == (3 if inside else 4)
+        device.synchronize()
+    series = saved(frames, tmp_path / "run")[1]
+    np.testing.assert_allclose(series["device_world_ms"], [5, 8])
+    np.testing.assert_allclose(series["device_world/attention_ms"], [7, 7])
+    assert device.idle == -1, "every event but the last is used again"
+
+
 def test_a_loop_that_runs_ahead_of_the_device(planted, make_recorder, tmp_path):
     device = planted()
     frames = make_recorder()
