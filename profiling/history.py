@@ -25,7 +25,7 @@ from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table
 from profiling.results.environment import Environment
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judgement import fastest_correct
+from profiling.results.judgement import fastest_correct, lost
 from profiling.results.record import Record
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "hexagon")
@@ -42,6 +42,7 @@ class HistoryPoint:
     variant: str
     p50_ms: float  # of a call, or of a frame of a loop
     ci95: tuple[float, float] | None
+    disturbed: str = ""  # what others took while it was timed, where that is too much
     vs_first: float | None = None  # p50 of the first run over this one: above 1 is faster
     vs_previous: float | None = None
 
@@ -107,13 +108,17 @@ def read_history(folder: Path) -> History:
 
 
 def _ordered(series: Sequence[HistoryPoint]) -> tuple[HistoryPoint, ...]:
-    """Return the points by date, with their speedups over the first and the previous."""
+    """Return the points by date, with their speedups over the first and the previous one; disturbed ones have none."""
     first, *others = sorted(series, key=lambda point: (point.date or "", point.run))
     compared = [
-        replace(point, vs_first=first.p50_ms / point.p50_ms, vs_previous=previous.p50_ms / point.p50_ms)
+        replace(point, vs_first=_speedup(first, point), vs_previous=_speedup(previous, point))
         for previous, point in pairwise((first, *others))
     ]
     return (first, *compared)
+
+
+def _speedup(before: HistoryPoint, after: HistoryPoint) -> float | None:
+    return None if before.disturbed or after.disturbed else before.p50_ms / after.p50_ms
 
 
 def _points(run: LoadedRun, name: str) -> dict[str, HistoryPoint]:
@@ -153,6 +158,7 @@ def _point(run: LoadedRun, record: Record, name: str) -> HistoryPoint:
         variant=f"{record.variant} ({schedule})" if schedule else record.variant,
         p50_ms=median_ms(record) or 0.0,
         ci95=summary and summary.ci95,
+        disturbed=taken.words if (taken := lost(record)) is not None and taken.disturbs else "",
     )
 
 
@@ -190,6 +196,7 @@ def _tables(history: History) -> list[Table[HistoryPoint]]:
         Column[HistoryPoint]("p50", lambda point: point.p50_ms, "ms"),
         Column[HistoryPoint]("vs first", lambda point: point.vs_first, "ratio"),
         Column[HistoryPoint]("vs previous", lambda point: point.vs_previous, "ratio"),
+        Column[HistoryPoint]("conditions", lambda point: "! disturbed" if point.disturbed else None, "marks"),
     )
     return [Table(title, columns, series, keys=1) for title, series in history.items()]
 
@@ -199,6 +206,8 @@ def _legend(history: History) -> list[str]:
     lines = ["A component has a table for each device, precision and amount of work."]
     if any(point.vs_first is not None for point in every):
         lines.append("vs first, vs previous: the other run's p50 over this one's; above 1, this run is faster.")
+    if any(point.disturbed for point in every):
+        lines.append("disturbed: other processes took more than 5% of the CPU or the GPU; the time is theirs, too.")
     if any(point.revision for point in every):
         git = "git: revision of your code (+: with uncommitted changes)"
         tool = any((point.revision or "").startswith(_TOOL) for point in every)
@@ -225,7 +234,10 @@ def _chart(history: History) -> Chart:
     colours = palette(point.variant for series in history.values() for point in series)
     markers = {name: (colour, _SYMBOLS[place % len(_SYMBOLS)]) for place, (name, colour) in enumerate(colours.items())}
     views = [View(printable(title), _figure(series, markers)) for title, series in history.items()]
-    note = "Bars: the 95% interval of the median. Runs are in their order where not every date is known."
+    note = (
+        "Bars: the 95% interval of the median. Hollow: other processes disturbed the run. Runs are in their order "
+        "where not every date is known."
+    )
     return Chart("history", "Median time of the fastest correct variant", views, note)
 
 
@@ -247,12 +259,16 @@ def _figure(series: Sequence[HistoryPoint], markers: Mapping[str, tuple[str, str
         texts = [plain(_hover_text(series[number])) for number in chosen]
         more: dict[str, Any] = {"error_y": bars, "text": texts, "hoverinfo": "text"}
         traces.append(points(variant, [places[number] for number in chosen], values, symbol, colour, 10, **more))
+        if any(series[number].disturbed for number in chosen):
+            symbols = [f"{symbol}-open" if series[number].disturbed else symbol for number in chosen]
+            traces[-1]["marker"]["symbol"] = symbols
     return figure(traces, x, axis("p50, ms", rangemode="tozero"))
 
 
 def _hover_text(point: HistoryPoint) -> str:
     time = show(estimate(point.p50_ms, point.ci95), "ms")
-    return f"{point.variant}: {time} ms, {_date(point) or 'undated'}, git {point.revision or ABSENT}, {point.run}"
+    facts = [_date(point) or "undated", f"git {point.revision or ABSENT}", point.run, point.disturbed]
+    return f"{point.variant}: {time} ms, {', '.join(filter(None, facts))}"
 
 
 if __name__ == "__main__":

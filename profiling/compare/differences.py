@@ -211,8 +211,8 @@ def _quantities(record: Record) -> dict[str, _Quantity]:
     measured: dict[str, tuple[float | None, Kind, float, float]] = {
         "device time p50 (ms)": (metrics.device_ms and metrics.device_ms.p50, "ms", 0.02, 0),
         "host time p50 (ms)": (metrics.host_ms and metrics.host_ms.p50, "ms", 0.1, 0),
-        "wall time p99 (ms)": (metrics.wall_ms and metrics.wall_ms.p99, "ms", 0.1, 0),
-        "frame time p99 (ms)": (frame_ms and frame_ms.p99, "ms", 0.1, 0),
+        "wall time p99 (ms)": (metrics.wall_ms and metrics.wall_ms.percentile("p99"), "ms", 0.1, 0),
+        "frame time p99 (ms)": (frame_ms and frame_ms.percentile("p99"), "ms", 0.1, 0),
         "SM clock, median (MHz)": (sm_clock(record), "count", 0.01, 0),
         "preparation (s)": (prepare and prepare.seconds, "s", 0.2, 0.05),
         "parity error (relative L2)": (parity and parity.rel_l2, "error", 0.1, 0),

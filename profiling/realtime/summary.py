@@ -78,7 +78,20 @@ def summarize_frames(
         spikes=find_period([frame for frame in slow if frame >= steady.from_frame]),
         slow=slow_section(series, steady, slow, events),
         memory=memory_section(series, steady.from_frame),
+        cpu_lost_share=_lost_share(series, "run_queue_ms", "steal_ms"),
+        gpu_lost_share=_lost_share(series, "others_ms"),
     )
+
+
+def _lost_share(series: Series, *names: str) -> float | None:
+    """Return the share of the frame time (0 to 1) that others took, of frames in which it was read; None if of none."""
+    lost, known = 0.0, False
+    for name in names:
+        taken = series.get(name)
+        read = np.isfinite(taken) if taken is not None else np.zeros(0, dtype=bool)
+        if taken is not None and read.any():
+            lost, known = lost + float(taken[read].sum() / series["frame_ms"][read].sum()), True
+    return min(1.0, lost) if known else None
 
 
 def _clock_summary(values: Array) -> Summary:

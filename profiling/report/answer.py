@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from profiling.errors import printable
 from profiling.report.charts import FRAME_RATES
 from profiling.report.doubts import Doubt, doubts_of
-from profiling.report.format import Estimate, Link, Value, estimate, listed, percent, significant
+from profiling.report.format import Estimate, Link, Longest, Value, estimate, listed, percent, significant
 from profiling.report.page import Section
 from profiling.report.roofline import REASONS, deciding, next_step
 from profiling.report.run_data import RunData, link_to, name_of, wrong_because
@@ -30,6 +30,7 @@ from profiling.results.judgement import (
     intervals_overlap,
     typical_ms,
 )
+from profiling.results.measured import LEAST_FOR
 from profiling.results.record import Record, Summary
 
 CANNOT_TELL = "cannot tell"
@@ -39,7 +40,8 @@ VARIANTS, FRAMES = "Variants", "Frames"
 _SHORT = 32
 _LEGEND = (
     "p50, p99: wall time of a call (of a loop: of a frame), in brackets its 95% interval. "
-    f"holds: the highest of {listed([str(rate) for rate in FRAME_RATES])} FPS whose frame time the p99 meets."
+    f"holds: the highest of {listed([str(rate) for rate in FRAME_RATES])} FPS whose frame time the p99 meets. "
+    "max: the longest, of samples that are too few for a percentile."
 )
 
 
@@ -166,7 +168,7 @@ def held_rate(record: Record) -> str | None:
     """Return the highest common frame rate (24 to 120 FPS) that the record holds.
 
     A call that makes several frames and holds all these rates is "real time". A loop is judged by its own deadlines, a
-    call by its p99: a late frame is dropped.
+    call by its p99, of few calls by the longest: a late frame is dropped.
     """
     if record.is_realtime:
         held = [deadline.fps for deadline in record.deadlines if deadline.holds]
@@ -176,7 +178,7 @@ def held_rate(record: Record) -> str | None:
     if wall is None or record.training is not None:  # a training step delivers no frames
         return None
     frames = record.frames_per_call or 1
-    held = [rate for rate in FRAME_RATES if wall.p99 <= frames * 1000 / rate]
+    held = [rate for rate in FRAME_RATES if wall.tail[1] <= frames * 1000 / rate]
     if not held:
         return f"below {FRAME_RATES[0]} FPS"
     return "real time" if frames > 1 and len(held) == len(FRAME_RATES) else f"{held[-1]} FPS"
@@ -187,6 +189,16 @@ def summary_of(record: Record) -> Summary | None:
     if record.is_realtime:
         return record.realtime.frame_ms if record.realtime is not None else None
     return record.metrics.wall_ms
+
+
+def number_in(summary: Summary | None, key: str) -> Value | None:
+    """Return p50, p99, max, … of a summary in ms; of few samples the longest in place of the p99, and no p90 or p95."""
+    if summary is None or key not in LEAST_FOR:
+        return getattr(summary, key, None)
+    name, longest = summary.tail
+    if key == "p99" and name == "max":
+        return Longest(longest)
+    return getattr(summary, key) if summary.n >= LEAST_FOR[key] else None
 
 
 def median_of(record: Record) -> Estimate | float | None:
@@ -201,7 +213,7 @@ def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
         Column("component", lambda row: row.component, wrap=26),
         Column("fastest correct", _fastest, wrap=26),
         Column("p50", lambda row: median_of(row.fastest) if row.fastest else None, "ms", wrap=14),
-        Column("p99", lambda row: s.p99 if row.fastest and (s := summary_of(row.fastest)) else None, "ms"),
+        Column("p99", lambda row: number_in(summary_of(row.fastest), "p99") if row.fastest else None, "ms"),
         Column(against, lambda row: row.speedup if row.is_ranked else CANNOT_TELL, "ratio", wrap=12),
         Column("holds", lambda row: row.holds, wrap=9),
         Column("bound by", lambda row: _linked(row, row.bound, REASONS), wrap=12),

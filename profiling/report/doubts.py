@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from profiling.errors import printable
 from profiling.report.format import count_of, percent
 from profiling.results.judgement import lost
-from profiling.results.measured import LEAST_FOR_P99, ClockConditions
+from profiling.results.measured import LEAST_FOR, ClockConditions
 from profiling.results.record import Record
 
 
@@ -28,6 +28,11 @@ def doubts_of(record: Record) -> tuple[Doubt, ...]:
     return tuple(_doubts(record))
 
 
+def marks_of(record: Record) -> str | None:
+    """Return the marks of a cell for a table: `! disturbed, few samples`; None where there is no doubt."""
+    return f"! {', '.join(marks)}" if (marks := [doubt.mark for doubt in doubts_of(record)]) else None
+
+
 def _doubts(record: Record) -> Iterator[Doubt]:
     taken = lost(record)
     if taken is not None and taken.disturbs:
@@ -35,8 +40,8 @@ def _doubts(record: Record) -> Iterator[Doubt]:
     latency, wall = record.metrics.latency, record.metrics.wall_ms
     if latency is not None and not latency.settled:
         yield Doubt("not settled", "its times were still changing when the warm-up ended")
-    if wall is not None and wall.n < LEAST_FOR_P99:
-        yield Doubt("few samples", f"{count_of(wall.n, 'sample')}; a p99 needs {LEAST_FOR_P99}")
+    if wall is not None and wall.percentile("p99") is None:
+        yield Doubt("few samples", f"{count_of(wall.n, 'sample')}; a p99 needs {LEAST_FOR['p99']}")
     limits = limits_text(record)
     if limits is not None and not limits.startswith("not known"):
         yield Doubt("clocks limited", f"by {limits} of the timed window")

@@ -56,6 +56,13 @@ class Computed:
 
 
 @dataclass(frozen=True)
+class Longest:
+    """The longest of a few times, in a column of percentiles that they are too few for."""
+
+    value: float
+
+
+@dataclass(frozen=True)
 class Link:
     """A text with a link to a file, by a path relative to the page; the console and Markdown show the text only."""
 
@@ -63,7 +70,7 @@ class Link:
     href: str | None
 
 
-Value = str | bool | float | Estimate | Computed | Link
+Value = str | bool | float | Estimate | Computed | Longest | Link
 
 
 def estimate(value: float | None, interval: Sequence[float] | None) -> Estimate | float | None:
@@ -73,18 +80,20 @@ def estimate(value: float | None, interval: Sequence[float] | None) -> Estimate 
 
 def number_of(value: Value | None) -> float | None:
     """Return the number that a table sorts `value` by; None for text, and for what is infinite or was not measured."""
-    number = value.value if isinstance(value, Estimate | Computed) else value
+    number = value.value if isinstance(value, Estimate | Computed | Longest) else value
     return float(number) if isinstance(number, bool | int | float) and math.isfinite(number) else None
 
 
 def show(value: Value | None, kind: Kind = "text") -> str:
-    """Return `value` as the text of its kind, on one line: `2.184 [2.182, 2.186]`, `~2.57`, `–`."""
+    """Return `value` as the text of its kind, on one line: `2.184 [2.182, 2.186]`, `~2.57`, `max 3.1`, `–`."""
     if value is None:
         return ABSENT
     if isinstance(value, Link):
         return printable(value.text)
     if isinstance(value, str):
         return printable(value)
+    if isinstance(value, Longest):
+        return f"max {_SHOW[kind](value.value)}"
     if isinstance(value, Computed):
         return f"~{_SHOW[kind](value.value)}"
     if isinstance(value, Estimate):

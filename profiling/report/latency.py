@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.errors import printable
-from profiling.report.answer import CANNOT_TELL, VARIANTS, median_of
+from profiling.report.answer import CANNOT_TELL, VARIANTS, median_of, number_in
 from profiling.report.charts import (
     CUT_NOTE,
     RED,
@@ -32,7 +32,7 @@ from profiling.report.charts import (
     series_scale,
     upper_end,
 )
-from profiling.report.doubts import doubts_of, limits_text
+from profiling.report.doubts import limits_text, marks_of
 from profiling.report.format import Value, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import (
@@ -112,12 +112,8 @@ def _variants(data: RunData, baselines: set[str]) -> tuple[Column[Record], ...]:
         Column("FPS", lambda record: record.metrics.fps.mean if record.metrics.fps else None, "fps", measured=True),
         Column(against, lambda record: _speedup(record, data.groups[record.component]), "ratio"),
         *COST_COLUMNS,
-        Column("conditions", _conditions_of, "marks", wrap=22),
+        Column("conditions", marks_of, "marks", wrap=22),
     )
-
-
-def _conditions_of(record: Record) -> str | None:
-    return f"! {', '.join(marks)}" if (marks := [doubt.mark for doubt in doubts_of(record)]) else None
 
 
 def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
@@ -132,8 +128,8 @@ def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
 
 
 def _clock(clock: str, key: str, title: str) -> Column[Record]:
-    def read(record: Record) -> float | None:
-        return getattr(getattr(record.metrics, clock), key, None)
+    def read(record: Record) -> Value | None:
+        return number_in(getattr(record.metrics, clock), key)
 
     return Column(title, read, "ms", measured=True)
 
@@ -300,7 +296,7 @@ def _medians(data: RunData) -> Chart:
 
 
 def _marks_of(records: Sequence[Record]) -> list[float]:
-    return [ms for _, wall in _walls(records) for ms in (wall.p50, wall.p99, wall.max)]
+    return [ms for _, wall in _walls(records) for ms in (wall.p50, wall.tail[1], wall.max)]
 
 
 def _top(records: Sequence[Record]) -> float:
@@ -334,9 +330,11 @@ def _bar(data: RunData, records: Sequence[Record], place: Place, top: float) -> 
     name, walls = records[0].variant, [wall for _, wall in _walls(records)]
     places, medians = list(map(place, records)), [wall.p50 for wall in walls]
     drawn = bars(name, places, medians, data.colours[name], [wall.ci95 for wall in walls])
+    tails = [(x, p99) for x, wall in zip(places, walls, strict=True) if (p99 := wall.percentile("p99")) is not None]
     drawn["marker"]["opacity"] = [1.0 if record.is_correct else 0.25 for record in records]
     traces = [
-        *(drawn, points(f"{name}, p99", places, [wall.p99 for wall in walls], "diamond-open", top=top)),
+        drawn,
+        points(f"{name}, p99", [x for x, _ in tails], [ms for _, ms in tails], "diamond-open", top=top),
         points(f"{name}, longest", places, [wall.max for wall in walls], "x-thin-open", top=top),
         *cut_bars(places, medians, top),
     ]

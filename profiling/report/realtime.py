@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiling.errors import printable
-from profiling.report.answer import FRAMES
+from profiling.report.answer import FRAMES, number_in
 from profiling.report.budget import BUDGET, budget_parts, budget_views
 from profiling.report.charts import (
     CUT_NOTE,
@@ -25,7 +25,7 @@ from profiling.report.charts import (
     points_each,
     series_scale,
 )
-from profiling.report.doubts import limits_text
+from profiling.report.doubts import limits_text, marks_of
 from profiling.report.format import Value, count_of, decimals, estimate, listed, percent, signed, significant
 from profiling.report.latency import COST_COLUMNS
 from profiling.report.page import Section
@@ -42,7 +42,8 @@ from profiling.report.run_data import (
 )
 from profiling.report.slow import slow_marks, slow_tables, slow_words, summed_words
 from profiling.report.table import Column, Depth
-from profiling.results.record import Deadline, MemoryTrend, Realtime, Record, Summary
+from profiling.results.measured import LEAST_FOR
+from profiling.results.record import Deadline, MemoryTrend, Realtime, Record
 
 _KINDS = {"allocated": "allocated", "reserved": "reserved", "device_used": "device used", "host_rss": "host RSS"}
 _BUFFERS = ("0", "1", "2", "3")
@@ -139,8 +140,9 @@ def _budget_words(loop: Realtime) -> str:
     if frame is None:
         return ""
     # As many decimals as tell time and budget apart: 16.7 of 16.7 ms would explain no miss.
-    places = next((n for n in (1, 2, 3) if f"{frame.p99:.{n}f}" != f"{budget:.{n}f}"), 1)
-    times = f"p50 {frame.p50:.{places}f}, p99 {frame.p99:.{places}f}"
+    name, tail_ms = frame.tail
+    places = next((n for n in (1, 2, 3) if f"{tail_ms:.{n}f}" != f"{budget:.{n}f}"), 1)
+    times = f"p50 {frame.p50:.{places}f}, {name} {tail_ms:.{places}f}"
     late, limit = loop.late, f"{budget:.{places}f} ms budget"
     if not late:
         units = "frames" if chunk == 1 else f"chunks of {chunk} frames"
@@ -239,7 +241,9 @@ def _steadiness(record: Record) -> str:
     parts = []
     if loop.steady is not None:
         start = f"steady from frame {loop.steady.from_frame}" if loop.steady.settled else "frame times never settled"
-        parts.append(f"{start} (p50 {significant(loop.steady.p50)} ms, p99 {significant(loop.steady.p99)} ms)")
+        enough = loop.frames - loop.steady.from_frame >= LEAST_FOR["p99"]
+        p99 = f", p99 {significant(loop.steady.p99)} ms" if enough else ""
+        parts.append(f"{start} (p50 {significant(loop.steady.p50)} ms{p99})")
     if loop.slope is not None and not loop.slope.growing:
         parts.append(f"slope {_slope(loop)}: not growing by 1% over the run")
     if loop.budget is not None and loop.budget.overhead_ms is not None:
@@ -254,7 +258,7 @@ def _steadiness(record: Record) -> str:
     parts += [f"{stage} chose {_chosen(report)}" for stage, report in loop.choices.items()]
     if loop.input_age_ms:
         ages = (
-            f"{source} {significant(age.p50)} ms, p99 {significant(age.p99)} ms"
+            f"{source} {significant(age.p50)} ms, {age.tail[0]} {significant(age.tail[1])} ms"
             for source, age in loop.input_age_ms.items()
         )
         parts.append(f"age of the inputs at delivery: {listed(list(ages))}")
@@ -285,9 +289,8 @@ def _number(value: Any) -> str:
 
 
 def _summary(title: str, clock: str, key: str, depth: Depth = "console") -> Column[Record]:
-    def read(record: Record) -> float | None:
-        summary: Summary | None = getattr(record.realtime, clock, None)
-        return getattr(summary, key, None)
+    def read(record: Record) -> Value | None:
+        return number_in(getattr(record.realtime, clock, None), key)
 
     return Column(title, read, "ms", measured=True, depth=depth)
 
@@ -309,6 +312,7 @@ _FRAME_COLUMNS = (
     Column[Record]("holds", _held, unit="FPS"),
     Column[Record]("sustained FPS", _loop(lambda loop: loop.sustained_fps), "fps", measured=True),
     Column[Record]("audio real-time factor", _loop(lambda loop: loop.audio_rtf), "ratio", measured=True),
+    Column[Record]("conditions", marks_of, "marks", wrap=22),
     *(_summary(f"latency {key}", "latency_ms", key, depth="report") for key in ("p50", "p99")),
     Column[Record]("video FPS", _loop(lambda loop: loop.wall_fps), "fps", measured=True, depth="report"),
     *(replace(column, depth="report") for column in COST_COLUMNS),

@@ -11,7 +11,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Literal, Protocol
 
-from profiling.results.measured import LEAST_VALUES, ClockConditions
+from profiling.results.measured import LEAST_VALUES, ClockConditions, Summary
 from profiling.results.record import BASELINE, Record
 
 #: Others disturbed a window of calls where they took more than this share of its time (0 to 1). In the shortest window,
@@ -128,10 +128,15 @@ def disturbance_explains(faster: Record, slower: Record) -> Lost | None:
     than any of the slower one would be without them.
     """
     taken = max(filter(None, (disturbance(faster), disturbance(slower))), key=lambda each: each.share, default=None)
-    one, other, from_slower = faster.metrics.wall_ms, slower.metrics.wall_ms, disturbance(slower)
+    one, other, from_slower = _times(faster), _times(slower), disturbance(slower)
     if taken is None or one is None or other is None:
         return taken
     return None if one.tail[1] < other.min * (1 - (from_slower.share if from_slower else 0.0)) else taken
+
+
+def _times(record: Record) -> Summary | None:
+    """Return the summary of the wall times of a call, or the frame times of a loop."""
+    return record.metrics.wall_ms if record.realtime is None else record.realtime.frame_ms
 
 
 def can_be_ranked(one: Record, other: Record) -> bool:

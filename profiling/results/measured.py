@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from profiling.results.field import Duration, Section, about
 
@@ -13,8 +13,8 @@ Interval = tuple[float, float]
 #: Least number of independent values (samples, windows) whose median has a 95% interval: the true median lies between
 #: the least and the largest of n with probability 1 - 2 x 0.5^n, which is 97% for six and 94% for five.
 LEAST_VALUES = 6
-#: Least number of samples of a 99th percentile: with fewer, no sample lies beyond it, and it is the longest by a name.
-LEAST_FOR_P99 = 100
+#: Least number of samples of a percentile: with fewer, none lies beyond it, and it is the longest under another name.
+LEAST_FOR = {"p90": 10, "p95": 20, "p99": 100}
 
 
 class Summary(Section, frozen=True, kw_only=True):
@@ -39,7 +39,12 @@ class Summary(Section, frozen=True, kw_only=True):
     @property
     def tail(self) -> tuple[str, float]:
         """What the slow calls take, in ms: ("p99", …) where the samples carry it, else the longest: ("max", …)."""
-        return ("p99", self.p99) if self.n >= LEAST_FOR_P99 else ("max", self.max)
+        p99 = self.percentile("p99")
+        return ("max", self.max) if p99 is None else ("p99", p99)
+
+    def percentile(self, name: Literal["p90", "p95", "p99"]) -> float | None:
+        """Return that percentile in ms; None where there are too few samples for one."""
+        return getattr(self, name) if self.n >= LEAST_FOR[name] else None
 
 
 class FrameRate(Section, frozen=True, kw_only=True):

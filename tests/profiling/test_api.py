@@ -91,7 +91,7 @@ def test_records_and_the_answer(result):
     assert best.weights == "the caller's"
     text = str(result)
     assert "fastest" in text
-    assert f"0.001 FPS: yes. Net, {best.variant}: p99 " in text
+    assert f"0.001 FPS: yes. Net, {best.variant}: max " in text, "18 samples carry no p99"
     assert "<table>" in result._repr_mimebundle_()["text/html"]
     assert "fastest correct" in result._repr_mimebundle_()["text/html"]
     with pytest.raises(InputError, match=r"best\('net'\): name one of Net"):

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from planted_runs import ENVIRONMENT, WRONG, cell, dated, failed, loop, noisy, write_run
+from msgspec.structs import replace
+from planted_runs import ENVIRONMENT, WARM, WRONG, cell, dated, failed, loop, noisy, write_run
 
 from profiling import history
 from profiling.compare import command
-from profiling.history import main, read_history
+from profiling.history import _section, history_text, main, read_history
 from profiling.report.table import WIDTH
 from profiling.results.record import SoundWindow
 
@@ -49,6 +50,22 @@ def test_a_run_of_schema_1_has_the_revision_of_the_tool(tmp_path):
     write_run(tmp_path / "run", cell(samples=noisy(1)), environment=old)
     (((point,),)) = read_history(tmp_path).values()
     assert point.revision == f"tool {'c' * 7}+"
+
+
+def test_a_disturbed_run_is_a_hollow_point_without_speedups(runs):
+    busy = cell("v", noisy(6))
+    conditions = replace(WARM, cpu_lost_share=0.38)
+    busy = replace(busy, metrics=replace(busy.metrics, latency=conditions))
+    write_run(runs / "d", busy, environment=dated("2026-01-04T00:00:00+00:00", "d"))
+    history = read_history(runs)
+    ((*others, point),) = history.values()
+    assert point.disturbed == "other processes took 38% of the CPU"
+    assert (point.vs_first, point.vs_previous) == (None, None)
+    assert not any(each.disturbed for each in others)
+    assert "! disturbed" in history_text(history, as_markdown=False)
+    (chart,) = _section(history).charts
+    symbols = {trace["name"]: trace["marker"].get("symbol") for trace in chart.views[0].figure["data"][1:]}
+    assert symbols == {"v": ["circle", "circle", "circle-open"], "w": "square"}
 
 
 def test_what_does_not_compare_has_a_series_of_its_own(runs):

@@ -390,3 +390,19 @@ def test_the_parts_of_a_frame_add_up_to_its_time():
         for name, part in summary(series, schedule="overlap").budget.parts.items()
         if name == "world"
     )
+
+
+@pytest.mark.parametrize(
+    ("planted", "cpu", "gpu"),
+    [
+        ({"run_queue_ms": [1.0] * 50 + [0.0] * 50}, 0.1, None),
+        ({"run_queue_ms": [0.5] * 100, "steal_ms": [0.25, np.nan] * 50}, 0.15, None),
+        ({"others_ms": [np.nan, 2.0] * 50}, None, 0.4),
+    ],
+)
+def test_what_others_took_of_the_frames(planted, cpu, gpu):
+    """Frames of 5 ms; what was not read in a frame says nothing of it."""
+    unread = {name: np.full(100, np.nan) for name in ("run_queue_ms", "steal_ms", "others_ms")}
+    series = series_of([5.0] * 100, **unread | {name: np.array(values) for name, values in planted.items()})
+    section = summarize_frames(series, loop())
+    assert (section.cpu_lost_share, section.gpu_lost_share) == (pytest.approx(cpu), pytest.approx(gpu))

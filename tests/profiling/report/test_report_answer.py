@@ -8,8 +8,14 @@ import pytest
 from report_records import build, build_loop, clocks, faster, frame_loop, rows, run_data, titled
 
 from profiling.report.answer import answer_of, answer_section, held_rate, notes_section, status_section
+from profiling.report.doubts import doubts_of
 from profiling.report.latency import latency_section
+from profiling.report.realtime import realtime_section
+from profiling.results.measured import LEAST_FOR
 from profiling.results.record import Record
+
+#: Two loops, of which others disturbed the second: variant, median frame time in ms, share.
+PAIR = (("sequential", 9.0, 0.0), ("overlap", 9.2, 0.3))
 
 
 def answer(*records: Record) -> dict[str, str]:
@@ -171,6 +177,23 @@ def test_the_highest_frame_rate_whose_budget_the_p99_fits(p99: float, frames: in
     assert held_rate(build("baseline", metrics=clocks(5.0, p99=p99), frames_per_call=frames)) == held
 
 
+@pytest.mark.parametrize(("n", "shown", "held"), [(100, "8.200", "120 FPS"), (99, "max 40.00", "24 FPS")])
+def test_few_calls_are_judged_by_the_longest(n: int, shown: str, held: str) -> None:
+    record = build("baseline", 5.0, metrics=clocks(5.0, n=n, p99=8.2, max=40.0))
+    row = answer(record)
+    assert (row["p99 ms"], row["holds"]) == (shown, held)
+    assert ("few samples" in marks(record)) == (n < 100)
+    timing = titled(latency_section(run_data(record)))["Variants"][0]
+    assert timing["p99 ms"] == shown
+
+
+@pytest.mark.parametrize(("n", "percentiles"), [(100, "p90 p95 p99"), (99, "p90 p95"), (19, "p90"), (9, "")])
+def test_a_percentile_needs_a_sample_beyond_it(n: int, percentiles: str) -> None:
+    wall = build("baseline", metrics=clocks(5.0, n=n)).metrics.wall_ms
+    assert wall is not None
+    assert " ".join(name for name in LEAST_FOR if wall.percentile(name) is not None) == percentiles
+
+
 def test_a_loop_is_judged_by_its_deadlines_and_a_training_step_by_none() -> None:
     assert held_rate(build_loop("cuda_graph")) == "60 FPS"
     none = frame_loop()
@@ -212,3 +235,12 @@ def test_what_could_not_be_read_is_a_note() -> None:
     record = build("compile", 2.5, prepare={"seconds": "many"})
     lines = notes_section(run_data(record, build("baseline", 3.0))).lines
     assert any(line.startswith("world_model.compile: not read: prepare.seconds") for line in lines)
+
+
+def test_a_loop_that_others_disturbed_is_marked() -> None:
+    quiet, busy = (build_loop(name, frame_loop(p50, cpu_lost_share=share)) for name, p50, share in PAIR)
+    assert [doubt.mark for doubt in doubts_of(busy)] == ["disturbed"]
+    assert "disturbed" in marks(quiet, busy)
+    assert "other processes took 30% of the CPU while overlap was timed" in words(quiet, busy)
+    (_, row) = titled(realtime_section(run_data(quiet, busy)))["Frames"]
+    assert row["conditions"] == "! disturbed"

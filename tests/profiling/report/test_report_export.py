@@ -86,3 +86,10 @@ def test_names_that_look_like_code_leave_each_format_readable(export: Callable[[
         assert len({len(row) for row in csv.reader(io.StringIO(text))}) == 1
     else:
         assert len(list(ElementTree.fromstring(text).iter("testcase"))) > len(ALL) // 2
+
+
+def test_few_samples_have_a_longest_and_no_p99() -> None:
+    few, enough = (build("baseline", 5.0, metrics=clocks(5.0, n=n, p99=8.2, max=40.0)) for n in (99, 100))
+    assert [cells(each)[0]["p99 ms"] for each in (few, enough)] == ["", "8.2"]
+    answers = [json.loads(as_json(run_data(each)))["answer"][0] for each in (few, enough)]
+    assert [(each["p99_ms"], each["max_ms"]) for each in answers] == [(None, 40.0), (8.2, 40.0)]
