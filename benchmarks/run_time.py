@@ -1,0 +1,154 @@
+"""Does a run with turns take longer than one that times each cell whole? python benchmarks/run_time.py [KEY=VALUE ...]
+
+The main job's 12 cells, by this checkout and by the last revision that timed one cell after the other, in the order
+A B B A, each in processes of its own. On a CPU, where nothing can be captured, two copies of eager take the place of
+the captured variants. Further keys go to both: component=[image_decoder] scale=tiny compile_cache=shared.
+
+Its bar: the ratio of the two, neighbouring runs compared, is not above 1 by its 95% interval (from 6 pairs on; with
+fewer, by all of the ratios). It exits with 1 where it is. On an H200 a run takes minutes: --pairs 1 is one of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+
+from profiling.report.table import Column, Table, markdown
+from profiling.results.jsonl import read_records
+from profiling.results.stats import paired_ratio
+
+ROOT = Path(__file__).resolve().parents[1]
+#: The last revision in which each cell was timed whole, before the next one was prepared.
+WHOLE_CELLS = "1649b1b"
+EAGER = {"_target_": "profiling.variants.baseline.Baseline"}
+VARIANTS = {
+    "cuda": ("baseline", "compile", "cuda_graph", "compile_cuda_graph"),
+    "cpu": ("baseline", "compile", "eager_2", "eager_3"),
+}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A run: the seconds from its start to its end, and how many of its cells were measured."""
+
+    seconds: float
+    cells: int
+    timing_s: float  # spent in timed calls
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run in turns and one of whole cells, made one after the other."""
+
+    number: int
+    turns: Timed
+    whole: Timed
+
+    @property
+    def ratio(self) -> float:
+        """Seconds of the run in turns over those of the other."""
+        return self.turns.seconds / self.whole.seconds
+
+
+@contextmanager
+def checkout(revision: str, folder: Path) -> Iterator[Path]:
+    """Yield a folder with the files of `revision`."""
+    subprocess.run(
+        ["git", "-C", ROOT, "worktree", "add", "--detach", folder, revision], check=True, capture_output=True
+    )
+    try:
+        yield folder
+    finally:
+        subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", folder], check=True)
+
+
+def timed_run(code: Path, folder: Path, config: Path, device: str, keys: Sequence[str]) -> Timed:
+    """Run the main job of the checkout `code` into `folder`.
+
+    Raises:
+        SystemExit: the run was refused, or one of its cells failed.
+
+    """
+    command = [sys.executable, "-m", "profiling.generic_forward", f"--config-dir={config}", f"hydra.run.dir={folder}"]
+    command += [f"device={device}", f"variant=[{','.join(VARIANTS[device])}]", "ceilings=off", *keys]
+    started = time.perf_counter()
+    ended = subprocess.run(
+        command, cwd=code, env={**os.environ, "PYTHONPATH": str(code)}, capture_output=True, text=True
+    )
+    seconds = time.perf_counter() - started
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)}\nin {code} ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+    walls = [record.metrics.wall_ms for record in read_records(folder).records if record.metrics.wall_ms is not None]
+    return Timed(seconds, len(walls), sum(wall.mean * wall.n for wall in walls) / 1e3)
+
+
+def table_of(pairs: Sequence[Pair]) -> Table[Pair]:
+    return Table(
+        "Runs",
+        (
+            Column[Pair]("pair", lambda pair: str(pair.number)),
+            Column[Pair]("cells", lambda pair: pair.turns.cells, "count"),
+            Column[Pair]("in turns", lambda pair: pair.turns.seconds, "s"),
+            Column[Pair]("of it timed calls", lambda pair: pair.turns.timing_s, "s"),
+            Column[Pair]("whole cells", lambda pair: pair.whole.seconds, "s"),
+            Column[Pair]("of it timed calls", lambda pair: pair.whole.timing_s, "s"),
+            Column[Pair]("in turns / whole cells", lambda pair: pair.ratio, "ratio"),
+        ),
+        pairs,
+    )
+
+
+def verdict(pairs: Sequence[Pair]) -> tuple[str, bool]:
+    """Return the ratio in words, and whether the bar is met."""
+    ratio, interval = paired_ratio(*([getattr(p, side).seconds for p in pairs] for side in ("turns", "whole")))
+    if interval is not None:
+        return f"{ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]", interval[0] <= 1
+    ratios = [pair.ratio for pair in pairs]
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})", min(ratios) <= 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="keys of the main job, for both revisions")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--pairs", type=int, default=3, metavar="N", help="runs of each (default 3)")
+    parser.add_argument("--against", default=WHOLE_CELLS, metavar="REVISION", help=f"default {WHOLE_CELLS}")
+    options = parser.parse_args()
+    pairs: list[Pair] = []
+    with tempfile.TemporaryDirectory(prefix="run-time-") as temporary:
+        folder = Path(temporary)
+        config = folder / "config"
+        (config / "variant").mkdir(parents=True)
+        for name in ("eager_2", "eager_3"):
+            (config / "variant" / f"{name}.yaml").write_text(yaml.safe_dump({name: EAGER}))
+        load = os.getloadavg()[0]
+        with checkout(options.against, folder / "whole") as whole:
+            for number in range(1, options.pairs + 1):
+                timed: dict[str, Timed] = {}
+                for side, code in sorted({"turns": ROOT, "whole": whole}.items(), reverse=number % 2 == 0):
+                    run = folder / f"{side}_{number}"
+                    timed[side] = timed_run(code, run, config, options.device, options.keys)
+                pairs.append(Pair(number, **timed))
+                print(pairs[-1], file=sys.stderr, flush=True)
+    name = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {os.cpu_count()} cores"
+    print(f"run time on {name}, torch {torch.__version__}, load average {load:.1f} before and ", end="")
+    print(f"{os.getloadavg()[0]:.1f} at the end; whole cells: {options.against}\n\n{markdown(table_of(pairs))}\n")
+    words, is_met = verdict(pairs)
+    print(f"in turns / whole cells: {words}; at most 1: {'met' if is_met else 'missed'}")
+    raise SystemExit(not is_met)
+
+
+if __name__ == "__main__":
+    main()
