@@ -47,11 +47,12 @@ from profiling.realtime.prepare import (
 from profiling.realtime.recovery import describe_loop
 from profiling.realtime.summary import median, stage_ms, summarize_frames
 from profiling.results.frames import Journal, Series, recover_series, stage_names
-from profiling.results.record import Parity, Prepare
+from profiling.results.record import Parity, Prepare, TraceAnalysis
 from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, measured_by, metrics_of, warm_up
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Phase
+from profiling.run.trace_passes import TracePasses
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
 from profiling.trace.counters import snapshot
 from profiling.trace.events import read_events, timeline
@@ -358,6 +359,15 @@ class RealtimeCell(Cell):
             name: (stage.repeat, 1 / stage.every) for name, stage in graph.stages.items() if name in prepared.components
         }
         medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
+
+        def analyse(stage: str) -> TraceAnalysis | None:
+            if not self.job.settings.trace:
+                return None
+            passes = TracePasses(
+                prepared.components[stage], self.job.variant, steps[stage], Path.cwd(), self.best_effort, ceilings
+            )
+            return passes.analyze_stage()
+
         with self.phase("roofline"), self.best_effort("the roofline"):
             ceilings = ceilings_in(Path(self.job.run))
             if ceilings is not None:
@@ -370,6 +380,7 @@ class RealtimeCell(Cell):
                     fused=self.fused_stages,
                     overlapping=self.options.schedule == "overlap",
                     calls=calls,
+                    analyse=analyse,
                 )
                 self.add(roofline=section)
 

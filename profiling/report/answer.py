@@ -14,7 +14,7 @@ from profiling.report.charts import FRAME_RATES
 from profiling.report.doubts import Doubt, doubts_of
 from profiling.report.format import Estimate, Link, Longest, Value, estimate, listed, percent, significant
 from profiling.report.page import Section
-from profiling.report.roofline import REASONS, deciding, next_step
+from profiling.report.roofline import REASONS, deciding, link_to_findings, next_step
 from profiling.report.run_data import RunData, link_to, name_of, wrong_because
 from profiling.report.table import Column, Table
 from profiling.report.trace import KERNELS
@@ -216,7 +216,7 @@ def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
         Column("p99", lambda row: number_in(summary_of(row.fastest), "p99") if row.fastest else None, "ms"),
         Column(against, lambda row: row.speedup if row.is_ranked else CANNOT_TELL, "ratio", wrap=12),
         Column("holds", lambda row: row.holds, wrap=9),
-        Column("bound by", lambda row: _linked(row, row.bound, REASONS), wrap=12),
+        Column("bound by", _bound, wrap=12),
         Column("next", _next, wrap=16),
         Column("conditions", _marks, "marks", wrap=22),
         Column("trace", lambda row: _trace(row, data), depth="page"),
@@ -236,9 +236,18 @@ def _linked(row: Answer, words: str | None, table: str) -> Link | None:
     return link_to(words, table, row.fastest) if words and row.fastest is not None else None
 
 
-def _next(row: Answer) -> str | None:
-    short = row.next
-    return short if short is None or len(short) <= _SHORT else "see below"
+def _bound(row: Answer) -> Link | None:
+    """Return what bounds the fastest variant, with a link to the reasons."""
+    call = deciding(row.fastest) if row.fastest is not None else None
+    return link_to(row.bound, REASONS, call.record, call.stage) if call is not None and row.bound else None
+
+
+def _next(row: Answer) -> Value | None:
+    """Return the next step, with a link to the findings that it follows from."""
+    short, call = row.next, deciding(row.fastest) if row.fastest is not None else None
+    if short is None or call is None:
+        return short
+    return link_to_findings(call, short if len(short) <= _SHORT else "see below")
 
 
 def _marks(row: Answer) -> str | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from profiling.errors import printable
-from profiling.report.format import significant, times
+from profiling.report.format import Link, Value, count_of, significant, times
 from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, name_of, wrong_because
+from profiling.report.run_data import RunData, cell_table, link_to, name_of, row_name, wrong_because
 from profiling.report.table import Column, Table
 from profiling.results.judgement import correct_baseline, fastest_correct
 from profiling.results.record import KernelFinding, NextStep, Record, RooflinePart
@@ -18,7 +18,7 @@ from profiling.results.record import KernelFinding, NextStep, Record, RooflinePa
 #: Title of the table of what bounds each cell.
 REASONS = "What bounds it, and why"
 #: Title of the table of kernels that could take less time.
-FINDINGS = "Kernels that could take less"
+FINDINGS = "Findings: kernels that could take less"
 _SAVES = (
     "Could save: kernel time beyond the ceilings, or all of it for kernels that better code would not launch. Bytes: "
     "those of the operators' tensors, read and written once."
@@ -47,6 +47,7 @@ class _Predicted:
 @dataclass(frozen=True)
 class _Found:
     record: Record
+    stage: str | None
     finding: KernelFinding
 
 
@@ -70,6 +71,18 @@ def stage_ms(record: Record, stage: str) -> float | None:
     budget = record.realtime.budget if record.realtime is not None else None
     part = budget.parts.get(stage) if budget is not None else None
     return None if part is None else part.host_ms if part.device_ms is None else part.device_ms
+
+
+def findings_of(call: Judged) -> tuple[KernelFinding, ...]:
+    """Return the kernels of a call, or of a stage, that could take less; the largest saving first."""
+    if call.stage is not None:
+        return call.roofline.findings
+    return call.record.trace_analysis.findings if call.record.trace_analysis is not None else ()
+
+
+def link_to_findings(call: Judged, words: str) -> Link | str:
+    """Return `words` with a link to the findings of a call, where it has any."""
+    return link_to(words, FINDINGS, call.record, call.stage) if findings_of(call) else words
 
 
 def deciding(record: Record) -> Judged | None:
@@ -121,8 +134,10 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
 
 def _refuted(call: Judged, other: Record, text: str) -> str:
     """Return why a step of that text helps no further, if it names the variant of `other`; empty where it may help."""
-    if other.variant == call.record.variant or not re.search(rf"(?<!\w){re.escape(other.variant)}(?!\w)", text):
+    if not re.search(rf"(?<!\w){re.escape(other.variant)}(?!\w)", text):
         return ""
+    if other.variant == call.record.variant:
+        return printable(f"{other.variant} is how it runs")
     if not other.is_correct:
         return printable(f"{other.variant} is {wrong_because(other) or 'failed'}")
     if call.ms is None or (ms := _ms_of(other, call.stage)) is None or ms < call.ms:
@@ -131,31 +146,37 @@ def _refuted(call: Judged, other: Record, text: str) -> str:
 
 
 def bound_line(record: Record, group: Sequence[Record]) -> str:
-    """Return how far a correct record is above its roofline, what bounds it and what is next; empty if unknown."""
+    """Return in two sentences what bounds a correct record, and what is next; empty if unknown."""
     call, roofline = deciding(record), record.roofline
     if call is None or roofline is None or not record.is_correct:
         return ""
-    sentences = []
+    parts = []
     if roofline.over_roofline is not None and roofline.roofline_ms is not None:
-        least = significant(roofline.roofline_ms, 3)
-        sentences.append(f"{times(roofline.over_roofline)} above its roofline ({least} ms)")
-    bound = ""
-    if call.roofline.bound is not None:
-        first, *rest = call.roofline.evidence or ("",)
-        reasons = "; ".join((first, *rest[:1]) if "; " not in first else (first,))
-        bound = f"bound by {call.roofline.bound}{f': {reasons}' if reasons else ''}"
+        parts.append(f"{times(roofline.over_roofline)} above its roofline ({significant(roofline.roofline_ms, 3)} ms)")
+    bound = f"bound by {call.roofline.bound}" if call.roofline.bound is not None else ""
     if call.stage is None:
-        sentences.append(f"B{bound[1:]}" if bound else "")
+        parts = [bound, *parts]
     else:
-        above = f"{times(call.over_roofline)} above its roofline" if call.over_roofline is not None else ""
-        words = ", ".join(filter(None, (above, bound)))
-        sentences.append(
-            f"Its longest stage, {call.stage}, takes {significant(call.ms, 3)} ms, {words}" if words else ""
-        )
-    if step := next_step(record, group)[1]:
-        sentences.append(f"Next: {step}")
+        above = f", {times(call.over_roofline)} above its own" if call.over_roofline is not None else ""
+        longest = f"its longest stage, {call.stage}, takes {significant(call.ms, 3)} ms{above}"
+        parts = ["; ".join((*parts, longest)), bound]
+    sentence = ", ".join(filter(None, parts))
+    if bound and (reasons := _reasons(call)):
+        sentence += f": {reasons}"
+    step = next_step(record, group)[1]
+    sentences = [sentence[:1].upper() + sentence[1:], f"Next: {step}{_outcome(call, group)}" if step else ""]
     line = ". ".join(filter(None, sentences))
-    return printable(f"{line}{_outcome(call, group)}.") if line else ""
+    return printable(f"{line}.") if line else ""
+
+
+def _reasons(call: Judged) -> str:
+    """Return the decisive observations on a call, and what all of its findings could save."""
+    first, *rest = call.roofline.evidence or ("",)
+    reasons = [first, *(rest[:1] if "; " not in first else [])]
+    if found := findings_of(call):
+        saving = significant(sum(finding.saves_ms for finding in found), 2)
+        reasons.append(f"{count_of(len(found), 'finding')} could save {saving} ms")
+    return "; ".join(filter(None, reasons))
 
 
 def roofline_section(data: RunData) -> Section:
@@ -174,8 +195,10 @@ def roofline_section(data: RunData) -> Section:
     rooflines = cell_table("Roofline", _ROOFLINE, rows, _record_of, depth="report")
     reasons = [call for call in calls if call.roofline.bound is not None and call.record.is_correct]
     why = cell_table(REASONS, (*_REASON, _next_column(data)), reasons, _record_of, depth="report")
-    found = [_Found(r, each) for r in data.records if r.trace_analysis for each in r.trace_analysis.findings]
+    why = replace(why, name=lambda call: row_name(call.record, call.stage))
+    found = list(_found(data.records))
     findings = cell_table(FINDINGS, _FINDING, found, lambda row: row.record, depth="report")
+    findings = replace(findings, name=lambda row: row_name(row.record, row.stage))
     predictions = Table(
         "Predicted and measured medians", _PREDICTION, _predictions(calls, data.records), depth="report"
     )
@@ -192,6 +215,15 @@ def roofline_section(data: RunData) -> Section:
         tuple(filter(None, legend)) if calls else (),
         (rooflines, why, findings, predictions),
     )
+
+
+def _found(records: Sequence[Record]) -> Iterator[_Found]:
+    """Yield the findings of each call, or of the stages of its frame, or where those have none of the whole frame."""
+    for record in records:
+        found = [_Found(record, call.stage, each) for call in judged_calls(record) for each in findings_of(call)]
+        if not found and record.trace_analysis is not None:
+            found = [_Found(record, None, each) for each in record.trace_analysis.findings]
+        yield from found
 
 
 def _record_of(call: Judged) -> Record:
@@ -230,7 +262,12 @@ def _outcome(call: Judged, group: Sequence[Record]) -> str:
 
 def _next_column(data: RunData) -> Column[Judged]:
     """Return the column of what to try: what the run measured as slower is not in it."""
-    return Column("next", lambda call: _step_of(call, data.groups[call.record.component])[1] or None)
+
+    def read(call: Judged) -> Value | None:
+        words = _step_of(call, data.groups[call.record.component])[1]
+        return link_to_findings(call, words) if words else None
+
+    return Column("next", read)
 
 
 def _ms(name: str) -> Callable[[Judged], float | None]:
@@ -260,6 +297,7 @@ _REASON = (
     Column[Judged]("evidence, the decisive first", lambda call: "; ".join(call.roofline.evidence) or None),
 )
 _FINDING = (
+    Column[_Found]("stage", lambda row: row.stage),
     Column[_Found]("kernels", lambda row: row.finding.what),
     Column[_Found]("count", lambda row: row.finding.count, "count"),
     Column[_Found]("time", lambda row: row.finding.ms, "ms", measured=True),

@@ -154,9 +154,14 @@ def cell_table(
     )
 
 
-def link_to(text: str, table: str, record: Record) -> Link:
-    """Return `text` with a link to the first row of the record's cell in the `cell_table` of that title."""
-    return Link(text, f"#{anchor(table, name_of(record))}")
+def link_to(text: str, table: str, record: Record, stage: str | None = None) -> Link:
+    """Return `text` with a link to the first row of the record's cell, or of its stage, in the table of that title."""
+    return Link(text, f"#{anchor(table, row_name(record, stage))}")
+
+
+def row_name(record: Record, stage: str | None = None) -> str:
+    """Return the name by which a row of a cell, or of a stage of its frame, is linked."""
+    return ".".join(filter(None, (name_of(record), stage)))
 
 
 def itself(record: Record) -> Record:

@@ -188,6 +188,22 @@ class Kernel(KernelClass, frozen=True, kw_only=True):
     occupancy: Annotated[float | None, about("occupancy that CUPTI estimates from the launch", "0 to 1")] = None
 
 
+class KernelFinding(Section, frozen=True, kw_only=True):
+    """Kernels of a call that could take less time, or be left out, and what that could save."""
+
+    kind: Annotated[FindingKind, about("what is wrong with them")]
+    what: Annotated[str, about("the kernels in words: reductions (group norm), for example")]
+    ms: Annotated[float, about("duration a call", "ms")]
+    saves_ms: Annotated[float, about("duration beyond the ceilings'; all of it where they can be left out", "ms")]
+    share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
+    count: Annotated[float | None, about("kernels a call")] = None
+    gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s")] = None
+    tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s")] = None
+    of_ceiling: Annotated[float | None, about("time at the nearer ceiling over the duration", "0 to 1")] = None
+    blocks: Annotated[float | None, about("mean thread blocks of a launch")] = None
+    kernels: Annotated[tuple[str, ...], about("names of the longest of them")] = ()
+
+
 class RooflinePart(Section, frozen=True, kw_only=True):
     """The least work of a call, the GPU's measured work, and what bounds the call."""
 
@@ -209,6 +225,9 @@ class RooflinePart(Section, frozen=True, kw_only=True):
     predicted: Annotated[Prediction | None, about("wall time that the next step should reach")] = None
     steps: Annotated[tuple[NextStep, ...], about("what to try, best first; next_step and advice are of the first")] = ()
     kernels: Annotated[tuple[Kernel, ...], about("longest kernels of a call; on a CPU: operators, self time")] = ()
+    findings: Annotated[
+        tuple[KernelFinding, ...], about("stage of a loop, with trace=true: kernels that could take less")
+    ] = ()
 
 
 class Roofline(RooflinePart, frozen=True, kw_only=True):
@@ -222,22 +241,6 @@ class Idle(Section, frozen=True, kw_only=True):
 
     host_ms: Annotated[float, about("idle because the host had not launched the next kernel", "ms")]
     between_ms: Annotated[float, about("idle between kernels that were queued, or between nodes of a graph", "ms")]
-
-
-class KernelFinding(Section, frozen=True, kw_only=True):
-    """Kernels of a call that could take less time, or be left out, and what that could save."""
-
-    kind: Annotated[FindingKind, about("what is wrong with them")]
-    what: Annotated[str, about("the kernels in words: reductions (group norm), for example")]
-    ms: Annotated[float, about("duration a call", "ms")]
-    saves_ms: Annotated[float, about("duration beyond the ceilings'; all of it where they can be left out", "ms")]
-    share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
-    count: Annotated[float | None, about("kernels a call")] = None
-    gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s")] = None
-    tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s")] = None
-    of_ceiling: Annotated[float | None, about("time at the nearer ceiling over the duration", "0 to 1")] = None
-    blocks: Annotated[float | None, about("mean thread blocks of a launch")] = None
-    kernels: Annotated[tuple[str, ...], about("names of the longest of them")] = ()
 
 
 class ModuleTime(Section, frozen=True, kw_only=True):

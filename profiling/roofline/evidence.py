@@ -16,6 +16,8 @@ BEYOND = 1.1
 MOST = 0.25
 #: Most kernels that the evidence names, and the least share of the wall time of each.
 _NAMED, _LEAST_NAMED = 3, 0.05
+#: Least share of its ceiling at which the rate that is further from its own is named too.
+_LEAST_RATE = 0.01
 #: Most characters of a kernel's name in the evidence.
 _NAME_LENGTH = 44
 
@@ -164,10 +166,11 @@ def _rate(
     if facts.ceilings is None or not (gbps or tflops):
         return ""
     memory, compute = shares(facts, gbps, tflops, mean_us)
-    if compute > memory:
-        return f" at {tflops:.2g} TFLOP/s, {_of_ceiling(of_ceiling or compute)}"
-    rate = f"{gbps:.2g} GB/s" if gbps is not None and gbps < 100 else f"{(gbps or 0.0) / 1e3:.2g} TB/s"
-    return f" at {rate}, {_of_ceiling(of_ceiling or memory)}"
+    rates = [f"{gbps:.2g} GB/s" if gbps and gbps < 100 else f"{gbps / 1e3:.2g} TB/s" if gbps else ""]
+    rates += [f"{1e3 * tflops:.2g} GFLOP/s" if tflops and tflops < 0.1 else f"{tflops:.2g} TFLOP/s" if tflops else ""]
+    nearer, other = reversed(rates) if compute > memory else rates
+    second = f" ({other})" if other and min(memory, compute) >= _LEAST_RATE else ""
+    return f" at {nearer}, {_of_ceiling(of_ceiling or max(memory, compute))}{second}"
 
 
 def _of_ceiling(share: float) -> str:
@@ -175,9 +178,14 @@ def _of_ceiling(share: float) -> str:
     return f"{share:.0%} of the ceiling" if share <= BEYOND else "above the measured ceiling"
 
 
+def few_blocks(facts: Facts, blocks: float | None) -> bool:
+    """Return whether a launch has fewer blocks than the GPU has multiprocessors; false where that is not known."""
+    return blocks is not None and facts.multiprocessors is not None and blocks < facts.multiprocessors
+
+
 def _grid(facts: Facts, blocks: float | None, occupancy: float | None) -> str:
     """Return how far a launch fills the GPU, where it does not."""
-    few = blocks is not None and facts.multiprocessors is not None and blocks < facts.multiprocessors
+    few = few_blocks(facts, blocks)
     words = f", {blocks:.0f} blocks on {facts.multiprocessors} multiprocessors" if few else ""
     return words + (f", estimated occupancy {occupancy:.0%}" if occupancy is not None and occupancy < MOST else "")
 

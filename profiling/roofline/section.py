@@ -180,22 +180,31 @@ def frame_roofline(
     fused: Collection[str],
     overlapping: bool,
     calls: Mapping[str, tuple[int, float]] = MappingProxyType({}),
+    analyse: Callable[[str], TraceAnalysis | None] = lambda stage: None,
 ) -> Roofline:
     """Return the section of a loop over frames: the sum over its stages, and each stage under `parts`.
 
     `frame_ms` is the median frame time, `stage_ms` the median time of each timed stage; `fused` names the stages whose
     operators a compiler replaced. `calls` is how often a stage is called when it runs, and the share of the frames in
-    which it runs; once and always for a stage without. Roofline times of stages that run in turn add up. Where stages
-    overlap, one may move bytes while another computes: the frame's roofline time is then the larger of total memory
-    time and total compute time, and no stage has a verdict. Copies between stages are not counted. Calls each component
-    once, eagerly, and on CUDA profiles its step; every component is reset at the end.
+    which it runs; once and always for a stage without. `analyse` returns the trace analysis of a stage's step, whose
+    findings its verdict then follows; None: it was not traced.
+
+    Roofline times of stages that run in turn add up. Where stages overlap, one may move bytes while another computes:
+    the frame's roofline time is then the larger of total memory time and total compute time, and no stage has a
+    verdict. Copies between stages are not counted. Calls each component once, eagerly, and on CUDA profiles its step;
+    every component is reset at the end.
     """
     parts = {}
     weighted: list[tuple[float, Roofline]] = []
     for name, component in components.items():
         repeat, share = calls.get(name, (1, 1.0))
         wall_ms = None if overlapping or name not in stage_ms else stage_ms[name] / repeat
-        parts[name] = call_roofline(component, steps[name].run, ceilings, wall_ms, fused=name in fused)
+        part = call_roofline(component, steps[name].run, ceilings, wall_ms, fused=name in fused)
+        if (traced := analyse(name)) is not None:
+            here = conditions_of(component.device, fused=name in fused)
+            part = msgspec.structs.replace(part, findings=traced.findings)
+            part = judged_again(part, ceilings, wall_ms, here, traced)
+        parts[name] = part
         weighted.append((repeat * share, parts[name]))
         component.reset()
     memory_ms = sum(weight * (part.memory_ms or 0.0) for weight, part in weighted)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiling.results.record import Bound, NextStep, Prediction
-from profiling.roofline.evidence import BEYOND, MOST, Facts, evidence, shares, times
+from profiling.results.record import Bound, KernelFinding, NextStep, Prediction
+from profiling.roofline.evidence import BEYOND, MOST, Facts, evidence, few_blocks, shares, times
 
 #: Idle share from which the gaps between kernels are what bounds the call.
 IDLE_SHARE = 0.25
@@ -31,20 +31,15 @@ REPLAY_EXPLAINS = 0.5
 TUNABLE, WEIGHTS = 0.5, 0.5
 
 _BATCH = "process several inputs a call"
-_ADVICE = {
-    "reduction": "write them with one pass over the data and enough blocks to fill the GPU",
+#: What mends a finding, for kinds with a known cure. Of others only the time at the ceiling is known.
+_CURES = {
     "layout conversion": "keep tensors in the memory layout that the kernels beside them want",
     "cast": "keep tensors in the dtype in which they are read",
     "bias or activation": "fuse them into the products and convolutions before them",
-    "grouped convolution": "replace their kernels, which take longer than their traffic",
-    "1x1 convolution": "compute them as matrix products, with kernels that reach the ceiling",
-    "convolution": "try other algorithms (torch.backends.cudnn.benchmark = True) or padded channels",
+    "1x1 convolution": "compute them as matrix products",
     "split-K": "use product kernels that add up in one pass",
     "memset": "write into buffers that need no clearing",
     "few rows": "use kernels for few rows, which read the weights at full bandwidth",
-    "product": "pad sizes to multiples of a tile, or tune their kernels",
-    "attention": "use an attention kernel for these lengths",
-    "elementwise": "write them with contiguous access, one pass over the data",
 }
 
 
@@ -139,7 +134,8 @@ def _judge_replays(facts: Facts, idle: float) -> Verdict:
         step = NextStep(words="move host work out", advice=advice, wall_ms=replay_ms)
         return _verdict(facts, "host", reason, (step,), "idle", "launches")
     reason = f"{idle:.0%} of wall time are gaps between kernels of a replay and around it"
-    return _verdict(facts, "underfilled GPU", reason, _fewer_kernels(facts), "idle", "kernels")
+    fuse, batch = _fewer_kernels(facts)
+    return _verdict(facts, "underfilled GPU", reason, (*fuse, *batch), "idle", "kernels")
 
 
 def _judge_gpu(facts: Facts) -> Verdict:
@@ -150,7 +146,8 @@ def _judge_gpu(facts: Facts) -> Verdict:
         return _judge_launches(facts, idle)
     if (facts.kernels or 0) >= CHAIN and short > max(near, fusable, MOST):
         bound = _far_below(facts)
-        steps = (*_fewer_kernels(facts), *_faster_kernels(facts))
+        fuse, batch = _fewer_kernels(facts)
+        steps = (*fuse, *_faster_kernels(facts), *(batch if bound == "underfilled GPU" else ()))
         decisive = ("kernels", "slowest") if bound == "underfilled GPU" else ("slowest", "kernels")
         return _verdict(facts, bound, "Many kernels are short", steps, *decisive)
     reason = f"The roofline time is {near:.0%} of wall time"
@@ -242,12 +239,13 @@ def _batch() -> NextStep:
     return NextStep(words="batch calls", advice=_BATCH)
 
 
-def _fewer_kernels(facts: Facts) -> tuple[NextStep, ...]:
-    """Return steps towards fewer and longer kernels."""
+def _fewer_kernels(facts: Facts) -> tuple[tuple[NextStep, ...], tuple[NextStep, ...]]:
+    """Return steps towards fewer kernels (none where a compiler fused them already), and towards longer ones."""
     if facts.fused or not facts.compiles:
-        return (_batch(),)
+        return (), (_batch(),)
     advice = "fuse kernels and capture the step (compile_cuda_graph)"
-    return NextStep(words="compile_cuda_graph", advice=advice, variant="compile_cuda_graph"), _batch()
+    fuse = NextStep(words="compile_cuda_graph", advice=advice, variant="compile_cuda_graph")
+    return (fuse,), (_batch(),)
 
 
 def _fusing(facts: Facts) -> NextStep:
@@ -266,8 +264,9 @@ def _faster_kernels(facts: Facts) -> tuple[NextStep, ...]:
     for finding in facts.findings[:1]:
         saved = finding.saves_ms * overlap
         if saved >= WORTH * facts.wall_ms:
-            left = f"at best {finding.ms - finding.saves_ms:.2g} of {finding.ms:.2g} ms"
-            advice = f"{finding.what}: {_ADVICE[finding.kind]} ({left})"
+            left = f"{finding.ms - finding.saves_ms:.2g} of {finding.ms:.2g} ms"
+            cure = _cure(facts, finding)
+            advice = f"{finding.what}: {f'{cure} (at best {left})' if cure else f'at the ceilings they take {left}'}"
             steps.append(NextStep(words=finding.what, advice=advice, wall_ms=facts.wall_ms - saved))
     tunable = sum(kernel.ms for kernel in facts.kernels_by_time if kernel.kind in ("gemm", "conv"))
     if facts.compiles and tunable > TUNABLE * kernel_ms:
@@ -277,6 +276,13 @@ def _faster_kernels(facts: Facts) -> tuple[NextStep, ...]:
         advice = "trace it (trace=true), which names the kernels far below the ceilings and what each could save"
         steps.append(NextStep(words="trace=true", advice=advice))
     return tuple(steps)
+
+
+def _cure(facts: Facts, finding: KernelFinding) -> str:
+    """Return what mends a finding; empty where no more is known than the time that kernels at the ceilings take."""
+    if few_blocks(facts, finding.blocks):
+        return "split the work over more blocks, which leave most of the GPU idle now"
+    return _CURES.get(finding.kind, "")
 
 
 def _narrower(facts: Facts, term: Bound) -> tuple[NextStep, ...]:

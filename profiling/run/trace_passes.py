@@ -28,6 +28,7 @@ from profiling.variants.variant import Step
 #: Profiled calls on a CPU, where times vary from call to call. On a GPU one call is enough.
 _CALLS_ON_CPU = 5
 _NO_EAGER_STEP = "not attributable: the variant has no step that launches kernel by kernel"
+_ONE_STAGE = "not available: a stage is traced for its kernels alone"
 _FAILED = "not attributable: the pass for submodules failed"
 _HOST_TIMES = "wall time of each forward under the profiler, which lengthens short ones: read the shares"
 _FUSED = "the eager module, for products, convolutions, attention and custom operators; the rest is fused"
@@ -58,6 +59,16 @@ class TracePasses:
         traces = Traces(timeline(read_events(trace)), _NO_EAGER_STEP, "this step, line by line")
         return analyze_trace(self._with_passes(traces), self.root, ceilings=self.ceilings)
 
+    def analyze_stage(self) -> TraceAnalysis | None:
+        """Return the analysis of a step that has no trace file of its own, for its kernels; None on a CPU."""
+        if self.component.device.type != "cuda":
+            return None
+        main = self._profile("the trace of a stage", self.step.call, nullcontext)
+        if main is None:
+            return None
+        traces = self._with_reference(Traces(main, _NO_EAGER_STEP, _ONE_STAGE))
+        return analyze_trace(traces, self.root, ceilings=self.ceilings)
+
     def _analyze_on_cpu(self, trace: Path) -> TraceAnalysis | None:
         eager_step, by_module = self.step.eager_step, None
         if eager_step is None:
@@ -73,7 +84,11 @@ class TracePasses:
         lines = self._profile("the trace by line of code", self.step.call, line_spans)
         if lines is None:
             traces = replace(traces, lines_from="not available: the pass for lines of code failed")
-        traces, eager_step = replace(traces, lines=lines), self.step.eager_step
+        return self._with_reference(replace(traces, lines=lines))
+
+    def _with_reference(self, traces: Traces) -> Traces:
+        """Add the traces from which submodules and bytes of kernels are known."""
+        eager_step = self.step.eager_step
         if eager_step is None:
             return traces
         if eager_step.module is not None:

@@ -10,7 +10,9 @@ from report_records import build, build_loop, frame_loop, rows, run_data, titled
 
 from profiling.report.answer import answer_section, notes_section
 from profiling.report.heading import ceilings_line
-from profiling.report.roofline import bound_line, next_step, roofline_section
+from profiling.report.page import Section
+from profiling.report.roofline import FINDINGS, REASONS, bound_line, next_step, roofline_section
+from profiling.report.table import AnyTable
 from profiling.results.record import Record
 
 PREDICTED = "Predicted and measured medians"
@@ -52,7 +54,7 @@ def test_rooflines_reasons_and_predictions() -> None:
 
 def test_a_line_gives_the_number_the_reason_and_the_next_step() -> None:
     assert bound_line(EAGER, [EAGER, GRAPH]) == (
-        "57.4× above its roofline (0.500 ms). Bound by launch overhead: GPU idle 94%; 1234 launches. "
+        "Bound by launch overhead, 57.4× above its roofline (0.500 ms): GPU idle 94%; 1234 launches. "
         "Next: capture it (cuda_graph), expect 2.4 ms; measured 2.52 ms."
     )
     section = roofline_section(run_data(EAGER, GRAPH))
@@ -122,10 +124,55 @@ FINDING = {
 
 def test_findings_are_a_table() -> None:
     record = build("compile", 2.0, roofline=roofline(), trace_analysis=trace() | {"findings": [FINDING]})
-    (row,) = titled(roofline_section(run_data(record)))["Kernels that could take less"]
+    (row,) = titled(roofline_section(run_data(record)))[FINDINGS]
     assert list(row.values())[2:] == [
         *("reductions (group norm)", "6", "1.200", "56%", "1.100", "300.0", "7.0%", "32", "RowwiseMomentsCUDAKernel")
     ]
+
+
+def hrefs(table: AnyTable, header: str) -> list[str | None]:
+    columns, cells = table.shown()
+    place = [column.header for column in columns].index(header)
+    return [row[place].href for row in cells]
+
+
+def tables_of(section: Section) -> dict[str, AnyTable]:
+    return {table.title: table for table in section.tables if table}
+
+
+def test_a_verdict_leads_to_its_findings() -> None:
+    findings = [FINDING, FINDING | {"what": "memsets and fills", "saves_ms": 0.4}]
+    found = build("compile", 2.0, roofline=roofline(), trace_analysis=trace() | {"findings": findings})
+    data = run_data(build("baseline", 28.7, roofline=roofline()), found)
+    assert bound_line(found, [found]).partition(". Next")[0].endswith("1234 launches; 2 findings could save 1.5 ms")
+    tables = tables_of(roofline_section(data))
+    anchors = tables[FINDINGS].anchors()
+    assert anchors[0] is not None
+    assert anchors[1] is None, "the first of a cell is what links lead to"
+    assert hrefs(tables[REASONS], "next") == [None, f"#{anchors[0]}"]
+    (answer,) = answer_section(data).tables
+    assert hrefs(answer, "next") == [f"#{anchors[0]}"]
+    assert hrefs(answer, "bound by") == [f"#{tables[REASONS].anchors()[1]}"]
+
+
+def test_stages_have_findings_of_their_own_and_links_lead_to_the_longest() -> None:
+    part = judged(bound="slow kernels", evidence=["reductions"], advice="batch calls", findings=[FINDING])
+    picture = {"bound": "compute", "findings": [FINDING | {"what": "convolutions"}]}
+    part["parts"]["picture"] = FRAME["parts"]["picture"] | picture
+    frame = FINDING | {"what": "of the whole frame"}
+    record = build_loop("x", roofline=part, trace_analysis=trace() | {"findings": [frame]})
+    assert "; 1 finding could save 1.1 ms. Next" in bound_line(record, [record])
+    data = run_data(record)
+    tables = tables_of(roofline_section(data))
+    assert [(row["stage"], row["kernels"]) for row in rows(tables[FINDINGS])] == [
+        *(("world", "reductions (group norm)"), ("picture", "convolutions"))
+    ]
+    (answer,) = answer_section(data).tables
+    assert hrefs(answer, "bound by") == [f"#{tables[REASONS].anchors()[0]}"], "world takes longest"
+    assert hrefs(answer, "next") == [f"#{tables[FINDINGS].anchors()[0]}"]
+    assert tables[FINDINGS].anchors()[1] != tables[FINDINGS].anchors()[0]
+    whole = build_loop("x", roofline=FRAME, trace_analysis=trace() | {"findings": [frame]})
+    assert [row["kernels"] for row in titled(roofline_section(run_data(whole)))[FINDINGS]] == ["of the whole frame"]
 
 
 def test_a_prediction_says_whose_it_is_and_wrong_cells_fulfil_none() -> None:
@@ -178,7 +225,7 @@ def test_a_frame_stage_by_stage_and_the_longest_is_named() -> None:
         *(["world", "0.5000", "8.00×"], ["picture", "2.000", "1.50×"], ["frame", "2.500", "4.64×"])
     ]
     assert bound_line(record, [record]) == (
-        "4.64× above its roofline (2.50 ms). Its longest stage, world, takes 4.00 ms, 8.00× above its roofline."
+        "4.64× above its roofline (2.50 ms); its longest stage, world, takes 4.00 ms, 8.00× above its own."
     )
     told = build_loop("x", roofline=judged(bound="memory bandwidth", evidence=["90% of wall"], advice="batch calls"))
     assert bound_line(told, [told]).endswith("bound by memory bandwidth: 90% of wall. Next: batch calls.")

@@ -7,6 +7,7 @@ import torch
 from planted_networks import Chain, Copy, Product, ceilings_of, component
 
 from profiling.results.jsonl import read_records
+from profiling.results.record import KernelFinding, TraceAnalysis
 from profiling.roofline.section import call_roofline, frame_roofline
 from profiling.variants.variant import Step
 
@@ -27,15 +28,14 @@ def test_of_a_compiled_call_the_eager_operators_are_no_evidence():
 
 
 @torch.inference_mode()
-def frame(frame_ms, stage_ms=(), *, overlapping=False, fused=(), **calls):
+def frame(frame_ms, stage_ms=(), *, overlapping=False, fused=(), analyse=lambda stage: None, **calls):
     parts = {
         "world": component(Copy(), x=torch.ones(1_000_000)),
         "picture": component(Product(100, torch.float32), x=torch.ones(5000, 100)),
     }
     steps = {name: Step(part.call) for name, part in parts.items()}
-    return frame_roofline(
-        parts, steps, CEILINGS, frame_ms, dict(stage_ms), fused=fused, overlapping=overlapping, calls=calls
-    )
+    how = {"fused": fused, "overlapping": overlapping, "calls": calls, "analyse": analyse}
+    return frame_roofline(parts, steps, CEILINGS, frame_ms, dict(stage_ms), **how)
 
 
 def test_stages_in_turn():
@@ -71,6 +71,18 @@ def test_each_stage_is_judged_by_its_own_time():
     assert "above the measured ceiling" in lines, "these planted ceilings are far below this machine's"
     alone = frame(220.0, {"world": 10.0}, overlapping=True).parts["world"]
     assert alone.bound is None, "it shares the device"
+
+
+def test_a_stage_that_was_traced_has_findings_which_its_verdict_follows():
+    moments = KernelFinding(kind="reduction", what="reductions (group norm)", ms=150.0, saves_ms=120.0, blocks=2.0)
+    traced = TraceAnalysis(calls=1, findings=(moments,))
+    for overlapping in (False, True):
+        found = frame(
+            220.0, {"world": 10.0, "picture": 200.0}, overlapping=overlapping, analyse={"picture": traced}.get
+        ).parts
+        assert found["picture"].findings == (moments,)
+        assert found["world"].findings == ()
+        assert any("group norm" in line for line in found["picture"].evidence) is not overlapping
 
 
 def test_stages_that_overlap_share_the_device():

@@ -1,12 +1,14 @@
 """The verdict on a call, from hand-made facts: each bound, its evidence and its next step."""
 
+import random
+import typing
 from dataclasses import replace
 
 import pytest
 from msgspec.structs import replace as replace_struct
 from planted_networks import ceilings_of
 
-from profiling.results.record import Kernel, KernelFinding
+from profiling.results.record import FindingKind, Kernel, KernelFinding
 from profiling.roofline.evidence import Facts
 from profiling.roofline.verdict import judge
 
@@ -219,6 +221,26 @@ def test_one_slow_reduction_is_named_with_its_share_rate_and_grid():
     )
     assert verdict.steps[0].words == "reductions (group norm)"
     assert verdict.steps[0].wall_ms == pytest.approx(10 - 5.2)
+    assert verdict.steps[0].advice == (
+        "reductions (group norm): split the work over more blocks, which leave most of the GPU idle now "
+        "(at best 0.4 of 5.6 ms)"
+    )
+    filled = judged(replace(facts, findings=(reduction,), multiprocessors=30)).steps[0].advice
+    assert filled == "reductions (group norm): at the ceilings they take 0.4 of 5.6 ms", "no cure is known"
+
+
+def test_both_rates_of_a_product_are_named():
+    product = KernelFinding(
+        **{"kind": "few rows", "what": "products of 17 rows", "ms": 5.0, "saves_ms": 3.0, "count": 100.0},
+        **{"gbps": 300.0, "tflops": 5.0, "of_ceiling": 0.3},
+    )
+    facts = replace(LAUNCHES, launches=1, busy_ms=9.6, memory_ms=0.1, traffic_ms=None, ceilings=CEILINGS, traced=True)
+    (first, *_) = judged(replace(facts, findings=(product,))).evidence
+    assert first == "products of 17 rows take 50% at 0.3 TB/s, 30% of the ceiling (5 TFLOP/s)"
+    slow = replace_struct(product, gbps=1.0, tflops=0.05, of_ceiling=None)
+    assert " at 1 GB/s, 0% of the ceiling" in judged(replace(facts, findings=(slow,))).evidence[0]
+    slow = replace_struct(slow, gbps=None)
+    assert " at 50 GFLOP/s, 0% of the ceiling" in judged(replace(facts, findings=(slow,))).evidence[0]
 
 
 def test_kernels_stand_for_themselves_where_there_is_no_trace():
@@ -309,3 +331,65 @@ def test_a_gpu_that_was_not_profiled_is_not_judged():
     unseen = Facts(device="cuda", wall_ms=10.0, memory_ms=1.0, compute_ms=1.0, operators=9, launch_us=5.0)
     assert judge(unseen) is None
     assert judged(replace(unseen, compute_ms=8.0)).bound == "compute"
+
+
+KINDS = typing.get_args(FindingKind)
+
+
+def random_facts(draw):
+    wall_ms = 10 ** draw.uniform(-2, 3)
+    share = lambda most=1.0: wall_ms * draw.choice((0.0, draw.uniform(0, most)))  # noqa: E731
+    kernels = draw.choice((0, 1, 5, 30, 1000))
+    device = draw.choice(("cuda", "cpu"))
+    findings = tuple(
+        KernelFinding(
+            **{"kind": kind, "what": f"{kind}s", "ms": ms, "saves_ms": draw.uniform(0, ms), "count": 3.0},
+            **{"gbps": draw.choice((None, 70.0)), "tflops": draw.choice((None, 3.0))},
+            blocks=draw.choice((None, 12.0, 9999.0)),
+        )
+        for kind in draw.sample(KINDS, draw.randint(0, 3))
+        if (ms := share(0.5))
+    )
+    fused = draw.random() < 0.5
+    return Facts(
+        device=device,
+        **{"wall_ms": wall_ms, "memory_ms": share(1.2), "compute_ms": share(1.2), "launch_us": 5.0},
+        operators=None if fused else draw.randint(1, 5000),
+        traffic_ms=None if fused else share(1.2),
+        kernels=float(kernels) if device == "cuda" else None,
+        launches=float(draw.choice((1, kernels))) if device == "cuda" else None,
+        busy_ms=share() if device == "cuda" else None,
+        **{"median_us": draw.uniform(1, 1e3), "short_ms": share(), "transfer_ms": share(0.3)},
+        **{"waits": draw.choice((0.0, 1.0, 50.0)), "gap_us": draw.choice((None, 1.0)), "replay_us": 10.0},
+        dtype=draw.choice(("float32", "bfloat16")),
+        underfilled_ms=draw.choice((None, share())),
+        kernels_by_time=tuple(
+            Kernel(
+                name=f"k{i}", kind=draw.choice(("gemm", "pointwise", "operator")), ms=ms, share=ms / wall_ms, count=1.0
+            )
+            for i in range(draw.randint(0, 4))
+            if (ms := share(0.5))
+        ),
+        **{"findings": findings, "traced": bool(findings), "compiles": fused or draw.random() < 0.7},
+        **{"ceilings": draw.choice((None, CEILINGS)), "multiprocessors": 132 if device == "cuda" else None},
+        weights_share=draw.random(),
+    )
+
+
+def test_no_step_of_made_up_facts_is_one_that_cannot_run_or_help():
+    draw, steps = random.Random(0), 0
+    for _ in range(5000):
+        facts = random_facts(draw)
+        verdict = judge(facts)
+        for step in verdict.steps if verdict is not None else ():
+            steps += 1
+            text = f"{step.words} {step.advice} {step.variant}"
+            assert facts.compiles or "compile" not in text, "torch.compile cannot run here"
+            assert facts.device == "cuda" or "cuda" not in text
+            assert facts.device == "cuda" or "trace=true" not in text
+            assert not (facts.traced and "trace=true" in text), "it was traced"
+            assert not (facts.captured and step.variant == "cuda_graph"), "it is captured"
+            assert not (facts.fused and "fuse operators" in text), "a compiler fused them"
+            assert step.wall_ms is None or step.wall_ms <= facts.wall_ms * (1 + 1e-9), "a prediction is no slowdown"
+            assert step.wall_ms is None or step.wall_ms >= 0
+    assert steps > 3000

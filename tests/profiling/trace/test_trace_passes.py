@@ -54,7 +54,10 @@ def main_trace(step, tmp_path):
 
 
 def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
-    """The analysis on a GPU, with stored `traces` for its passes by call; a pass without one fails, and is listed."""
+    """The analysis on a GPU, with stored `traces` for its passes by call; a pass without one fails, and is listed.
+
+    Without `main`, that of a stage of a loop.
+    """
     planted = replace(component(Stack()), device=torch.device("cuda"))
     step = step(planted)
     failed = []
@@ -64,6 +67,8 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
         if around is line_spans:
             assert call == step.call
             return stored(traces["lines"])
+        if call == step.call and around is nullcontext:
+            return stored(traces["stage"])
         eager_step = None if step.eager_step is None else step.eager_step.call
         return stored(traces["uncaptured" if call is eager_step else "eager"])
 
@@ -75,7 +80,8 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
             failed.append(action)
 
     monkeypatch.setattr(trace_passes, "short_trace", stored_trace)
-    return TracePasses(planted, "v", step, tmp_path, best_effort).analyze(FOLDER / f"{main}.json.gz"), failed
+    passes = TracePasses(planted, "v", step, tmp_path, best_effort)
+    return (passes.analyze_stage() if main is None else passes.analyze(FOLDER / f"{main}.json.gz")), failed
 
 
 def captured(planted):
@@ -111,6 +117,15 @@ def test_a_compiled_replay_is_attributed_by_the_eager_module(tmp_path, monkeypat
     assert failed == []
     assert found.modules_from.startswith("the eager module")
     assert 0 < found.unattributed_ms < 0.3 * found.kernel_ms
+
+
+def test_a_stage_is_analysed_as_a_step_of_its_own_but_for_its_lines(tmp_path, monkeypatch):
+    traces = {"stage": "net.compile_graph", "uncaptured": "net.compile", "eager": "net.eager_hooks"}
+    found, failed = on_a_gpu(tmp_path, monkeypatch, compiled, traces, None)
+    whole, _ = on_a_gpu(tmp_path, monkeypatch, compiled, {**traces, "lines": "net.graph"}, "net.compile_graph")
+    assert failed == []
+    assert (found.kernels, found.kernel_ms, found.modules) == (whole.kernels, whole.kernel_ms, whole.modules)
+    assert on_a_gpu(tmp_path, monkeypatch, compiled, {}, None) == (None, ["the trace of a stage"])
 
 
 @pytest.mark.parametrize(

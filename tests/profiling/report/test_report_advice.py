@@ -1,0 +1,122 @@
+"""Advice never names a variant that the run measured as slower, that is wrong, or that was skipped."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_records import RESULTS, build, build_loop, frame_loop, rows, run_data, titled
+
+from profiling.report.answer import answer_section
+from profiling.report.render import render_console, render_html, render_markdown
+from profiling.report.roofline import REASONS, bound_line, deciding, judged_calls, next_step, roofline_section, stage_ms
+from profiling.report.run_data import RunData, load_run
+from profiling.results.judgement import by_component
+from profiling.results.record import Record
+
+RUNS = sorted(path.parent for path in RESULTS.glob("*/results.jsonl"))
+VARIANTS = ("baseline", "compile", "cuda_graph", "compile_cuda_graph", "compile_max_autotune", "mine")
+
+
+def refuted(record: Record, stage: str | None, group: Sequence[Record]) -> Iterator[str]:
+    """Yield the variants that may not be advised for a call of `record`: its own, wrong ones, and slower ones."""
+    yield record.variant
+    mine = record.median_ms if stage is None else stage_ms(record, stage)
+    for other in group:
+        theirs = other.median_ms if stage is None else stage_ms(other, stage)
+        if not other.is_correct or (mine is not None and theirs is not None and theirs >= mine):
+            yield other.variant
+
+
+def names(text: str, variant: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(variant)}(?!\w)", text) is not None
+
+
+def check(data: RunData) -> int:
+    """Check every place in which a report advises something; return how often it did."""
+    advised = 0
+    for group in by_component(data.records).values():
+        for record in group:
+            call = deciding(record)
+            if call is None:
+                continue
+            short, long = next_step(record, group)
+            line = bound_line(record, group).rpartition("Next: ")[2] if "Next: " in bound_line(record, group) else ""
+            advised += bool(short)
+            for variant in refuted(record, call.stage, group) if short else ():
+                assert not names(f"{short}; {long}; {line.partition('; measured')[0]}", variant), (record.cell, variant)
+    cells = {(r.component, r.variant, call.stage): r for r in data.records for call in judged_calls(r)}
+    for row in titled(roofline_section(data)).get(REASONS, []):
+        stage = row.get("stage", "–")
+        record = cells[row["component"], row["variant"], None if stage == "–" else stage]
+        group = [other for other in data.records if other.component == record.component]
+        for variant in refuted(record, None if stage == "–" else stage, group):
+            assert row.get("next", "").startswith("no faster variant") or not names(row.get("next", ""), variant)
+    (answer,) = answer_section(data).tables
+    by_name = by_component(data.records)
+    for row in rows(answer) if answer else ():
+        group = by_name[row["component"]]
+        for other in group:
+            if not other.is_correct:
+                assert not names(row.get("next", ""), other.variant)
+    return advised
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_committed_runs_advise_nothing_that_they_refute(run: Path) -> None:
+    check(load_run(run))
+
+
+def test_committed_runs_do_advise_something() -> None:
+    assert sum(check(load_run(RESULTS / name)) for name in ("h200", "h200_diffusion", "h200_realtime")) >= 10
+
+
+def made_up(seed: int) -> list[Record]:
+    """Make the records of a component, or of a loop of two stages, with random times, states and steps."""
+    draw = random.Random(seed)
+    looped = seed % 3 == 0
+    records = []
+    for variant in draw.sample(VARIANTS, draw.randint(1, len(VARIANTS))):
+        steps = []
+        for place in range(draw.randint(0, 4)):
+            target = draw.choice((*VARIANTS, "absent_variant", None))
+            words = draw.choice((target or "trace=true", "reductions (sum)", "batch calls"))
+            advice = draw.choice((f"fuse operators ({target})", f"capture the step ({target})", f"reductions: {place}"))
+            step: dict[str, Any] = {"words": words, "advice": advice}
+            step |= {"variant": target} if target and draw.random() < 0.8 else {}
+            steps.append(step | ({"wall_ms": draw.uniform(0.5, 9)} if draw.random() < 0.7 else {}))
+        state = draw.choice(("ok", "ok", "ok", "failed", "invalid", "skipped"))
+        part = {"roofline_ms": 0.4, "bound": "slow kernels", "evidence": ["x"], "steps": steps}
+        changes: dict[str, Any] = {} if state == "ok" else {"status": state, "reason": "planted"}
+        if looped:
+            section = frame_loop(draw.uniform(5, 12))
+            for stage in ("world", "picture"):
+                section["budget"]["parts"][stage]["device_ms"] = draw.uniform(0.5, 6)
+            parts = {"world": part, "picture": {**part, "steps": steps[::-1]}}
+            records.append(build_loop(variant, section, roofline={"roofline_ms": 1.0, "parts": parts}, **changes))
+        else:
+            timed = None if state == "skipped" else draw.uniform(1, 10)
+            records.append(build(variant, timed, roofline=part, **changes))
+    return records
+
+
+@pytest.mark.parametrize("first", range(0, 600, 100))
+def test_made_up_runs_advise_nothing_that_they_refute(first: int) -> None:
+    assert sum(check(run_data(*made_up(seed))) for seed in range(first, first + 100)) > 50
+
+
+def test_no_rendering_says_it_either() -> None:
+    """The stored advice of a record, which a later cell of the same run refuted, is in none of the texts."""
+    steps = [{"words": "cuda_graph", "advice": "planted: capture it (cuda_graph)", "variant": "cuda_graph"}]
+    section = {"roofline_ms": 0.4, "over_roofline": 5.0, "bound": "slow kernels", "evidence": ["x"], "steps": steps}
+    section |= {"next_step": "cuda_graph", "advice": "x: planted: capture it (cuda_graph)."}
+    slower = build("cuda_graph", 9.0, roofline={"roofline_ms": 0.4, "bound": "slow kernels", "evidence": ["x"]})
+    data = run_data(build("baseline", 2.0, roofline=section), slower)
+    for render in (render_console, render_markdown, render_html):
+        assert "planted" not in render(data)
+    alone = run_data(build("baseline", 2.0, roofline=section))
+    assert "planted" in render_console(alone)
