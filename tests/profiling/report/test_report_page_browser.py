@@ -165,6 +165,42 @@ def test_an_answer_links_to_its_rows_its_trace_and_its_kernels(traced: Open) -> 
     page.wait_for_function("text => [...document.querySelectorAll('.more')].some(m => m.textContent.includes('left'))")
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (800, "dark")])
+def test_a_verdict_and_its_next_step_lead_to_reasons_and_findings(
+    write_page: Callable[..., Path], show: Open, width: int, scheme: str
+) -> None:
+    finding = {"kind": "memset", "what": "memsets and fills", "ms": 0.5, "saves_ms": 0.4, "count": 3}
+    kinds = [finding | {"what": f"{place} fills", "saves_ms": 0.4 - place / 100} for place in range(30)]
+    step = {"words": "0 fills", "advice": "0 fills: write into other buffers", "wall_ms": 1.6}
+    section = {"roofline_ms": 0.4, "bound": "slow kernels", "evidence": ["0 fills take 25%"], "steps": [step]}
+    records = [
+        build("baseline", 9.0, roofline=section, trace_analysis=trace() | {"findings": kinds}),
+        build("compile", 2.0, roofline=section, trace_analysis=trace() | {"findings": kinds}),
+    ]
+    page = show(write_page(records), width=width, scheme=scheme)
+    answer, target = page.locator("#answer tbody tr").first, page.locator("tr:target")
+    answer.get_by_role("link", name="slow kernels").click()
+    assert target.locator("td").all_inner_texts()[1:4] == ["compile", "slow kernels", "0 fills take 25%"]
+    target.get_by_role("link", name="0 fills").click()
+    assert target.locator("td").all_inner_texts()[1:3] == ["compile", "0 fills"]
+    assert target.is_visible(), "behind the first rows of a long table"
+    page.evaluate("location.hash = ''")
+    answer.get_by_role("link", name="0 fills").click()
+    assert target.locator("td").all_inner_texts()[1:3] == ["compile", "0 fills"]
+
+
+def test_bars_of_many_components_stand_on_their_labels(write_page: Callable[..., Path], show: Open) -> None:
+    variants = ("baseline", "compile", "cuda_graph")
+    names = [f"component_{place}" for place in range(5)]
+    records = [build(v, 3.0 + i, component=name) for name in names for i, v in enumerate(variants)]
+    chart = show(write_page(records)).locator("#chart-latency")
+    bars, ticks = boxes(chart.locator(".bars .point")), boxes(chart.locator(".xtick text"))
+    assert (len(bars), len(ticks)) == (15, 5)
+    middles = sorted(bar["x"] + bar["width"] / 2 for bar in bars)
+    for place, tick in enumerate(sorted(ticks, key=lambda box: box["x"])):
+        assert middles[3 * place + 1] == pytest.approx(tick["x"] + tick["width"] / 2, abs=3)
+
+
 def test_a_narrow_screen_scrolls_tables_and_not_the_page(shown: Open) -> None:
     page = shown("h200", width=380)
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
