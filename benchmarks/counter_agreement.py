@@ -53,7 +53,7 @@ def kernel_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
 
 
 def _kernel(each: CountedKernel) -> tuple[str, ...]:
-    shares = (each.share, each.dram, each.l2, each.tensor, each.sm, each.occupancy)
+    shares = (each.share, each.dram, each.l2, each.tensor, each.fma, each.sm, each.occupancy)
     bounds = each.bound_by_counters, each.bound_by_trace
     same = "" if None in bounds else "yes" if bounds[0] == bounds[1] else "NO"
     times = (each.mean_us, each.counted_us)
@@ -94,7 +94,7 @@ def main() -> int:
         if options.run is None and (code := run(folder, options.overrides)) > 1:
             return code
         records = read_records(folder).records
-    headers = ("cell", "kernel", "µs", "µs under ncu", "share", "DRAM", "L2", "tensor", "SM", "occupancy")
+    headers = ("cell", "kernel", "µs", "µs under ncu", "share", "DRAM", "L2", "tensor", "FMA", "SM", "occupancy")
     print(tabulate(kernel_rows(records), (*headers, "by counters", "by trace", "same"), disable_numparse=True))
     rows, share = cell_rows(records)
     print()

@@ -13,9 +13,9 @@ from profiling.results.record import CountedKernel, Record
 COUNTERS = "Hardware counters of the longest kernels"
 _MEANING = (
     "Measured by ncu (Nsight Compute), in shares of the peak of the device. Bound by counters: memory bandwidth from "
-    "60% of the peak of DRAM or L2, compute from 60% of that of the multiprocessors (SM), the larger of both; neither "
-    "for a kernel below, which is short or waits. Bound by trace: the same from 70% of a measured ceiling, by the "
-    "bytes and FLOPs of its operators."
+    "60% of the peak of DRAM or L2, compute from 60% of that of tensor or FMA pipes, the larger of both; neither for a "
+    "kernel below, which is short, waits, or is busy with other instructions (SM: multiprocessors, instructions of any "
+    "kind). Bound by trace: the same from 70% of a measured ceiling, by the bytes and FLOPs of its operators."
 )
 
 
@@ -73,6 +73,7 @@ _COLUMNS = (
     Column[_Row]("DRAM", lambda row: row.kernel.dram_bytes, "MiB"),
     Column[_Row]("L2", lambda row: row.kernel.l2, "percent"),
     Column[_Row]("tensor pipes", lambda row: row.kernel.tensor, "percent"),
+    Column[_Row]("FMA pipes", lambda row: row.kernel.fma, "percent"),
     Column[_Row]("SM", lambda row: row.kernel.sm, "percent"),
     Column[_Row]("achieved occupancy", lambda row: row.kernel.occupancy, "percent"),
     Column[_Row]("bound by counters", lambda row: row.kernel.bound_by_counters),

@@ -299,6 +299,9 @@ class CountedKernel(Section, frozen=True, kw_only=True):
     dram_bytes: Annotated[float | None, about("read from and written to DRAM by a launch", "bytes")] = None
     l2: Annotated[float | None, about("L2 throughput, share of its peak", "0 to 1")] = None
     tensor: Annotated[float | None, about("cycles in which tensor pipes were active, share of all", "0 to 1")] = None
+    fma: Annotated[
+        float | None, about("cycles in which FMA pipes (FP32, FP16) were active, share of all", "0 to 1")
+    ] = None
     sm: Annotated[float | None, about("throughput of the multiprocessors, share of its peak", "0 to 1")] = None
     occupancy: Annotated[float | None, about("achieved occupancy: active warps over the most that fit", "0 to 1")] = (
         None
@@ -314,6 +317,8 @@ class HardwareCounters(Section, frozen=True, kw_only=True):
     kernels: Annotated[tuple[CountedKernel, ...], about("by name, longest first")] = ()
     cache_control: Annotated[str | None, about("all: caches are flushed before each pass; none: they are not")] = None
     seconds: Annotated[float | None, about("duration of loading, preparing and measuring", "s")] = None
+    launches: Annotated[int | None, about("launches that ncu measured")] = None
+    passes: Annotated[float | None, about("mean number of times that ncu ran a launch, to read all counters")] = None
 
 
 class Estimate(Section, frozen=True, kw_only=True):

@@ -2,9 +2,11 @@
 
 By the trace, a kernel whose bytes (or FLOPs) pass at `NEAR_CEILING` of the measured ceiling or faster is bound by
 memory bandwidth (or compute), and any other by neither. By counters the same holds for `NEAR_PEAK` of the peak of the
-memory (DRAM or L2) or of the multiprocessors: below 60% of both, the rule of Nsight Compute's section Speed of Light
-(`SpeedOfLight.py`, latency_bound_threshold) reports latency issues. The two thresholds are about the same rate, because
-measured ceilings are 80 to 90% of the peak.
+memory (DRAM or L2) or of the pipes that compute FLOPs (tensor or FMA): 60% is the limit below which the rule of Nsight
+Compute's section Speed of Light (`SpeedOfLight.py`, latency_bound_threshold) reports latency issues. The two thresholds
+are about the same rate, because measured ceilings are 80 to 90% of the peak. The throughput of the multiprocessors
+counts instructions of any kind, such as address arithmetic: a kernel that is busy with those moves no bytes and
+computes no FLOPs at a ceiling, and is bound by neither.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ def bound_by_trace(
     return _bound(memory, compute, NEAR_CEILING)
 
 
-def bound_by_counters(dram: float | None, l2: float | None, sm: float | None) -> KernelBound | None:
-    """Return what bounds a kernel with these shares of the peak of DRAM, L2 and multiprocessors; None without any."""
-    if dram is None and l2 is None and sm is None:
+def bound_by_counters(
+    dram: float | None, l2: float | None, tensor: float | None, fma: float | None
+) -> KernelBound | None:
+    """Return what bounds a kernel with these shares of the peak of DRAM, L2, tensor and FMA pipes; None without any."""
+    if all(share is None for share in (dram, l2, tensor, fma)):
         return None
-    return _bound(max(dram or 0.0, l2 or 0.0), sm or 0.0, NEAR_PEAK)
+    return _bound(max(dram or 0.0, l2 or 0.0), max(tensor or 0.0, fma or 0.0), NEAR_PEAK)
 
 
 def _bound(memory: float, compute: float, near: float) -> KernelBound:

@@ -7,22 +7,24 @@ prepares the cell once more. What fails becomes a line for the record: the cell 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from profiling.results.environment import Ceilings, read_environment
 from profiling.results.record import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles, decode_section
 from profiling.roofline.kernel_bounds import bound_by_counters, bound_by_trace
 from profiling.run.job import Job
 from profiling.trace import nsight_compute
-from profiling.trace.events import read_events, timeline, traced_calls
-from profiling.trace.nsight_compute import Launch
+from profiling.trace.events import GpuWork, TracedCall, read_events, timeline, traced_calls
+from profiling.trace.nsight_compute import Launch, function_of, likeness
 
 #: Most kernels of a cell that are measured, and the least share of all kernel time (0 to 1) of each.
 MOST_KERNELS, LEAST_SHARE = 10, 0.01
+#: Launches that are measured of each kernel with each grid and block, and the most of a cell in all: about 0.3 s each.
+LAUNCHES, MOST_LAUNCHES = 2, 100
 #: Timeout of ncu with the process that it measures, in seconds.
 COUNTER_SECONDS = 300.0
 #: Copies and fills by the driver, which are no kernels.
@@ -35,6 +37,14 @@ Execute = Callable[[Sequence[str], Path, float], int | None]
 
 class NoCountersError(Exception):
     """Why there are no counters, in one line."""
+
+
+class Group(NamedTuple):
+    """The launches of a kernel with one grid and block."""
+
+    name: str
+    grid: tuple[int, ...] | None
+    block: tuple[int, ...] | None
 
 
 @dataclass
@@ -72,43 +82,108 @@ class CounterPass:
         output.parent.mkdir(exist_ok=True)
         output.unlink(missing_ok=True)
         self._metrics = self._metrics or nsight_compute.metrics_on(ncu, environment)
-        killed = self._run_ncu(ncu, job, kernels, output, execute) is None
+        calls = self._traced(sections)
+        killed = self._run_ncu(ncu, job, kernels, calls, output, execute) is None
         text = output.read_text(errors="replace") if output.is_file() else ""
         launches = nsight_compute.read_launches(text, self._metrics)
         if not launches:
             hung = f"ncu was killed after {COUNTER_SECONDS:.0f} s"
             unknown = f"ncu printed no rows; see cells/{job.name}.counters.log"
             raise NoCountersError(hung if killed else nsight_compute.failure_in(text) or unknown)
+        if not any(launch.has_counters for launch in launches):
+            raise NoCountersError(f"ncu printed none of the metrics that it was asked for; see counters/{output.name}")
         ceilings = read_environment(self.run).ceilings if job.settings.ceilings == "auto" else None
-        times = self._times(sections)
+        times = _times(calls)
+        groups = grouped(launches, times or [Group(kernel.name, None, None) for kernel in kernels])
+        passes = [launch.passes for launch in launches if launch.passes is not None]
         return HardwareCounters(
             file=output.relative_to(self.run).as_posix(),
-            kernels=tuple(counted(kernel, launches, times, ceilings) for kernel in kernels),
+            kernels=tuple(counted(kernel, groups, times, ceilings) for kernel in kernels),
             cache_control=nsight_compute.CACHE_CONTROL,
             seconds=perf_counter() - started,
+            launches=len(launches),
+            passes=sum(passes) / len(passes) if passes else None,
         )
 
-    def _run_ncu(self, ncu: str, job: Job, kernels: Sequence[Kernel], output: Path, execute: Execute) -> int | None:
+    def _run_ncu(
+        self,
+        ncu: str,
+        job: Job,
+        kernels: Sequence[Kernel],
+        calls: Sequence[TracedCall],
+        output: Path,
+        execute: Execute,
+    ) -> int | None:
         file = self.run / "cells" / f"{job.name}.counters.json"
         file.write_text(job.to_json())
-        functions = dict.fromkeys(nsight_compute.function_of(kernel.name) for kernel in kernels)
+        names = {kernel.name for kernel in kernels}
+        work = [each for call in calls[-1:] for each in call.work]
+        full = [each.name for each in work if each.name[:_NAME_LENGTH] in names]
+        functions = tuple(dict.fromkeys(function_of(name) for name in (*full, *sorted(names))))
+        count = launches_to_measure(work, names, functions)
         program = [sys.executable, "-m", "profiling.run.counted", str(file)]
-        command = nsight_compute.command(ncu, self._metrics, tuple(functions), output, program)
+        command = nsight_compute.command(ncu, self._metrics, functions, count, output, program)
         try:
             return execute(command, file.with_suffix(".log"), COUNTER_SECONDS)
         finally:
             file.unlink(missing_ok=True)
 
-    def _times(self, sections: Mapping[str, Any]) -> dict[tuple[str, int | None], tuple[float, int]]:
-        """Return {(kernel, blocks): (microseconds, launches)} of the traced calls: the weights of measured launches."""
+    def _traced(self, sections: Mapping[str, Any]) -> tuple[TracedCall, ...]:
         files: TraceFiles | None = decode_section("trace", sections.get("trace"))
-        times: dict[tuple[str, int | None], tuple[float, int]] = {}
-        if files is not None:
-            for call in traced_calls(timeline(read_events(self.run / files.trace))):
-                for work in call.work:
-                    spent, count = times.get((work.name[:_NAME_LENGTH], work.blocks), (0.0, 0))
-                    times[work.name[:_NAME_LENGTH], work.blocks] = (spent + work.length, count + 1)
-        return times
+        return () if files is None else traced_calls(timeline(read_events(self.run / files.trace)))
+
+
+def _times(calls: Sequence[TracedCall]) -> dict[Group, tuple[float, int]]:
+    """Return {group: (microseconds, launches)} of the traced calls: the weights of measured launches."""
+    times: dict[Group, tuple[float, int]] = {}
+    for call in calls:
+        for work in call.work:
+            group = Group(work.name, work.grid, work.block)
+            spent, count = times.get(group, (0.0, 0))
+            times[group] = (spent + work.length, count + 1)
+    return times
+
+
+def launches_to_measure(work: Sequence[GpuWork], names: Collection[str], functions: Collection[str]) -> int:
+    """Return how many launches of each grid and block ncu must measure of a traced call's `work`.
+
+    ncu counts the launches of the `functions`; those of other kernels of a function may come first. The result lets it
+    meet each kernel of `names` with each grid and block, LAUNCHES times where the call has so many, and is less where
+    that would be more than MOST_LAUNCHES in all.
+    """
+    shapes: dict[Any, list[str]] = {}
+    needed = LAUNCHES
+    for each in work:
+        if each.kind == "kernel" and function_of(each.name) in functions:
+            before = shapes.setdefault((each.grid, each.block), [])
+            before.append(each.name)
+            if each.name[:_NAME_LENGTH] in names and before.count(each.name) <= LAUNCHES:
+                needed = max(needed, len(before))
+    while needed > 1 and sum(min(needed, len(launched)) for launched in shapes.values()) > MOST_LAUNCHES:
+        needed -= 1
+    return needed
+
+
+def grouped(launches: Sequence[Launch], traced: Collection[Group]) -> dict[Group, list[Launch]]:
+    """Return the launches by their group of the trace; those of kernels that it does not have are left out.
+
+    ncu may print a name otherwise than the trace. Of the traced kernels of the same function, grid and block it is the
+    one whose name is most alike. A launch with a grid or block that the trace does not have needs an equal name.
+    """
+    functions: dict[str, list[Group]] = {}
+    for group in traced:
+        functions.setdefault(function_of(group.name), []).append(group)
+    groups: dict[Group, list[Launch]] = {}
+    for launch in launches:
+        name, shape = launch.name, (launch.grid, launch.block)
+        known = functions.get(function_of(name), [])
+        alike = [group for group in known if (group.grid, group.block) == shape]
+        if not alike:
+            equal = [each for each in known if each.name == name[:_NAME_LENGTH] or likeness(each.name, name) == 1.0]
+            alike = [each._replace(grid=launch.grid, block=launch.block) for each in equal]
+        if alike:
+            groups.setdefault(max(alike, key=lambda group: likeness(group.name, name)), []).append(launch)
+    return groups
 
 
 def longest(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
@@ -147,23 +222,20 @@ def _merged(kernels: Sequence[Kernel]) -> Kernel:
 
 def counted(
     kernel: Kernel,
-    launches: Sequence[Launch],
-    times: Mapping[tuple[str, int | None], tuple[float, int]],
+    launches: Mapping[Group, Sequence[Launch]],
+    times: Mapping[Group, tuple[float, int]],
     ceilings: Ceilings | None,
 ) -> CountedKernel:
-    """Return the counters of a kernel; `times` are the microseconds and launches of the trace by (name, blocks)."""
+    """Return the counters of a kernel; `times` are the microseconds and launches of each group in the trace."""
     bound = bound_by_trace(kernel.gbps, kernel.tflops, kernel.mean_us, ceilings)
     base = {"name": kernel.name, "ms": kernel.ms, "share": kernel.share, "bound_by_trace": bound}
-    groups: dict[int | None, list[Launch]] = {}
-    for launch in launches:
-        if launch.name[:_NAME_LENGTH] == kernel.name:
-            groups.setdefault(launch.blocks, []).append(launch)
     weighted: list[tuple[float, Launch]] = []
     spent = traced = 0.0
-    for blocks, group in groups.items():
-        microseconds, count = times.get((kernel.name, blocks), (0.0, 0))
-        spent, traced = spent + microseconds, traced + count
-        weighted += [(microseconds / len(group), launch) for launch in group]
+    for group, measured in launches.items():
+        if group.name[:_NAME_LENGTH] == kernel.name:
+            microseconds, count = times.get(group, (0.0, 0))
+            spent, traced = spent + microseconds, traced + count
+            weighted += [(microseconds / len(measured), launch) for launch in measured]
     if not spent:  # the grid of no measured launch is in the trace
         weighted = [(launch.seconds or 1.0, launch) for _, launch in weighted]
 
@@ -172,7 +244,7 @@ def counted(
         total = sum(weight for weight, _ in known)
         return sum(weight * value for weight, value in known) / total if total else None
 
-    seconds, dram, l2, sm = mean("seconds"), mean("dram"), mean("l2"), mean("sm")
+    seconds, dram, l2, tensor, fma = (mean(name) for name in ("seconds", "dram", "l2", "tensor", "fma"))
     return CountedKernel(
         **base,
         launches=len(weighted),
@@ -181,8 +253,9 @@ def counted(
         dram=dram,
         dram_bytes=mean("dram_bytes"),
         l2=l2,
-        tensor=mean("tensor"),
-        sm=sm,
+        tensor=tensor,
+        fma=fma,
+        sm=mean("sm"),
         occupancy=mean("occupancy"),
-        bound_by_counters=bound_by_counters(dram, l2, sm),
+        bound_by_counters=bound_by_counters(dram, l2, tensor, fma),
     )

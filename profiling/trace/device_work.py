@@ -10,6 +10,7 @@ import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.autograd.profiler import profile
 from torch.profiler import ProfilerActivity
 
 from profiling.results.record import DeviceWork
-from profiling.trace.events import CUDA_CALLS, GPU_WORK, TRANSFERS, WAITS, blocks_of, read_events
+from profiling.trace.events import CUDA_CALLS, GPU_WORK, TRANSFERS, WAITS, read_events, sizes_of
 
 #: Calls of the CUDA runtime and driver that launch work.
 _LAUNCHES = re.compile(r"(cuda|cu)(Launch(Cooperative)?Kernel|Memcpy|Memset|GraphLaunch)")
@@ -116,8 +117,8 @@ def summarize(events: Iterable[Mapping[str, Any]], calls: int, multiprocessors: 
 
 def _underfills(event: Mapping[str, Any], multiprocessors: int | None) -> bool:
     """Return whether a kernel has fewer blocks than the device multiprocessors, and too little work for more."""
-    blocks = blocks_of(event.get("args") or {})
-    few = blocks is not None and multiprocessors is not None and blocks < multiprocessors
+    grid = sizes_of(event.get("args") or {}, "grid")
+    few = grid is not None and multiprocessors is not None and prod(grid) < multiprocessors
     return few and event["cat"] == "kernel" and float(event["dur"]) <= FILLABLE_US
 
 

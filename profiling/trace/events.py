@@ -87,7 +87,8 @@ class GpuWork:
 
     `kind` is its category in the trace. `correlation` is the id that it shares with the CUDA call that launched it; all
     nodes of a replayed graph have the same one. `operator` is the id of the innermost operator at its launch, `bytes`
-    the size of a copy or fill, `blocks` the number of thread blocks, `occupancy` CUPTI's estimate (0 to 1).
+    the size of a copy or fill, `grid` the thread blocks and `block` the threads of a block along x, y and z,
+    `occupancy` CUPTI's estimate (0 to 1).
     """
 
     name: str
@@ -98,13 +99,19 @@ class GpuWork:
     operator: int | None
     bytes: int | None
     stream: Any = None
-    blocks: int | None = None
+    grid: tuple[int, ...] | None = None
+    block: tuple[int, ...] | None = None
     occupancy: float | None = None
 
     @property
     def length(self) -> float:
         """The duration on the GPU in microseconds."""
         return self.end - self.begin
+
+    @property
+    def blocks(self) -> int | None:
+        """The number of thread blocks."""
+        return None if self.grid is None else prod(self.grid)
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,7 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
             correlation, operator, size = (
                 _integer(arguments.get(key)) for key in ("correlation", "External id", "bytes")
             )
-            filled = blocks_of(arguments), occupancy_of(arguments)
+            filled = sizes_of(arguments, "grid"), sizes_of(arguments, "block"), occupancy_of(arguments)
             work.append(GpuWork(name, str(category), begin, end, correlation, operator, size, stream, *filled))
         elif category in CUDA_CALLS:
             host.append(HostCall(*_span(event), _integer(arguments.get("correlation"))))
@@ -169,11 +176,12 @@ def _span(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[Any, Any]]
     return str(event.get("name")), begin, begin + float(event["dur"]), (event.get("pid"), event.get("tid"))
 
 
-def blocks_of(arguments: Mapping[str, Any]) -> int | None:
-    """Return the thread blocks of a kernel from its arguments in the trace; None where they do not tell."""
-    grid = arguments.get("grid")
-    whole = isinstance(grid, list) and bool(grid) and all(isinstance(size, int) for size in grid)
-    return prod(grid) if whole and isinstance(grid, list) else None
+def sizes_of(arguments: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
+    """Return a kernel's `grid` or `block` from its arguments in the trace; None where they do not tell."""
+    sizes = arguments.get(key)
+    if not isinstance(sizes, list) or not sizes or not all(isinstance(size, int) for size in sizes):
+        return None
+    return tuple(sizes)
 
 
 def occupancy_of(arguments: Mapping[str, Any]) -> float | None:

@@ -1,7 +1,8 @@
 """Nsight Compute's command line, `ncu`: how it is called, and how its CSV is read.
 
 ncu measures hardware counters by launching a kernel again for each group of counters. It prints a row for each launch
-on the page `raw`, under a row of metric names and a row of units. Lines of its own begin with `==`.
+on the page `raw`, under a row of metric names and a row of units. Lines of its own begin with `==`. A metric that the
+GPU does not have is no error to every version: its column is missing.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from pathlib import Path
 NCU = "ncu"
 #: Whether ncu flushes the caches before each pass (`all`), or leaves what the kernel's last pass left there (`none`).
 CACHE_CONTROL = "all"
-#: Launches that are measured of each grid, block and shared memory: kernels of several names may share one of these.
-LAUNCHES = 3
 #: Seconds in which ncu lists the metrics of the GPU.
 QUERY_SECONDS = 60.0
 
@@ -38,6 +37,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         f"sm__pipe_tensor_op_hmma_cycles_active.{_OF_ELAPSED}",
         f"sm__inst_executed_pipe_tensor.{_OF_ELAPSED}",
     ),
+    "fma": (f"sm__pipe_fma_cycles_active.{_OF_ELAPSED}", f"sm__inst_executed_pipe_fma.{_OF_ELAPSED}"),
     "sm": (f"sm__throughput.{_OF_ELAPSED}",),
     "occupancy": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
 }
@@ -46,7 +46,7 @@ _UNITS = {
     **{"s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6},
     **{"ns": 1e-9, "nsecond": 1e-9, "byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12, "%": 0.01},
 }
-_NAME, _GRID = "Kernel Name", "Grid Size"
+_NAME, _GRID, _BLOCK, _PASSES = "Kernel Name", "Grid Size", "Block Size", "profiler__replayer_passes"
 _ERROR = re.compile(r"==ERROR==\s*(.+)")
 _LONGEST_ERROR = 200
 
@@ -55,19 +55,28 @@ _LONGEST_ERROR = 200
 class Launch:
     """A measured launch of a kernel; None is what the GPU does not count.
 
-    `name` is that of a trace. `blocks` is the number of thread blocks. `seconds` is the duration under ncu. The others
-    are shares of the peak of the device (0 to 1), `occupancy` of the warps that multiprocessors can hold.
+    `grid` and `block` are sizes along x, y and z. `passes` is the number of times that ncu ran the launch. `seconds` is
+    the duration under ncu. The others are shares of the peak of the device (0 to 1), `occupancy` of the warps that
+    multiprocessors can hold; `dram_bytes` are bytes.
     """
 
     name: str
-    blocks: int | None = None
+    grid: tuple[int, ...] | None = None
+    block: tuple[int, ...] | None = None
+    passes: int | None = None
     seconds: float | None = None
     dram: float | None = None
     dram_bytes: float | None = None
     l2: float | None = None
     tensor: float | None = None
+    fma: float | None = None
     sm: float | None = None
     occupancy: float | None = None
+
+    @property
+    def has_counters(self) -> bool:
+        """Whether any of `METRICS` was measured."""
+        return any(getattr(self, field) is not None for field in METRICS)
 
 
 def available() -> str | None:
@@ -94,11 +103,13 @@ def metrics_on(ncu: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def command(
-    ncu: str, metrics: Mapping[str, str], functions: Sequence[str], output: Path, program: Sequence[str]
+    ncu: str, metrics: Mapping[str, str], functions: Sequence[str], launches: int, output: Path, program: Sequence[str]
 ) -> list[str]:
     """Return the command that measures kernels of these `functions` which `program` launches in its profiler range.
 
-    The range is that of `torch.cuda.profiler.profile`. ncu writes to the file `output`.
+    The range is that of `torch.cuda.profiler.profile`. Of the launches that share grid, block and shared memory, whose
+    kernels may differ, the first `launches` are measured. ncu writes to the file `output`; it prints mangled names,
+    because it shortens others by rules of its own.
     """
     names = "|".join(re.escape(function) for function in functions)
     return [
@@ -106,7 +117,7 @@ def command(
         *("--clock-control", "none", "--cache-control", CACHE_CONTROL),
         *("--profile-from-start", "off", "--graph-profiling", "node"),
         *("--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"),
-        *("--filter-mode", "per-launch-config", "--launch-count", str(LAUNCHES)),
+        *("--filter-mode", "per-launch-config", "--launch-count", str(launches)),
         *("--metrics", ",".join(metrics.values())),
         *("--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "mangled"),
         *("--log-file", str(output)),
@@ -114,13 +125,33 @@ def command(
     ]
 
 
+@cache
 def function_of(name: str) -> str:
-    """Return the function of a kernel from its name in a trace: without return type, namespaces and arguments.
+    """Return the function of a kernel from its name in a trace or by ncu: without return type, namespaces, arguments.
 
-    `void at::native::(anonymous namespace)::reduce<512, f<int> >(float*)` is `reduce`.
+    `void at::native::(anonymous namespace)::reduce<512, f<int> >(float*)` is `reduce`, as is `at::<unnamed>::reduce`.
     """
-    name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
-    return re.split(r"[<(]", name, maxsplit=1)[0].rpartition("::")[2].strip()
+    name = re.sub(r"(\(anonymous namespace\)|<?unnamed>)::", "", demangled(name))
+    outside, depth = [], 0  # of template arguments
+    for letter in name:
+        depth += letter == "<"
+        if not depth:
+            outside.append(letter)
+        depth -= letter == ">" and depth > 0
+    words = "".join(outside).partition("(")[0].split()
+    return words[-1].rpartition("::")[2] if words else ""
+
+
+def likeness(name: str, other: str) -> float:
+    """Return how alike two names of kernels are, 0 to 1 (equal): the share of their words that both have.
+
+    ncu may shorten a name: `at::native::reduce<false>(float*)` is `at::reduce<0>(T1 *)` to it.
+    """
+    name, other = demangled(name), demangled(other)
+    if name == other:
+        return 1.0
+    words, others = (set(re.findall(r"\w+", text)) for text in (name, other))
+    return len(words & others) / (len(words | others) + 1)  # same words in another order are not equal
 
 
 def read_launches(text: str, metrics: Mapping[str, str]) -> tuple[Launch, ...]:
@@ -149,13 +180,19 @@ def _launch(row: Sequence[str], units: Sequence[str], places: Mapping[str, int],
         place = places.get(metric)
         if place is not None:
             values[field] = _number(row[place], units[place])
-    sizes = [int(size) for size in re.findall(r"\d+", row[places[_GRID]])] if _GRID in places else []
-    blocks = None
-    if sizes:
-        blocks = 1
-        for size in sizes:
-            blocks *= size
-    return Launch(name=demangled(row[places[_NAME]]), blocks=blocks, **values)
+    passes = row[places[_PASSES]] if _PASSES in places else ""
+    return Launch(
+        name=demangled(row[places[_NAME]]),
+        grid=_sizes(row, places.get(_GRID)),
+        block=_sizes(row, places.get(_BLOCK)),
+        passes=int(passes) if passes.isdecimal() else None,
+        **values,
+    )
+
+
+def _sizes(row: Sequence[str], place: int | None) -> tuple[int, ...] | None:
+    """Return a cell like `(128, 2, 1)`."""
+    return None if place is None else tuple(int(size) for size in re.findall(r"\d+", row[place])) or None
 
 
 def _number(text: str, unit: str) -> float | None:

@@ -1,7 +1,7 @@
 """Hardware counters."""
 
 import pytest
-from fake_ncu import install
+from fake_ncu import install, sample
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
@@ -52,6 +52,7 @@ FAILURES = (
     ("the driver allows counters to root only (ERR_NVGPUCTRPERM)", "==ERROR== ERR_NVGPUCTRPERM", "prints", "root"),
     ("ncu crashes", "", "crashes", "ncu printed no rows"),
     ("ncu does not know a metric", "==ERROR== Failed to find metric x", "prints", "Failed to find metric"),
+    ("ncu knows none of the metrics and says nothing", sample("unknown_metric"), "prints", "none of the metrics"),
     ("ncu hangs", "", "hangs", "killed after"),
 )
 

@@ -27,54 +27,55 @@ if code:
 open(output, "w").write({text!r})
 sys.exit(1 if "==ERROR==" in {text!r} else 0)
 """
-#: What `ncu --query-metrics` lists, abridged: base names, without the suffixes of rollups.
-LISTED = """Device NVIDIA H200 (GH100)
-------------------------------------------- ----------- ----------- --------------------------------------------------
-Metric Name                                 Metric Type Metric Unit Metric Description
-------------------------------------------- ----------- ----------- --------------------------------------------------
-dram__bytes                                 Counter     byte        # of bytes accessed in DRAM
-dram__throughput                            Throughput  %           DRAM throughput
-gpu__time_duration                          Counter     nsecond     elapsed time
-lts__throughput                             Throughput  %           L2 throughput
-sm__pipe_tensor_op_hmma_cycles_active       Counter     cycle       # of cycles where HMMA tensor pipe was active
-sm__throughput                              Throughput  %           SM throughput
-sm__warps_active                            Counter     warp        cumulative # of warps in flight
-"""
+SAMPLES = Path(__file__).resolve().parents[1] / "data" / "ncu"
+#: What ncu lists for a GH100, abridged: base names, without the suffixes of rollups.
+LISTED = (SAMPLES / "query_metrics.txt").read_text()
 COLUMNS = (
     *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size", "Grid Size"),
     *("Device", "CC"),
 )
+PASSES = "profiler__replayer_passes"
 UNITS = {
     **{"dram__bytes.sum": "byte", "gpu__time_duration.sum": "ns"},
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "%",
     "lts__throughput.avg.pct_of_peak_sustained_elapsed": "%",
-    "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed": "%",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "%",
+    "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_elapsed": "%",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "%",
     "sm__warps_active.avg.pct_of_peak_sustained_active": "%",
 }
+_BEFORE = """==WARNING== Note: Running with unmodified GPU clocks. Results may be inconsistent.
+==PROF== Connected to process 4711 (/usr/bin/python3.12)
+==PROF== Disconnected from process 4711
+"""
+
+
+def sample(name: str) -> str:
+    """Return what ncu 2025.3.1 printed on an H200, cut down (tests/data/README.md)."""
+    return (SAMPLES / f"{name}.csv").read_text()
 
 
 def printed(*launches: tuple[str, str, dict[str, str]], units: dict[str, str] = UNITS) -> str:
     """Return ncu's output with `--csv --page raw` for launches of (kernel, grid, {metric: value})."""
-    lines = ["==PROF== Connected to process 4711 (/usr/bin/python3.12)"]
-    lines += [f'==PROF== Profiling "{name}": 0%....50%....100% - 8 passes' for name, _, _ in launches]
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    writer.writerow([*COLUMNS, *units])
-    writer.writerow([*[""] * len(COLUMNS), *units.values()])
+    writer.writerow([*COLUMNS, *units, PASSES])
+    writer.writerow([*[""] * len(COLUMNS), *units.values(), "pass"])
     for index, (name, grid, values) in enumerate(launches):
         place = [index, 4711, "python3.12", "127.0.0.1", name, 1, 7, "(128, 1, 1)", grid, 0, "9.0"]
-        writer.writerow([*place, *(values.get(metric, "n/a") for metric in units)])
-    return "\n".join([*lines, "==PROF== Disconnected from process 4711", text.getvalue()])
+        writer.writerow([*place, *(values.get(metric, "n/a") for metric in units), 10])
+    return _BEFORE + text.getvalue()
 
 
-def counters(
-    us: float, *, dram: float = 0.0, l2: float = 0.0, tensor: float = 0.0, sm: float = 0.0, occupancy: float = 50.0
-) -> dict[str, str]:
-    """Return the values of a launch as ncu prints them: percents, and nanoseconds with a comma for thousands."""
+def counters(us: float, **shares: float) -> dict[str, str]:
+    """Return the values of a launch as ncu prints them: percents, and nanoseconds with a comma for thousands.
+
+    `shares` in percent: dram, l2, tensor, fma, sm (0 without), occupancy (50 without).
+    """
     names = [name for name in UNITS if UNITS[name] == "%"]
-    shares = dict(zip(names, (f"{value:.2f}" for value in (dram, l2, tensor, sm, occupancy)), strict=True))
-    return {"gpu__time_duration.sum": f"{1e3 * us:,.0f}", "dram__bytes.sum": "1,048,576", **shares}
+    given = {**dict.fromkeys(("dram", "l2", "tensor", "fma", "sm"), 0.0), "occupancy": 50.0, **shares}
+    values = dict(zip(names, (f"{value:.2f}" for value in given.values()), strict=True))
+    return {"gpu__time_duration.sum": f"{1e3 * us:,.0f}", "dram__bytes.sum": "1,048,576", **values}
 
 
 def install(folder: Path, monkeypatch, text: str = "", mode: str = "prints", listed: str = LISTED) -> Path:

@@ -1,9 +1,11 @@
 """What bounds a kernel, by its rates and by its counters."""
 
 import pytest
+from fake_ncu import sample
 
 from profiling.results.environment import Ceilings
 from profiling.roofline.kernel_bounds import bound_by_counters, bound_by_trace
+from profiling.trace.nsight_compute import read_launches
 
 CEILINGS = Ceilings(
     dtype="bfloat16",
@@ -34,15 +36,76 @@ def test_by_trace(gbps, tflops, mean_us, bound):
 
 
 @pytest.mark.parametrize(
-    ("dram", "l2", "sm", "bound"),
+    ("dram", "l2", "tensor", "fma", "bound"),
     [
-        (0.85, 0.4, 0.2, "memory bandwidth"),
-        (0.1, 0.7, 0.2, "memory bandwidth"),  # what a cache delivers is bandwidth too
-        (0.3, 0.5, 0.9, "compute"),
-        (0.59, 0.2, 0.1, "neither"),
-        (None, None, 0.9, "compute"),
-        (None, None, None, None),
+        (0.85, 0.4, 0.2, 0.0, "memory bandwidth"),
+        (0.1, 0.7, 0.2, 0.1, "memory bandwidth"),  # what a cache delivers is bandwidth too
+        (0.3, 0.5, 0.9, 0.1, "compute"),
+        (0.3, 0.5, 0.0, 0.7, "compute"),
+        (0.59, 0.2, 0.1, 0.1, "neither"),
+        (None, None, 0.9, None, "compute"),
+        (None, None, None, None, None),
     ],
 )
-def test_by_counters(dram, l2, sm, bound):
-    assert bound_by_counters(dram, l2, sm) == bound
+def test_by_counters(dram, l2, tensor, fma, bound):
+    assert bound_by_counters(dram, l2, tensor, fma) == bound
+
+
+#: An H200: bytes of a buffer, and the best rate at which it is read or copied (bytes/s).
+H200 = Ceilings(
+    dtype="bfloat16",
+    copy_bytes_per_s=4.25e12,
+    read_bytes_per_s=4.31e12,
+    bandwidth=(
+        (2**20, 1.60e12),
+        (2**22, 3.72e12),
+        (2**24, 6.04e12),
+        (2**26, 4.02e12),
+        (2**28, 4.22e12),
+        (2**30, 4.31e12),
+    ),
+    matmul_flops_per_s=8.02e14,
+    conv_flops_per_s=7.53e14,
+    launch_us=4.9,
+    seconds=0.6,
+)
+_ELAPSED = "avg.pct_of_peak_sustained_elapsed"
+METRICS = {
+    **{
+        "seconds": "gpu__time_duration.sum",
+        "dram": f"dram__throughput.{_ELAPSED}",
+        "l2": f"lts__throughput.{_ELAPSED}",
+    },
+    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+}
+#: Bytes of the picture of 256 channels, of 128 x 128 in bfloat16; FLOPs of its 3 x 3 convolution.
+PICTURE, CONV_FLOPS = 2 * 256 * 128 * 128, 2 * 256 * 256 * 9 * 128 * 128
+
+
+@pytest.mark.parametrize(
+    ("row", "touched", "flops", "bound"),
+    [
+        pytest.param(0, PICTURE, 0, "neither", id="group norm reduction of 32 blocks"),
+        pytest.param(2, 2 * PICTURE, 0, "neither", id="group norm apply, busy with addresses (SM at 59%)"),
+        pytest.param(3, 2 * PICTURE, 0, "neither", id="SiLU of 6.6 us"),
+        pytest.param(4, 2 * PICTURE, 0, "neither", id="layout conversion"),
+        pytest.param(6, 2 * PICTURE, CONV_FLOPS, "compute", id="cuDNN implicit GEMM"),
+        pytest.param(8, 2 * PICTURE, 0, "neither", id="bias, busy with addresses (SM at 64%)"),
+        pytest.param(12, 2 * PICTURE, 0, "neither", id="sum of 512 blocks"),
+    ],
+)
+def test_counters_and_bytes_name_the_same_bound_on_an_h200(row, touched, flops, bound):
+    launch = read_launches(sample("eager"), METRICS)[row]
+    assert bound_by_counters(launch.dram, launch.l2, launch.tensor, None) == bound
+    seconds = launch.seconds
+    assert seconds is not None
+    assert bound_by_trace(touched / seconds / 1e9, flops / seconds / 1e12, 1e6 * seconds, H200) == bound
+
+
+def test_a_gemm_of_17_rows_that_reads_34_mb_is_at_the_limit():
+    """DRAM at 60.0% of its peak, 2.9 of 4.3 TB/s measured: 67% of the ceiling for bytes that no cache holds."""
+    launch = read_launches(sample("eager"), METRICS)[9]
+    assert launch.dram == pytest.approx(0.6, abs=0.001)
+    assert bound_by_counters(launch.dram, launch.l2, launch.tensor, None) == "memory bandwidth"
+    assert launch.seconds is not None
+    assert 2 * 4096 * 4096 / launch.seconds / H200.read_bytes_per_s == pytest.approx(0.66, abs=0.01)

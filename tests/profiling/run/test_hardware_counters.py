@@ -5,15 +5,17 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_ncu import counters, install, printed
+from fake_ncu import counters, install, printed, sample
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.record import Kernel, encode_sections
 from profiling.run import process
 from profiling.run.events import End, Phase, Sections
-from profiling.run.hardware_counters import CounterPass, NoCountersError, longest
+from profiling.run.hardware_counters import CounterPass, Group, NoCountersError, grouped, launches_to_measure, longest
 from profiling.run.job import FORWARD, Job
 from profiling.run.process import Isolated, Performed, run_guarded
+from profiling.trace.events import GpuWork
+from profiling.trace.nsight_compute import function_of, read_launches
 
 GEMM, NORM = "nvjet_tst_64x8_v_bz_TNT", "void at::native::norm_kernel<float>(float)"
 MANGLED = "_ZN2at6native11norm_kernelIfEEvT_"
@@ -38,7 +40,7 @@ def traced(tmp_path):
     begin = 0.0
     for name, grid, us in TRACED:
         place = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": begin, "dur": us}
-        events.append({**place, "args": {"grid": list(grid)}})
+        events.append({**place, "args": {"grid": list(grid), "block": [128, 1, 1]}})
         begin += us
     (tmp_path / "traces" / "net.baseline.json").write_text(json.dumps({"traceEvents": events}))
     (tmp_path / "environment.json").write_text(
@@ -74,7 +76,7 @@ def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, m
         (GEMM, "(132, 1, 1)", counters(140, dram=80, sm=10)),
         (GEMM, "(132, 1, 1)", counters(160, dram=80, sm=10)),
         (GEMM, "(16, 1, 1)", counters(110, dram=40, sm=10)),
-        (MANGLED, "(64, 1, 1)", counters(95, dram=15, sm=70, occupancy=21.5)),
+        (MANGLED, "(64, 1, 1)", counters(95, dram=15, fma=70, sm=75, occupancy=21.5)),
     )
     seen = install(tmp_path / "bin", monkeypatch, text)
     section = measure(tmp_path, traced)
@@ -85,6 +87,8 @@ def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, m
     assert (gemm.bound_by_counters, gemm.bound_by_trace) == ("memory bandwidth", "memory bandwidth")
     assert (norm.bound_by_counters, norm.bound_by_trace) == ("compute", "neither")
     assert (norm.occupancy, norm.dram_bytes) == (pytest.approx(0.215), 2**20)
+    assert (norm.fma, norm.sm) == pytest.approx((0.70, 0.75))
+    assert (section.launches, section.passes) == (4, 10)
     assert section.file == "counters/net.baseline.csv"
     assert (tmp_path / section.file).read_text() == text
     arguments = seen.read_text().splitlines()
@@ -98,6 +102,63 @@ def test_a_kernel_that_ncu_did_not_meet_has_no_counters(tmp_path, traced, monkey
     gemm, norm = measure(tmp_path, traced).kernels
     assert (gemm.launches, norm.launches) == (1, 0)
     assert (norm.dram, norm.bound_by_counters, norm.bound_by_trace) == (None, None, "neither")
+
+
+#: As torch.profiler names kernels whose names ncu has shortened in tests/data/ncu/eager.csv, by the row there.
+ADD = "at::native::gpu_kernel_impl_nocast<at::native::CUDAFunctor_add<c10::BFloat16> >(at::TensorIteratorBase&, "
+ADD += "at::native::CUDAFunctor_add<c10::BFloat16> const&)::{lambda(int)#1}"
+APPLY = (
+    "at::native::gpu_kernel_impl_nocast<at::native::(anonymous namespace)::GroupNormKernelImplInternal<c10::BFloat16>("
+)
+APPLY += "at::Tensor const&, long, c10::BFloat16, at::Tensor&)::{lambda(c10::BFloat16, float, float)#1}>("
+APPLY += "at::TensorIteratorBase&)::{lambda(int)#1}"
+CUDNN = "cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float, false, true, "
+LONG = {
+    0: "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<c10::BFloat16>(long, c10::BFloat16, float*)",
+    2: f"void at::native::elementwise_kernel<128, 4, {APPLY}>(int, {APPLY})",
+    4: f"void {CUDNN}(cudnnKernelDataType_t)0>(cudnn::engines_precompiled::nchw2nhwc_params_t<float>)",
+    8: f"void at::native::elementwise_kernel<128, 4, {ADD}>(int, {ADD})",
+    9: "nvjet_sm90_tst_64x24_64x16_2x1_v_bz_splitK_NNT",
+}
+
+
+def test_launches_are_those_of_the_trace_also_under_shortened_names():
+    launches = read_launches(sample("eager"), {"seconds": "gpu__time_duration.sum"})
+    groups = {row: Group(name, launches[row].grid, launches[row].block) for row, name in LONG.items()}
+    assert function_of(launches[2].name) == function_of(launches[8].name)
+    assert (launches[2].grid, launches[2].block) == (launches[8].grid, launches[8].block)
+    found = grouped(launches, list(groups.values()))
+    assert found == {group: [launches[row]] for row, group in groups.items()}
+
+
+def test_a_grid_that_the_trace_does_not_have_needs_an_equal_name():
+    (launch,) = read_launches(printed((MANGLED, "(7, 1, 1)", counters(1))), {})
+    shape = ((64, 1, 1), (128, 1, 1))
+    assert grouped([launch], [Group(NORM, *shape)]) == {Group(NORM, (7, 1, 1), (128, 1, 1)): [launch]}
+    assert grouped([launch], [Group(NORM.replace("float", "double"), *shape)]) == {}
+
+
+def test_ncu_measures_so_many_launches_that_it_meets_each_kernel():
+    def work(name, blocks):
+        return GpuWork(name, "kernel", 0.0, 1.0, 1, 1, None, 7, (blocks, 1, 1), (128, 1, 1))
+
+    same = [work(f"void f<{kind}>(int)", 8) for kind in "aaabbc"]
+    assert launches_to_measure(same, {"void f<c>(int)"}, {"f"}) == 6  # the others come first
+    assert launches_to_measure(same, {"void f<a>(int)"}, {"f"}) == 2
+    assert launches_to_measure([*same, work("g", 8)], {"g"}, {"g"}) == 2  # ncu skips f
+    many = [work("g", blocks) for blocks in range(1, 150)] + [work("h", 1)] * 3
+    assert launches_to_measure(many, {"g", "h"}, {"g", "h"}) == 1
+
+
+def test_a_kernel_whose_long_name_the_trace_leaves_mangled_is_met(tmp_path, traced, monkeypatch):
+    """libkineto demangles no name of 1024 letters or more."""
+    path = tmp_path / "traces" / "net.baseline.json"
+    path.write_text(path.read_text().replace(NORM, MANGLED))
+    traced["trace_analysis"]["kernels"][1]["name"] = MANGLED
+    seen = install(tmp_path / "bin", monkeypatch, printed((MANGLED, "(64, 1, 1)", counters(95, dram=65))))
+    _, norm = measure(tmp_path, traced).kernels
+    assert (norm.launches, norm.bound_by_counters) == (1, "memory bandwidth")
+    assert f"regex:^({GEMM}|norm_kernel)$" in seen.read_text().splitlines()
 
 
 def test_without_a_trace_nothing_is_measured(tmp_path):
@@ -157,6 +218,11 @@ def test_the_section_is_sent_after_the_cell_has_ended(tmp_path, session, monkeyp
     [
         ("==ERROR== ERR_NVGPUCTRPERM - no permission", "prints", "ncu may not read the GPU's counters"),
         ("==ERROR== Failed to find metric regex:^x$", "prints", "ncu: Failed to find metric"),
+        (
+            sample("unknown_metric"),
+            "prints",
+            "none of the metrics that it was asked for; see counters/net.",
+        ),
         ("", "crashes", "see cells/net.baseline.counters.log"),
         ("", "hangs", "ncu was killed after 1 s"),
         (printed((GEMM, "(1, 1, 1)", {}), units={"gpu__time_duration.sum": "?"}), "prints", "the unit '?'"),

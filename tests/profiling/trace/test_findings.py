@@ -32,7 +32,7 @@ BF16, FP32 = "c10::BFloat16", "float"
 
 def piece(name: str, us: float, *, operator: str | None = None, blocks: int | None = None, **known: Any) -> Any:
     kind = "gpu_memset" if name.startswith("Memset") else "kernel"
-    work = GpuWork(name, kind, 0.0, us, 1, 1, None, 7, blocks)
+    work = GpuWork(name, kind, 0.0, us, 1, 1, None, 7, None if blocks is None else (blocks, 1, 1))
     return KernelAttribution(work, known.pop("kind", None) or class_of_name(name), operator, "", **known)
 
 

@@ -4,11 +4,19 @@ import os
 import shutil
 
 import pytest
-from fake_ncu import LISTED, UNITS, counters, install, printed
+from fake_ncu import LISTED, UNITS, counters, install, printed, sample
 from stored_traces import NAMES, stored
 
 from profiling.trace import nsight_compute
-from profiling.trace.nsight_compute import command, demangled, failure_in, function_of, metrics_on, read_launches
+from profiling.trace.nsight_compute import (
+    command,
+    demangled,
+    failure_in,
+    function_of,
+    likeness,
+    metrics_on,
+    read_launches,
+)
 
 METRICS = {
     **{"seconds": "gpu__time_duration.sum", "dram_bytes": "dram__bytes.sum"},
@@ -24,11 +32,53 @@ def test_rows_become_launches_in_seconds_bytes_and_shares():
     )
     first, second = read_launches(text, METRICS)
     assert first.name == "void at::native::reduce_kernel<512, float>(float)"
-    assert (first.blocks, second.blocks) == (100, 132)
+    assert (first.grid, first.block, second.grid) == ((5, 20, 1), (128, 1, 1), (132, 1, 1))
+    assert first.passes == 10
     assert first.seconds == pytest.approx(1.2345e-3)
     assert (first.dram, first.sm, first.dram_bytes) == (pytest.approx(0.8025), pytest.approx(0.12), 2**20)
     assert second.seconds == pytest.approx(4e-6)
     assert second.dram is None  # n/a
+
+
+def test_what_ncu_printed_on_an_h200():
+    """13 kernels of a group norm, SiLU, convolution, skinny GEMM and sum; see tests/data/README.md."""
+    metrics = {
+        **METRICS,
+        "l2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+        "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    }
+    launches = read_launches(sample("eager"), metrics)
+    assert len(launches) == 13
+    moments, conv = launches[0], launches[6]
+    assert function_of(moments.name) == "RowwiseMomentsCUDAKernel"
+    assert (moments.grid, moments.block, moments.passes) == ((32, 1, 1), (512, 1, 1), 10)
+    assert moments.seconds == pytest.approx(105.312e-6)
+    assert moments.dram_bytes == 4_505_344
+    assert (moments.dram, moments.sm, moments.occupancy) == pytest.approx((0.0089, 0.0358, 0.2470))
+    assert conv.name.startswith("sm90_xmma_fprop_implicit_gemm")
+    assert (conv.tensor, conv.l2, conv.grid) == (pytest.approx(0.7853), pytest.approx(0.5555), (132, 1, 1))
+    assert all(function_of(launch.name).isidentifier() for launch in launches)
+
+
+def test_kernels_of_a_replayed_graph_and_of_triton_are_rows_too():
+    graph = read_launches(sample("graph"), METRICS)
+    assert [launch.grid for launch in graph] == [(32, 1, 1), (132, 1, 1), (8192, 1, 1)]
+    compiled = read_launches(sample("compile"), METRICS)
+    assert [function_of(launch.name)[:10] for launch in compiled] == ["triton_red", "sm90_xmma_", "nvjet_sm90"]
+    assert compiled[2].dram == pytest.approx(0.6002)
+
+
+def test_columns_of_nvtx_ranges_shift_nothing():
+    first, second = read_launches(sample("sections"), METRICS)
+    assert (first.grid, second.block) == ((1, 1, 1), (128, 1, 1))
+    assert (function_of(first.name), second.sm) == ("ComputeFusedParamsCUDAKernel", pytest.approx(0.6295))
+
+
+def test_an_unknown_metric_is_only_a_missing_column():
+    launches = read_launches(sample("unknown_metric"), {"seconds": "bogus__x.sum"})
+    assert [launch.passes for launch in launches] == [1, 1]
+    assert not any(launch.has_counters for launch in launches)
 
 
 @pytest.mark.parametrize(("unit", "seconds"), [("usecond", 4e-3), ("ms", 4.0), ("nsecond", 4e-6), ("second", 4e3)])
@@ -61,6 +111,11 @@ def test_a_line_that_is_cut_off_is_left_out():
         ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop>(cutlass_tensorop::Params)", "Kernel"),
         ("triton_poi_fused_add_mul_0", "triton_poi_fused_add_mul_0"),
         ("void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<x", "elementwise_kernel"),
+        ("std::enable_if<true, void>::type internal::gemvx::kernel<int, 7>(Params<int, float>)", "kernel"),
+        ("_ZN2at6native13reduce_kernelILi512EfEEvT0_", "reduce_kernel"),
+        ("void at::<unnamed>::RowwiseMomentsCUDAKernel<c10::BFloat16>(long, T1)", "RowwiseMomentsCUDAKernel"),
+        ("void unnamed>::ComputeFusedParamsCUDAKernel<BFloat16>(long)", "ComputeFusedParamsCUDAKernel"),
+        ("void at::elementwise_kernel<128, at::f(at::B &)::[lambda(int) (instance 1)]>(int, T3)", "elementwise_kernel"),
     ],
 )
 def test_the_function_of_a_kernel(name, function):
@@ -73,6 +128,16 @@ def test_every_kernel_of_the_stored_traces_has_a_function():
     assert not [name for name in names if not function_of(name).isidentifier()]
 
 
+def test_a_name_is_most_like_itself():
+    traced = "void at::native::reduce<false, true>(float*)"
+    assert likeness(traced, traced) == 1.0
+    assert likeness(traced, "void at::native::reduce<true, false>(float*)") < 1.0
+    assert (
+        likeness("_ZN2at6native13reduce_kernelILi512EfEEvT0_", "void at::native::reduce_kernel<512, float>(float)") == 1
+    )
+    assert likeness(traced, "void at::reduce<0, 1>(T1 *)") > likeness(traced, "void at::scan<0, 1>(T1 *)")
+
+
 def test_names_without_symbols_stay():
     assert demangled("triton_red_fused_1") == "triton_red_fused_1"
     assert demangled("_Znonsense") == "_Znonsense"
@@ -83,8 +148,11 @@ def test_metrics_are_those_that_the_gpu_has(tmp_path, monkeypatch):
     ncu = nsight_compute.available()
     assert ncu == str(tmp_path / "ncu")
     assert sorted(metrics_on(ncu, os.environ).values()) == sorted(UNITS)
-    install(tmp_path, monkeypatch, listed=LISTED.replace("sm__pipe_tensor_op_hmma_cycles_active", "sm__other"))
-    assert "tensor" not in metrics_on(ncu, os.environ)
+    older = LISTED.replace("sm__pipe_tensor_cycles_active", "sm__other").replace("sm__warps_active", "sm__more")
+    install(tmp_path, monkeypatch, listed=older)
+    found = metrics_on(ncu, os.environ)
+    assert found["tensor"] == "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed"
+    assert "occupancy" not in found
 
 
 def test_without_a_list_the_first_metrics_are_tried(tmp_path, monkeypatch):
@@ -95,9 +163,11 @@ def test_without_a_list_the_first_metrics_are_tried(tmp_path, monkeypatch):
 
 
 def test_the_command_leaves_clocks_alone_and_names_the_kernels(tmp_path):
-    words = command("ncu", METRICS, ["a_1", "b.c"], tmp_path / "out.csv", ["python", "-m", "x"])
+    words = command("ncu", METRICS, ["a_1", "b.c"], 5, tmp_path / "out.csv", ["python", "-m", "x"])
     assert words[words.index("--clock-control") + 1] == "none"
     assert words[words.index("--kernel-name") + 1] == r"regex:^(a_1|b\.c)$"
+    assert words[words.index("--launch-count") + 1] == "5"
+    assert words[words.index("--print-kernel-base") + 1] == "mangled"
     assert words[-5:] == ["--log-file", str(tmp_path / "out.csv"), "python", "-m", "x"]
 
 
