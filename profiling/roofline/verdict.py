@@ -265,8 +265,7 @@ def _faster_kernels(facts: Facts) -> tuple[NextStep, ...]:
         saved = finding.saves_ms * overlap
         if saved >= WORTH * facts.wall_ms:
             left = f"{finding.ms - finding.saves_ms:.2g} of {finding.ms:.2g} ms"
-            cure = _cure(facts, finding)
-            advice = f"{finding.what}: {f'{cure} (at best {left})' if cure else f'at the ceilings they take {left}'}"
+            advice = f"{finding.what}: {_cure(facts, finding)} (at best {left})"
             steps.append(NextStep(words=finding.what, advice=advice, wall_ms=facts.wall_ms - saved))
     tunable = sum(kernel.ms for kernel in facts.kernels_by_time if kernel.kind in ("gemm", "conv"))
     if facts.compiles and tunable > TUNABLE * kernel_ms:
@@ -279,10 +278,10 @@ def _faster_kernels(facts: Facts) -> tuple[NextStep, ...]:
 
 
 def _cure(facts: Facts, finding: KernelFinding) -> str:
-    """Return what mends a finding; empty where no more is known than the time that kernels at the ceilings take."""
+    """Return what mends a finding."""
     if few_blocks(facts, finding.blocks):
         return "split the work over more blocks, which leave most of the GPU idle now"
-    return _CURES.get(finding.kind, "")
+    return _CURES.get(finding.kind, "use faster kernels")
 
 
 def _narrower(facts: Facts, term: Bound) -> tuple[NextStep, ...]:
