@@ -20,11 +20,12 @@ from profiling.cli.config import read_config
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.report.render import write_report
+from profiling.results.environment import read_environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import check_is_new, claimed, new_folder
 from profiling.run.checkouts import LETTERS, Checkout, opened
 from profiling.run.job import RunConfig
-from profiling.run.progress import make_progress
+from profiling.run.progress import Progress, make_progress
 from profiling.run.runner import Run, execute
 
 TARGET = "generic_forward"
@@ -47,10 +48,20 @@ def measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path 
     `overrides` are those of the main job; `config_folder` has further YAML files, and each checkout its own copy of it.
 
     Raises:
-        InputError: a name, an override or a YAML file is wrong, or a module of a component cannot be imported.
+        InputError: a name, an override or a YAML file is wrong, a module of a component cannot be imported, or a file
+            cannot be written.
         KeyboardInterrupt: the user stopped the runs; finished cells are on disk.
 
     """
+    try:
+        return _measure(names, overrides, config_folder)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        reason = f"cannot write{where}: {error.strerror or error}"
+        raise InputError(f"{reason}. Make room, or choose another folder: hydra.run.dir=FOLDER") from None
+
+
+def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path | None) -> tuple[Path, ...]:
     for number in (signal.SIGTERM, signal.SIGHUP):  # worktrees are removed then, too
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
@@ -82,6 +93,7 @@ def measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path 
             raise
         finally:
             _write_reports(folders)
+        _say_what_is_installed(runs, progress)
     return tuple(folders)
 
 
@@ -160,3 +172,14 @@ def _write_reports(folders: Sequence[Path]) -> None:
     for folder in folders:
         if (folder / RESULTS_FILE).exists():
             write_report(folder)
+
+
+def _say_what_is_installed(runs: Sequence[Run], progress: Progress) -> None:
+    """Print a line for each component whose module comes from no checkout, so that its code is the same for all."""
+    environments = [read_environment(run.folder) for run in runs]
+    if any(environment.user_git is None for environment in environments):
+        return  # folders outside git, of which no module is known to come from them
+    for spec in runs[0].config.components:
+        target = str(spec.module["_target_"])
+        if not any(target in environment.module_git for environment in environments):
+            progress.say(f"note: {spec.name}: {target} is installed; its code is the same for all checkouts")

@@ -148,6 +148,14 @@ def test_a_folder_that_is_not_empty(repository, capsys):
     assert "is not empty: it holds net.yaml" in error
 
 
+@fault("the folder for the runs of two revisions cannot be made", "one line: choose another one, exit 2")
+def test_a_folder_that_cannot_be_made(repository, capsys):
+    error = refused(capsys, "HEAD~1", "HEAD", *ASKED, "hydra.run.dir=user_net.py/runs")
+    assert "cannot write" in error
+    assert "hydra.run.dir=FOLDER" in error
+    assert is_clean(repository)
+
+
 @fault("a module that cannot be imported in one of two revisions", "one line that names the revision, exit 2")
 def test_a_module_that_cannot_be_imported(repository, capsys):
     commit(repository, {"user_net.py": "import a_package_that_is_missing\n" + NET.format(times=1)})

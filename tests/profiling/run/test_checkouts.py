@@ -167,6 +167,29 @@ def test_a_module_that_a_revision_lacks_is_not_taken_from_the_working_tree(tmp_p
     assert "No module named 'user_code'" in error
 
 
+_FINDER = """
+import importlib.util
+class Finder:  # as an installed package has it that was installed to be edited
+    def find_spec(name, path, target=None):
+        return importlib.util.spec_from_file_location(name, {file!r}) if name == "found" else None
+sys.meta_path.append(Finder)
+import found
+checkout.check_imports()
+"""
+
+
+def test_a_module_that_a_finder_takes_from_the_working_tree_is_an_error(tmp_path, monkeypatch):
+    repository = tmp_path / "repository"
+    commit(repository, {**code("", "one"), "elsewhere/found.py": ""})
+    (repository / "profiling" / "__init__.py").unlink()
+    monkeypatch.chdir(repository)
+    file = repository / "elsewhere" / "found.py"
+    with opened(("HEAD", ".")) as checkouts:
+        errors = [imported(each, repository, [ROOT], _FINDER.format(file=str(file))) for each in checkouts]
+    assert f"InputError: found is imported from {file}, which is not in this checkout." in errors[0]
+    assert errors[1][:2] == ["one", "one"]
+
+
 def test_libraries_in_the_repository_are_those_of_the_working_tree(tmp_path, monkeypatch):
     """A virtual environment usually lies in the checkout, and is the same for both."""
     repository = tmp_path / "repository"
