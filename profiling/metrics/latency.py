@@ -62,8 +62,7 @@ class Latency(SamplingLimits, Metric):
             with span("timing"):
                 windows, stopped_by = self._in_turns(sample, subject.take_turns, warmup, monitor, calls)
                 if not windows:
-                    calls.start()
-                    with monitor.window():
+                    with calls.window(), monitor.window():
                         observed = _observed(sample, calls)
                         samples, stopped_by = collect(observed, self, perf_counter, monitor.read_clocks)
                     windows = [_window(0.0, samples)]
@@ -100,8 +99,7 @@ class Latency(SamplingLimits, Metric):
 
         def window(turn: Turn) -> WindowSamples:
             rewarm(sample, turn, ready.call_s)
-            calls.start()
-            with monitor.window() as conditions:
+            with calls.window(), monitor.window() as conditions:
                 start, samples = collect_window(_observed(sample, calls), turn, perf_counter)
             windows.append(msgspec.structs.replace(_window(start, samples), **conditions))
             return windows[-1]

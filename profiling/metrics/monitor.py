@@ -11,8 +11,9 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +57,14 @@ class FrameMonitor:
     `events` are recompiles: {"frame", "kind": "recompile", "id"}. `throttle_reasons` are the limits on the clocks that
     the driver reported in any frame; `clocks()` are the SM clocks since the start. The allocator and /proc are read
     every `every` frames, and after a long one. With `calibrate`, a cudaMalloc is timed first, which waits for the
-    device; without it the time of those inside frames is not known.
+    device; without it the time of those inside frames is not known. With `ask_others`, a thread asks the driver for the
+    use of the device by other processes while there are any.
     """
 
-    def __init__(self, device: torch.device | None = None, *, every: int = 1, calibrate: bool = False) -> None:
+    def __init__(
+        self, device: torch.device | None = None, *, every: int = 1, calibrate: bool = False, ask_others: bool = True
+    ) -> None:
+        self._ask_others = ask_others
         self._cuda = None if device is None or device.type != "cuda" else device
         self._every = every
         self._malloc_cost: tuple[float, float] | None = None
@@ -122,7 +127,8 @@ class FrameMonitor:
             from profiling.machine.nvml import ClockMonitor, OthersMonitor
 
             self._clocks = ClockMonitor(self._cuda)
-            self._others = self._others or OthersMonitor(self._cuda)
+            if self._ask_others:
+                self._others = self._others or OthersMonitor(self._cuda)
 
     def __call__(self, frame: int, frame_ms: float, *, long: bool | None = None) -> Mapping[str, float]:
         """Return the series of a frame: counts and ms since the call before, and bytes held now.
@@ -246,20 +252,42 @@ class CallMonitor:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._monitor = FrameMonitor(device, calibrate=True)
+        self._cuda = device if device.type == "cuda" else None
+        # No thread: it would run beside the timed calls of the cells with which this one takes turns.
+        self._monitor = FrameMonitor(device, calibrate=True, ask_others=False)
         self._typical, self._calls = 0.0, 0
         self._rows: list[_Reading] = []
         self._last_long = -LONG_EVERY
-        self.start()
+        self._begin()
 
     def close(self) -> None:
         """Stop observing."""
         self._monitor.close()
 
-    def start(self) -> None:
-        """Begin a window: what happened since the last call belongs to none."""
+    @contextmanager
+    def window(self) -> Iterator[None]:
+        """Observe the calls of the block: what happens between two windows belongs to none."""
+        self._begin()
+        began_us, read = int(1e6 * time.time()), len(self._rows)
+        yield
+        share = self._others_share(began_us)
+        self._rows[read:] = [replace(each, others_share=share) for each in self._rows[read:]]
+
+    def _begin(self) -> None:
         self._monitor.start()
         self._readings, self._first, self._beyond_ms = 0, self._calls, 0.0
+
+    def _others_share(self, since_us: int) -> float | None:
+        """Return the share of the device's time that other processes took since then; None where it is not known."""
+        if self._cuda is None:
+            return None
+        from profiling.machine.nvml import other_processes, others_share
+
+        others = other_processes(self._cuda)
+        if not others:
+            return None if others is None else 0.0
+        answer = others_share(self._cuda, since_us)
+        return None if answer is None else answer[0]
 
     def __call__(self, call_ms: float) -> None:
         """Observe the call that has just ended."""
@@ -287,10 +315,12 @@ class CallMonitor:
         """Return the slow ones of all calls so far, and what explains them; the times are in ms, one a call."""
         frame_ms = np.asarray(wall_ms, dtype=np.float64)
         series = {"frame_ms": frame_ms, **{name: self._per_call(name, frame_ms.size) for name in CAUSES.values()}}
-        for name in ("others_ms", "sm_clock_mhz"):  # these are of the call after which they were read
+        for name in ("others_ms", "sm_clock_mhz"):  # these are known of the call after which there was a reading
             series[name] = np.full(frame_ms.size, np.nan)
-            for each in self._rows:
-                series[name][each.end - 1] = each.row.get(name, np.nan)
+        for each in self._rows:
+            series["sm_clock_mhz"][each.end - 1] = each.row.get("sm_clock_mhz", np.nan)
+            if each.others_share is not None:
+                series["others_ms"][each.end - 1] = each.others_share * frame_ms[each.end - 1]
         if device_ms:
             series["device_call_ms"] = np.asarray(device_ms, dtype=np.float64)
         p50, p99 = np.percentile(frame_ms, [50, 99])
@@ -316,7 +346,8 @@ class CallMonitor:
 class _Reading:
     """What was read after the call before `end`, since that of the call before `first`.
 
-    `beyond_ms` is by how much the calls before a `long` one were longer than usual.
+    `beyond_ms` is by how much the calls before a `long` one were longer than usual; `others_share` the share of the
+    window in which other processes used the device.
     """
 
     first: int
@@ -324,3 +355,4 @@ class _Reading:
     long: bool
     beyond_ms: float
     row: Mapping[str, float]
+    others_share: float | None = None

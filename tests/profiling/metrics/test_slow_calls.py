@@ -45,7 +45,7 @@ class Counted:
     def __call__(self, reading: int, call_ms: float, *, long: bool) -> dict[str, float]:
         assert reading == self.readings
         self.readings += 1
-        sums = {"others_ms": 0.0, "sm_clock_mhz": self.clocks.get(self.call - 1, 1980.0)}
+        sums = {"sm_clock_mhz": self.clocks.get(self.call - 1, 1980.0)}
         for call in [call for call in self.planted if call < self.call]:
             for name, ms in self.planted.pop(call).items():
                 sums[name] = sums.get(name, 0.0) + ms
@@ -74,7 +74,6 @@ CAUSES = {
     "collection_ms": "garbage collection",
     "run_queue_ms": "run-queue wait",
     "steal_ms": "CPU stolen by another virtual machine",
-    "others_ms": "another process on the GPU",
 }
 
 
@@ -87,14 +86,33 @@ def test_a_cause_is_named_only_where_it_took_half_of_the_excess_of_a_call(name: 
     assert readings == 2 + CALLS // CALLS_EVERY, "calls of usual length are read once in a while"
     assert explained({FAULT: {name: 14.0}}, late())[0].causes == {"not attributed": 1}, "too short to explain 30 ms"
     every = {call: {name: 20.0} for call in range(CALLS)}
-    if name != "others_ms":  # which the driver tells of a second, and not of a call
-        assert explained(every, late())[0].causes == {"not attributed": 1}, "what all calls take makes none slow"
+    assert explained(every, late())[0].causes == {"not attributed": 1}, "what all calls take makes none slow"
 
 
 @pytest.mark.parametrize(("clock", "cause"), [(900.0, "lower SM clock"), (1800.0, "not attributed")])
 def test_a_lower_clock_explains_what_it_can_of_a_call(clock: float, cause: str) -> None:
     """At 900 of 1980 MHz the clock explains 55% of the work of the device."""
     assert explained({}, late(5.0), clock=clock)[0].causes == {cause: 1}
+
+
+@pytest.mark.parametrize(("share", "cause"), [(0.9, "another process on the GPU"), (0.3, "not attributed")])
+def test_other_processes_explain_the_calls_of_the_windows_in_which_they_ran(
+    share: float, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is asked after each window: cells that wait for their turn must not run a thread."""
+    shares = iter([0.0, 0.0, share])
+    monkeypatch.setattr(CallMonitor, "_others_share", lambda self, since_us: next(shares))
+    walls = late()
+    with closing(CallMonitor(torch.device("cpu"))) as calls:
+        calls._monitor.close()
+        calls._monitor = counted = Counted({}, {})  # type: ignore[assignment]
+        for window in range(3):
+            counted.readings = 0
+            with calls.window():
+                for wall in walls[100 * window : 100 * (window + 1)]:
+                    calls(wall)
+        slow = calls.slow_calls(walls)
+    assert (slow.count, slow.causes) == (1, {cause: 1})
 
 
 def test_what_calls_before_the_slow_one_took_is_not_its_cause() -> None:
@@ -107,11 +125,13 @@ def test_what_calls_before_the_slow_one_took_is_not_its_cause() -> None:
 
 def test_the_time_between_two_windows_belongs_to_no_call() -> None:
     with closing(CallMonitor(torch.device("cpu"))) as calls:
-        for number in range(60):
-            calls(5.0 + 30.0 * (number == 50))
-            if number == 49:
-                gc.collect()
-                calls.start()
+        for numbers in (range(50), range(50, 60)):
+            with calls.window():
+                for number in numbers:
+                    calls(5.0 + 30.0 * (number == 50))
+            heap = [Heap() for _ in range(200_000)]
+            gc.collect()
+            assert heap
         slow = calls.slow_calls([5.0 + 30.0 * (number == 50) for number in range(60)])
     assert slow.count == 1
     assert "garbage collection" not in slow.causes
@@ -122,7 +142,7 @@ class Heap:
         self.me = self
 
 
-def timed(faulty: Callable[[], object]) -> SlowFrames:
+def timed(faulty: Callable[[], object], device: str = "cpu") -> SlowFrames:
     """Return the slow calls of a step that calls `faulty` once."""
     calls = 0
 
@@ -136,7 +156,7 @@ def timed(faulty: Callable[[], object]) -> SlowFrames:
             faulty()
 
     step: Any = SimpleNamespace(run=run, rewind=None)
-    component: Any = SimpleNamespace(device=torch.device("cpu"), frames_per_call=1)
+    component: Any = SimpleNamespace(device=torch.device(device), frames_per_call=1)
     limits = {"min_iterations": 800, "max_iterations": 800, "warmup_max_iterations": 100, "interval": 1e-9}
     metric = Latency(**limits, warmup_max_seconds=1.0)
     subject = Subject(component, step, None, None, 0)

@@ -1,0 +1,52 @@
+"""Slow calls on a GPU: allocations and captures inside a timed call are their causes, where they took long enough."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from test_slow_calls import named, timed
+
+from profiling.graphs import CudaGraphed
+
+pytestmark = pytest.mark.gpu
+
+DEVICE, MIB = "cuda:0", 2**20
+
+
+def test_allocations_of_the_driver_inside_a_timed_call() -> None:
+    torch.cuda.empty_cache()
+    kept: list[torch.Tensor] = []
+
+    def allocate() -> None:
+        kept.extend(torch.empty(64 * MIB, dtype=torch.uint8, device=DEVICE) for _ in range(100))
+
+    assert named(timed(allocate, DEVICE)) == {"cudaMalloc"}
+    assert len(kept) == 100
+
+
+def test_an_allocation_too_short_to_explain_a_timed_call() -> None:
+    torch.cuda.empty_cache()
+    kept: list[torch.Tensor] = []
+
+    def allocate() -> None:
+        time.sleep(0.1)
+        kept.append(torch.empty(64 * MIB, dtype=torch.uint8, device=DEVICE))
+
+    slow = timed(allocate, DEVICE)
+    assert named(slow) == set()
+    assert "not attributed" in slow.frames[0].causes
+
+
+def test_a_capture_inside_a_timed_call_of_a_gpu() -> None:
+    module = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(50))).to(DEVICE)
+    graphed, x = CudaGraphed(module), torch.ones(1, 64, device=DEVICE)
+    with torch.inference_mode():
+        module(x)
+        torch.cuda.synchronize()
+        assert named(timed(lambda: graphed(x), DEVICE)) == {"CUDA graph captured"}
+
+
+def test_a_step_without_faults_has_no_cause_of_its_own() -> None:
+    assert named(timed(lambda: None, DEVICE)) == set()
