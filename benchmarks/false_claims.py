@@ -58,7 +58,8 @@ FOUND = {"cuda": {3: 38 / 40, 1: 30 / 40}, "cpu": {5: 36 / 40}}
 #: Comparisons in which one false claim is allowed.
 ONE_IN = 40
 Said = Literal["faster", "slower", "cannot tell", "not measured"]
-BUSY = "import math\nwhile True: sum(map(math.sqrt, range(100_000)))"
+#: It ends with the process that started it, whatever ended that.
+BUSY = "import math, os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(map(math.sqrt, range(100_000)))"
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,13 @@ def _times(record: Record) -> Summary | None:
 
 
 def can_be_ranked(one: Record, other: Record) -> bool:
-    """Return whether neither other processes nor different SM clocks could explain which of two is faster."""
+    """Return whether neither other processes nor different SM clocks could explain which of two is faster.
+
+    Of cells that took turns, too few windows for an interval of their ratio claim nothing.
+    """
     if one.median_ms and other.median_ms and clocks_explain(one, other, one.median_ms / other.median_ms):
+        return False
+    if (paired := paired_speedup(one, other)) is not None and paired[1] is None:
         return False
     if took_turns(one, other) and len(_common_blocks(one, other)) >= LEAST_VALUES:
         return True
