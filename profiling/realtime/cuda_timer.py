@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from profiling.errors import InputError
+
+#: No kernel can be launched in a shorter time, so that two ends of blocks so close to each other share a mark.
+SHORTEST_LAUNCH_NS = 4000
+
+now = time.perf_counter_ns
 
 
 class Mark:
@@ -25,41 +32,58 @@ class Mark:
 class CudaTimer:
     """Records events on the current stream of one CUDA device, and uses them again once they were read.
 
-    Every method may raise what torch raises when the device has failed.
+    A mark is on the path of every stage, so this calls the functions beneath torch's, which take half of the time, as
+    local variables: Python 3.11 calls a function that is an attribute of an instance several times slower.
+    `is_done`, `wait` and `ms` may raise what torch raises when the device has failed. `mark` never does: the
+    application's own error handling must see what failed. `failure` says it, and there are no further marks.
     """
 
     def __init__(self, index: int) -> None:
         import torch
 
         self.device = torch.device("cuda", index)
-        self._torch, self._index = torch, index
+        self.failure: Exception | None = None
+        self._index = index
         self._streams: dict[int, Any] = {}
         self._idle: list[Mark] = []
-        # The functions beneath torch's: a mark is on the path of every stage, and these take half of the time.
         core: Any = torch._C
         self._raw_stream, self._is_capturing = core._cuda_getCurrentRawStream, core._cuda_isCurrentStreamCapturing
         event: Any = core._CudaEventBase
         self._record, self._query, self._elapsed = event.record, event.query, event.elapsed_time
+        self._current_stream, self._new_event = torch.cuda.current_stream, partial(torch.cuda.Event, enable_timing=True)
 
-    def mark(self) -> Mark | None:
-        """Record an event on this thread's current stream; None while the stream is being captured."""
-        if self._is_capturing():
-            return None
-        handle: int = self._raw_stream(self._index)
-        stream = self._streams.get(handle)
-        if stream is None:
-            stream = self._streams[handle] = self._torch.cuda.current_stream(self._index)
+    def mark(self, marks: list[Mark], thread: int, now_ns: int, own: Mark | None = None) -> Mark | None:
+        """Return a mark on this thread's current stream; None while the stream is being captured.
+
+        That is the last one of `marks`, those of a frame, if so little time has passed since then that nothing can have
+        been launched; else a new one, which is appended. `own` is the mark at which a block began that ends now: it is
+        not used again, so that a launch inside the block is not lost.
+        """
         try:
-            mark = self._idle.pop()
-        except IndexError:
-            mark = Mark(self._torch.cuda.Event(enable_timing=True))
-        self._record(mark.event, stream)
-        mark.stream = handle
+            raw_stream, is_capturing, record = self._raw_stream, self._is_capturing, self._record
+            handle: int = raw_stream(self._index)
+            if marks:
+                last = marks[-1]
+                if (
+                    now_ns - last.recorded_ns < SHORTEST_LAUNCH_NS
+                    and last is not own
+                    and last.stream == handle
+                    and last.thread == thread
+                ):
+                    return last
+            if is_capturing() or self.failure is not None:
+                return None
+            stream = self._streams.get(handle)
+            if stream is None:
+                stream = self._streams[handle] = self._current_stream(self._index)
+            mark = self._idle.pop() if self._idle else Mark(self._new_event())
+            record(mark.event, stream)
+        except Exception as error:
+            self.failure = error
+            return None
+        mark.stream, mark.thread, mark.recorded_ns = handle, thread, now()
+        marks.append(mark)
         return mark
-
-    def is_current(self, mark: Mark) -> bool:
-        """Return whether this thread's current stream is the one of the mark."""
-        return self._raw_stream(self._index) == mark.stream
 
     def is_done(self, mark: Mark) -> bool:
         """Return whether the device has passed the mark."""
@@ -71,7 +95,8 @@ class CudaTimer:
 
     def ms(self, start: Mark, end: Mark) -> float:
         """Return the milliseconds on the device between two marks that it has passed."""
-        return self._elapsed(start.event, end.event)
+        elapsed = self._elapsed
+        return elapsed(start.event, end.event)
 
     def release(self, marks: Iterable[Mark]) -> None:
         """Use the events of these marks again."""

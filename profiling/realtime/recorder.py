@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ import nvtx
 
 from profiling.errors import InputError, check_whole, printable
 from profiling.metrics.monitor import FrameMonitor
-from profiling.realtime.cuda_timer import Mark, timer_in_use, timer_of
+from profiling.realtime.cuda_timer import CudaTimer, Mark, now, timer_in_use, timer_of
 from profiling.realtime.recorded_run import MEASURED, RecordedRun, recover
 
 if TYPE_CHECKING:
@@ -39,13 +38,11 @@ if TYPE_CHECKING:
 
 #: Frames between two readings of the allocator and of /proc, which take longer than the rest of recording a frame.
 MEMORY_EVERY = 64
-#: No kernel can be launched in a shorter time, so that two ends of blocks so close to each other share a mark.
-SHORTEST_LAUNCH_NS = 4000
 #: Names that the stage budget uses itself.
 RESERVED = ("wait", "rest")
 
 # Recording is on the path of every frame: what is called there is bound here, and short functions are written out.
-_now, _thread_id = time.perf_counter_ns, threading.get_ident
+_now, _thread_id = now, threading.get_ident
 _domain: Any = nvtx.get_domain("profiling")
 _push_range, _pop_range = _domain.push_range, _domain.pop_range
 _NOT_OBSERVED: Mapping[str, float] = {}
@@ -86,14 +83,27 @@ class Stage(_Block):
         frame, recorder = self.frame, self.recorder
         self.thread = thread = _thread_id()
         self._outer = around = _INNERMOST.get()
-        if isinstance(around, Stage) and around.frame is frame and not around.end_ns and around.thread == thread:
+        if (
+            around is not frame
+            and isinstance(around, Stage)
+            and around.frame is frame
+            and not around.end_ns
+            and around.thread == thread
+        ):
             self._parent, self.name = around, f"{around.name}/{self.name}"
-        message = recorder.range_message(self.name)
+        try:
+            message = recorder.messages[self.name]
+        except (KeyError, TypeError):
+            message = recorder.range_message(self.name)
         frame.begun.append(self)
         _INNERMOST.set(self)
         _push_range(message)
-        self.start = None if recorder._timer is None else recorder.mark(frame, thread, _now())
-        self.begin_ns = _now()
+        self.begin_ns = begin_ns = _now()
+        timer, self.start = recorder.timer, None
+        if timer is not None:
+            self.start = mark = timer.mark(frame.marks, thread, begin_ns)
+            if mark is not None and mark.recorded_ns > begin_ns:  # a new one, which took microseconds
+                self.begin_ns = mark.recorded_ns
         return self
 
     def __exit__(
@@ -102,7 +112,8 @@ class Stage(_Block):
         """End the stage; an exception marks the frame and goes on."""
         self.end_ns = end_ns = _now()
         frame, recorder, parent = self.frame, self.recorder, self._parent
-        self.end = None if recorder._timer is None else recorder.mark(frame, self.thread, end_ns, self.start)
+        timer = recorder.timer
+        self.end = None if timer is None else timer.mark(frame.marks, self.thread, end_ns, self.start)
         _pop_range()
         _INNERMOST.set(self._outer)  # a token would not do: a generator may be closed in the context of another task
         if parent is not None:
@@ -117,7 +128,7 @@ class Stage(_Block):
 class Frame(_Block):
     """A frame of the loop. `stage()` opens a stage of it from any thread."""
 
-    __slots__ = ("begun", "failed", "follows_idle", "is_read", "last_mark", "marks", "number", "observed", "stages")
+    __slots__ = ("begun", "failed", "follows_idle", "is_read", "marks", "number", "observed", "stages")
 
     def __init__(self, recorder: FrameRecorder) -> None:
         self.recorder = recorder
@@ -129,7 +140,6 @@ class Frame(_Block):
         self.begun: list[Stage] = []
         self.stages: list[Stage] = []  # ended; nested ones before those around them
         self.marks: list[Mark] = []
-        self.last_mark: Mark | None = None
         self.observed: Mapping[str, float] = _NOT_OBSERVED
 
     def stage(self, name: str) -> Stage:
@@ -159,7 +169,8 @@ class Frame(_Block):
         recorder.begin(self)
         _INNERMOST.set(self)
         _push_range(_FRAME)
-        self.start = None if recorder._timer is None else recorder.mark(self, self.thread, 0)
+        timer = recorder.timer
+        self.start = None if timer is None else timer.mark(self.marks, self.thread, 0)
         self.begin_ns = _now()
         return self
 
@@ -168,7 +179,8 @@ class Frame(_Block):
     ) -> None:
         """End the frame; an exception marks it and goes on."""
         end_ns, recorder = _now(), self.recorder
-        self.end = None if recorder._timer is None else recorder.mark(self, self.thread, end_ns, self.start)
+        timer = recorder.timer
+        self.end = None if timer is None else timer.mark(self.marks, self.thread, end_ns, self.start)
         _pop_range()
         _INNERMOST.set(self._outer)
         if kind is not None:
@@ -226,8 +238,8 @@ class FrameRecorder:
         if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
             raise InputError(f"fps={fps!r} must be a number above 0 (frames/s).")
         check_whole("warmup_frames", warmup_frames, 0)
-        self._timer = None if device is None else timer_of(device)
-        self._device = "cpu" if self._timer is None else str(self._timer.device)
+        self.timer = None if device is None else timer_of(device)
+        self._device = "cpu" if self.timer is None else str(self.timer.device)
         self._look_for_device = device is None
         self._warmup = warmup_frames
         self._run = RecordedRun(float(fps), warmup_frames, None if folder is None else Path(folder))
@@ -238,7 +250,7 @@ class FrameRecorder:
         self._begun = 0
         self._open: list[Frame] = []
         self._unread: deque[Frame] = deque()  # in the order in which they began
-        self._messages: dict[str, Any] = {}
+        self.messages: dict[str, Any] = {}  # by name of a stage, in Nsight Systems
         self._origin_ns = 0  # when the first recorded frame began
         self._delivered_ns = -math.inf  # when the last frame that was read had been delivered
         self._device_end: tuple[Mark, float] | None = None  # its last mark, and when the device passed that
@@ -316,44 +328,12 @@ class FrameRecorder:
             InputError: `name` is no text, or reserved.
 
         """
-        try:
-            return self._messages[name]
-        except (KeyError, TypeError):
-            pass
         if not isinstance(name, str) or not name.strip() or name in RESERVED:
             raise InputError(
                 f"stage({name!r}): the name must be text, and not one of {', '.join(RESERVED)}. Choose another name."
             )
-        self._messages[name] = _domain.get_event_attributes(message=printable(name))
-        return self._messages[name]
-
-    def mark(self, frame: Frame, thread: int, now_ns: int, own: Mark | None = None) -> Mark | None:
-        """Return a mark on the current stream for an end of a block; None without a device clock.
-
-        That is the last mark of the frame if so little time has passed since then that nothing can have been launched,
-        else a new one. `own` is the mark at which a block began that ends now: it is not used again.
-        """
-        timer, last = self._timer, frame.last_mark
-        if timer is None:
-            return None
-        try:
-            if (
-                last is not None
-                and last is not own
-                and now_ns - last.recorded_ns < SHORTEST_LAUNCH_NS
-                and last.thread == thread
-                and timer.is_current(last)
-            ):
-                return last
-            mark = timer.mark()
-        except Exception as error:  # the application's own error handling must see what failed, not the recorder's
-            self._lose_device(error)
-            return None
-        if mark is not None:
-            mark.thread, mark.recorded_ns = thread, _now()  # after the mark, which takes microseconds
-            frame.marks.append(mark)
-        frame.last_mark = mark  # at last: another thread may read it
-        return mark
+        self.messages[name] = _domain.get_event_attributes(message=printable(name))
+        return self.messages[name]
 
     def lose(self, stage: Stage) -> None:
         """Note that a stage of another thread began when its frame was complete."""
@@ -367,12 +347,12 @@ class FrameRecorder:
             if self._is_closed:
                 raise InputError("frame(): this recorder is closed. Make another FrameRecorder.")
             if self._look_for_device and (timer := timer_in_use()) is not None:
-                self._timer, self._device, self._look_for_device = timer, str(timer.device), False
+                self.timer, self._device, self._look_for_device = timer, str(timer.device), False
                 if self._monitor is not None:
                     self._monitor.use(timer.device)
             if self._monitor is None:
                 self._run.open()
-                self._monitor = FrameMonitor(None if self._timer is None else self._timer.device, every=MEMORY_EVERY)
+                self._monitor = FrameMonitor(None if self.timer is None else self.timer.device, every=MEMORY_EVERY)
                 self._close_monitor = weakref.finalize(self, self._monitor.close)
             frame.number = self._begun - self._warmup
             frame.follows_idle = not self._unread
@@ -384,6 +364,9 @@ class FrameRecorder:
 
     def finish(self, frame: Frame, end_ns: int) -> None:
         """Observe what happened in the frame; read it where no device is to be waited for."""
+        timer = self.timer
+        if timer is not None and timer.failure is not None:
+            self._lose_device(timer.failure)
         with self._lock:
             self._open.remove(frame)
             if frame.number >= 0 and self._monitor is not None and not self._is_closed:
@@ -392,7 +375,7 @@ class FrameRecorder:
                 except Exception as error:  # a device that failed must not end the application here
                     self._run.note(f"from frame {frame.number} on, causes may be missing: {error}")
             frame.end_ns = end_ns  # from here on another thread may read it
-        if self._timer is None:  # with a device the frame is read when a later one begins: it is not done yet
+        if self.timer is None:  # with a device the frame is read when a later one begins: it is not done yet
             self._read_frames()
 
     def _read_frames(self, *, wait: bool = False) -> None:
@@ -417,7 +400,7 @@ class FrameRecorder:
 
     def _has_passed(self, marks: Sequence[Mark], *, wait: bool) -> bool:
         """Return whether the device has passed these marks; with `wait`, wait until it has."""
-        timer = self._timer
+        timer = self.timer
         if timer is None:
             return True
         try:
@@ -432,26 +415,52 @@ class FrameRecorder:
 
     def _read(self, frame: Frame, marks: Sequence[Mark]) -> None:
         """Write the row of a frame; the device has passed its last marks."""
-        begin_ns, end_ns, before_ns = frame.begin_ns, frame.end_ns, self._delivered_ns
-        passed_ns, device_ms = self._device_times(frame, marks) if marks else (-math.inf, None)
-        self._delivered_ns = delivered_ns = max(end_ns, passed_ns, before_ns)
-        if frame.number < 0:
-            return
+        passed_ns = self._passed_ns(frame, marks) if marks else -math.inf
+        before_ns, self._delivered_ns = self._delivered_ns, max(frame.end_ns, passed_ns, self._delivered_ns)
         if frame.number == 0:
-            self._origin_ns = begin_ns
-        run, origin_ns, thread = self._run, self._origin_ns, frame.thread
+            self._origin_ns = frame.begin_ns
+        if frame.number >= 0:
+            self._run.append(self._row(frame, before_ns, None if passed_ns == -math.inf else self.timer))
+        if self.timer is not None and passed_ns != -math.inf:
+            end, used, before = marks[0], frame.marks, self._device_end
+            if used[-1] is end:
+                used.pop()
+            else:
+                used.remove(end)
+            if before is not None:
+                used.append(before[0])
+            self.timer.release(used)
+            self._device_end = end, passed_ns
+
+    def _row(self, frame: Frame, before_ns: float, timer: CudaTimer | None) -> list[float]:
+        """Return the row of a frame; with `timer`, with the device time of its stages.
+
+        The time of a stage does not contain that of the stages nested in it, which ended before.
+        """
+        run, origin_ns, thread, delivered_ns = self._run, self._origin_ns, frame.thread, self._delivered_ns
         row, columns = run.row(frame.observed), run.stages
-        overlap, rest_ns = False, end_ns - begin_ns
-        for index, stage in enumerate(frame.stages):
+        begin_ns = frame.begin_ns
+        overlap, rest_ns = False, frame.end_ns - begin_ns
+        for stage in frame.stages:
             host_ns = stage.end_ns - stage.begin_ns - stage.inner_ns
             rest_ns -= host_ns
-            overlap = overlap or stage.thread != thread
+            if stage.thread != thread:
+                overlap = True
             host, device = columns.get(stage.name) or run.add_stage(stage.name, row)
             so_far = row[host]
             row[host] = host_ns / 1e6 if so_far != so_far else so_far + host_ns / 1e6  # NaN until the first of its name
-            if device_ms is not None and (ms := device_ms[index]) is not None:
-                so_far = row[device]
-                row[device] = ms if so_far != so_far else so_far + ms
+            start, end, parent = stage.start, stage.end, stage._parent
+            if timer is None or start is None or end is None:
+                continue
+            try:
+                ms = timer.ms(start, end)
+            except Exception as error:
+                timer = self._lose_device(error)
+                continue
+            if parent is not None:
+                parent.inner_ms += ms
+            so_far = row[device]
+            row[device] = ms - stage.inner_ms if so_far != so_far else so_far + ms - stage.inner_ms
         row[:MEASURED] = (
             (begin_ns - origin_ns) / 1e6,
             (delivered_ns - origin_ns) / 1e6,
@@ -460,52 +469,30 @@ class FrameRecorder:
             math.nan if overlap else rest_ns / 1e6,
             frame.failed,
         )
-        run.append(row)
+        return row
 
-    def _device_times(self, frame: Frame, marks: Sequence[Mark]) -> tuple[float, list[float | None] | None]:
-        """Return when the device finished the frame (host's clock, ns), and the device time of each stage (ms).
+    def _passed_ns(self, frame: Frame, marks: Sequence[Mark]) -> float:
+        """Return when the device finished the frame, on the host's clock; minus infinity where that is unknown.
 
         The device began the frame when the host did, or, if it was still busy with the frame before, as long after that
-        frame's end as its own clock says. It had finished when it was seen to have. A stage does not contain the time
-        of those nested in it.
+        frame's end as its own clock says. It had finished when it was seen to have.
         """
-        timer, start, seen_ns = self._timer, frame.start, _now()
+        timer, start, before, seen_ns = self.timer, frame.start, self._device_end, _now()
         if timer is None or start is None:
-            return -math.inf, None
-        stage_ms: list[float | None] = []
-        before = self._device_end
+            return -math.inf
         try:
-            began_ns = float(frame.begin_ns)
+            began_ns = frame.begin_ns
             if before is not None and not frame.follows_idle:
                 began_ns = max(began_ns, before[1] + 1e6 * timer.ms(before[0], start))
             span_ms = timer.ms(start, marks[0])
             if len(marks) > 1:
                 span_ms = max(timer.ms(start, mark) for mark in marks)
-            for stage in frame.stages:
-                begin, end = stage.start, stage.end
-                if begin is None or end is None:
-                    stage_ms.append(None)
-                    continue
-                ms = timer.ms(begin, end)
-                if stage._parent is not None:
-                    stage._parent.inner_ms += ms
-                stage_ms.append(ms - stage.inner_ms)
         except Exception as error:
             self._lose_device(error)
-            return -math.inf, None
-        end_ns = min(began_ns + 1e6 * span_ms, seen_ns)
-        end, used = marks[0], frame.marks
-        if used[-1] is end:
-            used.pop()
-        else:
-            used.remove(end)
-        if before is not None:
-            used.append(before[0])
-        timer.release(used)
-        self._device_end = (end, end_ns)
-        return end_ns, stage_ms
+            return -math.inf
+        return min(began_ns + 1e6 * span_ms, seen_ns)
 
     def _lose_device(self, error: Exception) -> None:
-        """Go on without device times."""
-        self._timer = None
+        """Go on without device times, and without a timer."""
+        self.timer = None
         self._run.note(f"device times end: {type(error).__name__}: {error}")

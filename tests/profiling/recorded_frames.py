@@ -8,21 +8,45 @@ import pytest
 import torch
 
 from profiling import FrameRecorder
+from profiling.realtime import cuda_timer
 from profiling.realtime import recorder as recorder_module
-from profiling.realtime.cuda_timer import Mark
+from profiling.realtime.cuda_timer import CudaTimer
 from profiling.results.frames import read_series
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class World:
+class World(CudaTimer):
     """A host clock and a device with one queue of work, both in ms; the device's clock runs at its own speed."""
 
     def __init__(self, speed: float = 1.0) -> None:
         self.now, self.free, self.speed = 0.0, 0.0, speed
         self.device = torch.device("cpu")
-        self.fails = False
-        self.idle = self.marks = 0
+        self.fails, self.failure = False, None
+        self.marks = self.events = 0
+        # What a CudaTimer calls. An event is a list with the moment at which the device passes it.
+        self._index, self._idle, self._streams = 0, [], {}
+        self._raw_stream, self._is_capturing, self._current_stream = int, bool, str
+        self._record = self._record_event
+        self._query = lambda event: event[0] <= self.now
+        self._elapsed = lambda start, end: (end[0] - start[0]) * self.speed
+
+    def _new_event(self):
+        self.events += 1
+        return []
+
+    def _record_event(self, event, stream):
+        if self.fails:
+            raise RuntimeError("an illegal memory access was encountered")
+        self.marks += 1
+        event[:] = [max(self.free, self.now)]
+
+    @property
+    def in_use(self):
+        return self.events - len(self._idle)
+
+    def wait(self, mark):
+        self.now = max(self.now, mark.event[0])
 
     def work(self, ms: float) -> None:
         self.now += ms
@@ -33,38 +57,13 @@ class World:
     def synchronize(self) -> None:
         self.now = max(self.now, self.free)
 
-    # As a CudaTimer: the event of a mark is when the device passes it.
-
-    def mark(self):
-        if self.fails:
-            raise RuntimeError("an illegal memory access was encountered")
-        self.idle -= 1
-        self.marks += 1
-        mark = Mark(max(self.free, self.now))
-        mark.stream = 0
-        return mark
-
-    def is_current(self, mark):
-        return True
-
-    def is_done(self, mark):
-        return mark.event <= self.now
-
-    def wait(self, mark):
-        self.now = max(self.now, mark.event)
-
-    def ms(self, start, end):
-        return (end.event - start.event) * self.speed
-
-    def release(self, marks):
-        self.idle += len(marks)
-
 
 @pytest.fixture
 def planted(monkeypatch):
     def world(*, device=True, speed=1.0):
         world = World(speed)
-        monkeypatch.setattr(recorder_module, "_now", lambda: round(world.now * 1e6))
+        for module, name in ((recorder_module, "_now"), (cuda_timer, "now")):
+            monkeypatch.setattr(module, name, lambda: round(world.now * 1e6))
         monkeypatch.setattr(recorder_module, "timer_of", lambda name: world if device else None)
         return world
 

@@ -68,7 +68,7 @@ def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
     np.testing.assert_allclose(series["host_world_ms"], 0.25)
     assert loop.holds
     assert loop.budget.parts["decode"].device_ms == pytest.approx(7, rel=0.002)
-    assert device.idle == -1, "every event but the last is used again"
+    assert device.in_use == 1, "every event but the last is used again"
 
 
 def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, make_recorder, tmp_path):
@@ -110,7 +110,7 @@ def test_the_end_of_a_block_shares_the_mark_of_the_one_inside(planted, make_reco
     series = saved(frames, tmp_path / "run")[1]
     np.testing.assert_allclose(series["device_world_ms"], [5, 8])
     np.testing.assert_allclose(series["device_world/attention_ms"], [7, 7])
-    assert device.idle == -1, "every event but the last is used again"
+    assert device.in_use == 1, "every event but the last is used again"
 
 
 def test_a_loop_that_runs_ahead_of_the_device(planted, make_recorder, tmp_path):

@@ -118,4 +118,4 @@ def test_events_are_used_again(tmp_path):
             with frames.frame(), frames.stage("world"):
                 torch.cuda._sleep(1000)
             torch.cuda.synchronize()
-        assert len(frames._timer._idle) < 20
+        assert len(frames.timer._idle) < 20
