@@ -19,6 +19,7 @@ from profiling.report.run_data import RunData, link_to, name_of, wrong_because
 from profiling.report.table import Column, Table
 from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
+    ONE_PROCESS_SHARE,
     baseline_name,
     by_component,
     can_be_ranked,
@@ -28,6 +29,7 @@ from profiling.results.judgement import (
     disturbance,
     fastest_correct,
     intervals_overlap,
+    placement_explains,
     typical_ms,
 )
 from profiling.results.measured import LEAST_FOR
@@ -153,6 +155,12 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
         pair = f"{fastest.variant} and {by_clock.variant}"
         words = f"{clocks_differ(fastest, by_clock)} could explain the difference of {pair}, so they are not ranked"
         claims = [Doubt("clocks differ", words)]
+    elif near := next((each for each in unsure if placement_explains(fastest, each)), None):
+        words = (
+            f"{fastest.variant} and {near.variant} were timed in one process, where places in memory alone can make "
+            f"{percent(ONE_PROCESS_SHARE)}, so they are not ranked; isolation=process measures each in its own"
+        )
+        claims = [Doubt("one process", words)]
     else:
         claims = [*_tie(fastest, others), *_by_mean(fastest, others)]
     claims += _unsupported(fastest, group)
@@ -338,6 +346,9 @@ def _unsupported(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
         explained = claimed_speedup(fastest, group) is None
         state = ", which could explain the difference: no speedup is claimed" if explained else ""
         yield Doubt("clocks differ", f"{fastest.variant} and {baseline.variant} ran at {clocks}{state}")
+    elif placement_explains(fastest, baseline):
+        words = f"in one process, places in memory alone can make {percent(ONE_PROCESS_SHARE)}: no speedup is claimed"
+        yield Doubt("one process", words)
     elif claimed_speedup(fastest, group) is None:
         yield Doubt("no speedup", "the speedup was not measured")
 

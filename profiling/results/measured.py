@@ -359,6 +359,9 @@ class Turns(Section, frozen=True, kw_only=True):
 
     began: Annotated[str, about("when the component's first cell was started (UTC); equal for cells that took turns")]
     beside: Annotated[tuple[str, ...], about("variants that were prepared beside it, and held memory of the device")]
+    one_process: Annotated[
+        bool, about("whether they ran in one process, in which the memory of each lies elsewhere")
+    ] = False
     windows: Annotated[tuple[Window, ...], about("its windows in the order in which they were taken")]
     stopped_by: Annotated[
         str | None,

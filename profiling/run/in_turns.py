@@ -107,7 +107,7 @@ def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProces
 
     In one process a compiler's caches hold the graphs of one cell only: a baseline that compiles takes no turns.
     """
-    start, left, again, errors = Start(), list(jobs[1:]), list[Job](), list[BaseException]()
+    start, left, again, errors = Start(one_process=True), list(jobs[1:]), list[Job](), list[BaseException]()
     baseline = records.begin(jobs[0], 1)
     note = ""
 

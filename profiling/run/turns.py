@@ -40,6 +40,7 @@ class Start:
 
     utc: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
     seconds: float = field(default_factory=time.perf_counter)  # CLOCK_MONOTONIC, which all processes share
+    one_process: bool = False
 
 
 @dataclass
@@ -95,7 +96,13 @@ class Resident:
             )
             for block, window in self.windows
         )
-        return Turns(began=start.utc, beside=tuple(self.beside), windows=windows, stopped_by=self.stopped_by)
+        return Turns(
+            began=start.utc,
+            beside=tuple(self.beside),
+            one_process=start.one_process,
+            windows=windows,
+            stopped_by=self.stopped_by,
+        )
 
 
 @dataclass
