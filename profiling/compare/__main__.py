@@ -21,15 +21,16 @@ from profiling.results.jsonl import RESULTS_FILE
 
 INTERRUPTED = 130
 _USAGE = """\
-%(prog)s [options] A B                    A and B: folders of runs, or files like their results.jsonl
-       %(prog)s [options] A B component=[NAME,...]   A and B: git revisions or checkouts, measured in turns"""
+%(prog)s [options] A B                  two runs: folders or files of records
+       %(prog)s [options] A B [KEY=VALUE ...]  two git revisions or checkouts"""
 _EPILOG = """\
 Two revisions
-  %(prog)s HEAD~1 HEAD component=[image_decoder]      the last commit
-  %(prog)s HEAD . component=[image_decoder]           what is not committed yet
-  %(prog)s main my-branch --config-dir=conf component=[my_net] variant=[baseline,compile] seconds=60
-  KEY=VALUE: as in profiling.generic_forward. Modules, and the YAML files of components and variants, come from each
-  revision; this tool, its metrics and the installed packages are the present ones. Runs: runs/compare/<time>/A and B.
+  %(prog)s HEAD~1 HEAD component=[image_decoder]    the last commit
+  %(prog)s HEAD . component=[image_decoder]         what is not committed
+  %(prog)s main my-branch --config-dir=. component=[my_net] seconds=60
+  KEY=VALUE is as in profiling.generic_forward. Each cell of A takes turns with its like of B.
+  Modules, and the YAML files of components and variants, come from each revision; this tool, its
+  metrics and the installed packages are the present ones. Runs: runs/compare/<time>/A and B.
 
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -62,14 +62,12 @@ def measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path 
 
 
 def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path | None) -> tuple[Path, ...]:
-    for number in (signal.SIGTERM, signal.SIGHUP):  # worktrees are removed then, too
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
     given = override_values(TARGET, overrides)
     for key in (key for key in given if key in _REFUSED):
         raise InputError(f"{key}={given[key]}: {_REFUSED[key]}. Leave it out.")
     kept = [each for each in overrides if not each.startswith(f"{_FOLDER}=")]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_signals_interrupt())
         checkouts = stack.enter_context(opened(names))
         configs = _configs(checkouts, kept, config_folder)
         base = _folder(given.get(_FOLDER))
@@ -95,6 +93,21 @@ def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path
             _write_reports(folders)
         _say_what_is_installed(runs, progress)
     return tuple(folders)
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """End as on Ctrl-C where the process is terminated or its terminal is gone: worktrees are removed then, too."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_folder: Path | None) -> list[RunConfig]:

@@ -1,10 +1,14 @@
 """Two revisions, measured in turns: their cells share blocks, and neighbouring windows are compared."""
 
-import pytest
-from as_user import QUICK
-from fake_cells import Plan, two_runs
-from planted_repository import git, with_network
+import shutil
+from pathlib import Path
 
+import pytest
+from as_user import QUICK, ROOT
+from fake_cells import Plan, two_runs
+from planted_repository import commit, git, with_network
+
+from profiling.compare import measure
 from profiling.compare.__main__ import main
 from profiling.compare.cells import compare_cells, exit_code
 from profiling.compare.loaded_run import read_run
@@ -64,6 +68,65 @@ def test_comparisons_of_equal_revisions_make_no_claim(tmp_path, monkeypatch):
         execute(runs)
         claims += [verdict for _, verdict in compared(runs)[0] if verdict in ("faster", "slower")]
     assert len(claims) <= 1, "each interval holds 95%"
+
+
+class PreparedError(Exception):
+    """Ends a comparison before the first process starts."""
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """Call `measure` and return the runs that it would execute."""
+
+    def runs_of(*arguments, config_folder=None):
+        seen = []
+
+        def execute(runs):
+            seen.extend(runs)
+            raise PreparedError
+
+        monkeypatch.setattr(measure, "execute", execute)
+        with pytest.raises(PreparedError):
+            measure.measure(arguments[:2], arguments[2:], config_folder)
+        return seen
+
+    return runs_of
+
+
+def test_a_checkout_with_the_tool_in_it_brings_its_components_and_variants(tmp_path, monkeypatch, prepared):
+    """Metrics and options are those of the working tree, in which the command was started."""
+    repository, text = (
+        tmp_path / "repository",
+        "net:\n  module: {{_target_: net.Net, width: {}}}\n  inputs: {{x: {{}}}}\n",
+    )
+    shutil.copytree(ROOT / "conf", repository / "conf")
+    variant = (ROOT / "conf" / "variant" / "compile.yaml").read_text()
+    for width in (1, 2):
+        files = {
+            "conf/component/net.yaml": text.format(width),
+            "conf/variant/own.yaml": variant.replace("compile:", "own:"),
+        }
+        commit(repository, {**files, "conf/metric/latency.yaml": "latency: {_target_: gone}\n"})
+    shutil.copy(ROOT / "conf" / "metric" / "latency.yaml", repository / "conf" / "metric" / "latency.yaml")
+    (repository / "conf" / "component" / "net.yaml").write_text(text.format(3))
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr(measure, "CONF", repository / "conf")
+    for names, widths in ((("HEAD~1", "HEAD"), [1, 2]), (("HEAD", "."), [2, 3])):
+        runs = prepared(*names, "component=[net]", "variant=[own]", f"hydra.run.dir={tmp_path / str(widths[0])}")
+        assert [run.config.components[0].module["width"] for run in runs] == widths
+        assert {run.config.metrics["latency"]["_target_"] for run in runs} == {"profiling.metrics.latency.Latency"}
+
+
+def test_a_checkpoint_that_git_ignores_is_that_of_the_working_directory(tmp_path, monkeypatch, prepared):
+    repository = tmp_path / "repository"
+    with_network(repository, 1, 2)
+    yaml = (repository / "component" / "net.yaml").read_text() + "  checkpoint: weights.pt\n"
+    for _ in range(2):
+        commit(repository, {"component/net.yaml": yaml, ".gitignore": "*.pt\n"})
+    (repository / "weights.pt").write_text("")
+    monkeypatch.chdir(repository)
+    runs = prepared("HEAD~1", "HEAD", "component=[net]", config_folder=Path())
+    assert [run.config.components[0].checkpoint for run in runs] == [str(repository / "weights.pt")] * 2
 
 
 def test_two_revisions_of_a_repository(tmp_path, monkeypatch, capsys):
