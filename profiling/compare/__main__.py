@@ -21,7 +21,7 @@ from profiling.results.jsonl import RESULTS_FILE
 
 INTERRUPTED = 130
 _USAGE = """\
-%(prog)s [options] A B                  two runs: folders or files of records
+%(prog)s [options] A B                  two runs: folders, or files
        %(prog)s [options] A B [KEY=VALUE ...]  two git revisions or checkouts"""
 _EPILOG = """\
 Two revisions
