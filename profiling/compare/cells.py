@@ -17,6 +17,7 @@ from profiling.results.judgement import (
     disturbance,
     disturbance_explains,
     paired_speedup,
+    took_turns,
 )
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import Record
@@ -191,11 +192,12 @@ def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison
 
 def _disturbed(a: Record, b: Record, verdict: Verdict) -> str:
     """Return what others took, where it could be the reason for the verdict; empty where it could not."""
-    if verdict in ("faster", "slower"):
-        faster, slower = (b, a) if verdict == "faster" else (a, b)
-        if disturbance_explains(faster, slower) is None:
-            return ""
-    return "; ".join(f"{lost.words} in {run}" for run, record in (("A", a), ("B", b)) if (lost := disturbance(record)))
+    faster, slower = (b, a) if verdict == "faster" else (a, b)
+    taken = disturbance_explains(faster, slower)
+    if taken is None and (verdict in ("faster", "slower") or took_turns(a, b)):
+        return ""
+    disturbed = [(run, taken) for run, record in (("A", a), ("B", b)) if (taken := disturbance(record)) is not None]
+    return "; ".join(f"{taken.words} in {run}" for run, taken in disturbed) or (taken.words if taken else "")
 
 
 def _verdict(ratio: float, low: float, high: float, threshold: float) -> tuple[Verdict, list[str]]:

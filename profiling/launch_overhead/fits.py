@@ -47,13 +47,13 @@ def estimate(rounds: Array) -> Estimate | None:
     """Return the median of `rounds` [rounds] with its interval; NaN: not measured; all NaN gives None.
 
     Infinite rounds (a crossing beyond the sweep) count as large or small. Where the median is infinite the estimate is
-    None; where any round is, and for fewer than three rounds, there is no interval.
+    None; where any round is, and for fewer than six rounds, there is no interval.
     """
     measured = rounds[~np.isnan(rounds)]
     if measured.size == 0 or not math.isfinite(median := float(np.median(measured))):
         return None
-    has_interval = measured.size >= 3 and bool(np.isfinite(measured).all())
-    return Estimate(p50=median, n=int(measured.size), ci95=median_interval(measured) if has_interval else None)
+    interval = median_interval(measured) if bool(np.isfinite(measured).all()) else None
+    return Estimate(p50=median, n=int(measured.size), ci95=interval)
 
 
 def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float:

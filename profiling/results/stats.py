@@ -42,15 +42,27 @@ def summarize(samples: Samples, *, seed: int = 0) -> Summary:
         p95=p95,
         p99=p99,
         max=float(values.max()),
-        ci95=median_interval(values, seed=seed) if values.size >= LEAST_VALUES else None,
+        ci95=median_interval(values, seed=seed),
         outliers=count_outliers(values),
         samples=tuple(float(v) for v in values),
     )
 
 
-def median_interval(*rounds: Samples, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """Return the 95% bootstrap interval of the median, in the samples' unit; of several rounds with their drift."""
-    low, high = np.quantile(_round_medians(rounds, resamples, seed), [0.025, 0.975])
+def median_interval(*rounds: Samples, resamples: int = 2000, seed: int = 0) -> tuple[float, float] | None:
+    """Return the 95% bootstrap interval of the median, in the samples' unit; of several rounds with their drift.
+
+    None where the values cannot carry one: fewer than six samples, or two rounds. Three to five rounds estimate their
+    spread poorly: the interval is that of Student's t in place of the normal distribution.
+    """
+    count = len(rounds)
+    if count == 2 or sum(map(len, rounds)) < LEAST_VALUES:
+        return None
+    drawn = _round_medians(rounds, resamples, seed)
+    if 2 < count < LEAST_VALUES:
+        median = np.median(np.concatenate([np.asarray(each, dtype=np.float64) for each in rounds]))
+        widening = np.sqrt((count - 1) / np.random.default_rng(seed + 2).chisquare(count - 1, resamples))
+        drawn = median + (drawn - median) * widening
+    low, high = np.quantile(drawn, [0.025, 0.975])
     return float(low), float(high)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from profiling.results.judgement import paired_speedup, samples_by_round
+from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import (
     BASELINE,
     FrameRate,
@@ -75,7 +76,8 @@ def _unpaired(
     samples: Sequence[Samples], baseline: Sequence[Samples], seed: int
 ) -> tuple[float, tuple[float, float] | None]:
     ratio, low, high = ratio_interval(baseline, samples, seed=seed)
-    return ratio, (low, high)
+    enough = min(sum(map(len, samples)), sum(map(len, baseline))) >= LEAST_VALUES
+    return ratio, (low, high) if enough else None
 
 
 def break_even_calls(record: Record, baseline: Record) -> int | None:

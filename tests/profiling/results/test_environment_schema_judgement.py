@@ -208,6 +208,13 @@ def test_without_enough_undisturbed_windows_nothing_is_ranked():
     assert not can_be_ranked(in_windows("one", busy, 1.0), shifted), "each has five, and they share only two"
 
 
+def test_a_few_windows_that_nobody_disturbed_are_no_disturbance():
+    """A short budget: four windows, too few for an interval, but not because of others."""
+    one, other = in_windows("one", [0.0] * 4, 1.0), in_windows("other", [0.0] * 4, 1.25)
+    assert disturbance_explains(one, other) is None
+    assert intervals_overlap(one, other) is None
+
+
 def test_an_order_that_the_windows_contradict_is_a_tie():
     """The machine gets slower; `other` has most of its calls at the end, and is always faster than its neighbour."""
 
