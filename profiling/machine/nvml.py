@@ -194,15 +194,15 @@ class OthersMonitor:
                 return
 
 
-def share_beside_run(device: torch.device) -> float | None:
-    """Return the share of the last second, 0 to 1, in which processes that are not of this run used the device.
+def share_beside_run(device: torch.device, seconds: float) -> float | None:
+    """Return the share of the last seconds (at least one) in which processes that are not of this run used the device.
 
     Where there are any, the driver takes tens of milliseconds for the answer. None where processes cannot be told.
     """
     others = other_processes(device)
     if not others:
         return None if others is None else 0.0
-    answer = others_share(device, int(1e6 * (time.time() - 1)), of_run=processes_of_run())
+    answer = others_share(device, int(1e6 * (time.time() - max(1.0, seconds))), of_run=processes_of_run())
     return 0.0 if answer is None else answer[0]
 
 

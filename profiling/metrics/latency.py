@@ -62,7 +62,7 @@ class Latency(SamplingLimits, Metric):
             with span("timing"):
                 windows, stopped_by = self._in_turns(sample, subject.take_turns, warmup, monitor, calls)
                 if not windows:
-                    with calls.window(), monitor.window():
+                    with calls.window(monitor.gpu_lost_share), monitor.window():
                         observed = _observed(sample, calls)
                         samples, stopped_by = collect(observed, self, perf_counter, monitor.read_clocks)
                     windows = [_window(0.0, samples)]
@@ -99,7 +99,7 @@ class Latency(SamplingLimits, Metric):
 
         def window(turn: Turn) -> WindowSamples:
             rewarm(sample, turn, ready.call_s)
-            with calls.window(), monitor.window() as conditions:
+            with calls.window(monitor.gpu_lost_share), monitor.window() as conditions:
                 start, samples = collect_window(_observed(sample, calls), turn, perf_counter)
             windows.append(msgspec.structs.replace(_window(start, samples), **conditions))
             return windows[-1]
@@ -155,7 +155,7 @@ class TimedWindowMonitor:
         self.read_clocks()
         cpu, wait_ms, sm_clock = run_queue.lost_share(), run_queue.wait_ms(), self._clocks.pause()
         seconds = perf_counter() - started
-        gpu = None if self._cuda is None else nvml.share_beside_run(self._cuda)
+        gpu = None if self._cuda is None else nvml.share_beside_run(self._cuda, seconds)
         self._switches += switches
         self._waits_ms.append(wait_ms)
         self._lost.append((seconds, cpu, gpu))
@@ -164,6 +164,10 @@ class TimedWindowMonitor:
         self._retries += self._allocator_retries() - retries
         conditions |= {"run_queue_wait_ms": wait_ms, "descheduled": switches, "sm_clock_mhz": sm_clock}
         conditions |= {"cpu_lost_share": cpu, "gpu_lost_share": gpu}
+
+    def gpu_lost_share(self) -> float | None:
+        """Return the share of the GPU that other processes took in the last window; None where it is not known."""
+        return self._lost[-1][2] if self._lost else None
 
     def read_clocks(self) -> None:
         """Read the SM clock, now."""

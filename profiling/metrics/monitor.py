@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -252,7 +252,6 @@ class CallMonitor:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device if device.type == "cuda" else None
         # No thread: it would run beside the timed calls of the cells with which this one takes turns.
         self._monitor = FrameMonitor(device, calibrate=True, ask_others=False)
         self._typical, self._calls = 0.0, 0
@@ -265,29 +264,20 @@ class CallMonitor:
         self._monitor.close()
 
     @contextmanager
-    def window(self) -> Iterator[None]:
-        """Observe the calls of the block: what happens between two windows belongs to none."""
+    def window(self, others: Callable[[], float | None]) -> Iterator[None]:
+        """Observe the calls of the block: what happens between two windows belongs to none.
+
+        When it has ended, `others` is asked for the share of the device's time that other processes took.
+        """
         self._begin()
-        began_us, read = int(1e6 * time.time()), len(self._rows)
+        read = len(self._rows)
         yield
-        share = self._others_share(began_us)
+        share = others()
         self._rows[read:] = [replace(each, others_share=share) for each in self._rows[read:]]
 
     def _begin(self) -> None:
         self._monitor.start()
         self._readings, self._first, self._beyond_ms = 0, self._calls, 0.0
-
-    def _others_share(self, since_us: int) -> float | None:
-        """Return the share of the device's time that other processes took since then; None where it is not known."""
-        if self._cuda is None:
-            return None
-        from profiling.machine.nvml import other_processes, others_share
-
-        others = other_processes(self._cuda)
-        if not others:
-            return None if others is None else 0.0
-        answer = others_share(self._cuda, since_us)
-        return None if answer is None else answer[0]
 
     def __call__(self, call_ms: float) -> None:
         """Observe the call that has just ended."""

@@ -1,5 +1,8 @@
 """Conditions of a timed window are recorded; only another program inside it makes the samples invalid."""
 
+import json
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -120,6 +123,41 @@ def test_the_share_of_other_processes_is_known_only_where_this_one_can_be_told(m
         time.sleep(0.01)
     assert monitor.share() == share
     monitor.close()
+
+
+@pytest.mark.parametrize(("running", "share"), [([1, 2, 3], 0.3), ([1, 2], 0.0), ([1], 0.0), ([2, 3], None)])
+def test_other_cells_of_the_run_are_no_other_processes(monkeypatch, running, share):
+    """Process 2 is a cell of the same run, which waits for its turn; 3 is somebody else's."""
+    samples = [SimpleNamespace(pid=pid, smUtil=percent, timeStamp=5) for pid, percent in ((1, 90), (2, 60), (3, 30))]
+    samples = [sample for sample in samples if sample.pid in running]
+    monkeypatch.setattr(nvml, "_handle", lambda device: object())
+    monkeypatch.setattr(nvml.os, "getpid", lambda: 1)
+    monkeypatch.setattr(nvml, "processes_of_run", lambda: frozenset({1, 2}))
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda handle, since: samples)
+    monkeypatch.setattr(
+        nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: [SimpleNamespace(pid=p) for p in running]
+    )
+    assert nvml.share_beside_run(torch.device("cuda", 0), 0.1) == share
+
+
+def test_the_cells_of_a_run_know_each_other():
+    """A cell's process leads a session of its own and has the run as parent; no other child of the run counts."""
+    program = (
+        "import json; from profiling.machine.nvml import processes_of_run; print(json.dumps([*processes_of_run()]))"
+    )
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    cell, other = (subprocess.Popen(sleeper, start_new_session=session) for session in (True, False))
+    try:
+        for session in (True, False):
+            command = [sys.executable, "-c", program]
+            done = subprocess.run(command, capture_output=True, check=True, start_new_session=session)
+            known = json.loads(done.stdout)
+            assert (cell.pid in known) == session, "without a session of its own it is no cell's process"
+            assert other.pid not in known
+    finally:
+        for each in (cell, other):
+            each.kill()
+            each.wait()
 
 
 @pytest.mark.gpu

@@ -96,19 +96,16 @@ def test_a_lower_clock_explains_what_it_can_of_a_call(clock: float, cause: str) 
 
 
 @pytest.mark.parametrize(("share", "cause"), [(0.9, "another process on the GPU"), (0.3, "not attributed")])
-def test_other_processes_explain_the_calls_of_the_windows_in_which_they_ran(
-    share: float, cause: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_explain_the_calls_of_the_windows_in_which_they_ran(share: float, cause: str) -> None:
     """The driver is asked after each window: cells that wait for their turn must not run a thread."""
     shares = iter([0.0, 0.0, share])
-    monkeypatch.setattr(CallMonitor, "_others_share", lambda self, since_us: next(shares))
     walls = late()
     with closing(CallMonitor(torch.device("cpu"))) as calls:
         calls._monitor.close()
         calls._monitor = counted = Counted({}, {})  # type: ignore[assignment]
         for window in range(3):
             counted.readings = 0
-            with calls.window():
+            with calls.window(lambda: next(shares)):
                 for wall in walls[100 * window : 100 * (window + 1)]:
                     calls(wall)
         slow = calls.slow_calls(walls)
@@ -126,7 +123,7 @@ def test_what_calls_before_the_slow_one_took_is_not_its_cause() -> None:
 def test_the_time_between_two_windows_belongs_to_no_call() -> None:
     with closing(CallMonitor(torch.device("cpu"))) as calls:
         for numbers in (range(50), range(50, 60)):
-            with calls.window():
+            with calls.window(lambda: None):
                 for number in numbers:
                     calls(5.0 + 30.0 * (number == 50))
             heap = [Heap() for _ in range(200_000)]
