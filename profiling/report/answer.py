@@ -26,9 +26,10 @@ from profiling.results.judgement import (
     claimed_speedup,
     clocks_differ,
     correct_baseline,
-    disturbance,
+    disturbance_explains,
     fastest_correct,
     intervals_overlap,
+    lost,
     placement_explains,
     typical_ms,
 )
@@ -146,9 +147,9 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
     others = [each for each in group if each.is_correct and each.median_ms is not None and each is not fastest]
     others.sort(key=lambda record: typical_ms(record) or 0.0)
     unsure = [record for record in others if not can_be_ranked(fastest, record)]
-    disturbed = [(record, taken) for record in (fastest, *unsure) if unsure and (taken := disturbance(record))]
-    if disturbed:
-        record, worst = max(disturbed, key=lambda each: each[1].share)
+    if any(disturbance_explains(fastest, each) for each in unsure):
+        taken = [(record, each) for record in (fastest, *unsure) if (each := lost(record)) is not None]
+        record, worst = max(taken, key=lambda each: each[1].share)
         words = f"cannot tell which variant is fastest: {worst.words} while {record.variant} was timed"
         claims = [Doubt("disturbed", f"{words}; repeat on a quiet machine")]
     elif by_clock := next((each for each in unsure if clocks_differ(fastest, each)), None):
