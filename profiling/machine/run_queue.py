@@ -78,7 +78,7 @@ class ThreadWaits:
         self._totals: dict[str, tuple[int, int]] = {}  # ns run and ns waited so far, by thread
         self._who = resource.RUSAGE_SELF if workers else resource.RUSAGE_THREAD
         self._switches: dict[int, tuple[int, int]] = {}  # of all kinds, of `_who`; involuntary; by calling thread
-        self._counts_waits = self.wait_ms() is not None
+        self._unchanged = (None if self.wait_ms() is None else 0.0), 0
 
     def read(self) -> tuple[float | None, int]:
         """Return `wait_ms()` and the involuntary context switches of the calling thread, since its last call.
@@ -89,8 +89,9 @@ class ThreadWaits:
         caller, usage = threading.get_ident(), resource.getrusage(self._who)
         before, switches = self._switches.get(caller), usage.ru_nvcsw + usage.ru_nivcsw
         if before is not None and 0 < switches == before[0]:
-            self._read = time.perf_counter()
-            return (0.0 if self._counts_waits else None), 0
+            if self._workers:
+                self._read = time.perf_counter()
+            return self._unchanged
         involuntary = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw if self._workers else usage.ru_nivcsw
         self._switches[caller] = switches, involuntary
         return self.wait_ms(), 0 if before is None else involuntary - before[1]

@@ -136,12 +136,12 @@ class FrameMonitor:
         `long` says whether it took longer than usual; None: compared with the frames before it. The mapping must not be
         changed: after a frame in which nothing happened it is the same one each time.
         """
+        typical = frame_ms if self._typical is None else self._typical
+        self._typical = typical + 0.1 * (frame_ms - typical)
         if long is None:
-            long = self._is_long(frame, frame_ms)
+            long = frame_ms > LONG * typical and self._is_worth_a_look(frame, frame_ms - typical)
         if long and self._every > 1:
             self._next_long = frame + LONG_EVERY
-        typical = self._typical
-        self._typical = frame_ms if typical is None else typical + 0.1 * (frame_ms - typical)
         counts, (wait_ms, switches) = self._counts(), self._waits.read()
         look = long or frame % self._every == 0
         if not (look or switches or wait_ms) and counts == self._counted:
@@ -155,11 +155,8 @@ class FrameMonitor:
             row |= self._look(frame, frame_ms, long=long)
         return row
 
-    def _is_long(self, frame: int, frame_ms: float) -> bool:
-        typical = self._typical
-        if typical is None or frame_ms <= LONG * typical or frame < self._next_long:
-            return False
-        return self._every == 1 or frame_ms - typical > LONG_MS
+    def _is_worth_a_look(self, frame: int, excess_ms: float) -> bool:
+        return self._every == 1 or (frame >= self._next_long and excess_ms > LONG_MS)
 
     def _counts(self) -> tuple[float, ...]:
         """Return the totals that are cheap to read, those of `_COUNTS`."""

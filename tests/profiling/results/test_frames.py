@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from profiling.errors import InputError
-from profiling.results.frames import read_series, stage_names, write_series
+from profiling.results.frames import Journal, read_journal, read_series, stage_names, write_series
 
 SERIES = {name: np.arange(50.0) for name in ("frame_ms", "action_ms", "host_decode_ms", "host_deliver_ms", "wait_ms")}
 
@@ -25,6 +25,29 @@ def test_an_empty_one_too(tmp_path):
     path = tmp_path / "empty.npz"
     write_series(path, {name: values[:0] for name, values in SERIES.items()})
     assert read_series(path)["frame_ms"].size == 0
+
+
+def test_a_journal_of_rows_and_of_values_by_name(tmp_path):
+    """A name that comes later is NaN in the rows before, and a row that was handed out is the caller's own."""
+    journal, quiet = Journal(tmp_path, "loop.recorded", ("frame_ms", "switches")), {"switches": 0.0}
+    for frame in range(3):
+        row = journal.row(quiet)
+        row[0] = 5.0 + frame
+        if frame == 1:
+            row[journal.place("host_decode_ms", row)] = 2.0
+        journal.write(row)
+    journal.append({"frame_ms": 8.0, "host_sound_ms": 1.0})
+    assert len(read_journal(tmp_path, "loop.recorded")["frame_ms"]) == 4, "while it is open"
+    journal.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        journal.append({"frame_ms": 9.0})
+    series, nan = read_journal(tmp_path, "loop.recorded"), np.nan
+    assert {name: list(values) for name, values in series.items()} == {
+        "frame_ms": [5.0, 6.0, 7.0, 8.0],
+        "switches": pytest.approx([0.0, 0.0, 0.0, nan], nan_ok=True),
+        "host_decode_ms": pytest.approx([nan, 2.0, nan, nan], nan_ok=True),
+        "host_sound_ms": pytest.approx([nan, nan, nan, 1.0], nan_ok=True),
+    }
 
 
 def damaged(path):
