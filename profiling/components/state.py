@@ -214,6 +214,12 @@ class State:
         self._start, self._contents, self._tensors, self._rewound, self._settled = None, [], [], [], ()
 
     @property
+    def counted(self) -> str:
+        """What counts calls or grows with them, in words: `at, history and 3 more`."""
+        more = len(self.counting) - 2
+        return ", ".join(self.counting[:2]) + (f" and {more} more" if more > 0 else "")
+
+    @property
     def bytes(self) -> int:
         """Bytes of the copies that are kept."""
         return sum(kept.bytes for kept in self._tensors)

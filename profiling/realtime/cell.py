@@ -34,6 +34,7 @@ from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
     EAGER,
     Prepared,
+    begin_session,
     build_stages,
     calibrated,
     eager_outputs,
@@ -101,13 +102,11 @@ class RealtimeCell(Cell):
             if self.options.schedule == "overlap" and pipeline.depth == 1:
                 self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
             self._check(variant, prepared, steps, pipeline)
-            for component in prepared.components.values():
-                component.reset()
-            pipeline.reset()
+            begin_session(prepared.components, pipeline)
             first_ms = self._first_frame_ms(prepared, pipeline)
             series = self._play(graph, prepared, pipeline, first_ms)
             if settings.trace:
-                self._trace(pipeline, torch.device(settings.device))
+                self._trace(prepared, pipeline, torch.device(settings.device))
             if settings.ceilings == "auto":
                 self._explain_roofline(graph, prepared, steps, series)
 
@@ -194,7 +193,7 @@ class RealtimeCell(Cell):
             before, started = snapshot(), time.perf_counter()
             for name, component in prepared.components.items():
                 stage_before, stage_started = snapshot(), time.perf_counter()
-                steps[name] = variant(component, folder)
+                steps[name] = variant.prepare(component, folder)
                 stack.callback(self.close, steps[name])
                 synchronize(component.device)
                 seconds[name] = time.perf_counter() - stage_started
@@ -202,7 +201,7 @@ class RealtimeCell(Cell):
                     self.fused_stages.add(name)
             total = time.perf_counter() - started
             for name, component in prepared.components.items():
-                steps[name].run()
+                steps[name].call()
                 synchronize(component.device)
             first = time.perf_counter() - started
             warmed_up = warm_up(prepared.components, steps)
@@ -223,6 +222,11 @@ class RealtimeCell(Cell):
         tolerance = max(known) if len(known) == len(tolerances) else None
         subjects[PIPELINE] = pipeline_subject(prepared, pipeline, tolerance, seed)
         for name, component in prepared.components.items():
+            if component.kept.counting:
+                self.note(
+                    f"{name}: {component.kept.counted}: counts calls or grows with them, so it is restored before each "
+                    "session; inside of one it goes on"
+                )
             for path, why in component.kept.not_restored.items():
                 self.note(f"{name}: {path} is not restored before each session: {why}")
             difference = prepared.references[name].nondeterminism(component.dtype)
@@ -270,9 +274,7 @@ class RealtimeCell(Cell):
         rows: list[dict[str, float]] = []
         for _ in range(FIRST_FRAMES):
             FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}).run(range(1), rows.append)
-            for component in prepared.components.values():
-                component.reset()
-            pipeline.reset()
+            begin_session(prepared.components, pipeline)
         return statistics.median(row["latency_ms"] for row in rows)
 
     def _play(self, graph: Graph, prepared: Prepared, pipeline: StagedPipeline, first_ms: float) -> Series:
@@ -324,13 +326,15 @@ class RealtimeCell(Cell):
         if changed is not None:
             self.problems.append(("invalid", f"after the warm-up: {changed}"))
 
-    def _trace(self, pipeline: StagedPipeline, device: torch.device) -> None:
-        """Profile some steady frames as one call, so that overlapping stages are seen to overlap."""
+    def _trace(self, prepared: Prepared, pipeline: StagedPipeline, device: torch.device) -> None:
+        """Profile frames after the warm-up of a new session as one call, so that overlapping stages are seen so."""
         self.emit(Phase("trace"))
         frames = self.options.profile_frames
         loop = FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
 
         with self.best_effort("the profiler trace"):
+            begin_session(prepared.components, pipeline)
+            loop.run(range(self._counts[1]), lambda row: None)
             result = trace_step(
                 lambda: loop.run(range(frames), lambda row: None),
                 component=self.job.component.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.component import Component
+from profiling.components.snapshot import Snapshot
+from profiling.components.state import State
 from profiling.components.trees import children, dotted, tensors_in
 from profiling.errors import InputError
 from profiling.realtime.assemble import check_handover, check_inputs
@@ -68,10 +70,43 @@ def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Gra
         priority=0,
         kind=None,
         policy="reset",  # each stage by its own
+        kept=_StageStates(module),
     )
     stage = Stage(component=WHOLE, inputs=inputs, again={})
     delivered = (Read(WHOLE),)
     return replace(graph, stages={WHOLE: stage}, deliver=delivered), whole
+
+
+class _StageStates(State):
+    """The state of a whole tick: that of its stages, each by its own policy, and the outputs of the tick before."""
+
+    def __init__(self, module: WholeTick) -> None:
+        super().__init__(module, {}, "reset")
+        self._tick = module
+
+    def settle(self) -> bool:
+        """Learn nothing: the stages have learned what their calls change."""
+        stages = self._tick.components
+        self.changed = self._tick.state_tensors()
+        self.counting = tuple(f"{name}.{path}" for name, stage in stages.items() for path in stage.kept.counting)
+        self.reassigned = tuple(f"{name}.{path}" for name, stage in stages.items() for path in stage.kept.reassigned)
+        return False
+
+    def rewind(self) -> None:
+        """Restore what counts calls or grows with them in any stage."""
+        for stage in self._tick.components.values():
+            stage.kept.rewind()
+
+    def keep(self) -> Callable[[], None]:
+        """Take a snapshot of the stages as they are now; return the function that restores it."""
+        before = Snapshot({"before": self._tick.tick_before()})
+        restores = [before.restore, *(stage.keep_state() for stage in self._tick.components.values())]
+
+        def restore() -> None:
+            for each in restores:
+                each()
+
+        return restore
 
 
 class WholeTick(nn.Module):
@@ -87,7 +122,7 @@ class WholeTick(nn.Module):
         self._graph = graph
         self._inputs = {name: dict(component.inputs) for name, component in components.items()}
         self._modules_by_stage: dict[str, Any] = {name: component.module for name, component in components.items()}
-        self._components = dict(components)
+        self.components = dict(components)
         self._keys: dict[Read, Keys] = {}
         self._delivered_keys: dict[Read, Keys] = {}
         self._lanes = _lanes(graph)
@@ -126,16 +161,20 @@ class WholeTick(nn.Module):
 
     def state_tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that a call changes in place: those of the stages, and the outputs of the tick before."""
-        tensors = [tensor for _, _, _, tensor in self._before()]
+        tensors = self.tick_before()
         for module in self._modules_by_stage.values():
             tensors += module.state_tensors() if hasattr(module, "state_tensors") else module.buffers()
         return tuple(tensors)
 
+    def tick_before(self) -> list[Tensor]:
+        """Return the buffers that keep the output of the tick before."""
+        return [tensor for _, _, _, tensor in self._before()]
+
     def reset(self) -> None:
         """Reset the stages that have state, in place, and forget the tick before."""
-        for _, _, _, tensor in self._before():
+        for tensor in self.tick_before():
             tensor.zero_()
-        for component in self._components.values():
+        for component in self.components.values():
             component.reset()
 
     def _before(self) -> list[tuple[str, str, Read, Tensor]]:

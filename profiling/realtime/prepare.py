@@ -176,14 +176,17 @@ def session(
         }
         return {}
 
-    for component in components.values():
-        component.reset()
-    pipeline.reset()
+    begin_session(components, pipeline)
     FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(range(session_ticks(graph)), lambda row: None)
+    begin_session(components, pipeline)
+    return delivered
+
+
+def begin_session(components: Mapping[str, Component], pipeline: StagedPipeline) -> None:
+    """Restore the state of every stage, and let sources and noise start again."""
     for component in components.values():
         component.reset()
     pipeline.reset()
-    return delivered
 
 
 def checked_pipeline(

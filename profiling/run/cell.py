@@ -7,7 +7,6 @@ is measured, so that a later crash does not lose it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
 import traceback
@@ -172,10 +171,7 @@ class Cell(ABC):
         """Prepare the step (compile, capture, …) and record the duration, between two moments of an idle device."""
         with self.phase("prepare"):
             before, started = snapshot(), perf_counter()
-            component.reset()  # captured graphs read the tensors of this state, which are kept
-            step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
-            if component.kept.counting:
-                step = dataclasses.replace(step, rewind=component.kept.rewind)
+            step = variant.prepare(component, Path(self.job.run) / "kernels" / self.job.name)
             synchronize(component.device)
             seconds = perf_counter() - started
             try:

@@ -107,9 +107,8 @@ class ForwardCell(Cell):
         )
         self.add(state=section)
         if kept.counting:
-            paths = ", ".join(kept.counting[:2]) + (f" and {len(kept.counting) - 2} more" if kept.counting[2:] else "")
             self.note(
-                f"{paths}: counts calls or grows with them, so it is restored before each call "
+                f"{kept.counted}: counts calls or grows with them, so it is restored before each call "
                 f"({section.rewind_us:.0f} µs, outside of timed samples; inside rows of calls)"
             )
         for path, why in kept.not_restored.items():

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor import cpp_builder, exc
 
 from profiling.components.component import Component
@@ -141,7 +142,7 @@ class Compile(Variant):
             for step in (*extra_steps, run):
                 for _ in range(3 if cuda_graphs else 1):  # graph trees warm up, then record, then replay
                     step()
-            self.check(snapshot().since(before))
+            self.check(snapshot().since(before), component.module)
             return Step(
                 run=run,
                 close=flags.pop_all().close,  # flags stay set until then: a recompile must use the same ones
@@ -149,20 +150,26 @@ class Compile(Variant):
                 eager_step=None if cuda_graphs else EagerStep(run),
             )
 
-    def check(self, counters: CompileCounters) -> None:
-        """Check that the step is compiled as promised; `counters` are those of preparing it.
+    def check(self, counters: CompileCounters, module: nn.Module) -> None:
+        """Check that the step of `module` is compiled as promised; `counters` are those of preparing it.
 
         Raises:
             RuntimeError: nothing was compiled, or inductor skipped CUDA graphs that the mode promises.
 
         """
-        if counters.graphs == 0:
+        if counters.graphs == 0 and not _has_compiled_code(module):
             raise RuntimeError(COMPILES_NOTHING)
         if self.has_cuda_graphs() and (counters.cudagraph_skips or not counters.cudagraph_captures):
             raise RuntimeError(
                 f"inductor skipped {counters.cudagraph_skips} of the CUDA graphs that mode={self.mode} promises: "
                 "trace=true records the reasons, variant=[compile] needs no CUDA graphs"
             )
+
+
+def _has_compiled_code(module: nn.Module) -> bool:
+    """Return whether Dynamo holds code for the module's forward: another stage may have the same class and sizes."""
+    code = getattr(getattr(module.forward, "__func__", module.forward), "__code__", None)
+    return code is not None and len(_debug_get_cache_entry_list(code)) > 0
 
 
 def _new_step(module: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:

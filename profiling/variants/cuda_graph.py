@@ -133,7 +133,7 @@ class CompileCudaGraph(CudaGraph):
             call = self.compile.compiled(component.module)
             graphed = self._captured(component, call)
             counters = snapshot().since(before)
-            self.compile.check(counters)
+            self.compile.check(counters, component.module)
             step = self._step(component, call, graphed, counters)
             flags.callback(step.close)
             return replace(step, close=flags.pop_all().close)

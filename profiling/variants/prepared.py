@@ -78,8 +78,7 @@ class PreparedStep:
                 with kept_generators():
                     learning_calls(component, seed=0)
                 component.refill(0)
-                component.reset()
-                self._step = variant(component, Path(self._files.name))
+                self._step = variant.prepare(component, Path(self._files.name))
                 component.reset()
                 component.kept.release()
         except BaseException:

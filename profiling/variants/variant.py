@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Step:
             field name (`graphs`, `passes`). It is called once, after every metric, and may run the step.
         extra_steps: steps of the component's `extra_inputs`, in their order, prepared with this one.
         eager_step: for the profiler; None where the variant has nothing that launches kernel by kernel.
-        rewind: restores what calls count up or let grow (a cache position); the cell sets it where there is such state.
+        rewind: restores what calls count up or let grow (a cache position), where there is such state.
 
     """
 
@@ -72,6 +72,12 @@ class Variant(ABC):
     def unavailable(self, device: torch.device) -> str | None:
         """Return why this variant cannot run on `device` (its cells are then skipped), or None."""
         return None
+
+    def prepare(self, component: Component, folder: Path) -> Step:
+        """Prepare `component` from its initial state; calls of the step return to that state where they count."""
+        component.reset()  # captured graphs read the tensors of this state, which are kept
+        step = self(component, folder)
+        return replace(step, rewind=component.kept.rewind) if component.kept.counting else step
 
     @abstractmethod
     def __call__(self, component: Component, folder: Path) -> Step:
