@@ -257,9 +257,9 @@ def _maker(tree: Any, module: nn.Module, device: torch.device, dtype: torch.dtyp
     if isinstance(tree, dict):
         makers = {key: _maker(each, module, device, dtype) for key, each in tree.items()}
         return lambda generator: {key: make(generator) for key, make in makers.items()}
-    if isinstance(tree, list):
-        parts = [_maker(each, module, device, dtype) for each in tree]
-        return lambda generator: [make(generator) for make in parts]
+    if isinstance(tree, list | tuple):
+        kind, parts = type(tree), [_maker(each, module, device, dtype) for each in tree]
+        return lambda generator: kind([make(generator) for make in parts])
     return lambda generator: tree
 
 

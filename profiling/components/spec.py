@@ -223,12 +223,14 @@ class InputFactory:
 
 
 def input_tree(node: Any, where: str) -> Any:
-    """Read a node of `inputs`: dicts and lists of any depth, with an InputSpec, InputFactory or plain value as leaves.
+    """Read a node of `inputs`: dicts, lists and tuples of any depth; leaves are InputSpec, InputFactory or plain values.
 
-    A mapping with `shape` is a tensor, one with `_target_` is a factory, and any other one is a dict.
+    A mapping with `shape` is a tensor, one with `_target_` is a factory, one whose only key is `tuple` is a tuple, and
+    any other one is a dict.
 
     Raises:
-        InputError: a tensor's spec is wrong (see `InputSpec.of`), or a mapping looks like one and has no shape.
+        InputError: a tensor's spec is wrong (see `InputSpec.of`), a mapping looks like one and has no shape, or a tuple
+            is no list.
 
     """
     if isinstance(node, Mapping):
@@ -237,6 +239,10 @@ def input_tree(node: Any, where: str) -> Any:
             return InputFactory(node, where)
         if "shape" in node:
             return InputSpec.of(node, where)
+        if list(node) == ["tuple"]:
+            if not isinstance(node["tuple"], list | tuple):
+                raise InputError(f"{where}.tuple={node['tuple']!r} must be a list: {{tuple: [64, 64]}} for example.")
+            return tuple(input_tree(node["tuple"], where))
         if (near := _meant_as_tensor(node)) is not None:
             raise InputError(f"{where} has no shape.{near} Write it as {{shape: [1, 3, 224, 224], dtype: auto}}.")
         for key in node:

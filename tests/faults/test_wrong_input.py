@@ -329,6 +329,7 @@ FILES = (
     ("has another top key", b"other: {module: {_target_: torch.nn.ReLU}, inputs: {input: {shape: [1]}}}", "`mine:`"),
     ("sets a file outside the run as its name", b"../../x: {module: {_target_: a.B}, inputs: {}}", "`mine:`"),
     ("has a date in place of a shape", b"mine: {module: {_target_: a.B}, inputs: {x: {shape: 2026-01-01}}}", "shape"),
+    ("has a number as a tuple", b"mine: {module: {_target_: a.B}, inputs: {x: {tuple: 64}}}", "{tuple: [64, 64]}"),
     ("has keys that are numbers", b"mine: {module: {_target_: a.B}, inputs: {5: {shape: [1]}}}", "inputs"),
 )
 

@@ -131,6 +131,20 @@ def test_a_dict_that_resembles_a_tensor_stays_a_dict(node):
     assert input_tree(node, "x").keys() == node.keys()
 
 
+def test_a_mapping_with_the_one_key_tuple_is_a_tuple(spec):
+    pair = {"tuple": [{"shape": [2, 8]}, {"tuple": [1, {"of": [2]}]}]}
+    inputs = replace(spec, inputs={**spec.inputs, "text": pair, "scale": {"tuple": 1, "other": 2}})
+    made = build(inputs, SETTINGS).cast("run").component(0)
+    first, second = made.inputs["text"]
+    assert type(made.inputs["text"]) is type(second) is tuple
+    assert (first.shape, second) == ((2, 8), (1, {"of": [2]}))
+    assert made.inputs["scale"] == {"tuple": 1, "other": 2}, "with other keys it is a dict"
+    before = first.clone()
+    made.refill(1)
+    assert made.inputs["text"][0] is first
+    assert not torch.equal(first, before)
+
+
 def test_a_captured_graph_is_for_one_plain_value(component):
     key, tensors = signature((), component.inputs)
     assert [id(tensor) for tensor in tensors] == [id(tensor) for tensor in tensors_in(component.inputs)]
