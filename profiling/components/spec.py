@@ -223,7 +223,7 @@ class InputFactory:
 
 
 def input_tree(node: Any, where: str) -> Any:
-    """Read a node of `inputs`: dicts, lists and tuples of any depth; leaves are InputSpec, InputFactory or plain values.
+    """Read a node of `inputs`: dicts, lists, tuples at any depth; leaves are InputSpec, InputFactory or plain values.
 
     A mapping with `shape` is a tensor, one with `_target_` is a factory, one whose only key is `tuple` is a tuple, and
     any other one is a dict.
