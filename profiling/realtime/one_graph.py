@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from profiling.components.component import Component
 from profiling.components.snapshot import Snapshot
 from profiling.components.state import State
-from profiling.components.trees import children, dotted, tensors_in
+from profiling.components.trees import children, dotted, map_tensors, named_tensors, tensors_in
 from profiling.errors import InputError
 from profiling.realtime.assemble import check_handover, check_inputs
 from profiling.realtime.graph import WHOLE, Edge, Fixed, Graph, Read, Stage
@@ -33,26 +33,21 @@ def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Gra
         check_inputs(name, stage, components[name].inputs)
         if stage.every > 1:
             raise InputError(
-                f"loop.schedule=one_graph: the stage {name} has every={stage.every}, and a captured graph cannot skip "
-                "a stage. Use loop.schedule=sequential or overlap."
+                f"loop.schedule=one_graph: the stage {name} has every={stage.every}, and one graph of all stages "
+                "cannot skip one. Use loop.schedule=sequential or overlap, or run the stage in each tick: "
+                f"pipeline.stages.{name}.every=1."
             )
         if components[name].warmup_inputs:
             raise InputError(
                 f"loop.schedule=one_graph: the component of the stage {name} has warmup_inputs, which one graph of all "
                 "stages cannot run alone. Use loop.schedule=sequential or overlap."
             )
-        for key in (*stage.inputs, *stage.again):
-            if key not in components[name].inputs:
-                raise InputError(
-                    f"loop.schedule=one_graph: pipeline.stages.{name}.inputs.{key} is part of an argument. Use "
-                    "loop.schedule=sequential or overlap."
-                )
     module = WholeTick(graph, components).eval()
     inputs: dict[str, Edge] = {}
     for name, stage in graph.stages.items():
-        for key, edge in module.outside(name, stage).items():
-            keyed = edge if isinstance(edge, Read | Fixed) else replace(edge, key=f"{name}.{key.partition('__')[2]}")
-            inputs[key] = keyed
+        for outer, (key, call, edge) in module.outside(name, stage).items():
+            place = f"{name}.{key}" + f"__{call}" * (call > 0)  # as the draw of a stage of its own, but for its calls
+            inputs[outer] = edge if isinstance(edge, Read | Fixed) else replace(edge, key=place)
     first = next(iter(components.values()))
     whole = replace(
         first,
@@ -121,6 +116,12 @@ class WholeTick(nn.Module):
         super().__init__()
         self._graph = graph
         self._inputs = {name: dict(component.inputs) for name, component in components.items()}
+        self._targets = {name: dict(named_tensors(inputs)) for name, inputs in self._inputs.items()}
+        # By stage and argument: the paths of the tensors in it, in their order.
+        self._paths = {
+            name: {key: tuple(path for path, _ in named_tensors({key: each})) for key, each in inputs.items()}
+            for name, inputs in self._inputs.items()
+        }
         self._modules_by_stage: dict[str, Any] = {name: component.module for name, component in components.items()}
         self.components = dict(components)
         self._keys: dict[Read, Keys] = {}
@@ -131,27 +132,28 @@ class WholeTick(nn.Module):
             self.add_module(name, components[name].module)
             for part, edges in (("inputs", stage.inputs), ("again", stage.again)):
                 for key, edge in edges.items():
-                    target = components[name].inputs[key]
+                    target = self._targets[name][key]
                     if isinstance(edge, Fixed) and edge.values:
                         values = torch.stack([torch.full_like(target, value) for value in edge.values])
-                        self.register_buffer(f"{part}__{name}__{key}", values, persistent=False)
+                        self.register_buffer(_name_of(part, name, key), values, persistent=False)
                     elif isinstance(edge, Read) and edge.before:
-                        self.register_buffer(f"{part}__{name}__{key}", torch.zeros_like(target), persistent=False)
+                        self.register_buffer(_name_of(part, name, key), torch.zeros_like(target), persistent=False)
 
-    def outside(self, name: str, stage: Stage) -> dict[str, Edge]:
-        """Return the edges of a stage that are inputs of the whole, by the input's name."""
-        edges = {f"{name}__{key}": edge for key, edge in stage.inputs.items() if self._is_outside(edge)}
+    def outside(self, name: str, stage: Stage) -> dict[str, tuple[str, int, Edge]]:
+        """Return (path of the input, call in the tick, edge), by name, of the edges that are inputs of the whole."""
+        edges = {_name_of(name, key): (key, 0, edge) for key, edge in stage.inputs.items() if self._is_outside(edge)}
         for key, edge in stage.again.items():
             if self._is_outside(edge):
-                edges |= {f"{name}__{key}__{call}": edge for call in range(1, stage.repeat)}
+                edges |= {_name_of(name, key, str(call)): (key, call, edge) for call in range(1, stage.repeat)}
         return edges
 
     def gathered(self, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the inputs of the whole out of those of the stages."""
+        tensors = {name: dict(named_tensors(each)) for name, each in inputs.items()}
         return {
-            outer: inputs[name][outer.split("__")[1]].clone()
+            outer: tensors[name][key].clone()
             for name, stage in self._graph.stages.items()
-            for outer in self.outside(name, stage)
+            for outer, (key, _, _) in self.outside(name, stage).items()
         }
 
     def _is_outside(self, edge: Edge) -> bool:
@@ -180,7 +182,7 @@ class WholeTick(nn.Module):
     def _before(self) -> list[tuple[str, str, Read, Tensor]]:
         """Return (stage, input, edge, buffer) of the edges that read the tick before."""
         return [
-            (name, key, edge, self.get_buffer(f"{part}__{name}__{key}"))
+            (name, key, edge, self.get_buffer(_name_of(part, name, key)))
             for name, stage in self._graph.stages.items()
             for part, edges in (("inputs", stage.inputs), ("again", stage.again))
             for key, edge in edges.items()
@@ -207,19 +209,30 @@ class WholeTick(nn.Module):
 
     def _call(self, name: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
         stage, module = self._graph.stages[name], self._modules_by_stage[name]
-        arguments = dict(self._inputs[name])
+        values: dict[str, Tensor] = {}
         output = None
         for call in range(stage.repeat):
             for part, edges in (("inputs", stage.inputs),) if call == 0 else (("again", stage.again),):
                 for key, edge in edges.items():
-                    arguments[key] = self._argument(name, part, key, edge, call, inputs, outputs, output)
+                    values[key] = self._value(name, part, key, edge, call, inputs, outputs, output)
             for key, edge in stage.inputs.items():
                 if call and isinstance(edge, Fixed) and len(edge.values) > 1:
-                    arguments[key] = self.get_buffer(f"inputs__{name}__{key}")[call]
-            output = module(**arguments)
+                    values[key] = self.get_buffer(_name_of("inputs", name, key))[call]
+            output = module(**self._arguments(name, values))
         return output
 
-    def _argument(
+    def _arguments(self, name: str, values: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the arguments of a stage with these tensors, by path, in the place of its own."""
+        arguments = dict(self._inputs[name])
+        for key, paths in self._paths[name].items():
+            if paths == (key,):
+                arguments[key] = values[key]
+            elif paths:
+                fresh = [values[path] for path in paths][::-1]
+                arguments[key] = map_tensors(lambda _, fresh=fresh: fresh.pop(), arguments[key])
+        return arguments
+
+    def _value(
         self,
         name: str,
         part: str,
@@ -229,16 +242,16 @@ class WholeTick(nn.Module):
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
         own: Any,
-    ) -> Any:
+    ) -> Tensor:
         if self._is_outside(edge):
-            return inputs[f"{name}__{key}" if part == "inputs" else f"{name}__{key}__{call}"]
+            return inputs[_name_of(name, key) if part == "inputs" else _name_of(name, key, str(call))]
         if isinstance(edge, Fixed):
-            return self.get_buffer(f"{part}__{name}__{key}")[0]
+            return self.get_buffer(_name_of(part, name, key))[0]
         assert isinstance(edge, Read)
         if edge.before:
-            return self.get_buffer(f"{part}__{name}__{key}")
+            return self.get_buffer(_name_of(part, name, key))
         output = own if edge.name == name else outputs[edge.name]
-        return self._read(f"pipeline.stages.{name}.{part}.{key}={edge}", edge, output, self._inputs[name][key])
+        return self._read(f"pipeline.stages.{name}.{part}.{key}={edge}", edge, output, self._targets[name][key])
 
     def _read(self, where: str, edge: Read, output: Any, target: Tensor) -> Tensor:
         if edge not in self._keys:  # in the first, eager call
@@ -276,6 +289,11 @@ class WholeTick(nn.Module):
             if lane:
                 for tensor in tensors_in(outputs[name]):
                     tensor.record_stream(current)
+
+
+def _name_of(*parts: str) -> str:
+    """Return the name of an input or a buffer of the whole, which may have no dot."""
+    return "__".join(parts).replace(".", "__")
 
 
 def _part_keys(edge: Read, output: Any) -> Keys:

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planted_stages import Races, component, delivered, pipeline_of, planted
+from planted_stages import SHAPE, Affine, Races, component, delivered, pipeline_of, planted
+from torch import nn
 
 from profiling.errors import InputError
-from profiling.realtime.graph import WHOLE
+from profiling.realtime.assemble import assemble
+from profiling.realtime.graph import WHOLE, parse_graph
 from profiling.realtime.one_graph import as_one_stage
+from profiling.realtime.options import LoopOptions
 
 COUNT = {"count": {"make": {"_target_": "planted_stages.counting"}}}
 
@@ -149,8 +152,53 @@ def test_an_output_that_changes_its_shape():
 
 def test_one_graph_cannot_skip_a_stage():
     graph, components = planted({"a": {"inputs": {"x": "normal"}, "every": 2}})
-    with pytest.raises(InputError, match=r"the stage a has every=2.*loop\.schedule=sequential"):
+    with pytest.raises(InputError, match=r"stage a has every=2.*loop\.schedule=sequential.*stages\.a\.every=1\.$"):
         as_one_stage(graph, components)
+
+
+class Nested(nn.Module):
+    """Takes tensors and numbers in dicts, lists and tuples, and mutates none of them."""
+
+    def forward(self, x, cond):
+        assert type(cond["pair"]) is tuple
+        return x + 10 * cond["pair"][0] + 100 * cond["list"][1] + cond["gain"]
+
+
+def nested_inputs(generator):
+    names = ("x", "one", "two")
+    drawn = {name: torch.randn(SHAPE, generator=generator) for name in names}
+    return {"x": drawn["x"], "cond": {"gain": 0.5, "pair": (drawn["one"], None), "list": [7, drawn["two"]]}}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_graph_fills_tensors_inside_arguments(compiled):
+    stages = {
+        "a": {"component": "nested", "inputs": {"x": "count.n", "cond.pair.0": "normal", "cond.list.1": "b@-1"}},
+        "b": {
+            "component": "nested",
+            "repeat": 3,
+            "inputs": {"x": "a", "cond.pair.0": [1, 2, 3], "cond.list.1": "count.n"},
+            "again": {"x": "b", "cond.list.1": "a"},
+        },
+    }
+    graph = parse_graph({"stages": stages, "sources": COUNT, "deliver": ["a", "b"]}, ["nested"])
+    one = component("nested", Affine(["x"]))
+    one = replace(one, module=Nested(), make_inputs=nested_inputs, inputs=nested_inputs(torch.Generator()))
+    parts = {name: replace(one, name=name, inputs=nested_inputs(torch.Generator())) for name in stages}
+    expected = delivered(pipeline_of(graph, parts), range(4))
+    played_graph, whole = as_one_stage(graph, parts)
+    if compiled:
+        whole.call()  # the keys of outputs are found in the first, eager call
+        whole.reset()
+        module = torch.compile(whole.module, backend="eager", fullgraph=True)
+        calls = {WHOLE: lambda: module(**whole.inputs)}
+        pipeline = assemble(played_graph, {WHOLE: whole}, calls, LoopOptions(), ticks=64, seed=0, narrow=torch.float32)
+    else:
+        pipeline = pipeline_of(played_graph, {WHOLE: whole})
+    ticks = delivered(pipeline, range(4))
+    for name in stages:
+        assert values(ticks, f"whole.{name}") == pytest.approx(values(expected, name))
+    assert len(set(values(expected, "b"))) == 4
 
 
 # Streams: without a device, each access to an output is checked against what the events order.
