@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,7 +180,7 @@ def test_a_collection_too_short_to_explain_a_timed_call() -> None:
     finally:
         gc.unfreeze()
     assert named(slow) == set()
-    assert "not attributed" in slow.frames[0].causes
+    assert slow.frames[0].ms >= 100
 
 
 def test_a_recompile_inside_a_timed_call_by_its_id() -> None:
@@ -191,46 +191,46 @@ def test_a_recompile_inside_a_timed_call_by_its_id() -> None:
     assert cause.endswith("/1")
 
 
+def slept_ms() -> float:
+    start = time.perf_counter()
+    time.sleep(0.08)
+    return 1e3 * (time.perf_counter() - start)
+
+
 def test_a_capture_inside_a_timed_call(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 0.0
     monkeypatch.setattr(engine, "capture_seconds", lambda: seconds)
 
     def capture() -> None:
         nonlocal seconds
-        time.sleep(0.05)
-        seconds += 0.05
+        seconds += slept_ms() / 1e3
 
     assert named(timed(capture)) == {"CUDA graph captured"}
 
 
-@pytest.mark.parametrize("stolen_ms", [60, 20])
-def test_steal_inside_a_timed_call(stolen_ms: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def of_the_planted(slow: SlowFrames) -> set[str]:
+    """Return the causes of the planted call, and of others that the machine made as long."""
+    return {cause for call in slow.frames if call.ms >= 80 for cause in call.causes}
+
+
+@pytest.mark.parametrize("share", [0.8, 0.2])
+def test_steal_inside_a_timed_call(share: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "statm").write_text("1 1 1")
-    stat, ticks = tmp_path / "stat", 100
-    stat.write_text(f"cpu 1 1 1 1 1 1 1 {ticks}")
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 1 1 1 1 1 1 1 100")
     monkeypatch.setattr(monitor, "PROC", tmp_path)
     monkeypatch.setattr(monitor.os, "cpu_count", lambda: 1)
 
     def steal() -> None:
-        time.sleep(0.08)
-        stat.write_text(f"cpu 1 1 1 1 1 1 1 {ticks + stolen_ms // 10}")
+        stat.write_text(f"cpu 1 1 1 1 1 1 1 {100 + round(share * slept_ms() / 10)}")
 
-    slow = timed(steal)
-    slowest = {cause for call in slow.frames if call.ms > 79 for cause in call.causes}
-    assert ("CPU stolen by another virtual machine" in slowest) is (stolen_ms == 60)
+    assert ("CPU stolen by another virtual machine" in of_the_planted(timed(steal))) is (share > 0.5)
 
 
-@pytest.mark.parametrize("waited_ms", [60.0, 20.0])
-def test_a_run_queue_wait_inside_a_timed_call(waited_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = [0.0]
-
-    def read(self: object) -> float:
-        with suppress(IndexError):
-            return waits.pop()
-        return 0.0
-
-    monkeypatch.setattr(monitor.ThreadWaits, "wait_ms", read)
-    slow = timed(lambda: (time.sleep(0.08), waits.append(waited_ms)))
-    slowest = {cause for call in slow.frames if call.ms > 79 for cause in call.causes}
-    assert ("run-queue wait" in slowest) is (waited_ms == 60)
+@pytest.mark.parametrize("share", [0.8, 0.2])
+def test_a_run_queue_wait_inside_a_timed_call(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(monitor.ThreadWaits, "wait_ms", lambda self: waits.pop() if waits else 0.0)
+    slow = timed(lambda: waits.append(share * slept_ms()))
+    assert ("run-queue wait" in of_the_planted(slow)) is (share > 0.5)
