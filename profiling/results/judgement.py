@@ -159,16 +159,25 @@ def _times(record: Record) -> Summary | None:
 def can_be_ranked(one: Record, other: Record) -> bool:
     """Return whether no other process, no difference of SM clocks and no place in memory could explain which is faster.
 
-    Of cells that took turns, too few windows for an interval of their ratio claim nothing.
+    Of cells that took turns, too few windows for an interval of their ratio claim nothing, unless each call of one was
+    shorter than any of the other.
     """
     if one.median_ms and other.median_ms and clocks_explain(one, other, one.median_ms / other.median_ms):
         return False
     if placement_explains(one, other):
         return False
-    if (paired := paired_speedup(one, other)) is not None and paired[1] is None:
-        return False
     faster, slower = sorted((one, other), key=lambda record: typical_ms(record) or 0.0)
+    if (paired := paired_speedup(one, other)) is not None and paired[1] is None and not _are_apart(faster, slower):
+        return False
     return disturbance_explains(faster, slower) is None
+
+
+def _are_apart(faster: Record, slower: Record) -> bool:
+    """Return whether each of several calls of one record was shorter than any of the other's, by more than chance."""
+    one, other = _times(faster), _times(slower)
+    if one is None or other is None or min(one.n, other.n) < LEAST_VALUES:
+        return False
+    return one.max * (1 + PROCESS_SHARE) < other.min
 
 
 def took_turns(one: Record, other: Record) -> bool:

@@ -215,6 +215,16 @@ def test_a_few_windows_that_nobody_disturbed_are_no_disturbance():
     assert intervals_overlap(one, other) is None
 
 
+def test_few_windows_rank_two_cells_whose_calls_are_all_apart():
+    quiet = [0.0] * 4
+    one, near, far = (in_windows(name, quiet, ms) for name, ms in (("one", 1.0), ("near", 1.002), ("far", 1.3)))
+    assert paired_speedup(one, far) == (pytest.approx(1.3), None)
+    assert can_be_ranked(one, far)
+    assert can_be_ranked(far, one)
+    assert not can_be_ranked(one, near)
+    assert not can_be_ranked(one, in_windows("far", [0.0] * 2, 1.3)), "four calls"
+
+
 def test_an_order_that_the_windows_contradict_is_a_tie():
     """The machine gets slower; `other` has most of its calls at the end, and is always faster than its neighbour."""
 
