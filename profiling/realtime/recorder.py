@@ -441,26 +441,31 @@ class FrameRecorder:
         row, columns = run.row(frame.observed), run.stages
         begin_ns = frame.begin_ns
         overlap, rest_ns = False, frame.end_ns - begin_ns
+        elapsed = None if timer is None else timer.elapsed
         for stage in frame.stages:
             host_ns = stage.end_ns - stage.begin_ns - stage.inner_ns
             rest_ns -= host_ns
             if stage.thread != thread:
                 overlap = True
-            host, device = columns.get(stage.name) or run.add_stage(stage.name, row)
+            try:
+                host, device = columns[stage.name]
+            except KeyError:
+                host, device = run.add_stage(stage.name, row)
             so_far = row[host]
             row[host] = host_ns / 1e6 if so_far != so_far else so_far + host_ns / 1e6  # NaN until the first of its name
-            start, end, parent = stage.start, stage.end, stage._parent
-            if timer is None or start is None or end is None:
+            start, end = stage.start, stage.end
+            if elapsed is None or start is None or end is None:
                 continue
             try:
-                ms = timer.ms(start, end)
+                ms = elapsed(start.event, end.event)
             except Exception as error:
-                timer = self._lose_device(error)
+                elapsed = self._lose_device(error)
                 continue
-            if parent is not None:
-                parent.inner_ms += ms
+            if stage._parent is not None:
+                stage._parent.inner_ms += ms
+            ms -= stage.inner_ms
             so_far = row[device]
-            row[device] = ms - stage.inner_ms if so_far != so_far else so_far + ms - stage.inner_ms
+            row[device] = ms if so_far != so_far else so_far + ms
         row[:MEASURED] = (
             (begin_ns - origin_ns) / 1e6,
             (delivered_ns - origin_ns) / 1e6,

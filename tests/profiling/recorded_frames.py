@@ -29,7 +29,7 @@ class World(CudaTimer):
         self._raw_stream, self._is_capturing, self._current_stream = int, bool, str
         self._record = self._record_event
         self._query = lambda event: event[0] <= self.now
-        self._elapsed = lambda start, end: (end[0] - start[0]) * self.speed
+        self.elapsed = lambda start, end: (end[0] - start[0]) * self.speed
 
     def _new_event(self):
         self.events += 1
