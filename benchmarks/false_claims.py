@@ -352,7 +352,8 @@ def main() -> None:
     condition = f"{options.busy} busy processes" if options.busy else "nothing beside it"
     rows = rows_of(comparisons, options.device, busy=options.busy)
     print(f"false claims, torch {torch.__version__}: {seconds:.0f} s, {load}")
-    print(f"$ {shell_words(['python', 'benchmarks/false_claims.py', *sys.argv[1:]])}\n")
+    given = [argument for argument in sys.argv[1:] if argument not in ("--keep", str(options.keep))]
+    print(f"$ {shell_words(['python', 'benchmarks/false_claims.py', *given])}\n")
     print(markdown(bars_table(rows, name, condition)))
     if lines := details(rows):
         print(f"\n{lines}")
