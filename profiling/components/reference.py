@@ -97,7 +97,8 @@ class Reference:
             return None
         return (
             "nondeterministic: two eager calls from the same inputs and state differ by relative L2 "
-            f"{spread.error:.2g} (dropout? call .eval(); random numbers? pass a seeded generator)"
+            f"{spread.error:.2g} (the module is in eval mode: is there dropout without training=self.training? random "
+            "numbers? pass them as an input, or draw them from a generator that is an attribute of the module)"
         )
 
 

@@ -25,6 +25,8 @@ from profiling.components.trees import tensors_in
 
 #: A copy of a tensor that the first calls left unchanged is kept up to this size, since it costs nothing.
 _SMALL = 2**20
+#: Values that the first call may set as a flag.
+_PLAIN = (bool, int, float, str, type(None))
 #: A tensor of integers with at most so many elements may count calls.
 _COUNTER = 16
 
@@ -70,6 +72,15 @@ class _Change:
             # Flags and sizes that go with these tensors; where others are assigned in each call, they go with those.
             content |= {name: self.after[name] for name in once}
         return content, made
+
+    def flags(self) -> dict[Hashable, Any]:
+        """Return the plain values that the first call set in an object of which the second one changed nothing.
+
+        Such a flag may go with something outside of the walk: hooks that the first call registers, for example.
+        """
+        if self.varying or self.holder.kind not in ("attributes", "slots"):
+            return {}
+        return {n: self.after[n] for n in self.once if isinstance(self.after.get(n, MISSING), _PLAIN)}
 
     def counting(self) -> list[str]:
         """Return the paths of numbers that each call changes, and of what has another size after it."""
@@ -240,8 +251,11 @@ class State:
         return Snapshot({"": self.module}, constant).restore
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (path, tensor) for each buffer and each tensor that the module's attributes hold now."""
-        yield from Structure.of({"": self.module}).tensors.values()
+        """Yield (path, tensor) of each buffer, and of what attributes and objects among the inputs (caches) hold now."""
+        inputs = {id(tensor) for tensor in tensors_in(self._inputs)}
+        for key, found in Structure.of({"": self.module, "inputs": self._inputs}).tensors.items():
+            if key not in inputs:
+                yield found
 
     def rewind_us(self) -> float:
         """Return the host time of one rewind in microseconds, the shortest of several."""
@@ -253,7 +267,7 @@ class State:
         return min(times)
 
     def _learn(self, start: Snapshot, first: Structure, second: Structure) -> None:
-        contents, rewound, counting, reassigned = [], [], [], []
+        contents, rewound, counting, reassigned, flagged = [], [], [], [], []
         lazy: dict[int, Any] = {}  # by the id of a tensor that the first call made: what was in its place
         known = start.structure.contents
         for key, (holder, before) in known.items():
@@ -261,6 +275,9 @@ class State:
             latest = second.contents[key][1] if key in second.contents else after
             change = _Change(holder, before, after, latest)
             content, made = change.settled(first, known)
+            if flags := change.flags():
+                content = content | flags
+                flagged.append(holder)
             contents.append((holder, content))
             for name, value in made.items():
                 lazy |= {key: before.get(name) for key in Structure.of({"": value}).tensors}
@@ -293,8 +310,9 @@ class State:
             if _version(tensor) != self._versions[key]:
                 self.not_restored[path] = "a parameter that the call writes to"
         self._settled = [(contents, tensors + made, rewound)]
-        if lazy:
-            strict = [(holder, known[holder.key][1]) for holder, _ in rewound]
+        if lazy or flagged:
+            holders = {holder.key: holder for holder in (*(each for each, _ in rewound), *flagged)}
+            strict = [(holder, known[key][1]) for key, holder in holders.items()]
             self._settled.append((start.contents, tensors, strict))
         self.changed = tuple(kept.tensor for kept in changed)
         self.counting, self.reassigned = tuple(dict.fromkeys(counting)), tuple(dict.fromkeys(reassigned))

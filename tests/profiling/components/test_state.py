@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.components.outputs import difference
+from profiling.components.outputs import difference, to_host
 from profiling.components.reference import CHECK_SEED, outputs_of
 from profiling.components.state import Snapshot, State
 from profiling.graphs.engine import CudaGraphed
@@ -179,6 +179,45 @@ def test_memory_keeps_its_address(kind):
     component.reset()
     gc.collect()
     assert {path: tensor.data_ptr() for path, tensor in component.kept.named_tensors()} == before
+
+
+class InstallsHooks(nn.Module):
+    """Registers a hook in its first call, and remembers that in a flag: as models of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.installed = nn.Linear(4, 4), False
+
+    def forward(self, x):
+        if not self.installed:
+            self.layer.register_forward_hook(lambda module, args, output: output + 1)
+            self.installed = True
+        return self.layer(x)
+
+
+class StartsOnce(nn.Module):
+    """Keeps a flag of its first call that goes with a state elsewhere, which is restored."""
+
+    def __init__(self):
+        super().__init__()
+        self.started, self.of = False, SimpleNamespace(total=None)
+
+    def forward(self, x):
+        self.of.total = self.of.total + x if self.started else 2 * x
+        self.started = True
+        return self.of.total
+
+
+@pytest.mark.parametrize("kind", [InstallsHooks, StartsOnce])
+def test_a_flag_of_the_first_call_stays_only_where_the_next_call_is_right_with_it(kind):
+    component = component_of(kind())
+    with torch.inference_mode():
+        first = outputs_of(component, 0).calls[0]
+        for _ in range(3):
+            component.reset()
+            component.refill(0)
+            assert difference(to_host(output=component.call(), inputs=component.inputs), first).error == 0
+    assert len(component.module.layer._forward_hooks if kind is InstallsHooks else "1") == 1
 
 
 def test_what_is_made_once_stays():

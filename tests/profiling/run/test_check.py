@@ -1,7 +1,13 @@
 """check=true: what it says of a call, in every target, and that it times nothing."""
 
 import pytest
+import torch
 from as_user import OUTSIDE, Outcome, command, finished
+from torch import nn
+
+from profiling.components.component import Component
+from profiling.components.reference import first_call
+from profiling.run.check import check_call
 
 CPU = ("device=cpu", "threads=1", "isolation=none")
 
@@ -59,6 +65,39 @@ def test_state_that_is_assigned_and_a_module_that_is_not_compiled(check):
     for words in ("a call changes hidden.", "assigns another tensor to hidden", "torch.compile compiled nothing"):
         assert words in text
     assert not any(words in text for words in ("graph break", "without a break", "nothing stands in its way"))
+
+
+class Cache:
+    def __init__(self):
+        self.rows, self.at = torch.zeros(4, 8), torch.zeros(())
+
+
+class Reads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x, cache):
+        cache.rows.add_(x)
+        return cache.rows * self.scale + cache.at
+
+
+def test_the_state_of_a_cache_among_the_inputs_is_listed_and_each_tensor_once():
+    def make(generator):
+        return {"x": torch.randn(4, 8, generator=generator), "cache": cache}
+
+    cache, device = Cache(), torch.device("cpu")
+    inputs = make(torch.Generator())
+    component = Component("reads", Reads(), inputs, make, device, torch.float32, 1, "random")
+    with torch.inference_mode():
+        first_call(component, 0)
+        call = check_call(component)
+    assert [(each.path, each.changed) for each in call.state] == [
+        ("scale", False),
+        ("inputs['cache'].rows", True),
+        ("inputs['cache'].at", False),
+    ]
+    assert [each.path for each in call.inputs] == ["x", "cache"]
 
 
 def test_a_pipeline_stage_by_stage(check):
