@@ -251,7 +251,7 @@ class State:
         return Snapshot({"": self.module}, constant).restore
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (path, tensor) of each buffer, and of what attributes and objects among the inputs (caches) hold now."""
+        """Yield (path, tensor) of each buffer, and of what attributes and objects among the inputs (caches) hold."""
         inputs = {id(tensor) for tensor in tensors_in(self._inputs)}
         for key, found in Structure.of({"": self.module, "inputs": self._inputs}).tensors.items():
             if key not in inputs:
