@@ -31,12 +31,14 @@ from profiling.trace.events import (
     parents_of,
 )
 from profiling.trace.kernel_classes import class_of, class_of_name, class_of_operator
-from profiling.trace.operator_costs import Cost, OperatorCosts
+from profiling.trace.operator_costs import Cost, OperatorCosts, bytes_of, tensors_of
 
 #: Classes whose FLOPs are counted.
 _COUNTED = ("gemm", "conv", "attention")
 #: Helper kernels of a matrix product: cuBLAS's splitKreduce, scaling and epilogue, CUTLASS's ReduceSplitK.
 _AUXILIARY = re.compile("reduce|reduction|scal_kernel|epilogue", re.IGNORECASE)
+#: cuDNN's conversions of a tensor from channels first to last and back.
+_CONVERSION = re.compile("nchwToNhwc|nhwcToNchw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ class Attributor:
     """Attributes GPU work by the links in its own trace, without a reference.
 
     Where an operator launched several kernels, all its FLOPs and bytes go to the main kernel, if its name identifies
-    it; the helpers (which combine partial products, for example) have none.
+    it, or in equal parts to several of one name and grid: a convolution may launch one for each group. The helpers
+    (which combine partial products, for example) have none, but for conversions of a layout: they read and write a
+    tensor once.
     """
 
     def __init__(self, trace: Timeline, costs: OperatorCosts) -> None:
@@ -76,12 +80,16 @@ class Attributor:
         attributions = []
         launched = Counter(work.operator for work in call.work)
         main = _main_kernels(call.work)
+        conversions = self._conversions(call.work)
         for work, module in zip(call.work, self._modules(call), strict=True):
             operator = self._operators.get(work.operator)
             kind = class_of(work, None if operator is None else operator.name)
             cost = Cost() if operator is None else self._cost(operator, kind)
-            is_main = main.get(work.operator) is work
-            moved = cost.bytes if is_main or launched[work.operator] == 1 else None
+            equal = main.get(work.operator, ())
+            is_main = any(each is work for each in equal)
+            moved = cost.bytes if launched[work.operator] == 1 else conversions.get(work)
+            if is_main and cost.bytes is not None:
+                moved = cost.bytes // len(equal)
             attributions.append(
                 KernelAttribution(
                     work,
@@ -89,7 +97,7 @@ class Attributor:
                     operator=None if operator is None else operator.name,
                     module=module,
                     bytes=work.bytes if work.kind != "kernel" else moved,
-                    flops=cost.flops if is_main else None,
+                    flops=cost.flops // len(equal) if is_main and cost.flops is not None else None,
                     operator_flops=cost.flops,
                     arguments={} if operator is None else operator.arguments,
                 )
@@ -109,6 +117,32 @@ class Attributor:
             operator, cost = parent, self._costs.of(parent)
         return cost
 
+    def _conversions(self, work: Sequence[GpuWork]) -> dict[GpuWork, int]:
+        """Return the bytes of cuDNN's conversions of layout, where it is certain which tensor each one converts.
+
+        A convolution may convert its input, its weights and its output. Of the first two it converts those that are
+        contiguous: the longer conversion has the larger tensor. The output has the rest of the operator's bytes.
+        """
+        by_operator: dict[int | None, list[GpuWork]] = {}
+        for item in work:
+            if _CONVERSION.search(item.name):
+                by_operator.setdefault(item.operator, []).append(item)
+        found: dict[GpuWork, int] = {}
+        for key, kernels in by_operator.items():
+            operator = self._operators.get(key)
+            if operator is None or class_of_operator(operator.name) != "conv":
+                continue
+            given = tensors_of(operator)[:2]
+            before = sorted((each for each in kernels if "nchwToNhwc" in each.name), key=lambda each: each.length)
+            after = [each for each in kernels if "nhwcToNchw" in each.name]
+            sizes = sorted(bytes_of(tensor) for tensor in given if tensor.is_contiguous())
+            if len(before) == len(sizes):
+                found.update((each, 2 * size) for each, size in zip(before, sizes, strict=True))
+            result = (self._cost(operator, "conv").bytes or 0) - sum(map(bytes_of, given))
+            if len(after) == 1 and result > 0:
+                found[after[0]] = 2 * result
+        return found
+
     def _modules(self, call: TracedCall) -> list[str | None]:
         """Return for each piece of work the submodule whose forward or backward pass launched it."""
         moments: list[tuple[float, HostCall | None, int]] = []
@@ -124,8 +158,8 @@ class Attributor:
         return modules
 
 
-def _main_kernels(work: Sequence[GpuWork]) -> dict[int | None, GpuWork]:
-    """Return the main kernel of each operator: its only kernel, or the only one that is named like a matrix product."""
+def _main_kernels(work: Sequence[GpuWork]) -> dict[int | None, list[GpuWork]]:
+    """Return the main kernels of each operator: its only kernel, or those of one name, like a matrix product's."""
     by_operator: dict[int | None, list[GpuWork]] = {}
     for item in work:
         if item.operator is not None and item.kind == "kernel":
@@ -133,8 +167,8 @@ def _main_kernels(work: Sequence[GpuWork]) -> dict[int | None, GpuWork]:
     main = {}
     for operator, kernels in by_operator.items():
         named = [item for item in kernels if class_of_name(item.name) in _COUNTED and not _AUXILIARY.search(item.name)]
-        if len(kernels) == 1 or len(named) == 1:
-            main[operator] = kernels[0] if len(kernels) == 1 else named[0]
+        if len(kernels) == 1 or len({(item.name, item.grid, item.block) for item in named}) == 1:
+            main[operator] = kernels if len(kernels) == 1 else named
     return main
 
 

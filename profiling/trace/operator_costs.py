@@ -259,7 +259,7 @@ def _cost_of(operator: Operator) -> Cost | None:
     if "Input Dims" not in arguments:
         return None
     if arguments.get("kernel_backend") == "triton":
-        return _cost_of_generated(arguments) if operator.name.startswith("triton_") else None
+        return _cost_of_generated(operator.name, arguments) if operator.name.startswith("triton_") else None
     namespace, _, name = operator.name.partition("::")
     if namespace != "aten":
         return _cost_by_formula(namespace, name, arguments)
@@ -268,15 +268,22 @@ def _cost_of(operator: Operator) -> Cost | None:
     return next((cost for overload in overloads if (cost := _cost_of_overload(overload, arguments)) is not None), None)
 
 
-def _cost_of_generated(arguments: Mapping[str, Any]) -> Cost | None:
-    """Return the cost of a kernel that inductor generated: its numeric arguments are the lengths of its loops."""
+def _cost_of_generated(name: str, arguments: Mapping[str, Any]) -> Cost | None:
+    """Return the cost of a kernel that inductor generated: its numeric arguments are the lengths of its loops.
+
+    A pointwise kernel writes an element per iteration. Inductor passes what it updates in place first and what it only
+    writes last: where the last tensor is too small for the result, the first is both read and written.
+    """
     types, values = arguments["Input type"], arguments["Concrete Inputs"]
     lengths = [value for kind, value in zip(types, values, strict=True) if kind == "Scalar"]
     if not lengths or not all(length.isdigit() for length in lengths):
         return None  # a template (a matrix product, for example) has no loop lengths
     iterations = prod(map(int, lengths))
     tensors = [tensor for place in range(len(types)) if (tensor := _meta_tensor(arguments, place)) is not None]
-    return Cost(bytes=sum(min(bytes_of(tensor), iterations * tensor.element_size()) for tensor in tensors) or None)
+    passes = [min(bytes_of(tensor), iterations * tensor.element_size()) for tensor in tensors]
+    if name.startswith("triton_poi") and len(tensors) > 1 and tensors[-1].numel() < iterations <= tensors[0].numel():
+        passes.append(passes[0])
+    return Cost(bytes=sum(passes) or None)
 
 
 def _cost_by_formula(namespace: str, name: str, arguments: Mapping[str, Any]) -> Cost | None:
@@ -332,7 +339,9 @@ def _argument(wanted: Any, arguments: Mapping[str, Any], place: int) -> Any:
         if kind.startswith("Optional"):
             return None
         raise ValueError(f"no value of {wanted.name}")
-    if "dtype" in wanted.name or "device" in wanted.name or "layout" in wanted.name:
+    if "dtype" in wanted.name:
+        return _dtype_numbered(int(recorded))
+    if "device" in wanted.name or "layout" in wanted.name:
         raise ValueError(f"{wanted.name} is recorded as a number")
     return ast.literal_eval(recorded)
 
@@ -356,6 +365,33 @@ _DTYPES = {
     "c10::complex<float>": torch.complex64,
     "c10::complex<double>": torch.complex128,
 }
+
+
+#: dtypes by their number in a trace (c10::ScalarType).
+_NUMBERED = {
+    **{0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16},
+    **{
+        6: torch.float32,
+        7: torch.float64,
+        9: torch.complex64,
+        10: torch.complex128,
+        11: torch.bool,
+        15: torch.bfloat16,
+    },
+}
+
+
+def _dtype_numbered(number: int) -> torch.dtype:
+    if number not in _NUMBERED:
+        raise ValueError(f"the dtype of number {number} is not known")
+    return _NUMBERED[number]
+
+
+def tensors_of(operator: Operator) -> tuple[Tensor, ...]:
+    """Return the tensors among the operator's arguments, on the meta device; empty without recorded shapes."""
+    count = len(operator.arguments.get("Input Dims", ()))
+    found = (_meta_tensor(operator.arguments, place) for place in range(count))
+    return tuple(tensor for tensor in found if tensor is not None)
 
 
 def _meta_tensor(arguments: Mapping[str, Any], place: int) -> Tensor | None:

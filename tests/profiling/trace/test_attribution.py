@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from profiling.trace.attribution import (
     attributed_by_reference,
     with_eager_modules,
 )
-from profiling.trace.events import GpuWork, parents_of, timeline, traced_calls
+from profiling.trace.events import GpuWork, parents_of, read_events, timeline, traced_calls
 from profiling.trace.modules import module_spans
 from profiling.trace.operator_costs import OperatorCosts
 
@@ -28,6 +29,11 @@ from profiling.trace.operator_costs import OperatorCosts
 def known_of(events):
     trace = timeline(events)
     return Attributor(trace, OperatorCosts()).of(traced_calls(trace)[0])
+
+
+def committed(cell):
+    path = Path(__file__).resolve().parents[3] / "docs" / "results" / "h200" / "traces" / f"{cell}.json.gz"
+    return timeline(read_events(path)), OperatorCosts()
 
 
 def modules_of(items):
@@ -58,6 +64,31 @@ def test_eager_work_is_attributed_whole():
     norms = {f"blocks.{n}.norm": 2 for n in range(3)}
     own = {f"blocks.{n}": 5 for n in range(3)}  # attention with its fill, two additions, the activation
     assert found == {**block, **norms, **own, "head": 1, "conv": 5, "": 3}
+
+
+def test_the_helpers_of_a_convolution_have_the_bytes_of_what_they_convert():
+    """An H200 counted 257, 256 and 257 MB in DRAM for input, output and input of 256 channels of 512 x 512."""
+    trace, costs = committed("image_decoder.baseline")
+    items = Attributor(trace, costs).of(traced_calls(trace)[0])
+    largest = [item for item in items if item.arguments.get("Input Dims", [0])[0] == [1, 256, 512, 512]]
+    given = [item.bytes for item in largest if "nchwToNhwc" in item.work.name]
+    assert sorted(set(given)) == [2 * 2 * 256 * 16 * 9, 2 * 2 * 256 * 512 * 512], "weights and input"
+    output = [item.bytes for item in largest if "nhwcToNchw" in item.work.name]
+    assert output == pytest.approx([2 * 2 * 256 * 512 * 512] * 3, rel=0.001)
+
+
+def test_equal_kernels_of_an_operator_share_its_work():
+    """A convolution of 64 groups may launch a kernel for each; others of its kernels have none of the work."""
+    trace, costs = committed("audio_decoder.baseline")
+    items = Attributor(trace, costs).of(traced_calls(trace)[0])
+    grouped = [item for item in items if "cutlass_tensorop" in item.work.name and _of_1024_channels(item)]
+    assert len(grouped) == 64
+    assert {64 * (item.flops or 0) for item in grouped} == {grouped[0].operator_flops}
+    assert 64 * (grouped[0].bytes or 0) == pytest.approx(2 * (2 * 1024 * 5880 + 1024 * 16 * 7), rel=0.01)
+
+
+def _of_1024_channels(item):
+    return item.arguments["Input Dims"][0] == [1, 1024, 1, 5880]
 
 
 def test_a_replay_takes_everything_from_the_step_before_its_capture():

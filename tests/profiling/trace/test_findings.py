@@ -150,7 +150,7 @@ def test_what_takes_the_time_of_a_compiled_decoder_is_named() -> None:
     assert found["reductions (var)"].ms == pytest.approx(2.53, abs=0.05), "of 7.1 ms"
     assert found["reductions (var)"].gbps == pytest.approx(715, rel=0.05)
     assert found["grouped convolutions"].ms == pytest.approx(1.30, abs=0.05)
-    assert sum(each.ms for each in analysis.findings) > 0.8 * (analysis.kernel_ms or 0.0)
+    assert sum(each.ms for each in analysis.findings) > 0.7 * (analysis.kernel_ms or 0.0)
 
 
 def test_an_eager_decoder_has_what_a_compiler_removes() -> None:
