@@ -1,14 +1,16 @@
 """Compare what bounds kernels by our traces with hardware counters: python benchmarks/counter_agreement.py
 
-It runs three networks under two variants with counters=true on a GPU with ncu (Nsight Compute) on the PATH, and prints
+It runs three networks under two variants with counters=true on a GPU with ncu (Nsight Compute) on the PATH. It prints
 for each cell and over all of them the share of the time of its longest kernels for which both name the same bound
-(memory bandwidth, compute or neither: profiling/roofline/kernel_bounds.py). A kernel that either cannot judge counts as
-not agreeing. Expected: at least 90% over all cells. `--run FOLDER` reads a run instead of making one.
+(profiling/roofline/kernel_bounds.py), and for which they do but for L2, which the trace cannot see. A kernel that
+either cannot judge counts as not agreeing. It also prints the bytes that DRAM moved over those that the trace counts.
+Expected: the same bound for at least 90% over all cells. `--run FOLDER` reads a run instead of making one.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from profiling.report.hardware_counters import agreement
+from profiling.report.hardware_counters import agreement, agrees, traffic
 from profiling.results.jsonl import read_records
 from profiling.results.record import CountedKernel, Record
 
@@ -45,42 +47,43 @@ def run(folder: Path, overrides: Sequence[str]) -> int:
 def kernel_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
     """Return a row for each kernel of each cell."""
     return [
-        (f"{record.component}.{record.variant}", *_kernel(each))
+        (f"{record.component}.{record.variant}", *_kernel(record, each))
         for record in records
         if record.hardware_counters is not None
         for each in record.hardware_counters.kernels
     ]
 
 
-def _kernel(each: CountedKernel) -> tuple[str, ...]:
-    shares = (each.share, each.dram, each.l2, each.tensor, each.fma, each.sm, each.occupancy)
-    bounds = each.bound_by_counters, each.bound_by_trace
-    same = "" if None in bounds else "yes" if bounds[0] == bounds[1] else "NO"
-    times = (each.mean_us, each.counted_us)
+def _kernel(record: Record, each: CountedKernel) -> tuple[str, ...]:
+    shares = (each.share, each.covered, each.dram, each.l2, each.tensor, each.fma, each.sm, each.occupancy)
+    ratio = traffic(record, each)
     return (
-        each.name[:_NAME],
-        *("" if us is None else f"{us:.1f}" for us in times),
+        re.sub(r"^void |at::native::|\(anonymous namespace\)::|cudnn::engines_precompiled::", "", each.name)[:_NAME],
+        *("" if us is None else f"{us:.1f}" for us in (each.mean_us, each.counted_us)),
         *("" if share is None else f"{share:.0%}" for share in shares),
-        *(bound or "?" for bound in bounds),
-        same,
+        "" if ratio is None else f"{ratio:.2f}",
+        *(bound or "?" for bound in (each.bound_by_counters, each.bound_by_trace)),
+        agrees(each) or "?",
     )
 
 
 def cell_rows(records: Sequence[Record]) -> tuple[list[tuple[str, ...]], float]:
     """Return a row for each cell and one for all, and the share of all; times are relative to each cell's kernels."""
-    rows, agreeing, cells = [], 0.0, 0
+    rows, found = [], []
     for record in records:
         counters, name = record.hardware_counters, f"{record.component}.{record.variant}"
         if counters is None:
-            rows.append((name, "", "", "", "; ".join(note for note in record.notes if "counters" in note)))
+            rows.append((name, *[""] * 5, "; ".join(note for note in record.notes if "counters" in note)))
             continue
-        same, both, whole = agreement(counters.kernels)
-        covered = sum(each.share or 0.0 for each in counters.kernels)
+        each = agreement(counters.kernels)
+        parts = [part / each.whole for part in (each.both, each.same, each.cache, each.different)]
+        covered = sum(kernel.share or 0.0 for kernel in counters.kernels)
         seconds = "" if counters.seconds is None else f"{counters.seconds:.0f} s"
-        rows.append((name, f"{covered:.0%}", f"{both / whole:.0%}", f"{same / whole:.0%}", seconds))
-        agreeing, cells = agreeing + same / whole, cells + 1
-    whole = agreeing / cells if cells else 0.0
-    return [*rows, ("all", "", "", f"{whole:.1%}", "")], whole
+        rows.append((name, *(f"{share:.0%}" for share in (covered, *parts)), seconds))
+        found.append(parts)
+    means = [sum(column) / len(found) for column in zip(*found, strict=True)]
+    rows.append(("all", "", *(f"{mean:.1%}" for mean in means), ""))
+    return rows, means[1] if means else 0.0
 
 
 def main() -> int:
@@ -94,11 +97,20 @@ def main() -> int:
         if options.run is None and (code := run(folder, options.overrides)) > 1:
             return code
         records = read_records(folder).records
-    headers = ("cell", "kernel", "µs", "µs under ncu", "share", "DRAM", "L2", "tensor", "FMA", "SM", "occupancy")
-    print(tabulate(kernel_rows(records), (*headers, "by counters", "by trace", "same"), disable_numparse=True))
+    shares = ("share", "measured", "DRAM", "L2", "tensor", "FMA", "SM", "occupancy", "DRAM / bytes")
+    headers = ("cell", "kernel", "µs", "µs under ncu", *shares, "by counters", "by trace", "same")
+    print(tabulate(kernel_rows(records), headers, disable_numparse=True))
     rows, share = cell_rows(records)
     print()
-    columns = ("cell", "kernels measured, of all kernel time", "judged by both", "same bound", "took")
+    columns = (
+        "cell",
+        "kernels, of all kernel time",
+        "judged by both",
+        "same bound",
+        "same but for L2",
+        "different",
+        "took",
+    )
     print(tabulate(rows, columns, disable_numparse=True))
     print(f"\nbar: {BAR:.0%} of the time of the longest kernels: {'reached' if share >= BAR else 'NOT reached'}")
     return int(share < BAR)

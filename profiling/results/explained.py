@@ -18,7 +18,7 @@ FindingKind = Literal[
     "reduction", "layout conversion", "cast", "bias or activation", "grouped convolution", "1x1 convolution",
     "convolution", "split-K", "memset", "few rows", "product", "attention", "elementwise",
 ]  # fmt: skip
-KernelBound = Literal["memory bandwidth", "compute", "neither"]
+KernelBound = Literal["memory bandwidth", "L2 bandwidth", "compute", "neither"]
 
 
 class BeforeAfter(Section, frozen=True, kw_only=True):
@@ -287,12 +287,18 @@ class TraceAnalysis(Section, frozen=True, kw_only=True):
 
 
 class CountedKernel(Section, frozen=True, kw_only=True):
-    """Hardware counters of a kernel, by name: means over the measured launches, weighted by their time in a call."""
+    """Hardware counters of a kernel, by name: means over the launches of each measured grid and block.
+
+    Rates are weighted by the time of these launches in a call; durations and bytes by their number.
+    """
 
     name: Annotated[str, about("name of the kernel, at most 200 characters")]
     ms: Annotated[float, about("duration a call, from the trace", "ms")]
     share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
     launches: Annotated[int, about("launches that were measured; 0: none of its launches was met")] = 0
+    covered: Annotated[float | None, about("share of its time in launches of a measured grid and block", "0 to 1")] = (
+        None
+    )
     counted_us: Annotated[float | None, about("mean duration of the measured launches, under ncu", "us")] = None
     mean_us: Annotated[float | None, about("mean duration of the same launches in the trace", "us")] = None
     dram: Annotated[float | None, about("DRAM throughput, share of its peak", "0 to 1")] = None

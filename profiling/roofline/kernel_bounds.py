@@ -1,12 +1,17 @@
 """What bounds a single kernel: by the trace and the measured ceilings, and by hardware counters.
 
-By the trace, a kernel whose bytes (or FLOPs) pass at `NEAR_CEILING` of the measured ceiling or faster is bound by
-memory bandwidth (or compute), and any other by neither. By counters the same holds for `NEAR_PEAK` of the peak of the
-memory (DRAM or L2) or of the pipes that compute FLOPs (tensor or FMA): 60% is the limit below which the rule of Nsight
-Compute's section Speed of Light (`SpeedOfLight.py`, latency_bound_threshold) reports latency issues. The two thresholds
-are about the same rate, because measured ceilings are 80 to 90% of the peak. The throughput of the multiprocessors
-counts instructions of any kind, such as address arithmetic: a kernel that is busy with those moves no bytes and
-computes no FLOPs at a ceiling, and is bound by neither.
+By counters, a resource bounds a kernel that has it at `NEAR_PEAK` of its peak or more: DRAM (memory bandwidth), the
+pipes that compute FLOPs (tensor or FMA: compute), or the L2 cache alone (L2 bandwidth). 60% is the limit below which
+the rule of Nsight Compute's section Speed of Light (`SpeedOfLight.py`, latency_bound_threshold) reports latency issues.
+By trace, the same threshold holds for a kernel's bytes and FLOPs: measured ceilings are `CEILING_OF_PEAK` of the peak,
+so 60% of a peak are `NEAR_CEILING` of a ceiling.
+
+The two differ by what they can see. The trace counts the bytes of an operator once, so that its "memory bandwidth"
+means: no kernel moves these bytes much faster. L2 also carries what a kernel reads again, and the parts of sectors
+that it did not ask for: with L2 near its peak and DRAM far below, a kernel that reads each byte once would be faster,
+and the trace says "neither". Bytes that a cache holds pass at the rate of L2, which the ceiling of few bytes contains;
+there both mean the same. The throughput of the multiprocessors counts instructions of any kind, such as address
+arithmetic: a kernel that is busy with those moves no bytes and computes no FLOPs at a ceiling, and is bound by neither.
 """
 
 from __future__ import annotations
@@ -14,8 +19,12 @@ from __future__ import annotations
 from profiling.results.environment import Ceilings
 from profiling.results.record import KernelBound
 
-#: Shares (0 to 1) of a measured ceiling and of a peak from which it bounds a kernel.
-NEAR_CEILING, NEAR_PEAK = 0.7, 0.6
+#: Share of its peak (0 to 1) from which a resource bounds a kernel.
+NEAR_PEAK = 0.6
+#: Measured ceilings over the peaks of the data sheet. H200: read 0.91, copy 0.88, product 0.80, convolution 0.75.
+CEILING_OF_PEAK = 0.85
+#: The same threshold as a share of a measured ceiling: 0.71.
+NEAR_CEILING = NEAR_PEAK / CEILING_OF_PEAK
 
 
 def bound_by_trace(
@@ -25,7 +34,9 @@ def bound_by_trace(
     if ceilings is None or not mean_us or (gbps is None and tflops is None):
         return None
     memory, compute = ceilings.shares(gbps, tflops, mean_us)
-    return _bound(memory, compute, NEAR_CEILING)
+    if max(memory, compute) < NEAR_CEILING:
+        return "neither"
+    return "compute" if compute > memory else "memory bandwidth"
 
 
 def bound_by_counters(
@@ -34,10 +45,9 @@ def bound_by_counters(
     """Return what bounds a kernel with these shares of the peak of DRAM, L2, tensor and FMA pipes; None without any."""
     if all(share is None for share in (dram, l2, tensor, fma)):
         return None
-    return _bound(max(dram or 0.0, l2 or 0.0), max(tensor or 0.0, fma or 0.0), NEAR_PEAK)
-
-
-def _bound(memory: float, compute: float, near: float) -> KernelBound:
-    if max(memory, compute) < near:
+    memory, cache, compute = dram or 0.0, l2 or 0.0, max(tensor or 0.0, fma or 0.0)
+    if max(memory, cache, compute) < NEAR_PEAK:
         return "neither"
-    return "compute" if compute > memory else "memory bandwidth"
+    if compute > max(memory, cache):
+        return "compute"
+    return "memory bandwidth" if memory >= NEAR_PEAK else "L2 bandwidth"

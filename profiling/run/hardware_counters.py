@@ -7,6 +7,7 @@ prepares the cell once more. What fails becomes a line for the record: the cell 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,11 @@ from profiling.trace.nsight_compute import Launch, function_of, likeness
 #: Most kernels of a cell that are measured, and the least share of all kernel time (0 to 1) of each.
 MOST_KERNELS, LEAST_SHARE = 10, 0.01
 #: Launches that are measured of each kernel with each grid and block, and the most of a cell in all: about 0.3 s each.
-LAUNCHES, MOST_LAUNCHES = 2, 100
+LAUNCHES, MOST_LAUNCHES = 2, 200
+#: Share of the time of the chosen kernels (0 to 1) that the measured launches must represent; more would cost too much.
+ENOUGH = 0.95
+#: Least share of a kernel's time with measured launches for which these say what bounds it.
+_KNOWN = 0.5
 #: Timeout of ncu with the process that it measures, in seconds.
 COUNTER_SECONDS = 300.0
 #: Copies and fills by the driver, which are no kernels.
@@ -147,18 +152,27 @@ def _times(calls: Sequence[TracedCall]) -> dict[Group, tuple[float, int]]:
 def launches_to_measure(work: Sequence[GpuWork], names: Collection[str], functions: Collection[str]) -> int:
     """Return how many launches of each grid and block ncu must measure of a traced call's `work`.
 
-    ncu counts the launches of the `functions`; those of other kernels of a function may come first. The result lets it
-    meet each kernel of `names` with each grid and block, LAUNCHES times where the call has so many, and is less where
-    that would be more than MOST_LAUNCHES in all.
+    ncu counts the launches of the `functions`; those of other kernels of a function may come first. With the result it
+    meets each kernel of `names` with each grid and block LAUNCHES times, or as often as the call has it, but for those
+    that take less than 1 - ENOUGH of the time of these kernels. It is less where that would be more than MOST_LAUNCHES.
     """
-    shapes: dict[Any, list[str]] = {}
-    needed = LAUNCHES
+    shapes: dict[Any, list[GpuWork]] = {}
+    needs: dict[Group, tuple[int, float]] = {}  # launches of the shape until the last one to measure, time of the group
+    counts: Counter[Group] = Counter()
     for each in work:
         if each.kind == "kernel" and function_of(each.name) in functions:
             before = shapes.setdefault((each.grid, each.block), [])
-            before.append(each.name)
-            if each.name[:_NAME_LENGTH] in names and before.count(each.name) <= LAUNCHES:
-                needed = max(needed, len(before))
+            before.append(each)
+            group = Group(each.name, each.grid, each.block)
+            counts[group] += 1
+            if each.name[:_NAME_LENGTH] in names:
+                need, spent = needs.get(group, (0, 0.0))
+                needs[group] = len(before) if counts[group] <= LAUNCHES else need, spent + each.length
+    whole, met, needed = sum(spent for _, spent in needs.values()), 0.0, 1
+    for need, spent in sorted(needs.values()):
+        if met >= ENOUGH * whole:
+            break
+        met, needed = met + spent, need
     while needed > 1 and sum(min(needed, len(launched)) for launched in shapes.values()) > MOST_LAUNCHES:
         needed -= 1
     return needed
@@ -226,36 +240,50 @@ def counted(
     times: Mapping[Group, tuple[float, int]],
     ceilings: Ceilings | None,
 ) -> CountedKernel:
-    """Return the counters of a kernel; `times` are the microseconds and launches of each group in the trace."""
-    bound = bound_by_trace(kernel.gbps, kernel.tflops, kernel.mean_us, ceilings)
-    base = {"name": kernel.name, "ms": kernel.ms, "share": kernel.share, "bound_by_trace": bound}
-    weighted: list[tuple[float, Launch]] = []
-    spent = traced = 0.0
-    for group, measured in launches.items():
-        if group.name[:_NAME_LENGTH] == kernel.name:
-            microseconds, count = times.get(group, (0.0, 0))
-            spent, traced = spent + microseconds, traced + count
-            weighted += [(microseconds / len(measured), launch) for launch in measured]
-    if not spent:  # the grid of no measured launch is in the trace
-        weighted = [(launch.seconds or 1.0, launch) for _, launch in weighted]
+    """Return the counters of a kernel; `times` are the microseconds and launches of each group in the trace.
 
-    def mean(name: str) -> float | None:
-        known = [(weight, value) for weight, each in weighted if (value := getattr(each, name)) is not None]
-        total = sum(weight for weight, _ in known)
-        return sum(weight * value for weight, value in known) / total if total else None
-
-    seconds, dram, l2, tensor, fma = (mean(name) for name in ("seconds", "dram", "l2", "tensor", "fma"))
+    Groups whose launches were not measured are left out of all but the rates by trace, which no record has by group.
+    """
+    of_trace = [spent for group, spent in times.items() if group.name[:_NAME_LENGTH] == kernel.name]
+    whole = sum(microseconds for microseconds, _ in of_trace)
+    typical_us = sum(us * us / count for us, count in of_trace) / whole if whole else kernel.mean_us
+    met = [
+        (times.get(group, (0.0, 0)), measured)
+        for group, measured in launches.items()
+        if group.name[:_NAME_LENGTH] == kernel.name
+    ]
+    traced = sum(count for (_, count), _ in met)
+    spent = sum(us for (us, _), _ in met)
+    if traced:
+        by_time = [(us / len(measured), each) for (us, _), measured in met for each in measured]
+        by_number = [(count / len(measured), each) for (_, count), measured in met for each in measured]
+    else:  # the grid of no measured launch is in the trace
+        by_time = [(each.seconds or 1.0, each) for _, measured in met for each in measured]
+        by_number = [(1.0, each) for _, measured in met for each in measured]
+    rates = [_mean(by_time, name) for name in ("dram", "l2", "tensor", "fma")]
+    seconds = _mean(by_number, "seconds")
+    covered = spent / whole if whole and met else None
     return CountedKernel(
-        **base,
-        launches=len(weighted),
+        name=kernel.name,
+        ms=kernel.ms,
+        share=kernel.share,
+        launches=len(by_time),
+        covered=covered,
         counted_us=None if seconds is None else 1e6 * seconds,
         mean_us=spent / traced if traced else None,
-        dram=dram,
-        dram_bytes=mean("dram_bytes"),
-        l2=l2,
-        tensor=tensor,
-        fma=fma,
-        sm=mean("sm"),
-        occupancy=mean("occupancy"),
-        bound_by_counters=bound_by_counters(dram, l2, tensor, fma),
+        dram=rates[0],
+        dram_bytes=_mean(by_number, "dram_bytes"),
+        l2=rates[1],
+        tensor=rates[2],
+        fma=rates[3],
+        sm=_mean(by_time, "sm"),
+        occupancy=_mean(by_time, "occupancy"),
+        bound_by_counters=None if covered is not None and covered < _KNOWN else bound_by_counters(*rates),
+        bound_by_trace=bound_by_trace(kernel.gbps, kernel.tflops, typical_us, ceilings),
     )
+
+
+def _mean(weighted: Sequence[tuple[float, Launch]], name: str) -> float | None:
+    known = [(weight, value) for weight, each in weighted if (value := getattr(each, name)) is not None]
+    total = sum(weight for weight, _ in known)
+    return sum(weight * value for weight, value in known) / total if total else None

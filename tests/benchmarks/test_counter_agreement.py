@@ -45,6 +45,19 @@ def test_cells_count_alike_and_what_nothing_judges_does_not_agree(agreement_of):
     assert "NOT reached" in out
 
 
+def test_a_bound_that_the_trace_cannot_see_is_told_apart(agreement_of):
+    code, out = agreement_of(
+        (
+            counted(5.0, "neither", "neither"),
+            counted(3.0, "L2 bandwidth", "neither"),
+            counted(1.0, "L2 bandwidth", "memory bandwidth"),  # bytes that pass at the rate of L2
+            counted(1.0, "compute", "neither"),
+        )
+    )
+    assert code == 1
+    assert out.splitlines()[-3].split() == ["all", "100.0%", "60.0%", "30.0%", "10.0%"]
+
+
 def test_a_run_without_counters_reaches_nothing(agreement_of):
     code, out = agreement_of(None)
     assert code == 1

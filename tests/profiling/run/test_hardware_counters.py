@@ -8,10 +8,19 @@ import pytest
 from fake_ncu import counters, install, printed, sample
 
 from profiling.components.spec import ComponentSpec, Settings
+from profiling.results.environment import Ceilings
 from profiling.results.record import Kernel, encode_sections
 from profiling.run import process
 from profiling.run.events import End, Phase, Sections
-from profiling.run.hardware_counters import CounterPass, Group, NoCountersError, grouped, launches_to_measure, longest
+from profiling.run.hardware_counters import (
+    CounterPass,
+    Group,
+    NoCountersError,
+    counted,
+    grouped,
+    launches_to_measure,
+    longest,
+)
 from profiling.run.job import FORWARD, Job
 from profiling.run.process import Isolated, Performed, run_guarded
 from profiling.trace.events import GpuWork
@@ -81,8 +90,9 @@ def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, m
     seen = install(tmp_path / "bin", monkeypatch, text)
     section = measure(tmp_path, traced)
     gemm, norm = section.kernels
+    assert (gemm.covered, norm.covered) == (1, 1)
     assert gemm.dram == pytest.approx((300 * 0.8 + 100 * 0.4) / 400)
-    assert gemm.counted_us == pytest.approx((300 * 150 + 100 * 110) / 400)
+    assert gemm.counted_us == pytest.approx((2 * 150 + 1 * 110) / 3), "as the mean of the trace"
     assert (gemm.launches, gemm.mean_us) == (3, pytest.approx(400 / 3))
     assert (gemm.bound_by_counters, gemm.bound_by_trace) == ("memory bandwidth", "memory bandwidth")
     assert (norm.bound_by_counters, norm.bound_by_trace) == ("compute", "neither")
@@ -131,6 +141,24 @@ def test_launches_are_those_of_the_trace_also_under_shortened_names():
     assert found == {group: [launches[row]] for row, group in groups.items()}
 
 
+def test_few_launches_do_not_say_what_bounds_a_kernel(tmp_path, traced, monkeypatch):
+    """Of 300 and 100 us, in launches of two grids, only those of the short ones were met."""
+    install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=80))))
+    gemm, _ = measure(tmp_path, traced).kernels
+    assert (gemm.covered, gemm.dram) == (0.25, 0.8)
+    assert (gemm.bound_by_counters, gemm.bound_by_trace) == (None, "memory bandwidth")
+
+
+def test_the_ceiling_by_trace_is_that_of_the_launches_that_take_the_time():
+    """20 launches of 1 MB and one of 400 MB, all at 4 TB/s: the mean has 20 MB, which the cache would pass at 8."""
+    kernel = Kernel(name="k", kind="pointwise", ms=0.105, share=1.0, count=21, mean_us=5.0, gbps=4000.0)
+    small, large = (Group("k", (blocks, 1, 1), (128, 1, 1)) for blocks in (1, 400))
+    limits = {"dtype": "float32", "copy_bytes_per_s": 4e12, "read_bytes_per_s": 4e12, "matmul_flops_per_s": 8e14}
+    ceilings = Ceilings(**limits, bandwidth=((10_000_000, 8e12), (10**9, 4e12)), launch_us=4.0, seconds=1.0)
+    found = counted(kernel, {}, {small: (5.0, 20), large: (100.0, 1)}, ceilings)
+    assert (found.bound_by_trace, found.bound_by_counters) == ("memory bandwidth", None)
+
+
 def test_a_grid_that_the_trace_does_not_have_needs_an_equal_name():
     (launch,) = read_launches(printed((MANGLED, "(7, 1, 1)", counters(1))), {})
     shape = ((64, 1, 1), (128, 1, 1))
@@ -139,14 +167,16 @@ def test_a_grid_that_the_trace_does_not_have_needs_an_equal_name():
 
 
 def test_ncu_measures_so_many_launches_that_it_meets_each_kernel():
-    def work(name, blocks):
-        return GpuWork(name, "kernel", 0.0, 1.0, 1, 1, None, 7, (blocks, 1, 1), (128, 1, 1))
+    def work(name, blocks, length=1.0):
+        return GpuWork(name, "kernel", 0.0, length, 1, 1, None, 7, (blocks, 1, 1), (128, 1, 1))
 
     same = [work(f"void f<{kind}>(int)", 8) for kind in "aaabbc"]
     assert launches_to_measure(same, {"void f<c>(int)"}, {"f"}) == 6  # the others come first
     assert launches_to_measure(same, {"void f<a>(int)"}, {"f"}) == 2
-    assert launches_to_measure([*same, work("g", 8)], {"g"}, {"g"}) == 2  # ncu skips f
-    many = [work("g", blocks) for blocks in range(1, 150)] + [work("h", 1)] * 3
+    assert launches_to_measure([*same, work("g", 8)], {"g"}, {"g"}) == 1  # ncu skips f
+    long = [work("f<b>", 9, 100.0)] * 2
+    assert launches_to_measure([*same, *long], {"f<b>", "void f<c>(int)"}, {"f"}) == 2  # c takes less than 5%
+    many = [work("g", blocks) for blocks in range(1, 250)] + [work("h", 1)] * 3
     assert launches_to_measure(many, {"g", "h"}, {"g", "h"}) == 1
 
 
