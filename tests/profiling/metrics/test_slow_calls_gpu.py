@@ -45,7 +45,9 @@ def test_a_capture_inside_a_timed_call_of_a_gpu() -> None:
     with torch.inference_mode():
         module(x)
         torch.cuda.synchronize()
-        assert named(timed(lambda: graphed(x), DEVICE)) == {"CUDA graph captured"}
+        causes = named(timed(lambda: graphed(x), DEVICE))
+    assert "CUDA graph captured" in causes
+    assert causes <= {"CUDA graph captured", "garbage collection"}, "the engine collects garbage before it captures"
 
 
 def test_a_step_without_faults_has_no_cause_of_its_own() -> None:
