@@ -17,6 +17,7 @@ from profiling.results.judgement import (
     disturbance,
     disturbance_explains,
     paired_speedup,
+    same_code_share,
     took_turns,
 )
 from profiling.results.measured import LEAST_VALUES
@@ -185,6 +186,10 @@ def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison
         explained = min(1.0, sampled.clock_ratio) <= 1 / ratio <= max(1.0, sampled.clock_ratio)
         verdict = "cannot tell" if explained else verdict
         reasons = [*reasons, sampled.clocks + " could explain the difference" * explained]
+    share = same_code_share(*sampled.records)
+    if verdict in ("faster", "slower") and max(ratio, 1 / ratio) <= 1 + share and share > threshold:
+        verdict = "cannot tell"
+        reasons = [*reasons, f"runs of equal code differ by up to {share:.0%} on this device"]
     if disturbed := _disturbed(*sampled.records, verdict):
         return replace(cell, verdict="cannot tell", reason=disturbed, ratio=ratio)
     return replace(cell, verdict=verdict, reason="; ".join(reasons), ratio=ratio, interval=(low, high))

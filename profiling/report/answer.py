@@ -19,7 +19,6 @@ from profiling.report.run_data import RunData, link_to, name_of, wrong_because
 from profiling.report.table import Column, Table
 from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
-    ONE_PROCESS_SHARE,
     baseline_name,
     by_component,
     can_be_ranked,
@@ -30,7 +29,8 @@ from profiling.results.judgement import (
     fastest_correct,
     intervals_overlap,
     lost,
-    placement_explains,
+    same_code_explains,
+    same_code_share,
     typical_ms,
 )
 from profiling.results.measured import LEAST_FOR
@@ -156,12 +156,9 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
         pair = f"{fastest.variant} and {by_clock.variant}"
         words = f"{clocks_differ(fastest, by_clock)} could explain the difference of {pair}, so they are not ranked"
         claims = [Doubt("clocks differ", words)]
-    elif near := next((each for each in unsure if placement_explains(fastest, each)), None):
-        words = (
-            f"{fastest.variant} and {near.variant} were timed in one process, where places in memory alone can make "
-            f"{percent(ONE_PROCESS_SHARE)}, so they are not ranked; isolation=process measures each in its own"
-        )
-        claims = [Doubt("one process", words)]
+    elif near := next((each for each in unsure if same_code_explains(fastest, each)), None):
+        words = f"{fastest.variant} and {near.variant} are not ranked: {_alike(fastest, near)}"
+        claims = [Doubt("within noise", words)]
     else:
         claims = [*_tie(fastest, others), *_by_mean(fastest, others)]
     claims += _unsupported(fastest, group)
@@ -347,11 +344,17 @@ def _unsupported(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
         explained = claimed_speedup(fastest, group) is None
         state = ", which could explain the difference: no speedup is claimed" if explained else ""
         yield Doubt("clocks differ", f"{fastest.variant} and {baseline.variant} ran at {clocks}{state}")
-    elif placement_explains(fastest, baseline):
-        words = f"in one process, places in memory alone can make {percent(ONE_PROCESS_SHARE)}: no speedup is claimed"
-        yield Doubt("one process", words)
+    elif same_code_explains(fastest, baseline):
+        yield Doubt("within noise", f"no speedup is claimed: {_alike(fastest, baseline)}")
     elif claimed_speedup(fastest, group) is None:
         yield Doubt("no speedup", "the speedup was not measured")
+
+
+def _alike(one: Record, other: Record) -> str:
+    """Say by how much equal code may differ where these two cells were timed, and how to tell more."""
+    where = "on a CPU" if (one.device or "").startswith("cpu") else "in one process"
+    more = "" if where == "on a CPU" else "; isolation=process measures each in its own"
+    return f"{where} the times of equal code differ by up to {percent(same_code_share(one, other))}{more}"
 
 
 def _cells(records: Iterable[Record], data: RunData) -> str:

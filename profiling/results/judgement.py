@@ -21,6 +21,9 @@ DISTURBED_SHARE = 0.05
 SLICE_MS = 4.0
 #: Two processes with the same code may differ by this share, because their memory lies elsewhere.
 PROCESS_SHARE = 0.003
+#: The same on a CPU, where it also matters which cores the threads of a process share with others: 32 equal pairs
+#: on an idle machine of 2 cores with 2 threads differed by 0 to 11%, and 20 with one thread by 0 to 2.5%.
+CPU_PROCESS_SHARE = 0.12
 #: In one process, the second of two equal variants finds its memory at other addresses. On a GPU that decides which
 #: data stay in L2: 41 of 41 equal pairs on an H200, with a working set about as large as L2, differed by 11 to 15%.
 ONE_PROCESS_SHARE = 0.15
@@ -157,14 +160,14 @@ def _times(record: Record) -> Summary | None:
 
 
 def can_be_ranked(one: Record, other: Record) -> bool:
-    """Return whether no other process, no difference of SM clocks and no place in memory could explain which is faster.
+    """Return whether more than other processes, SM clocks, and what the same code differs by, tells which is faster.
 
     Of cells that took turns, too few windows for an interval of their ratio claim nothing, unless each call of one was
     shorter than any of the other.
     """
     if one.median_ms and other.median_ms and clocks_explain(one, other, one.median_ms / other.median_ms):
         return False
-    if placement_explains(one, other):
+    if same_code_explains(one, other):
         return False
     faster, slower = sorted((one, other), key=lambda record: typical_ms(record) or 0.0)
     if (paired := paired_speedup(one, other)) is not None and paired[1] is None and not _are_apart(faster, slower):
@@ -208,18 +211,25 @@ def claimed_speedup(record: Record, group: Sequence[Record]) -> float | None:
     baseline = correct_baseline(group)
     if baseline is None or not record.is_correct or baseline.cell == record.cell or record.speedup is None:
         return None
-    explained = clocks_explain(baseline, record, record.speedup.wall) or placement_explains(baseline, record)
+    explained = clocks_explain(baseline, record, record.speedup.wall) or same_code_explains(baseline, record)
     return None if explained else record.speedup.wall
 
 
-def placement_explains(one: Record, other: Record) -> bool:
-    """Return whether two cells of one process are so close that their places in memory could explain the difference."""
-    times = typical_ms(one), typical_ms(other)
-    if one.turns is None or not one.turns.one_process or not took_turns(one, other) or None in times:
+def same_code_share(one: Record, other: Record) -> float:
+    """Return by how much the times of two cells may differ although they run the same code, as a fraction of 1."""
+    if (one.device or "").startswith("cpu"):
+        return CPU_PROCESS_SHARE
+    together = took_turns(one, other) and one.turns is not None and one.turns.one_process
+    return ONE_PROCESS_SHARE if together and (one.device or "").startswith("cuda") else PROCESS_SHARE
+
+
+def same_code_explains(one: Record, other: Record) -> bool:
+    """Return whether two different times are so close that the same code could have taken them."""
+    one_ms, other_ms = typical_ms(one), typical_ms(other)
+    if not one_ms or not other_ms:
         return False
-    share = ONE_PROCESS_SHARE if (one.device or "").startswith("cuda") else 0.0
-    low, high = sorted(time for time in times if time is not None)
-    return high <= low * (1 + share) and high > low * (1 + PROCESS_SHARE)
+    ratio = max(one_ms, other_ms) / min(one_ms, other_ms)
+    return 1 + PROCESS_SHARE < ratio <= 1 + same_code_share(one, other)
 
 
 def sm_clock(record: Record) -> float | None:

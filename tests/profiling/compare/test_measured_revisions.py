@@ -47,14 +47,22 @@ def test_the_cells_of_a_name_take_turns_with_each_other(tmp_path, monkeypatch):
 def test_equal_revisions_are_the_same_and_a_slower_one_is_found(tmp_path, monkeypatch):
     """Both get twice as slow in a minute, which two runs after each other would call a difference."""
     plans = [{name: Plan(ms, drift=1.0) for name, ms in times} for times in ((("baseline", 10.0), ("v", 4.0)),) * 2]
-    plans[1]["v"] = Plan(4.2, drift=1.0)
+    plans[1]["v"] = Plan(4.8, drift=1.0)
     runs, _ = two_runs(monkeypatch, tmp_path, *plans)
     execute(runs)
     verdicts, code, cells = compared(runs)
     assert verdicts == [("baseline", "same"), ("v", "slower")]
     assert code == 1
     assert all(cell.in_turns for cell in cells)
-    assert cells[1].interval[0] < 1.05 < cells[1].interval[1]
+    assert cells[1].interval[0] < 1.2 < cells[1].interval[1]
+
+
+def test_a_slowdown_that_equal_code_shows_on_a_cpu_is_no_claim(tmp_path, monkeypatch):
+    runs, _ = two_runs(monkeypatch, tmp_path, {"baseline": Plan(10.0)}, {"baseline": Plan(10.5)})
+    execute(runs)
+    verdicts, code, (cell,) = compared(runs)
+    assert (verdicts, code) == ([("baseline", "cannot tell")], 2)
+    assert "equal code differ by up to 12%" in cell.reason
 
 
 def test_comparisons_of_equal_revisions_make_no_claim(tmp_path, monkeypatch):
