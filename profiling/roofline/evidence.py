@@ -12,6 +12,8 @@ from profiling.trace.device_work import SHORT_US
 
 #: Share of the wall time from which the ceiling must be wrong: no call can be that much faster than its roofline.
 BEYOND = 1.1
+#: Longest operator on a CPU, as a multiple of the launch cost, whose time is that of dispatching it.
+DISPATCH_FACTOR = 10.0
 #: Share of the wall time from which the largest part is named as the bound although no ceiling is near.
 MOST = 0.25
 #: Most kernels that the evidence names, and the least share of the wall time of each.
@@ -131,6 +133,9 @@ def evidence(facts: Facts) -> dict[str, str]:
         lines["transfers"] = f"transfers take {facts.share(facts.transfer_ms):.0%} of wall time"
     if facts.device == "cpu" and facts.operators is not None:
         dispatch = facts.share(facts.operators * facts.launch_us / 1e3)
+        if facts.kernels_by_time:
+            small = "operators that take little more than their dispatch"
+            lines["host"] = f"Python and {small} take {explained(facts)[2]:.0%} of wall time"
         lines["operators"] = f"dispatching {facts.operators} operators takes {dispatch:.0%} of wall time"
     return lines
 
@@ -212,3 +217,27 @@ def shares(facts: Facts, gbps: float | None, tflops: float | None, mean_us: floa
         return 0.0, 0.0
     memory, compute = facts.ceilings.shares(gbps, tflops, mean_us)
     return (memory if facts.device == "cuda" else (gbps or 0.0) * 1e9 / facts.ceilings.copy_bytes_per_s), compute
+
+
+def explained(facts: Facts) -> tuple[float, float, float]:
+    """Return which share of the call (0 to 1) kernels take at the bandwidth and at the FLOP ceiling, and the host's.
+
+    The host's share is that of operators which take little more than their dispatch, and the time outside operators.
+    """
+    if facts.ceilings is None:
+        return 0.0, 0.0, 0.0
+    moving = computing = 0.0
+    host = max(0.0, 1 - sum(kernel.share or 0.0 for kernel in facts.kernels_by_time))
+    for kernel in facts.kernels_by_time:
+        share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(kernel.ms)
+        mean_us = kernel.mean_us or 0.0
+        memory, compute = (min(1.0, part) for part in shares(facts, kernel.gbps, kernel.tflops, mean_us))
+        dispatched = mean_us <= DISPATCH_FACTOR * facts.launch_us and max(memory, compute) * mean_us < facts.launch_us
+        if facts.device == "cpu" and dispatched:
+            host += share
+            continue
+        moving, computing = (
+            moving + share * memory * (memory >= compute),
+            computing + share * compute * (compute > memory),
+        )
+    return moving, computing, host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiling.results.record import Bound, KernelFinding, NextStep, Prediction
-from profiling.roofline.evidence import BEYOND, MOST, Facts, evidence, few_blocks, shares, times
+from profiling.roofline.evidence import BEYOND, MOST, Facts, evidence, explained, few_blocks, times
 
 #: Idle share from which the gaps between kernels are what bounds the call.
 IDLE_SHARE = 0.25
@@ -20,8 +20,6 @@ CHAIN = 20
 KERNELS_A_WAIT = 32
 #: Wall time per launch, as a multiple of the launch cost, from which the host must be busy with something else.
 HOST_FACTOR = 20.0
-#: Longest operator on a CPU, as a multiple of the launch cost, whose time is that of dispatching it.
-DISPATCH_FACTOR = 10.0
 #: Least predicted saving, as a share of the wall time, for which a next step is proposed.
 WORTH = 0.05
 #: Share of the wall time that replays take; below it the host's other work is the bound.
@@ -160,7 +158,7 @@ def _judge_gpu(facts: Facts) -> Verdict:
     if fusable > max(near, WORTH) and facts.compiles:
         reason += f", traffic that fusion would avoid {fusable:.0%}"
         steps = (_fusing(facts), *steps)
-    moving, computing, _ = _explained(facts)
+    moving, computing, _ = explained(facts)
     if max(moving, computing) >= NEAR["cuda"]:  # by kernel: fused ones move more than what a call must
         between: Bound = "memory bandwidth" if moving >= computing else "compute"
         return _verdict(facts, between, reason, steps, "slowest", "ceilings")
@@ -171,7 +169,7 @@ def _judge_gpu(facts: Facts) -> Verdict:
 
 def _judge_cpu(facts: Facts) -> Verdict:
     """Judge a call on a CPU by its operators: those near a ceiling, those that dispatching bounds, and slow ones."""
-    moving, computing, host = _explained(facts)
+    moving, computing, host = explained(facts)
     if not facts.kernels_by_time:  # an older record, which has no table of operators
         moving, computing = facts.share(facts.traffic_ms), facts.roofline_term[1]
         host = facts.share((facts.operators or 0) * facts.launch_us / 1e3)
@@ -185,34 +183,11 @@ def _judge_cpu(facts: Facts) -> Verdict:
     if bound == "host":
         step = NextStep(words="compile", advice="dispatch fewer operators (compile)", variant="compile")
         reason = f"Dispatching operators and Python take {share:.0%} of the call"
-        return _verdict(facts, bound, reason, (step,) if can_fuse else (), "operators", "slowest")
+        decisive = "host" if facts.kernels_by_time else "operators"
+        return _verdict(facts, bound, reason, (step,) if can_fuse else (), decisive, "slowest")
     reason = f"Operators near the {'bandwidth' if bound == 'memory bandwidth' else 'FLOP ceiling'} take the time"
     steps = (_fusing(facts),) if can_fuse and bound == "memory bandwidth" and facts.fusable_share > WORTH else ()
     return _verdict(facts, bound, reason, steps, "slowest", "traffic")
-
-
-def _explained(facts: Facts) -> tuple[float, float, float]:
-    """Return which share of the call (0 to 1) kernels take at the bandwidth and at the FLOP ceiling, and the host's.
-
-    The host's share is that of operators which take little more than their dispatch, and the time outside operators.
-    """
-    if facts.ceilings is None:
-        return 0.0, 0.0, 0.0
-    moving = computing = 0.0
-    host = max(0.0, 1 - sum(kernel.share or 0.0 for kernel in facts.kernels_by_time))
-    for kernel in facts.kernels_by_time:
-        share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(kernel.ms)
-        mean_us = kernel.mean_us or 0.0
-        memory, compute = (min(1.0, part) for part in shares(facts, kernel.gbps, kernel.tflops, mean_us))
-        dispatched = mean_us <= DISPATCH_FACTOR * facts.launch_us and max(memory, compute) * mean_us < facts.launch_us
-        if facts.device == "cpu" and dispatched:
-            host += share
-            continue
-        moving, computing = (
-            moving + share * memory * (memory >= compute),
-            computing + share * compute * (compute > memory),
-        )
-    return moving, computing, host
 
 
 def _near_ceiling(facts: Facts, term: Bound, near: float) -> Verdict:
