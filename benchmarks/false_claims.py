@@ -72,6 +72,7 @@ class Comparison:
     name: str
     said: Said
     words: str
+    ratio: float | None = None  # baseline over `again`, or B over A
 
     @property
     def is_false(self) -> bool:
@@ -147,20 +148,21 @@ def in_turns(folder: Path) -> list[Comparison]:
     ]
 
 
-def said(answer: Answer) -> tuple[Said, str]:
-    """Return what the answer table says of `again`, and its words; a tie, or no ranking, claims nothing."""
+def said(answer: Answer) -> tuple[Said, str, float | None]:
+    """Return what the answer table says of `again`, its words and the ratio; a tie, or no ranking, claims nothing."""
     wrong = [f"{each.variant} {wrong_because(each)}: {each.reason}" for each in answer.group if wrong_because(each)]
     timed = [each for each in answer.group if each.is_correct and each.median_ms is not None]
     if answer.fastest is None or len(timed) < 2:
-        return "not measured", "; ".join(wrong) or "a cell without times"
+        return "not measured", "; ".join(wrong) or "a cell without times", None
     doubts = [doubt.mark for doubt in answer.doubts]
     again = next(record for record in answer.group if record.variant == AGAIN)
+    value = None if again.speedup is None else again.speedup.wall
     ratio = None if again.speedup is None else show(estimate(again.speedup.wall, again.speedup.ci95), "ratio")
     windows = 0 if again.turns is None else len(again.turns.windows)
     words = f"{answer.fastest.variant} is fastest, again {ratio}, {windows} windows; {', '.join(doubts)}"
     if not answer.is_ranked or "tied" in doubts:
-        return "cannot tell", words
-    return ("faster" if answer.fastest is again else "slower"), words
+        return "cannot tell", words, value
+    return ("faster" if answer.fastest is again else "slower"), words, value
 
 
 def over_runs(a: Path, b: Path) -> list[Comparison]:
@@ -174,7 +176,7 @@ def over_runs(a: Path, b: Path) -> list[Comparison]:
         verdict: Said = cell.verdict if cell.verdict in ("faster", "slower", "cannot tell") else "cannot tell"
         if cell.verdict == "not compared":
             verdict = "not measured"
-        comparisons.append(Comparison("two runs", 0, f"{a.name} {b.name} {component}", verdict, words))
+        comparisons.append(Comparison("two runs", 0, f"{a.name} {b.name} {component}", verdict, words, cell.ratio))
     return comparisons
 
 
@@ -270,6 +272,24 @@ def details(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def spread(rows: Sequence[Row]) -> str:
+    """Return by how much the times of equal code differed, a line for each kind of comparison."""
+    lines = []
+    for row in rows:
+        ratios = [each.ratio for each in row.comparisons if each.ratio is not None and not each.planted]
+        if ratios:
+            most = max(max(ratio, 1 / ratio) for ratio in ratios) - 1
+            extent = f"{min(ratios):.4f} to {max(ratios):.4f}, {most:.1%} apart at most"
+            lines.append(f"{row.what}: ratios of {len(ratios)} pairs from {extent}")
+    return "\n".join(lines)
+
+
+def kept(folder: Path) -> list[Comparison]:
+    """Return what the runs in a folder of --keep say in turns, also where they were cut short."""
+    runs = sorted(run for run in folder.glob("run_*") if (run / "results.jsonl").is_file())
+    return [each for run in runs for each in in_turns(run) if each.said != "not measured"]
+
+
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
     """Let `number` processes compute all the time inside the block."""
@@ -300,6 +320,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, metavar="N", help="rows of a link (default 32; on a GPU 32768)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs to spread the comparisons over (1)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder of the runs (default: they are deleted)")
+    parser.add_argument("--read", type=Path, metavar="FOLDER", help="judge the runs of --keep again, and measure none")
     options = parser.parse_args()
     if min(options.pairs - 1, options.busy, options.gpus - 1) < 0:
         parser.error("--pairs and --gpus are at least 1, --busy at least 0")
@@ -342,20 +363,23 @@ def main() -> None:
         started, load = time.perf_counter(), os.getloadavg()[0]
         try:
             with busy_processes(options.busy):
-                comparisons = measure(options, folder)
+                comparisons = measure(options, folder) if options.read is None else kept(options.read)
                 load = f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} at the end"
         except InputError as error:
             raise SystemExit(f"error: {error}") from error
-        environment = read_environment(folder / "run_0")
+        environment = read_environment((options.read or folder) / "run_0")
     seconds = time.perf_counter() - started
     name = f"{environment.device.name if environment.device else options.device}, {os.cpu_count()} CPU cores"
     condition = f"{options.busy} busy processes" if options.busy else "nothing beside it"
     rows = rows_of(comparisons, options.device, busy=options.busy)
-    print(f"false claims, torch {torch.__version__}: {seconds:.0f} s, {load}")
-    given = [argument for argument in sys.argv[1:] if argument not in ("--keep", str(options.keep))]
+    kind = f"{seconds:.0f} s, {load}" if options.read is None else "kept runs, judged again"
+    print(f"false claims, torch {environment.versions.get('torch')}: {kind}")
+    folders = ("--keep", "--read", str(options.keep), str(options.read))
+    given = [argument for argument in sys.argv[1:] if argument not in folders]
     print(f"$ {shell_words(['python', 'benchmarks/false_claims.py', *given])}\n")
     print(markdown(bars_table(rows, name, condition)))
-    if lines := details(rows):
+    print(f"\n{spread(rows)}")
+    if options.read is None and (lines := details(rows)):
         print(f"\n{lines}")
     missed = [row.what for row in rows if not row.is_met]
     if missed:

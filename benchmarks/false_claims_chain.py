@@ -1,4 +1,4 @@
-"""The component of `false_claims.py`, a chain of equal links, and the variant under which it has some links more."""
+"""The component of `false_claims.py`, a chain of equal steps, and a variant that adds steps: the planted slowdown."""
 
 from __future__ import annotations
 
