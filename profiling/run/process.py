@@ -10,7 +10,6 @@ so that several cells can be alive while one is active.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -26,13 +25,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import psutil
-
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results.record import encode_sections
 from profiling.run.checkouts import Checkout
 from profiling.run.events import Emit, Event, EventReader, Phase, Sections, Waiting, write_turn
 from profiling.run.hardware_counters import CounterPass, NoCountersError
+from profiling.run.process_groups import Orphans, guarded_group, kill_group, run_guarded
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -40,14 +38,11 @@ TORCH_TRACE = "TORCH_TRACE"
 PROBE_SECONDS = 300.0
 #: Seconds that a process may take to exit after it has sent its result (CUDA teardown, worker pools).
 EXIT_SECONDS = 30.0
-#: Seconds in which processes that a cell has started may end by themselves, as the compiler's own workers do.
-ORPHAN_SECONDS = 5.0
 #: Longest wait of a selector, whose API takes no more than some weeks, in seconds.
 LONGEST_WAIT = 3600.0
 #: Most bytes that are read once the process has ended: the largest capacity of a pipe.
 LAST_BYTES = 2**20
 LAST_LINES = 3
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
 @dataclass(frozen=True)
@@ -355,7 +350,7 @@ def _run_worker(
         finally:
             os.close(write_end)
             os.close(turn_read)
-        with _guarded_group(process.pid, own):
+        with guarded_group(process.pid, own):
             try:
                 for event in _events(pipe, process, timeout, reader):
                     if isinstance(event, Waiting):
@@ -366,124 +361,9 @@ def _run_worker(
                         on_event(event)
                 return Ending("exited", process.wait())
             except subprocess.TimeoutExpired:
-                return Ending("lingered" if reader.has_result else "timeout", _kill_group(process))
+                return Ending("lingered" if reader.has_result else "timeout", kill_group(process))
             finally:
-                _kill_group(process)
-
-
-def run_guarded(
-    command: Sequence[str], log: Path, timeout: float, environment: Mapping[str, str], own: set[int]
-) -> int | None:
-    """Run a command in a process group of its own; return its exit code, or None if it was killed at the timeout.
-
-    Its output goes to the file `log`. The group does not outlive this call, or this process.
-    """
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=environment,
-        )
-    with _guarded_group(process.pid, own):
-        try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            _kill_group(process)
-
-
-@contextmanager
-def _guarded_group(group: int, own: set[int]) -> Iterator[None]:
-    """Kill the process group also if this process dies inside the block without a chance to do so (SIGKILL).
-
-    A shell does that when its standard input closes, whose other end only this process holds. `own` holds both
-    processes inside the block.
-    """
-    own.add(group)
-    command = ["/bin/sh", "-c", f"read -r line; kill -s KILL -- -{group}"]
-    try:
-        guard = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-    except OSError:  # no shell: only the worker itself then dies with this process
-        try:
-            yield
-        finally:
-            own.discard(group)
-        return
-    own.add(guard.pid)
-    try:
-        yield
-    finally:
-        guard.kill()
-        guard.communicate()
-        own -= {group, guard.pid}
-
-
-class Orphans:
-    """Finds the processes that a cell started and that go on after its process group was killed.
-
-    Without Linux's prctl or /proc it finds none.
-    """
-
-    def __init__(self) -> None:
-        self.own = {child.pid for child in _children()}  # processes that are none of a cell's
-        self._named: set[int] = set()
-        self._blocks = 0
-
-    @contextmanager
-    def adopted(self) -> Iterator[None]:
-        """Let processes whose parent dies inside the block become children of this process; blocks may overlap."""
-        _set_subreaper(True)
-        self._blocks += 1
-        try:
-            yield
-        finally:
-            self._blocks -= 1
-            if not self._blocks:
-                _set_subreaper(False)
-
-    def notes(self) -> tuple[str, ...]:
-        """Return one line that names the processes that go on after `ORPHAN_SECONDS`, each only once."""
-        deadline = time.monotonic() + ORPHAN_SECONDS
-        while running := [child for child in _children() if not self._has_ended(child)]:
-            if time.monotonic() >= deadline:
-                self._named |= {child.pid for child in running}
-                names = ", ".join(f"{_name(child)} (process {child.pid})" for child in running)
-                return (f"the cell left processes running, which may disturb later cells: {names}",)
-            time.sleep(0.05)
-        return ()
-
-    def _has_ended(self, child: psutil.Process) -> bool:
-        """Return whether an adopted process has ended, and reap it; True for those that are not of this cell."""
-        if child.pid in self.own:
-            return True
-        with contextlib.suppress(psutil.Error, OSError):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                return child.pid in self._named
-            os.waitpid(child.pid, os.WNOHANG)
-        return True
-
-
-def _set_subreaper(on: bool) -> None:
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_SUBREAPER, int(on), 0, 0, 0)
-
-
-def _children() -> list[psutil.Process]:
-    with contextlib.suppress(psutil.Error, OSError):
-        return psutil.Process().children()
-    return []
-
-
-def _name(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return process.name()
-    return "unknown"
+                kill_group(process)
 
 
 def log_of(files: Path) -> Path:
@@ -554,12 +434,6 @@ def _read(descriptor: int) -> bytes | None:
         return os.read(descriptor, 1 << 20)
     except BlockingIOError:
         return None
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> int:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
 
 
 def _signal_name(number: int) -> str:

@@ -21,7 +21,8 @@ from profiling.run.checkouts import Checkout
 from profiling.run.events import BadInput, End, Event, Phase, Probed
 from profiling.run.in_turns import DueCell, run_cell, run_in_process, run_in_turns
 from profiling.run.job import Job, RunConfig
-from profiling.run.process import Executor, InProcess, Isolated, Orphans
+from profiling.run.process import Executor, InProcess, Isolated
+from profiling.run.process_groups import Orphans
 from profiling.run.progress import Progress
 from profiling.run.revisions import TOOL, code_changes, git_state, tool_version
 from profiling.run.rounds import rounds_done

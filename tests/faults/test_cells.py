@@ -36,7 +36,7 @@ from profiling.results.environment import Environment
 from profiling.results.jsonl import append_record, read_records
 from profiling.results.record import FrameRate, Metrics, Prepare, encode_sections
 from profiling.results.stats import summarize
-from profiling.run import events, process, worker
+from profiling.run import events, process, process_groups, worker
 from profiling.run.cell_records import CellEvents
 from profiling.run.events import End, EventReader, Phase, Sections
 from profiling.run.job import FORWARD, Job, RunConfig
@@ -616,7 +616,7 @@ def test_a_long_timeout(isolated):
 
 @fault("a process of a cell leaves its session", "a note names it: later cells may be disturbed", "the row")
 def test_a_process_that_escapes(monkeypatch, isolated, tmp_path):
-    monkeypatch.setattr(process, "ORPHAN_SECONDS", 0.3)
+    monkeypatch.setattr(process_groups, "ORPHAN_SECONDS", 0.3)
     record = isolated(f"start('sleep', '60', start_new_session=True)\n{SENT}end()")
     pid = int((tmp_path / "pid").read_text())
     os.kill(pid, signal.SIGKILL)

@@ -22,7 +22,8 @@ from profiling.run.hardware_counters import (
     longest,
 )
 from profiling.run.job import FORWARD, Job
-from profiling.run.process import Isolated, Performed, run_guarded
+from profiling.run.process import Isolated, Performed
+from profiling.run.process_groups import run_guarded
 from profiling.trace.events import GpuWork
 from profiling.trace.nsight_compute import function_of, read_launches
 
