@@ -10,7 +10,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -58,14 +59,30 @@ def main(target: str, run: Target) -> None:
     sys.exit(launch(target, run))
 
 
+@contextmanager
+def ending_as_on_ctrl_c() -> Iterator[None]:
+    """End the block as on Ctrl-C where the process is terminated or its terminal is gone (SIGTERM, SIGHUP)."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    changed = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
+    for number in changed:  # not where they are ignored, as under nohup
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in changed.items():
+            signal.signal(number, handler)
+
+
 def launch(target: str, run: Target) -> int:
     """Compose the config of `target` from the command line, call `run(config, run folder)`, return the exit code.
 
     With --multirun the exit code is the highest of all runs.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal is gone
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _interrupt)
+    with ending_as_on_ctrl_c():
+        return _launched(target, run)
+
+
+def _launched(target: str, run: Target) -> int:
     register_resolvers()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
     codes: list[int] = []

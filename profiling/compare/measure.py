@@ -7,15 +7,14 @@ YAML files of components and variants, come from each checkout.
 from __future__ import annotations
 
 import contextlib
-import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from profiling.cli.app import CONF, command_line, compose_config, override_values
+from profiling.cli.app import CONF, command_line, compose_config, ending_as_on_ctrl_c, override_values
 from profiling.cli.config import read_config
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
@@ -67,7 +66,7 @@ def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path
         raise InputError(f"{key}={given[key]}: {_REFUSED[key]}. Leave it out.")
     kept = [each for each in overrides if not each.startswith(f"{_FOLDER}=")]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_signals_interrupt())
+        stack.enter_context(ending_as_on_ctrl_c())
         checkouts = stack.enter_context(opened(names))
         configs = _configs(checkouts, kept, config_folder)
         base = _folder(given.get(_FOLDER))
@@ -93,21 +92,6 @@ def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path
             _write_reports(folders)
         _say_what_is_installed(runs, progress)
     return tuple(folders)
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """End as on Ctrl-C where the process is terminated or its terminal is gone: worktrees are removed then, too."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_folder: Path | None) -> list[RunConfig]:

@@ -275,14 +275,15 @@ class Kept:
             try:
                 kept.tensors[key] = KeptTensor(path, tensor, torch.device("cpu") if crowded else None)
             except (RuntimeError, NotImplementedError, TypeError) as error:
-                kept.failures[path] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                kept.failures[path] = reason_of(error)
         return kept
 
 
 class Snapshot:
-    """The state below `roots` (by the name that begins each path) at the moment when it was made.
+    """A copy of all state that `roots` reach, as it is now; `restore` puts it back.
 
-    `skip` are the ids of tensors whose values are not kept.
+    `roots` are objects by the first part of the paths below them, "" for a module itself. `skip` are the ids of tensors
+    whose values are not kept.
     """
 
     def __init__(self, roots: Mapping[str, Any], skip: Container[int] = ()) -> None:
