@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from profiling.report.format import percent
 from profiling.report.run_data import RunData, cell_table, name_of
 from profiling.report.table import Column, Table
-from profiling.results.record import CountedKernel, Record
+from profiling.results.record import CountedKernel, KernelBound, Record
 
 COUNTERS = "Hardware counters of the longest kernels"
 _NEARLY_ALL = 0.9  # of a kernel's time
@@ -19,7 +19,8 @@ _MEANING = (
     "same data several times, or little of each sector that it fetches; one that reads each byte once would be faster. "
     "Neither: a kernel below, which is short, waits, or is busy with other instructions (SM: multiprocessors, "
     "instructions of any kind). Bound by trace: the same threshold, as 71% of a measured ceiling, for the bytes and "
-    "FLOPs of its operators. It cannot see L2: where both say the same but for L2, the last column says so."
+    "FLOPs of its operators. Neither by trace: below both ceilings; a trace does not show the reason. Where it is L2, "
+    "the last column says so, and L2 over bytes says how often the kernel asks for the bytes of its operators."
 )
 
 
@@ -43,17 +44,26 @@ def counters_table(data: RunData) -> Table[_Row]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Milliseconds a call of kernels that counters and trace judge alike, alike but for L2, otherwise, and of all."""
+    """Milliseconds a call of kernels, by how counters and trace judge them.
+
+    `same`: the same ceiling, memory bandwidth or compute, or neither of the two. `cache` of these: neither, because of
+    L2 by counters, a reason that no trace shows. `different`: another ceiling. `whole`: all kernels that are listed,
+    with those that one of the two does not judge. `ceiling`: kernels that counters put at a ceiling; `claimed`: those
+    that the trace puts there; `confirmed`: those for which both name the same one.
+    """
 
     same: float
     cache: float
     different: float
     whole: float
+    ceiling: float
+    claimed: float
+    confirmed: float
 
     @property
     def both(self) -> float:
         """Milliseconds of the kernels that both judge."""
-        return self.same + self.cache + self.different
+        return self.same + self.different
 
 
 def agreement_line(record: Record) -> str:
@@ -63,34 +73,55 @@ def agreement_line(record: Record) -> str:
     found = agreement(record.hardware_counters.kernels)
     if not found.both:
         return ""
-    cache = f", and for {percent(found.cache / found.both)} but for L2" if found.cache else ""
+    cache = f" For {percent(found.cache / found.both)} counters add the reason: L2." if found.cache else ""
     return (
-        f"{name_of(record)}: counters and trace name the same bound for {percent(found.same / found.both)} of the time "
-        f"of the kernels that both judge ({percent(found.both / found.whole)} of those listed){cache}."
+        f"{name_of(record)}: counters and trace name the same ceiling, or neither, for "
+        f"{percent(found.same / found.both)} of the time of the kernels that both judge "
+        f"({percent(found.both / found.whole)} of those listed).{cache}"
     )
 
 
 def agreement(kernels: Sequence[CountedKernel]) -> Agreement:
     """Return how much of the kernels' time counters and trace judge alike."""
 
-    def spent(word: str) -> float:
-        return sum(each.ms for each in kernels if agrees(each) == word)
+    def spent(chosen: Iterable[CountedKernel]) -> float:
+        return sum(each.ms for each in chosen)
 
-    return Agreement(spent("yes"), spent("but for L2"), spent("no"), sum(each.ms for each in kernels))
+    judged = [each for each in kernels if agrees(each) is not None]
+    claimed = [each for each in judged if each.bound_by_trace != "neither"]
+    return Agreement(
+        same=spent(each for each in judged if agrees(each) != "no"),
+        cache=spent(each for each in judged if agrees(each) == "yes; L2"),
+        different=spent(each for each in judged if agrees(each) == "no"),
+        whole=spent(kernels),
+        ceiling=spent(each for each in judged if ceiling_by_counters(each) != "neither"),
+        claimed=spent(claimed),
+        confirmed=spent(each for each in claimed if agrees(each) == "yes"),
+    )
 
 
-def agrees(kernel: CountedKernel) -> Literal["yes", "but for L2", "no"] | None:
-    """Return whether both name the same bound; None where one does not judge.
+def ceiling_by_counters(kernel: CountedKernel) -> KernelBound | None:
+    """Return which ceiling counters say that a kernel is at: a trace's classes, which have no L2.
 
-    Memory bandwidth by trace is the rate of the fastest copy of as many bytes, which may pass at the rate of L2. A
-    kernel that L2 bounds and whose own bytes are few is `neither` to the trace, which does not see L2.
+    Memory bandwidth by trace is the rate of the fastest copy of as many bytes, which may pass at the rate of L2: then
+    that is the ceiling. Where a copy of as many bytes is much faster, the kernel asks L2 for more than its bytes, and
+    is below both ceilings.
     """
-    counted, traced = kernel.bound_by_counters, kernel.bound_by_trace
-    if counted is None or traced is None:
+    if kernel.bound_by_counters != "L2 bandwidth":
+        return kernel.bound_by_counters
+    return "memory bandwidth" if kernel.bound_by_trace == "memory bandwidth" else "neither"
+
+
+def agrees(kernel: CountedKernel) -> Literal["yes", "yes; L2", "no"] | None:
+    """Return whether both name the same ceiling, or neither; None where one does not judge.
+
+    `yes; L2`: it is at neither, and counters say that L2 is the reason, which no trace shows.
+    """
+    if kernel.bound_by_counters is None or kernel.bound_by_trace is None:
         return None
-    if counted == traced or (counted, traced) == ("L2 bandwidth", "memory bandwidth"):
-        return "yes"
-    return "but for L2" if (counted, traced) == ("L2 bandwidth", "neither") else "no"
+    if ceiling_by_counters(kernel) != kernel.bound_by_trace:
+        return "no"
+    return "yes; L2" if (kernel.bound_by_counters, kernel.bound_by_trace) == ("L2 bandwidth", "neither") else "yes"
 
 
 def bytes_by_trace(record: Record, kernel: CountedKernel) -> float | None:
@@ -104,10 +135,10 @@ def bytes_by_trace(record: Record, kernel: CountedKernel) -> float | None:
     return same[0].gbps * same[0].mean_us * 1e3 if known and same[0].gbps and same[0].mean_us else None
 
 
-def traffic(record: Record, kernel: CountedKernel) -> float | None:
-    """Return the bytes that DRAM moved over the bytes by trace; None where one is not known."""
-    counted = bytes_by_trace(record, kernel)
-    return kernel.dram_bytes / counted if counted and kernel.dram_bytes is not None else None
+def traffic(record: Record, kernel: CountedKernel, moved: float | None) -> float | None:
+    """Return the bytes that DRAM or L2 `moved` over the kernel's bytes by trace; None where one is not known."""
+    own = bytes_by_trace(record, kernel)
+    return moved / own if own and moved is not None else None
 
 
 _COLUMNS = (
@@ -118,8 +149,11 @@ _COLUMNS = (
     Column[_Row]("mean under ncu", lambda row: row.kernel.counted_us, "us"),
     Column[_Row]("DRAM", lambda row: row.kernel.dram, "percent"),
     Column[_Row]("DRAM", lambda row: row.kernel.dram_bytes, "MiB"),
-    Column[_Row]("DRAM over bytes by trace", lambda row: traffic(row.record, row.kernel), "ratio"),
+    Column[_Row](
+        "DRAM over bytes by trace", lambda row: traffic(row.record, row.kernel, row.kernel.dram_bytes), "ratio"
+    ),
     Column[_Row]("L2", lambda row: row.kernel.l2, "percent"),
+    Column[_Row]("L2 over bytes by trace", lambda row: traffic(row.record, row.kernel, row.kernel.l2_bytes), "ratio"),
     Column[_Row]("tensor pipes", lambda row: row.kernel.tensor, "percent"),
     Column[_Row]("FMA pipes", lambda row: row.kernel.fma, "percent"),
     Column[_Row]("SM", lambda row: row.kernel.sm, "percent"),

@@ -54,7 +54,8 @@ _BUS = "Waits of the host, and copies between host and device"
 _PROFILED = "The profiler slows down the host, and replays by up to 10%: idle time is longer here than when timed."
 _OF_CEILINGS = (
     "Of the bandwidth: share of the faster of the copy and read ceilings; above 100%, bytes came from a cache. "
-    "Of the FLOP ceiling: share of the ceiling of matrix products in the run's dtype."
+    "Of the FLOP ceiling: share of the ceiling of matrix products in the run's dtype. Why a kernel is far below both, "
+    "because of L2 for example, no trace shows: counters=true measures it."
 )
 _OPERATORS = (
     "On a CPU: operators, with their self time and its share of the call under the profiler. The self time of a "

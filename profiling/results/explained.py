@@ -304,6 +304,9 @@ class CountedKernel(Section, frozen=True, kw_only=True):
     dram: Annotated[float | None, about("DRAM throughput, share of its peak", "0 to 1")] = None
     dram_bytes: Annotated[float | None, about("read from and written to DRAM by a launch", "bytes")] = None
     l2: Annotated[float | None, about("L2 throughput, share of its peak", "0 to 1")] = None
+    l2_bytes: Annotated[
+        float | None, about("requested of L2 by a launch: also what it reads again, and all of each sector", "bytes")
+    ] = None
     tensor: Annotated[float | None, about("cycles in which tensor pipes were active, share of all", "0 to 1")] = None
     fma: Annotated[
         float | None, about("cycles in which FMA pipes (FP32, FP16) were active, share of all", "0 to 1")
@@ -313,7 +316,10 @@ class CountedKernel(Section, frozen=True, kw_only=True):
         None
     )
     bound_by_counters: Annotated[KernelBound | None, about("what bounds it by these counters")] = None
-    bound_by_trace: Annotated[KernelBound | None, about("what bounds it by its bytes, FLOPs and duration")] = None
+    bound_by_trace: Annotated[
+        KernelBound | None,
+        about("what bounds it by its bytes, FLOPs and duration; neither: below both ceilings, for reasons not visible"),
+    ] = None
 
 
 class HardwareCounters(Section, frozen=True, kw_only=True):

@@ -7,11 +7,14 @@ By trace, the same threshold holds for a kernel's bytes and FLOPs: measured ceil
 so 60% of a peak are `NEAR_CEILING` of a ceiling.
 
 The two differ by what they can see. The trace counts the bytes of an operator once, so that its "memory bandwidth"
-means: no kernel moves these bytes much faster. L2 also carries what a kernel reads again, and the parts of sectors
-that it did not ask for: with L2 near its peak and DRAM far below, a kernel that reads each byte once would be faster,
-and the trace says "neither". Bytes that a cache holds pass at the rate of L2, which the ceiling of few bytes contains;
-there both mean the same. The throughput of the multiprocessors counts instructions of any kind, such as address
-arithmetic: a kernel that is busy with those moves no bytes and computes no FLOPs at a ceiling, and is bound by neither.
+means: no kernel moves these bytes much faster. Bytes that a cache holds pass at the rate of L2, which the ceiling of
+few bytes contains; there both mean the same. L2 also carries what a kernel reads again, and the parts of sectors that
+it did not ask for: with L2 near its peak and DRAM far below, a kernel that reads each byte once would be faster. The
+trace says "neither" of it, below both ceilings, which is right; that L2 is the reason it cannot tell. The bytes of an
+operator over the measured rate of L2 do not predict it: 0.11 to 0.49 for the kernels that L2 bounds on an H200, 0.01 to
+0.39 for those that nothing does (docs/results/h200/counters). The throughput of the multiprocessors counts instructions
+of any kind, such as address arithmetic: a kernel that is busy with those moves no bytes and computes no FLOPs at a
+ceiling, and is bound by neither.
 """
 
 from __future__ import annotations

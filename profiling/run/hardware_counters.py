@@ -150,30 +150,31 @@ def _times(calls: Sequence[TracedCall]) -> dict[Group, tuple[float, int]]:
 
 
 def launches_to_measure(work: Sequence[GpuWork], names: Collection[str], functions: Collection[str]) -> int:
-    """Return how many launches of each grid and block ncu must measure of a traced call's `work`.
+    """Return how many launches of each function, grid and block ncu must measure of a traced call's `work`.
 
-    ncu counts the launches of the `functions`; those of other kernels of a function may come first. With the result it
-    meets each kernel of `names` with each grid and block LAUNCHES times, or as often as the call has it, but for those
-    that take less than 1 - ENOUGH of the time of these kernels. It is less where that would be more than MOST_LAUNCHES.
+    ncu counts the launches of each of the `functions` apart; other kernels of the same function, `elementwise_kernel`
+    for example, may come first. With the result it meets each kernel of `names` with each grid and block LAUNCHES
+    times, or as often as the call has it, but for those that take less than 1 - ENOUGH of the time of these kernels.
+    It is less where that would be more than MOST_LAUNCHES.
     """
-    shapes: dict[Any, list[GpuWork]] = {}
+    shapes: Counter[Group] = Counter()  # launches of each function, grid and block
     needs: dict[Group, tuple[int, float]] = {}  # launches of the shape until the last one to measure, time of the group
     counts: Counter[Group] = Counter()
     for each in work:
-        if each.kind == "kernel" and function_of(each.name) in functions:
-            before = shapes.setdefault((each.grid, each.block), [])
-            before.append(each)
+        if each.kind == "kernel" and (function := function_of(each.name)) in functions:
+            shape = Group(function, each.grid, each.block)
+            shapes[shape] += 1
             group = Group(each.name, each.grid, each.block)
             counts[group] += 1
             if each.name[:_NAME_LENGTH] in names:
                 need, spent = needs.get(group, (0, 0.0))
-                needs[group] = len(before) if counts[group] <= LAUNCHES else need, spent + each.length
+                needs[group] = shapes[shape] if counts[group] <= LAUNCHES else need, spent + each.length
     whole, met, needed = sum(spent for _, spent in needs.values()), 0.0, 1
     for need, spent in sorted(needs.values()):
         if met >= ENOUGH * whole:
             break
         met, needed = met + spent, need
-    while needed > 1 and sum(min(needed, len(launched)) for launched in shapes.values()) > MOST_LAUNCHES:
+    while needed > 1 and sum(min(needed, launched) for launched in shapes.values()) > MOST_LAUNCHES:
         needed -= 1
     return needed
 
@@ -274,6 +275,7 @@ def counted(
         dram=rates[0],
         dram_bytes=_mean(by_number, "dram_bytes"),
         l2=rates[1],
+        l2_bytes=_mean(by_number, "l2_bytes"),
         tensor=rates[2],
         fma=rates[3],
         sm=_mean(by_time, "sm"),

@@ -37,8 +37,8 @@ from profiling.trace.operator_costs import Cost, OperatorCosts, bytes_of, tensor
 _COUNTED = ("gemm", "conv", "attention")
 #: Helper kernels of a matrix product: cuBLAS's splitKreduce, scaling and epilogue, CUTLASS's ReduceSplitK.
 _AUXILIARY = re.compile("reduce|reduction|scal_kernel|epilogue", re.IGNORECASE)
-#: cuDNN's conversions of a tensor from channels first to last and back.
-_CONVERSION = re.compile("nchwToNhwc|nhwcToNchw")
+#: cuDNN's conversions of a tensor from channels first to last and back, and its copies of the channels of a group.
+_CONVERSION = re.compile("nchwToNhwc|nhwcToNchw|nhwcSliceC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Attributor:
 
     Where an operator launched several kernels, all its FLOPs and bytes go to the main kernel, if its name identifies
     it, or in equal parts to several of one name and grid: a convolution may launch one for each group. The helpers
-    (which combine partial products, for example) have none, but for conversions of a layout: they read and write a
-    tensor once.
+    (which combine partial products, for example) have none, but for conversions of a layout and copies of the channels
+    of a group: they read and write a tensor once.
     """
 
     def __init__(self, trace: Timeline, costs: OperatorCosts) -> None:
@@ -121,7 +121,9 @@ class Attributor:
         """Return the bytes of cuDNN's conversions of layout, where it is certain which tensor each one converts.
 
         A convolution may convert its input, its weights and its output. Of the first two it converts those that are
-        contiguous: the longer conversion has the larger tensor. The output has the rest of the operator's bytes.
+        contiguous: the longer conversion has the larger tensor. The output has the rest of the operator's bytes. Where
+        it has a kernel for each group, it may copy the group's channels of the input before it, and those of the output
+        after it: each copy is given the mean of the two.
         """
         by_operator: dict[int | None, list[GpuWork]] = {}
         for item in work:
@@ -141,6 +143,10 @@ class Attributor:
             result = (self._cost(operator, "conv").bytes or 0) - sum(map(bytes_of, given))
             if len(after) == 1 and result > 0:
                 found[after[0]] = 2 * result
+            slices = [each for each in kernels if "nhwcSliceC" in each.name]
+            groups = given[0].shape[1] // given[1].shape[1] if slices and len(given) == 2 else 0
+            if len(slices) == 2 * groups and result > 0:
+                found.update((each, (bytes_of(given[0]) + result) // groups) for each in slices)
         return found
 
     def _modules(self, call: TracedCall) -> list[str | None]:

@@ -32,6 +32,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "dram": (f"dram__throughput.{_OF_ELAPSED}", f"gpu__dram_throughput.{_OF_ELAPSED}"),
     "dram_bytes": ("dram__bytes.sum",),
     "l2": (f"lts__throughput.{_OF_ELAPSED}", f"lts__t_sectors.{_OF_ELAPSED}"),
+    "l2_bytes": ("lts__t_bytes.sum",),
     "tensor": (
         f"sm__pipe_tensor_cycles_active.{_OF_ELAPSED}",
         f"sm__pipe_tensor_op_hmma_cycles_active.{_OF_ELAPSED}",
@@ -57,7 +58,7 @@ class Launch:
 
     `grid` and `block` are sizes along x, y and z. `passes` is the number of times that ncu ran the launch. `seconds` is
     the duration under ncu. The others are shares of the peak of the device (0 to 1), `occupancy` of the warps that
-    multiprocessors can hold; `dram_bytes` are bytes.
+    multiprocessors can hold; `dram_bytes` and `l2_bytes` are bytes.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Launch:
     dram: float | None = None
     dram_bytes: float | None = None
     l2: float | None = None
+    l2_bytes: float | None = None
     tensor: float | None = None
     fma: float | None = None
     sm: float | None = None
@@ -107,9 +109,9 @@ def command(
 ) -> list[str]:
     """Return the command that measures kernels of these `functions` which `program` launches in its profiler range.
 
-    The range is that of `torch.cuda.profiler.profile`. Of the launches that share grid, block and shared memory, whose
-    kernels may differ, the first `launches` are measured. ncu writes to the file `output`; it prints mangled names,
-    because it shortens others by rules of its own.
+    The range is that of `torch.cuda.profiler.profile`. Of the launches that share function, grid and block, whose
+    template arguments may differ, the first `launches` are measured. ncu writes to the file `output`; it prints mangled
+    names, because it shortens others by rules of its own.
     """
     names = "|".join(re.escape(function) for function in functions)
     return [

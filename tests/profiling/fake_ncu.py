@@ -36,7 +36,7 @@ COLUMNS = (
 )
 PASSES = "profiler__replayer_passes"
 UNITS = {
-    **{"dram__bytes.sum": "byte", "gpu__time_duration.sum": "ns"},
+    **{"dram__bytes.sum": "byte", "lts__t_bytes.sum": "byte", "gpu__time_duration.sum": "ns"},
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "%",
     "lts__throughput.avg.pct_of_peak_sustained_elapsed": "%",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "%",
@@ -75,7 +75,8 @@ def counters(us: float, **shares: float) -> dict[str, str]:
     names = [name for name in UNITS if UNITS[name] == "%"]
     given = {**dict.fromkeys(("dram", "l2", "tensor", "fma", "sm"), 0.0), "occupancy": 50.0, **shares}
     values = dict(zip(names, (f"{value:.2f}" for value in given.values()), strict=True))
-    return {"gpu__time_duration.sum": f"{1e3 * us:,.0f}", "dram__bytes.sum": "1,048,576", **values}
+    moved = {"dram__bytes.sum": "1,048,576", "lts__t_bytes.sum": "3,145,728"}
+    return {"gpu__time_duration.sum": f"{1e3 * us:,.0f}", **moved, **values}
 
 
 def install(folder: Path, monkeypatch, text: str = "", mode: str = "prints", listed: str = LISTED) -> Path:

@@ -97,7 +97,7 @@ def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, m
     assert (gemm.launches, gemm.mean_us) == (3, pytest.approx(400 / 3))
     assert (gemm.bound_by_counters, gemm.bound_by_trace) == ("memory bandwidth", "memory bandwidth")
     assert (norm.bound_by_counters, norm.bound_by_trace) == ("compute", "neither")
-    assert (norm.occupancy, norm.dram_bytes) == (pytest.approx(0.215), 2**20)
+    assert (norm.occupancy, norm.dram_bytes, norm.l2_bytes) == (pytest.approx(0.215), 2**20, 3 * 2**20)
     assert (norm.fma, norm.sm) == pytest.approx((0.70, 0.75))
     assert (section.launches, section.passes) == (4, 10)
     assert section.file == "counters/net.baseline.csv"
@@ -175,6 +175,7 @@ def test_ncu_measures_so_many_launches_that_it_meets_each_kernel():
     assert launches_to_measure(same, {"void f<c>(int)"}, {"f"}) == 6  # the others come first
     assert launches_to_measure(same, {"void f<a>(int)"}, {"f"}) == 2
     assert launches_to_measure([*same, work("g", 8)], {"g"}, {"g"}) == 1  # ncu skips f
+    assert launches_to_measure([*same, work("g", 8)], {"g"}, {"f", "g"}) == 1  # and counts them apart
     long = [work("f<b>", 9, 100.0)] * 2
     assert launches_to_measure([*same, *long], {"f<b>", "void f<c>(int)"}, {"f"}) == 2  # c takes less than 5%
     many = [work("g", blocks) for blocks in range(1, 250)] + [work("h", 1)] * 3

@@ -87,6 +87,17 @@ def test_equal_kernels_of_an_operator_share_its_work():
     assert 64 * (grouped[0].bytes or 0) == pytest.approx(2 * (2 * 1024 * 5880 + 1024 * 16 * 7), rel=0.01)
 
 
+def test_copies_of_a_group_have_their_bytes_of_input_and_output():
+    """An H200 counted 0.11 MB in DRAM as the mean of three convolutions' copies; writes may stay in L2."""
+    trace, costs = committed("audio_decoder.baseline")
+    items = Attributor(trace, costs).of(traced_calls(trace)[0])
+    copies = [item.bytes for item in items if "nhwcSliceC" in item.work.name]
+    assert len(copies) == 3 * 2 * 64, "two copies for each group"
+    assert sum(copies) / len(copies) == pytest.approx(0.145e6, rel=0.01)
+    largest = [item.bytes for item in items if "nhwcSliceC" in item.work.name and _of_1024_channels(item)]
+    assert largest == pytest.approx([2 * 2 * 16 * 5880] * 128, rel=0.01)
+
+
 def _of_1024_channels(item):
     return item.arguments["Input Dims"][0] == [1, 1024, 1, 5880]
 
