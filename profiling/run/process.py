@@ -1,7 +1,8 @@
 """Performs tasks (probe the device, run a cell), each in a process of its own or in this one, and relays their events.
 
-`Isolated` starts a fresh process for each task, so that a crash or a hang costs one cell. Nothing that a task started
-outlives its end, or the end of this process, unnoticed. `InProcess` is for debuggers.
+`Isolated` starts a process for each task, a fresh one or a fork of one that has imported torch, so that a crash or a
+hang costs one cell. Nothing that a task started outlives its end, or the end of this process, unnoticed. `InProcess` is
+for debuggers.
 
 A cell that is timed in turns with others has a `Session`: a generator that yields whenever the cell waits for its turn,
 so that several cells can be alive while one is active.
@@ -29,8 +30,9 @@ from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, Window
 from profiling.results.record import encode_sections
 from profiling.run.checkouts import Checkout
 from profiling.run.events import Emit, Event, EventReader, Phase, Sections, Waiting, write_turn
+from profiling.run.fork_server import ForkedProcess, ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
-from profiling.run.process_groups import Orphans, guarded_group, kill_group, run_guarded
+from profiling.run.process_groups import AnyProcess, Orphans, guarded_group, kill_group, run_guarded
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -96,6 +98,8 @@ class Isolated:
 
     With `counters`, ncu measures the kernels of each cell in one more process, while the cell's compile cache is there.
     With `checkout`, the user's code is imported from there. `orphans` is that of all executors that perform at once.
+    With `server`, the process is forked by it, unless the cell writes a compile log, whose folder torch reads when it
+    is imported.
     """
 
     def __init__(
@@ -108,7 +112,9 @@ class Isolated:
         counters: bool = False,
         orphans: Orphans | None = None,
         checkout: Checkout | None = None,
+        server: ForkServer | None = None,
     ) -> None:
+        self._server = server
         self._run, self._trace, self._fresh_cache, self._timeout = run, trace, fresh_cache, timeout
         self._counters = CounterPass(run) if counters else None
         self._orphans, self._checkout = orphans or Orphans(), checkout
@@ -145,7 +151,16 @@ class Isolated:
             files.parent.mkdir(exist_ok=True)
             with compile_cache(fresh=self._fresh_cache) as variables, self._orphans.adopted():
                 environment = {**os.environ, **trace, **variables}
-                worker = run_isolated(task, files, timeout, relay, environment, self._orphans.own, turns=turns)
+                worker = run_isolated(
+                    task,
+                    files,
+                    timeout,
+                    relay,
+                    environment,
+                    self._orphans.own,
+                    turns=turns,
+                    server=None if trace else self._server,
+                )
                 with closing(worker):
                     turn: Turn | None = None
                     while True:
@@ -300,8 +315,9 @@ def run_isolated(
     own: set[int],
     *,
     turns: bool,
+    server: ForkServer | None = None,
 ) -> Session:
-    """Run `task` in a fresh Python process with the variables `environment`; its output is in `<files>.log`.
+    """Run `task` in a process with the variables `environment`, forked by `server`; its output is in `<files>.log`.
 
     `timeout` is in seconds. The process leads a process group, which is killed as a whole when the process has ended,
     at the timeout, when the session is closed, and when this process is interrupted or dies, whatever kills it. While
@@ -316,7 +332,9 @@ def run_isolated(
     try:
         task_file.write_text(json.dumps(task))
         with log_of(files).open("wb") as output:
-            ending = yield from _run_worker(task_file, output, timeout, reader, on_event, environment, own, turns)
+            ending = yield from _run_worker(
+                task_file, output, timeout, reader, on_event, environment, own, turns, server
+            )
     finally:
         task_file.unlink(missing_ok=True)
     done = ending == Ending("exited", 0) and reader.has_result
@@ -333,20 +351,17 @@ def _run_worker(
     environment: Mapping[str, str],
     own: set[int],
     turns: bool,
+    server: ForkServer | None,
 ) -> Generator[Waiting, Turn, Ending]:
     (read_end, write_end), (turn_read, turn_write) = os.pipe(), os.pipe()
     with os.fdopen(read_end, "rb") as pipe, os.fdopen(turn_write, "wb"):
-        command = [sys.executable, "-m", "profiling.run.worker", str(task_file), str(write_end), str(os.getpid())]
+        descriptors = (write_end, turn_read) if turns else (write_end,)
         try:
-            process = subprocess.Popen(
-                [*command, str(turn_read)] if turns else command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(write_end, turn_read) if turns else (write_end,),
-                start_new_session=True,
-                env=environment,
-            )
+            process = None
+            if server is not None:
+                process = server.start(task_file, output.fileno(), descriptors, environment)
+            if process is None:
+                process = _started(task_file, output, descriptors, environment)
         finally:
             os.close(write_end)
             os.close(turn_read)
@@ -366,6 +381,22 @@ def _run_worker(
                 kill_group(process)
 
 
+def _started(
+    task_file: Path, output: Any, descriptors: Sequence[int], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a fresh process for the task."""
+    events, *turns = map(str, descriptors)
+    return subprocess.Popen(
+        [sys.executable, "-m", "profiling.run.worker", str(task_file), events, str(os.getpid()), *turns],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=descriptors,
+        start_new_session=True,
+        env=environment,
+    )
+
+
 def log_of(files: Path) -> Path:
     """Return the file with the output of the process."""
     return files.with_name(f"{files.name}.log")
@@ -379,7 +410,7 @@ def last_lines(log: Path) -> list[str]:
     return []
 
 
-def _events(pipe: Any, process: subprocess.Popen[bytes], timeout: float, reader: EventReader) -> Iterator[Event]:
+def _events(pipe: Any, process: AnyProcess, timeout: float, reader: EventReader) -> Iterator[Event]:
     """Yield events until the process has ended, whoever else holds the pipe open.
 
     After its result a process has `EXIT_SECONDS` to exit.
@@ -400,7 +431,7 @@ def _events(pipe: Any, process: subprocess.Popen[bytes], timeout: float, reader:
             if isinstance(event, Waiting):
                 deadline += time.monotonic() - since
 
-    process_descriptor = os.pidfd_open(process.pid)
+    process_descriptor = os.dup(process.fileno()) if isinstance(process, ForkedProcess) else os.pidfd_open(process.pid)
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)

@@ -11,12 +11,34 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 #: Seconds in which processes that a cell has started may end by themselves, as the compiler's own workers do.
 ORPHAN_SECONDS = 5.0
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+_PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process as soon as the process `parent` has died, also while it holds the GIL."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
+
+
+class AnyProcess(Protocol):
+    """A process that was started here: of `subprocess`, or forked by `profiling.run.fork_server`."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, and that of its group."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code, negative for a signal."""
+        ...
 
 
 def run_guarded(
@@ -134,7 +156,7 @@ def _name(process: psutil.Process) -> str:
     return "unknown"
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> int:
+def kill_group(process: AnyProcess) -> int:
     """Kill the group of a process that leads one; return the exit code of the process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

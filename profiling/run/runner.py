@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
@@ -19,6 +20,7 @@ from profiling.results.run_folder import EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords
 from profiling.run.checkouts import Checkout
 from profiling.run.events import BadInput, End, Event, Phase, Probed
+from profiling.run.fork_server import ForkServer
 from profiling.run.in_turns import DueCell, run_cell, run_in_process, run_in_turns
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated
@@ -67,7 +69,7 @@ class Run:
         execute((self,))
         return exit_code(tuple(self.records.values()))
 
-    def begin(self, orphans: Orphans) -> None:
+    def begin(self, orphans: Orphans, server: ForkServer) -> None:
         """Prepare the folder, probe the device, and write the environment.
 
         Raises:
@@ -77,7 +79,7 @@ class Run:
         config = self.config
         earlier = prepare_folder(self.folder, config.source, resumed=config.resume is not None)
         self.cells.by_cell = {record.cell: record for record in earlier.records}
-        self.executor = self._executor(orphans)
+        self.executor = self._executor(orphans, server)
         probed = self._probe(self.executor)
         self._write_environment(probed.environment, earlier)
         settings = Settings(**probed.settings)
@@ -113,7 +115,7 @@ class Run:
             names = ", ".join(name for name, each in ends.items() if each == end)
             self.progress.say(f"{end.status}: {names} ({printable(end.reason)})")
 
-    def _executor(self, orphans: Orphans) -> Executor:
+    def _executor(self, orphans: Orphans, server: ForkServer) -> Executor:
         settings = self.config.settings
         fresh_cache = settings.compile_cache == "fresh"
         if self.config.isolation == "none":
@@ -126,6 +128,7 @@ class Run:
             counters=settings.counters,
             orphans=orphans,
             checkout=self.checkout,
+            server=server,
         )
 
     def _probe(self, executor: Executor) -> Probed:
@@ -194,8 +197,14 @@ def execute(runs: Sequence[Run]) -> None:
 
     """
     orphans = Orphans()
-    for run in runs:
-        run.begin(orphans)
+    procedures = (run.config.procedure["_target_"].rpartition(".")[0] for run in runs)
+    with closing(ForkServer(orphans.own, procedures)) as server:
+        for run in runs:
+            run.begin(orphans, server)
+        _run_cells(runs)
+
+
+def _run_cells(runs: Sequence[Run]) -> None:
     if len(runs) == 1:
         components = groupby(runs[0].jobs, lambda job: job.component)
         cells = [[(runs[0], job) for job in jobs] for _, jobs in components]

@@ -5,8 +5,6 @@ python -m profiling.run.worker TASK_FILE EVENT_DESCRIPTOR PARENT [TURN_DESCRIPTO
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -15,44 +13,35 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-
-
-def end_with(parent: int) -> None:
-    """Let the kernel kill this process as soon as the process `parent` has died, also while it holds the GIL."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before that
-        os._exit(1)
-
+from profiling.run.process_groups import end_with
 
 if __name__ == "__main__":
     end_with(int(sys.argv[3]))  # before the imports, which take seconds
 
-import msgspec  # noqa: E402
-import torch  # noqa: E402
+import msgspec
+import torch
 
-from profiling.components.build import set_process_state  # noqa: E402
-from profiling.components.instantiate import partial_of  # noqa: E402
-from profiling.errors import InputError, MissingExtraError, reason_of  # noqa: E402
-from profiling.machine.memory import held_before  # noqa: E402
-from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples  # noqa: E402
-from profiling.run.cell import print_traceback  # noqa: E402
-from profiling.run.checkouts import Checkout  # noqa: E402
-from profiling.run.events import BadInput, Emit, End, sender, turns_from  # noqa: E402
-from profiling.run.job import Job  # noqa: E402
-from profiling.run.probe import check_modules, probe  # noqa: E402
+from profiling.components.build import set_process_state
+from profiling.components.instantiate import partial_of
+from profiling.errors import InputError, MissingExtraError, reason_of
+from profiling.machine.memory import held_before
+from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
+from profiling.run.cell import print_traceback
+from profiling.run.checkouts import Checkout
+from profiling.run.events import BadInput, Emit, End, sender, turns_from
+from profiling.run.job import Job
+from profiling.run.probe import check_modules, probe
 
 
-def main() -> None:
-    """Perform the task of the command line."""
+def work(task_file: str, events: int, turns: int | None) -> None:
+    """Perform the task of a file; `events` is the descriptor of its channel, `turns` that of its turns."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    task_file, descriptor, _, *turns = sys.argv[1:]
-    for each in (descriptor, *turns):
-        os.set_inheritable(int(each), False)  # a compile worker that outlives this process must not keep it open
-    task, emit = json.loads(Path(task_file).read_text()), sender(int(descriptor))
+    for each in (events, turns):
+        if each is not None:
+            os.set_inheritable(each, False)  # a compile worker that outlives this process must not keep it open
+    task, emit = json.loads(Path(task_file).read_text()), sender(events)
     try:
-        perform(task, emit, turns_from(int(turns[0]), emit) if turns else None)
+        perform(task, emit, None if turns is None else turns_from(turns, emit))
     except KeyboardInterrupt as error:  # from the cell's own code: Ctrl-C in a terminal reaches only the parent
         _fail(task, error, emit)
 
@@ -133,4 +122,5 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 if __name__ == "__main__":
-    main()
+    _task_file, _events, _, *_turns = sys.argv[1:]
+    work(_task_file, int(_events), int(_turns[0]) if _turns else None)

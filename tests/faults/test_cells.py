@@ -146,27 +146,26 @@ def test_interrupt_in_this_process(tmp_path):
         record_of(tmp_path, variant=raises("interrupt"))
 
 
-def worker_events(monkeypatch, tmp_path, task):
-    """Run the main function of a cell's process here, and return the events that it sends."""
+def worker_events(tmp_path, task):
+    """Perform the task of a cell's process here, and return the events that it sends."""
     (tmp_path / "task.json").write_text(json.dumps(task))
     read_end, write_end = os.pipe()
-    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path / "task.json"), str(write_end), str(os.getppid())])
     with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb"):
-        worker.main()
+        worker.work(str(tmp_path / "task.json"), write_end, None)
         return list(EventReader().feed(os.read(pipe.fileno(), 1 << 16)))
 
 
 @fault("the code of a cell raises KeyboardInterrupt", "its row fails", "every other row")
 def test_interrupt_in_a_worker(monkeypatch, tmp_path):
     task = {"cell": job(tmp_path, variant=raises("interrupt")).to_json()}
-    end = worker_events(monkeypatch, tmp_path, task)[-1]
+    end = worker_events(tmp_path, task)[-1]
     assert end == End("failed", "KeyboardInterrupt: no message")
 
 
 @fault("a cell cannot even be set up (its procedure does not exist)", "its row fails", "every other row")
 def test_a_cell_that_cannot_be_set_up(monkeypatch, tmp_path):
     broken = json.loads(job(tmp_path).to_json()) | {"procedure": {"_target_": "profiling.run.forward.Nothing"}}
-    end = worker_events(monkeypatch, tmp_path, {"cell": json.dumps(broken)})[-1]
+    end = worker_events(tmp_path, {"cell": json.dumps(broken)})[-1]
     assert end.status == "failed"
     assert "Nothing" in end.reason
 
@@ -175,7 +174,7 @@ def test_a_cell_that_cannot_be_set_up(monkeypatch, tmp_path):
 @pytest.mark.parametrize("what", ["plain", "sys_exit"])
 def test_unavailable_raises(monkeypatch, tmp_path, what):
     task = {"probe": [job(tmp_path, variant=raises(what, "unavailable")).to_json()]}
-    probed = worker_events(monkeypatch, tmp_path, task)[-1]
+    probed = worker_events(tmp_path, task)[-1]
     assert probed.not_run["tried"].status == "failed"
     assert "unavailable()" in probed.not_run["tried"].reason
 
@@ -185,7 +184,7 @@ def test_the_probe_exits(monkeypatch, tmp_path):
     (tmp_path / "exits_at_import.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(str(tmp_path))
     task = {"probe": [job(tmp_path, variant={"_target_": "exits_at_import.Variant"}).to_json()]}
-    refused = worker_events(monkeypatch, tmp_path, task)[-1]
+    refused = worker_events(tmp_path, task)[-1]
     assert "SystemExit: 0" in refused.message
 
 
@@ -260,7 +259,7 @@ def test_results_named_like_fields(tmp_path):
 @fault("a metric returns text that is no Unicode", "its row fails")
 def test_text_that_cannot_be_sent(monkeypatch, tmp_path):
     metrics = {"mine": {"_target_": "cell_faults.Returns", "what": "surrogate"}}
-    end = worker_events(monkeypatch, tmp_path, {"cell": job(tmp_path, metrics=metrics).to_json()})[-1]
+    end = worker_events(tmp_path, {"cell": job(tmp_path, metrics=metrics).to_json()})[-1]
     assert end.status == "failed"
     assert "metric mine" in end.reason
 

@@ -98,7 +98,7 @@ def start(tmp_path, monkeypatch, capsys):
                     cell(json.loads(task["cell"]), on_event)
                 return Performed()
 
-        monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans: Executor())
+        monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans, server: Executor())
         monkeypatch.setattr(signal, "signal", lambda *_: None)
         flags = [each for each in overrides if each.startswith("--")]
         keys = [f"--config-dir={OUTSIDE}", *flags, f"hydra.run.dir={folder}", *CELLS]

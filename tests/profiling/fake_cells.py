@@ -124,7 +124,7 @@ def run_of(monkeypatch, folder, cells, **options):
     given = {"isolation": "process", "cell_timeout": 60.0, "resume": None, "source": {}} | options
     config = RunConfig((component,), variants, {}, SETTINGS, **given)
     folder.mkdir(exist_ok=True)
-    monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans: cells)
+    monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans, server: cells)
     return runner.Run("generic_forward", config, folder, Silent(), "")
 
 
@@ -153,7 +153,7 @@ def two_runs(monkeypatch, folder, a, b, **options):
         runs.append(
             type(run)(run.target, run.config, run.folder, Silent(), "", Checkout(side, str(folder), str(folder), ()))
         )
-    monkeypatch.setattr(type(runs[0]), "_executor", lambda run, orphans: Side(cells, run.checkout.name))
+    monkeypatch.setattr(type(runs[0]), "_executor", lambda run, orphans, server: Side(cells, run.checkout.name))
     return runs, cells
 
 

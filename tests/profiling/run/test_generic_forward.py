@@ -133,9 +133,9 @@ def worker_of(process, log):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, "the run ended before this cell began"
-        for child in psutil.Process(process.pid).children() if log.exists() else ():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if "profiling.run.worker" in child.cmdline():
+        for child in psutil.Process(process.pid).children(recursive=True) if log.exists() else ():
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                if Path(f"/proc/{child.pid}/fd/1").resolve() == log.resolve():
                     return child
         time.sleep(0.1)
     raise AssertionError(f"no process writes {log}")

@@ -1,0 +1,215 @@
+"""Starts the processes of cells as forks of one process that has imported torch, which takes seconds each time.
+
+python -m profiling.run.fork_server CHANNEL PARENT WORKER [MODULE …]
+
+A forked process has what a fresh one has after the same imports: no CUDA context, no compiler, its own session, output,
+folder and variables. What reads a variable while torch is imported (TORCH_TRACE) needs a fresh process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from profiling.run.process_groups import end_with, guarded_group
+
+#: What the server imports: its `work` performs the task.
+WORKER = "profiling.run.worker"
+#: Most bytes of a request: a path, and the variables in which the environment differs from that of the server.
+_REQUEST_BYTES = 2**17
+#: Seconds that importing torch may take, on a slow disk.
+_START_SECONDS = 300.0
+
+
+class ForkedProcess:
+    """A process that the server has forked, with what the code needs of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, status: int) -> None:
+        self.pid, self._status = pid, status
+        self._exit_code: int | None = None
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read as soon as the process has ended."""
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, negative for a signal; that of SIGKILL where the server died with the process.
+
+        Raises:
+            subprocess.TimeoutExpired: the process goes on after `timeout` seconds.
+
+        """
+        if self._exit_code is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("cell", timeout or 0.0)
+            text = os.read(self._status, 100)
+            os.close(self._status)
+            self._exit_code = int(text) if text else -signal.SIGKILL
+        return self._exit_code
+
+
+class ForkServer:
+    """The server, which is started by the first request; `modules` are imported by it beside the worker.
+
+    `own` is that of `profiling.run.process_groups.Orphans`: the server is none of the processes that a cell left.
+    """
+
+    def __init__(self, own: set[int], modules: Iterable[str] = ()) -> None:
+        self._own, self._modules = own, tuple(modules)
+        self._channel: socket.socket | None = None
+        self._stack = contextlib.ExitStack()
+        self._environment: dict[str, str] = {}
+
+    def start(
+        self, task_file: Path, output: int, descriptors: Sequence[int], environment: Mapping[str, str]
+    ) -> ForkedProcess | None:
+        """Start a process that performs the task; None where the server cannot, so that a fresh one is needed.
+
+        `output` is a descriptor for standard output and error, `descriptors` those of the events and of the turns.
+        """
+        if self._channel is None:
+            self._begin()
+        assert self._channel is not None
+        changed = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        removed = [name for name in self._environment if name not in environment]
+        request = json.dumps([str(task_file.absolute()), str(Path.cwd()), changed, removed]).encode()
+        if len(request) > _REQUEST_BYTES:
+            return None
+        status, theirs = os.pipe()
+        try:
+            socket.send_fds(self._channel, [request], [theirs, output, *descriptors])
+        except OSError:  # it has died
+            os.close(status)
+            return None
+        finally:
+            os.close(theirs)
+        pid = _read_line(status, _START_SECONDS)
+        if not pid:
+            os.close(status)
+            return None
+        return ForkedProcess(int(pid), status)
+
+    def _begin(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stack.callback(self._channel.close)
+        self._environment = dict(os.environ)
+        command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), str(os.getpid()), WORKER, *self._modules]
+        with theirs:
+            server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # a cell whose server cannot start is started afresh, and says why itself
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._stack.callback(server.wait)
+        self._stack.enter_context(guarded_group(server.pid, self._own))
+        self._stack.callback(server.kill)
+
+    def close(self) -> None:
+        """End the server, and with it the processes that it forked."""
+        self._stack.close()
+        self._channel = None
+
+
+def _read_line(descriptor: int, seconds: float) -> bytes:
+    """Return a line without its end; empty where the other end is closed, or silent for that long."""
+    line, deadline = b"", time.monotonic() + seconds
+    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        character = os.read(descriptor, 1)
+        if character in (b"", b"\n"):
+            return line if character else b""
+        line += character
+    return b""
+
+
+class _Request(NamedTuple):
+    task_file: str
+    events: int
+    turns: int | None
+
+
+def _serve(channel: socket.socket) -> _Request:
+    """Fork a process for each request, and return in that process; in the server this does not return."""
+    server, children = os.getpid(), dict[int, int]()
+    wakeup, ended = os.pipe()
+    os.set_blocking(wakeup, False)
+    os.set_blocking(ended, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # with the default, set_wakeup_fd writes nothing
+    signal.set_wakeup_fd(ended, warn_on_full_buffer=False)
+    while True:
+        ready = select.select([channel, wakeup], [], [])[0]
+        if wakeup in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup, 4096)
+            _reap(children)
+        if channel not in ready:
+            continue
+        request, descriptors, _, _ = socket.recv_fds(channel, _REQUEST_BYTES, 4)
+        if not request:
+            raise SystemExit
+        status, output, *rest = descriptors
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # threads of BLAS, which allows it
+            pid = os.fork()
+        if pid:
+            children[pid] = status
+            for each in (output, *rest):
+                os.close(each)
+            continue
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        channel.close()
+        for each in (wakeup, ended, *children.values()):
+            os.close(each)
+        task_file, folder, changed, removed = json.loads(request)
+        for number in (1, 2):
+            os.dup2(output, number)
+        os.close(output)
+        os.chdir(folder)
+        for name in removed:
+            os.environ.pop(name, None)
+        os.environ.update(changed)
+        os.write(status, f"{os.getpid()}\n".encode())
+        os.close(status)
+        end_with(server)
+        return _Request(task_file, rest[0], rest[1] if len(rest) > 1 else None)
+
+
+def _reap(children: dict[int, int]) -> None:
+    """Write the exit codes of children that have ended."""
+    for pid in tuple(children):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            descriptor = children.pop(pid)
+            with contextlib.suppress(OSError):  # nobody waits for it any more
+                os.write(descriptor, str(os.waitstatus_to_exitcode(status)).encode())
+            os.close(descriptor)
+
+
+def main() -> None:
+    """Import what cells need, and serve."""
+    descriptor, parent, worker, *modules = sys.argv[1:]
+    end_with(int(parent))
+    work = import_module(worker).work
+    for module in modules:
+        import_module(module)
+    request = _serve(socket.socket(fileno=int(descriptor)))
+    work(request.task_file, request.events, request.turns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Processes that the fork server starts: their output, variables, folder and end, and what happens when it dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from profiling.run.fork_server import ForkServer
+from profiling.run.process_groups import kill_group
+
+#: A module in place of the worker, whose tasks are lines of Python.
+WORKER = "def work(task, events, turns):\n    exec(open(task).read(), dict(events=events, turns=turns))\n"
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server that imports `planted_worker` instead of torch, and the processes that it counts as its own."""
+    package = tmp_path / "modules" / "planted_worker.py"
+    package.parent.mkdir()
+    package.write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr("profiling.run.fork_server.WORKER", "planted_worker")
+    server = ForkServer(set(), ())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def start(server, tmp_path):
+    """Return a function that starts a task; its output is in the file `log`."""
+
+    def run(script, environment=None, descriptors=()):
+        task = Path(tempfile.mkdtemp(dir=tmp_path)) / "task.py"
+        task.write_text(script)
+        with (tmp_path / "log").open("wb") as log:
+            read_end, write_end = os.pipe()
+            try:
+                return server.start(task, log.fileno(), (write_end, *descriptors), environment or dict(os.environ))
+            finally:
+                os.close(read_end)
+                os.close(write_end)
+
+    return run
+
+
+def _is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def ended(process, seconds=20.0):
+    return process.wait(seconds)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(7)", 7),
+        ("import os; os._exit(9)", 9),
+        ("1 / 0", 1),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_the_exit_code_is_that_of_a_fresh_process(start, tmp_path, script, code):
+    assert ended(start(script)) == code
+    fresh = subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL, check=False)
+    assert fresh.returncode == code
+
+
+FACTS = """
+import json, os, sys, threading
+import atexit
+facts = dict(
+    cwd=os.getcwd(), new=os.environ.get("NEW"), gone=os.environ.get("GONE"), group=os.getpgid(0), session=os.getsid(0),
+    pid=os.getpid(), stdin=sys.stdin.read(), threads=threading.active_count(), open=sorted(os.listdir("/proc/self/fd")),
+)
+print(json.dumps(facts))
+atexit.register(print, "the end", file=sys.stderr)
+"""
+
+
+def test_a_process_has_its_own_folder_variables_output_and_session(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("GONE", "1")
+    ended(start("pass"))  # the server has begun with this environment
+    monkeypatch.chdir(tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "GONE"} | {"NEW": "2"}
+    process = start(FACTS, environment)
+    assert ended(process) == 0
+    first, last = (tmp_path / "log").read_text().splitlines()
+    facts = json.loads(first)
+    assert (facts["cwd"], facts["new"], facts["gone"], facts["stdin"]) == (str(tmp_path), "2", None, "")
+    assert facts["group"] == facts["session"] == facts["pid"] == process.pid
+    assert facts["threads"] == 1
+    assert len(facts["open"]) == 5, "standard streams, the channel, and the folder that is listed"
+    assert last == "the end"
+
+
+def test_processes_run_beside_each_other_and_end_alone(start):
+    slow, fast = start("import time; time.sleep(60)"), start("pass")
+    assert ended(fast) == 0
+    with pytest.raises(subprocess.TimeoutExpired):
+        slow.wait(0.1)
+    assert kill_group(slow) == -signal.SIGKILL
+
+
+def test_a_server_that_was_killed_takes_its_processes_with_it(server, start):
+    process = start("import time; time.sleep(60)")
+    (pid,) = {child.pid for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline())}
+    os.kill(pid, signal.SIGKILL)
+    assert ended(process) == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    while _is_alive(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert start("pass") is None, "the caller then starts a fresh process"
+
+
+def test_a_server_that_cannot_import_starts_nothing(tmp_path):
+    server = ForkServer(set(), ("no.such.module",))
+    try:
+        with (tmp_path / "log").open("wb") as log:
+            assert server.start(tmp_path, log.fileno(), (), dict(os.environ)) is None
+    finally:
+        server.close()
+
+
+def test_the_end_of_the_server_ends_its_processes(server, start):
+    process = start("import time; time.sleep(60)")
+    server.close()
+    assert ended(process) == -signal.SIGKILL
+
+
+def test_a_forked_process_has_no_cuda_context_and_no_compiler(tmp_path):
+    """What a fresh process has after the same imports, and nothing more."""
+    code = (
+        "import sys, torch, profiling.run.worker, profiling.run.forward\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert 'torch._inductor.compile_fx' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
