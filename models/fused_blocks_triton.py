@@ -17,6 +17,7 @@ from models.attention import Attention
 from models.embeddings import MLP
 from models.ring_attention import RingCache, Visibility, ring_attention
 from models.ring_attention_triton import write_ring
+from models.skinny_linear import operands
 from models.skinny_linear_triton import linear_parts, linear_silu, supports
 from models.transformer import Block, Modulation
 
@@ -160,13 +161,15 @@ def _attention_parts(
     gains = attn.qk_norm.q_norm.gain, attn.qk_norm.k_norm.gain
     q = write_ring(attn.qkv(normed.flatten(1, 2)), *gains, rotation, slots, cache.k, cache.v)
     attended = ring_attention(q, cache.k, cache.v, seen).flatten(3)
-    if supports(attended, attn.out.weight):
-        return linear_parts(attended, attn.out.weight, attn.out.bias)
+    weight, bias, scale = operands(attn.out)
+    if supports(attended, weight):
+        return linear_parts(attended, weight, bias, scale)
     return attn.out(attended).unsqueeze(0)
 
 
 def _mlp_parts(mlp: MLP, normed: Tensor) -> Tensor:
     """Map normalised tokens [b, g, m, d] to the MLP output in parts [parts, b, g, m, d]."""
-    if not supports(normed, mlp.fc1.weight, mlp.fc2.weight):
+    (weight1, bias1, scale1), (weight2, bias2, scale2) = operands(mlp.fc1), operands(mlp.fc2)
+    if not supports(normed, weight1, weight2):
         return mlp(normed).unsqueeze(0)
-    return linear_parts(linear_silu(normed, mlp.fc1.weight, mlp.fc1.bias), mlp.fc2.weight, mlp.fc2.bias)
+    return linear_parts(linear_silu(normed, weight1, bias1, scale1), weight2, bias2, scale2)

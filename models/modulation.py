@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.skinny_linear import few_rows_linear, operands
 from models.transformer import Block, Modulation, OutputHead
 
 
@@ -31,40 +32,43 @@ class MergedLinears(nn.Module):
 
     The layers keep their names and parameters, which become views of one tensor: no weight is held twice, and whatever
     is loaded into a layer changes the product. Casting or moving the layers gives each parameter its own memory again,
-    so the owner calls `merge` afterwards.
+    and quantising them (all, or none) makes other layers, so the owner calls `merge` afterwards.
+
+    Args:
+        owners: the module and the attribute of each layer: they stay submodules of these, and may be replaced.
     """
 
-    weight: Tensor
+    weight: Tensor  # as it is stored
     bias: Tensor
+    scale: Tensor | None  # of quantised weights
 
-    def __init__(self, layers: Iterable[nn.Linear]) -> None:
+    def __init__(self, owners: Iterable[tuple[nn.Module, str]]) -> None:
         super().__init__()
-        self._layers = tuple(layers)  # a tuple: they stay submodules of another module
+        self._owners = tuple(owners)  # a tuple: they stay submodules of another module
+        self.register_buffer("scale", None, persistent=False)
         self.merge()
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Move all weights into one tensor and all biases into another, unless they are there already."""
-        if self._is_merged():
-            return
-        for name in ("weight", "bias"):
-            whole = torch.cat([getattr(layer, name) for layer in self._layers])
-            self.register_buffer(name, whole, persistent=False)
-            views = whole.split([layer.out_features for layer in self._layers])
-            for layer, view in zip(self._layers, views, strict=True):
-                getattr(layer, name).data = view
+        """Move all weights into one tensor and all biases (and scales) into another, unless they are there already."""
+        layers = [operands(getattr(owner, name)) for owner, name in self._owners]
+        self._dtype = layers[0][1].dtype
+        for name, parts in zip(("weight", "bias", "scale"), zip(*layers, strict=True), strict=True):
+            if parts[0] is not None and not self._is_merged(name, parts):
+                whole = _concatenated(parts)
+                self.register_buffer(name, whole, persistent=False)
+                for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+                    part.data = view
 
-    def _is_merged(self) -> bool:
-        if "weight" not in self._buffers:
+    def _is_merged(self, name: str, parts: Sequence[Tensor]) -> bool:
+        whole, start = self._buffers.get(name), 0
+        if whole is None:
             return False
-        for name in ("weight", "bias"):
-            whole, start = getattr(self, name), 0
-            for layer in self._layers:
-                part = getattr(layer, name)
-                shares_storage = part.untyped_storage()._cdata == whole.untyped_storage()._cdata
-                if not shares_storage or part.storage_offset() != start or part.dtype != whole.dtype:
-                    return False
-                start += part.numel()
+        for part in parts:
+            shares_storage = part.untyped_storage()._cdata == whole.untyped_storage()._cdata
+            if not shares_storage or part.storage_offset() != start or part.dtype != whole.dtype:
+                return False
+            start += part.numel()
         return True
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -72,7 +76,16 @@ class MergedLinears(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., sum of out_features]."""
-        return F.linear(x, self.weight, self.bias)
+        if self.scale is None:
+            return F.linear(x, self.weight, self.bias)
+        return few_rows_linear(x, self.weight, self.bias, self.scale, self._dtype)
+
+
+def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Return the parts in one tensor; those of float8 as bytes, which every version of torch can concatenate."""
+    if parts[0].is_floating_point() and parts[0].itemsize == 1:
+        return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
+    return torch.cat(list(parts))
 
 
 #: What is added to each vector of a block (in the order of `Modulation`) and of an output head: factors are 1 + scale.
@@ -86,13 +99,13 @@ class MergedModulation(nn.Module):
 
     def __init__(self, blocks: Sequence[Block], heads: Sequence[OutputHead]) -> None:
         super().__init__()
-        layers = [
-            layer
+        owners = [
+            owner
             for block in blocks
-            for layer in (block.adaln1.fc, block.gate1.fc_c, block.adaln2.fc, block.gate2.fc_c)
+            for owner in ((block.adaln1, "fc"), (block.gate1, "fc_c"), (block.adaln2, "fc"), (block.gate2, "fc_c"))
         ]
-        self.merged = MergedLinears([*layers, *(head.norm.fc for head in heads)])
-        self.blocks, self.heads, self.width = len(blocks), len(heads), layers[0].in_features
+        self.merged = MergedLinears([*owners, *((head.norm, "fc") for head in heads)])
+        self.blocks, self.heads, self.width = len(blocks), len(heads), blocks[0].adaln1.fc.in_features
         vectors = torch.tensor(BLOCK * self.blocks + HEAD * self.heads)
         self.register_buffer("offsets", vectors.repeat_interleave(self.width), persistent=False)
 

@@ -5,19 +5,18 @@ the window has frames: a new frame is worked on in its slot while the window of 
 and both frames can attend in one call.
 """
 
-import importlib.util
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.skinny_linear import HAS_TRITON
 from models.world_model import WorldModelParams
 
 Kernel = Literal["auto", "sdpa", "triton"]
 KERNELS = ("auto", "sdpa", "triton")
 HEAD_DIMS = (16, 32, 64, 128)  # of the Triton kernels: tensor cores need 16 at least; at 256 registers spill
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 class RingCache(nn.Module):

@@ -1,8 +1,12 @@
-"""Linear layers with few rows (skinny GEMMs), which are bound by reading the weights once.
+"""Linear layers with few rows (skinny GEMMs), which are bound by reading the weights once: in 16 bits, or in 8.
 
 A library GEMM needs one more launch where it splits the inputs (split-K), and one for SiLU. Here the sums of the parts
-are left to the kernel that reads them (`add_modulated_norm`), and SiLU is done before the store.
+are left to the kernel that reads them (`add_modulated_norm`), and SiLU is done before the store. Weights of 8 bits
+(`models.skinny_linear`) are widened in registers, so that half of the bytes are read; products and sums are the same.
 """
+
+import os
+from typing import NamedTuple
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -11,33 +15,89 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 from torch.utils.flop_counter import register_flop_formula
 
-MAX_ROWS = 64  # with more rows the weights no longer dominate the time
-COLUMNS = 64  # outputs of one program: the minimum of a Hopper warp-group MMA
+from models.skinny_linear import MAX_ROWS, fits
+
 WAVE = 80  # programs that saturate an H200's memory bandwidth; more parts only cost additions
-INNER = 128  # inputs loaded per iteration
+
+
+class Tile(NamedTuple):
+    """What one program computes: `columns` outputs over 1/`parts` of the inputs, `inner` inputs per iteration."""
+
+    columns: int
+    inner: int
+    parts: int
+    stages: int  # iterations whose loads are in flight
+    warps: int
+
+
+#: Four float8_e4m3fn numbers to bf16 in integer arithmetic, which is faster than the conversion of the hardware. Sign,
+#: exponent and mantissa go to their places in bf16; times 2^120, the distance of the exponents' offsets. Not for NaN.
+_E4M3_TO_BF16 = tl.constexpr("""{
+.reg .b32 low, high, a, b, power, zero;
+mov.b32 power, 0x7b807b80;
+mov.b32 zero, 0x80008000;
+prmt.b32 low, $2, 0, 0x1404;
+prmt.b32 high, $2, 0, 0x3424;
+and.b32 a, low, 0x7f007f00;
+and.b32 b, high, 0x7f007f00;
+shr.u32 a, a, 4;
+shr.u32 b, b, 4;
+lop3.b32 a, low, 0x80008000, a, 0xea;
+lop3.b32 b, high, 0x80008000, b, 0xea;
+fma.rn.bf16x2 $0, a, power, zero;
+fma.rn.bf16x2 $1, b, power, zero;
+}""")
+#: The interpreter takes no assembly, and gets a cast of integers to bf16 wrong.
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def _widen(weights, dtype: tl.constexpr):
+    """Return `weights` of 8 or 16 bits in `dtype`, fp16 or bf16, exactly."""
+    if weights.dtype == tl.float8e4nv and dtype == tl.bfloat16 and not _INTERPRETED:
+        return tl.inline_asm_elementwise(
+            _E4M3_TO_BF16, "=r,=r,r", [weights], dtype=tl.bfloat16, is_pure=True, pack=4
+        )  # fmt: skip
+    return weights.to(dtype)
 
 
 @triton.jit
 def _skinny_linear(
-    x, weight, bias, out, rows,
-    n: tl.constexpr, k: tl.constexpr, parts: tl.constexpr, silu: tl.constexpr,
+    x, weight, scale, bias, out, rows,
+    n: tl.constexpr, k: tl.constexpr, parts: tl.constexpr,
+    scaled: tl.constexpr, biased: tl.constexpr, silu: tl.constexpr,
     block: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Write `columns` outputs (axis 0 of the grid) of all rows, summed over the inputs of one part (axis 1)."""
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     part = tl.program_id(1)
     row = tl.arange(0, block)
-    total = tl.zeros((columns, block), tl.float32)
-    for start in tl.range(0, k // parts, inner, num_stages=stages):
-        at = part * (k // parts) + start + tl.arange(0, inner)
-        # Each weight is read once and must not evict the rows from the cache, which all programs read.
-        weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
-        inputs = tl.load(
-            x + row[:, None] * k + at[None, :], mask=row[:, None] < rows, other=0.0, eviction_policy="evict_last"
-        )
-        total = tl.dot(weights, tl.trans(inputs), total)  # weights as the left operand: the wide side
-    offset = tl.load(bias + column).to(tl.float32)
-    total += tl.where(part == 0, offset, 0.0)[:, None]
+    if block == 1:  # a single row: multiply and add, and sum over the inputs at the end
+        sums = tl.zeros((columns, inner), tl.float32)
+        for start in tl.range(0, k // parts, inner, num_stages=stages):
+            at = part * (k // parts) + start + tl.arange(0, inner)
+            weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
+            inputs = tl.load(x + at, eviction_policy="evict_last")
+            if weights.dtype == tl.int8 and not _INTERPRETED:
+                weights = weights.to(tl.bfloat16)  # from there fp32 is a shift; from int8 it is a slow conversion
+            sums += weights.to(tl.float32) * inputs.to(tl.float32)[None, :]
+        total = tl.sum(sums, 1)[:, None]
+    else:
+        total = tl.zeros((columns, block), tl.float32)
+        for start in tl.range(0, k // parts, inner, num_stages=stages):
+            at = part * (k // parts) + start + tl.arange(0, inner)
+            # Each weight is read once and must not evict the rows from the cache, which all programs read.
+            weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
+            inputs = tl.load(
+                x + row[:, None] * k + at[None, :], mask=row[:, None] < rows, other=0.0, eviction_policy="evict_last"
+            )
+            # Weights are the left operand: the wide side. All numbers of 8 bits are exact in fp16 and bf16.
+            total = tl.dot(_widen(weights, inputs.dtype), tl.trans(inputs), total)
+    if scaled:
+        total = total * tl.load(scale + column)[:, None]
+    if biased:
+        offset = tl.load(bias + column).to(tl.float32)
+        total += tl.where(part == 0, offset, 0.0)[:, None]
     if silu:
         total = total * tl.sigmoid(total)
     offsets = (part * rows + row[None, :]) * n + column[:, None]
@@ -47,41 +107,60 @@ def _skinny_linear(
 def supports(x: Tensor, *weights: Tensor) -> bool:
     """Return True if the kernel supports `x` [..., k] through layers with these weights [n, k], one after the other."""
     few = x.numel() // x.shape[-1] <= MAX_ROWS
-    return few and all(n % COLUMNS == 0 and k % 64 == 0 and w.is_contiguous() for w in weights for n, k in (w.shape,))
+    return few and all(fits(w) and w.is_contiguous() for w in weights)
 
 
-def part_count(n: int, k: int) -> int:
+def part_count(n: int, k: int, columns: int = 64) -> int:
     """Return the number of parts that k inputs of n outputs are split into: a power of two, up to `WAVE` programs."""
     parts = 1
-    while triton.cdiv(n, COLUMNS) * parts < WAVE and k % (2 * parts * 64) == 0:
+    while triton.cdiv(n, columns) * parts < WAVE and k % (2 * parts * 64) == 0:
         parts *= 2
     return parts
 
 
-@triton_op("models::linear_silu", mutates_args=())
-def linear_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return `silu(x·weightᵀ + bias)` [..., n] in the dtype of `x`; sums and SiLU are fp32.
+def choose_tile(n: int, k: int, rows: int, weight_bytes: int, *, split: bool) -> Tile:
+    """Return the tile for [rows, k] inputs and n outputs; without `split`, all inputs belong to one part."""
+    columns, inner = 64, 128 if weight_bytes == 2 else 256  # 64: the minimum of a Hopper warp-group MMA
+    parts = part_count(n, k, columns) if split else 1
+    # As many stages as fit into a Hopper SM's 227 KiB of shared memory.
+    return Tile(columns, inner, parts, stages=6 if rows <= 32 else 4, warps=4)
+
+
+@triton_op("models::linear", mutates_args=())
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """Return `x·(scale·weight)ᵀ + bias` [..., n] in the dtype of `x`; sums are fp32.
 
     Args:
-        x: [..., k], at most `MAX_ROWS` rows.
-        weight: contiguous [n, k]; n and k are multiples of 64.
-        bias: [n].
+        x: fp16 or bf16 [..., k], at most `MAX_ROWS` rows.
+        weight: contiguous [n, k] in the dtype of `x`, int8 or float8_e4m3fn; n and k are multiples of 64.
+        bias: [n], or None.
+        scale: fp32 [n], by which a weight of 8 bits is multiplied; None for other weights.
     """
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    _launch(x, weight, bias, out, parts=1, silu=True)
+    _launch(x, weight, bias, scale, out, split=False)
+    return out
+
+
+@triton_op("models::linear_silu", mutates_args=())
+def linear_silu(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """Return SiLU of `linear`, which is done in fp32 before the result is rounded."""
+    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    _launch(x, weight, bias, scale, out, split=False, silu=True)
     return out
 
 
 @triton_op("models::linear_parts", mutates_args=())
-def linear_parts(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return fp32 [parts, ..., n], whose sum over parts is `x·weightᵀ + bias`; arguments as for `linear_silu`."""
+def linear_parts(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """Return fp32 [parts, ..., n], whose sum over parts is `linear`."""
     n, k = weight.shape
-    out = x.new_empty((part_count(n, k), *x.shape[:-1], n), dtype=torch.float32)
-    _launch(x, weight, bias, out, parts=out.shape[0], silu=False)
+    rows = x.numel() // k
+    parts = choose_tile(n, k, rows, weight.itemsize, split=True).parts
+    out = x.new_empty((parts, *x.shape[:-1], n), dtype=torch.float32)
+    _launch(x, weight, bias, scale, out, split=True)
     return out
 
 
-@register_flop_formula([torch.ops.models.linear_silu, torch.ops.models.linear_parts])
+@register_flop_formula([torch.ops.models.linear, torch.ops.models.linear_silu, torch.ops.models.linear_parts])
 def _flops(x: list[int], weight: list[int], *_: object, **__: object) -> int:
     rows = 1
     for size in x[:-1]:
@@ -89,16 +168,18 @@ def _flops(x: list[int], weight: list[int], *_: object, **__: object) -> int:
     return 2 * rows * weight[0] * weight[1]
 
 
-def _launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, parts: int, silu: bool) -> None:
+def _launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, out: Tensor,
+    *, split: bool, silu: bool = False,
+) -> None:  # fmt: skip
     n, k = weight.shape
     rows = x.numel() // k
-    block = 32 if rows <= 32 else 64
-    inner = INNER
+    block = 1 if rows == 1 else max(triton.next_power_of_2(rows), 16)  # a product on tensor cores has 16 at least
+    columns, inner, parts, stages, warps = choose_tile(n, k, rows, weight.itemsize, split=split)
     while (k // parts) % inner:
         inner //= 2
-    # As many stages as fit into a Hopper SM's 227 KiB of shared memory, but not more than there are iterations.
-    stages = min(6 if block == 32 else 4, k // parts // inner)
-    wrap_triton(_skinny_linear)[(n // COLUMNS, parts)](
-        x.contiguous(), weight, bias, out, rows,
-        n=n, k=k, parts=parts, silu=silu, block=block, columns=COLUMNS, inner=inner, stages=stages, num_warps=4,
+    wrap_triton(_skinny_linear)[(n // columns, parts)](
+        x.contiguous(), weight, weight if scale is None else scale, weight if bias is None else bias, out, rows,
+        n=n, k=k, parts=parts, scaled=scale is not None, biased=bias is not None, silu=silu,
+        block=block, columns=columns, inner=inner, stages=min(stages, k // parts // inner), num_warps=warps,
     )  # fmt: skip

@@ -9,6 +9,8 @@ from reference_data import relative_error
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.skinny_linear import quantise
+
 HALVES = [torch.bfloat16, torch.float16]
 #: rows, inputs k, outputs n: k that few powers of two divide, and one program's outputs or many.
 SHAPES = list(itertools.product((1, 17, 34, 64), (192, 384, 1024), (64, 320)))
@@ -22,29 +24,45 @@ def draw_inputs(rows, k, n, dtype=torch.float32, device="cpu") -> tuple[torch.Te
     return x.to(device, dtype), weight.to(device, dtype), bias.to(device, dtype)
 
 
-def plain(x, weight, bias):
+def quantised(x, weight, bias, weights):
+    """Return the inputs with the weight quantised, and its scale."""
+    stored, scale = quantise(weight, weights)
+    return x, stored, bias, scale
+
+
+def plain(x, weight, bias, scale=None):
+    weight = weight if scale is None else weight.double() * scale.double().unsqueeze(1)
     linear = F.linear(x, weight, bias)
-    return F.silu(linear), linear
+    return linear, F.silu(linear), linear
 
 
-def fused(x, weight, bias):
-    """Return what `plain` does, the second from its parts."""
-    from models.skinny_linear_triton import linear_parts, linear_silu
+def fused(x, weight, bias, scale=None):
+    """Return what `plain` does, the last from its parts."""
+    from models.skinny_linear_triton import linear, linear_parts, linear_silu
 
+    given = x, weight, bias, scale
     with torch.no_grad():
-        return linear_silu(x, weight, bias), linear_parts(x, weight, bias).sum(0)
+        return linear(*given), linear_silu(*given), linear_parts(*given).sum(0)
+
+
+def in_float64(tensors):
+    return [tensor.double() for tensor in tensors]
 
 
 def interpreted():
-    from models.skinny_linear_triton import linear_parts, part_count, supports
+    from models.skinny_linear_triton import linear, linear_parts, part_count, supports
 
     counts = set()
     for shape, (dtype, bound) in itertools.product(SHAPES, ((torch.float32, 1e-6), (torch.float16, 1e-3))):
         given = draw_inputs(*shape, dtype)
         assert supports(given[0], given[1]), shape
-        exact = plain(*(tensor.double() for tensor in given))
-        for one, other in zip(fused(*given), exact, strict=True):
+        for one, other in zip(fused(*given), plain(*in_float64(given)), strict=True):
             assert relative_error(one, other) < bound, (shape, dtype)
+        assert torch.equal(linear(*given[:2]), linear(*given[:2], torch.zeros_like(given[2]))), "without a bias"
+        for weights in ("int8", "float8_e4m3") if shape in SHAPES[::5] else ():
+            eight = quantised(*given, weights)
+            for one, other in zip(fused(*eight), plain(*in_float64(eight)), strict=True):
+                assert relative_error(one, other) < bound, (shape, dtype, weights)
         parts = linear_parts(*given)
         assert parts.dtype == torch.float32
         assert parts.shape == (part_count(*given[1].shape), *given[0].shape[:-1], given[1].shape[0])
@@ -82,25 +100,60 @@ def test_as_exact_as_plain_operations(shape, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_compiles_into_one_graph(dtype):
+@pytest.mark.parametrize("shape", [*SHAPES, *FULL, (1, 1536, 4608)], ids=str)
+def test_weights_of_8_bits_give_the_product_of_the_dequantised_ones(shape, dtype, weights):
+    given = quantised(*draw_inputs(*shape, dtype, "cuda"), weights)
+    exact = plain(*in_float64(given))
+    rounded = [one.to(dtype) for one in exact]
+    for actual, once, true in zip(fused(*given), rounded, exact, strict=True):
+        assert relative_error(actual, true) <= 1.1 * relative_error(once, true) + 1e-6, "more than one rounding"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
+def test_every_number_of_8_bits_is_widened_exactly(weights):
+    """Through a product with one input of 1: of bf16, where float8 is widened by bits, and of fp16."""
+    from models.skinny_linear_triton import linear
+
+    stored = torch.arange(256, dtype=torch.uint8, device="cuda").view(torch.int8)
+    stored = stored if weights == "int8" else stored.view(torch.float8_e4m3fn)
+    real = ~stored.float().isnan()  # the two NaN of float8, which `quantise` never stores
+    weight = torch.zeros(256, 64, dtype=torch.uint8, device="cuda").view(stored.dtype)
+    weight.view(torch.uint8)[:, 5] = stored.view(torch.uint8)
+    for rows, dtype in itertools.product((1, 3), HALVES):
+        x = torch.zeros(rows, 64, dtype=dtype, device="cuda")
+        x[-1, 5] = 1
+        with torch.no_grad():
+            out = linear(x, weight, None, torch.ones(256, device="cuda"))
+        assert torch.equal(out[-1][real], stored.to(dtype)[real])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", [None, "int8", "float8_e4m3"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_compiles_into_one_graph(dtype, weights):
     torch._dynamo.reset()
     given = draw_inputs(*FULL[0], dtype, "cuda")
+    given = given if weights is None else quantised(*given, weights)
     compiled = torch.compile(fused, fullgraph=True)(*given)
     for one, other in zip(compiled, fused(*given), strict=True):
         assert relative_error(one, other) < 1e-2
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_follows_its_inputs():
+@pytest.mark.parametrize("weights", [None, "int8", "float8_e4m3"])
+def test_a_captured_graph_follows_its_inputs(weights):
     given = draw_inputs(*FULL[2], torch.bfloat16, "cuda")
+    given = given if weights is None else quantised(*given, weights)
     fused(*given)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = fused(*given)
     for tensor in given:
-        tensor.normal_()
+        tensor.copy_(torch.randn_like(tensor, dtype=torch.float32))
     graph.replay()
     for one, other in zip(out, fused(*given), strict=True):
         assert torch.equal(one, other)
@@ -111,16 +164,17 @@ def test_the_operators_keep_their_promises():
     from models import skinny_linear_triton  # noqa: F401
 
     given = draw_inputs(17, 192, 320, torch.bfloat16, "cuda")
-    for operator in (torch.ops.models.linear_silu, torch.ops.models.linear_parts):
-        torch.library.opcheck(operator.default, given, test_utils=("test_schema", "test_faketensor"))
+    operators = torch.ops.models.linear, torch.ops.models.linear_silu, torch.ops.models.linear_parts
+    for operator, inputs in itertools.product(operators, (given, given[:2], quantised(*given, "int8"))):
+        torch.library.opcheck(operator.default, inputs, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.gpu
 def test_flops_are_those_of_the_products():
     given = draw_inputs(17, 192, 320, torch.bfloat16, "cuda")
     counts = []
-    for call in (fused, lambda x, weight, bias: [F.linear(x, weight, bias) for _ in range(2)]):
+    for call in (fused, lambda x, weight, bias: [F.linear(x, weight, bias) for _ in range(3)]):
         with FlopCounterMode(display=False) as counter:
             call(*given)
         counts.append(counter.get_total_flops())
-    assert counts[0] == counts[1] == 2 * 2 * 17 * 192 * 320
+    assert counts[0] == counts[1] == 3 * 2 * 17 * 192 * 320

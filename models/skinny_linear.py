@@ -1,0 +1,242 @@
+"""Linear layers for few rows: in one Triton kernel each, with weights of 8 bits and a scale for each output.
+
+With few rows a linear layer is bound by reading its weights, so weights of half the bytes take about half the time.
+`SkinnyLinear` stores them quantised and stands in for an `nn.Linear`; `SkinnyLinears` puts it into any module. Numbers
+of 8 bits are widened exactly in the kernel; activations keep their dtype, and sums are fp32.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+MAX_ROWS = 64  # of the kernel; with more rows the weights no longer dominate the time
+MULTIPLE = 64  # of inputs and outputs: of 64 inputs, rows of 8-bit weights start at whole memory sectors
+WEIGHTS = ("bf16", "int8", "float8_e4m3")  # how weights are stored; bf16: as they are, in the module's own dtype
+_STORED = {"int8": (torch.int8, 127.0), "float8_e4m3": (torch.float8_e4m3fn, 448.0)}  # dtype, largest number
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def quantise(weight: Tensor, weights: str) -> tuple[Tensor, Tensor]:
+    """Return (stored, scale) of which `scale·stored` is nearest to `weight`: each row's largest magnitude is exact.
+
+    A row that holds NaN or infinity gets the scale NaN, so that its output is NaN. A row of zeros gets the scale 0.
+
+    Args:
+        weight: [n, k] of a floating dtype.
+        weights: `int8` or `float8_e4m3`.
+
+    Returns:
+        int8 or float8_e4m3fn [n, k], and fp32 [n].
+    """
+    dtype, limit = _STORED[weights]
+    exact = weight.detach().float()
+    largest = exact.abs().amax(1)
+    scale = torch.where(largest.isfinite(), largest / limit, torch.nan)
+    numbers = (exact / torch.where(scale > 0, scale, 1).unsqueeze(1)).nan_to_num(0).clamp(-limit, limit)
+    return (numbers.round() if weights == "int8" else numbers).to(dtype), scale
+
+
+def dequantise(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `scale·stored` [n, k] in `dtype`, rounded once."""
+    return (stored.float() * scale.unsqueeze(1)).to(dtype)
+
+
+def fits(weight: Tensor) -> bool:
+    """Return True if the kernel supports the shape of `weight`, [n, k]."""
+    n, k = weight.shape
+    return n % MULTIPLE == 0 and k % MULTIPLE == 0 and n * k < 2**31
+
+
+def runs_in_kernel(x: Tensor, stored: Tensor, dtype: torch.dtype, max_rows: int = MAX_ROWS) -> bool:
+    """Return True if the kernel computes this product; it depends on nothing but shapes, dtypes and the device.
+
+    Args:
+        x: [..., k]; the kernel takes fp16 and bf16 on a GPU, and has no gradient.
+        stored: weights [n, k] as they are stored.
+        dtype: of the activations for which the layer was made.
+        max_rows: up to how many rows the kernel is used.
+    """
+    few = x.numel() // x.shape[-1] <= min(max_rows, MAX_ROWS)
+    runs = x.is_cuda and HAS_TRITON and x.dtype == dtype and dtype in _HALF and not torch.is_grad_enabled()
+    return few and runs and fits(stored) and stored.is_contiguous()
+
+
+def few_rows_linear(
+    x: Tensor, stored: Tensor, bias: Tensor | None, scale: Tensor | None, dtype: torch.dtype, max_rows: int = MAX_ROWS
+) -> Tensor:
+    """Return `x·(scale·stored)ᵀ + bias` [..., n]: in the kernel where it can run, else of the weights in `dtype`.
+
+    Arguments are those of `runs_in_kernel`; bias is [n], and scale fp32 [n], None where the weights are not quantised.
+    """
+    if runs_in_kernel(x, stored, dtype, max_rows):
+        from models.skinny_linear_triton import linear  # needs triton
+
+        return linear(x, stored, bias, scale)
+    return F.linear(x, stored if scale is None else dequantise(stored, scale, dtype), bias)
+
+
+class SkinnyLinear(nn.Module):
+    """A linear layer whose product with few rows is one kernel, with its weights stored in 8 bits or as they were.
+
+    `stored` and `scale` keep their dtypes in any cast; `dtype`, that of the activations, follows it. There is no
+    gradient for the weights.
+
+    Args:
+        linear: its bias, and with `weights=bf16` its weight too, are shared, not copied.
+        weights: one of `WEIGHTS`.
+        max_rows: up to how many rows the kernel is used.
+    """
+
+    stored: Tensor
+    scale: Tensor | None
+
+    def __init__(self, linear: nn.Linear, weights: str, max_rows: int = MAX_ROWS) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.weight.shape
+        self.weights, self.max_rows, self.dtype = weights, max_rows, linear.weight.dtype
+        self.bias = linear.bias
+        self.training = linear.training
+        if weights == "bf16":
+            self.stored, self.scale = linear.weight, None
+            return
+        stored, scale = quantise(linear.weight, weights)
+        # Buffers: libraries ask the first floating parameter for the dtype of the activations, which is not float8.
+        self.register_buffer("stored", stored)
+        self.register_buffer("scale", scale)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights [n, k] in the dtype of the activations, for code that reads those of an `nn.Linear`."""
+        return self.stored if self.scale is None else dequantise(self.stored, self.scale, self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., in_features] to [..., out_features]."""
+        return few_rows_linear(x, self.stored, self.bias, self.scale, self.dtype, self.max_rows)
+
+    def extra_repr(self) -> str:
+        """Return sizes and how the weights are stored, for `print(module)`."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, weights={self.weights}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if self.scale is None:
+            super()._apply(fn, recurse)
+            self.dtype = self.stored.dtype
+            return self
+        before = {"stored": self.stored, "scale": self.scale}
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.stored.device)).dtype
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self.get_buffer(name)
+            if new.dtype != old.dtype:
+                setattr(self, name, old.to(new.device))
+        return self
+
+
+def operands(layer: nn.Module) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return (weight, bias, scale) of an `nn.Linear` or a `SkinnyLinear` as the kernels take them."""
+    if isinstance(layer, SkinnyLinear):
+        return layer.stored, layer.bias, layer.scale
+    assert isinstance(layer, nn.Linear)
+    return layer.weight, layer.bias, None
+
+
+class Choice(NamedTuple):
+    """What `SkinnyLinears` does with one linear layer: `left` says why it stays, None: it is replaced."""
+
+    name: str
+    shape: tuple[int, int]  # outputs, inputs
+    left: str | None
+
+
+@dataclass(frozen=True)
+class SkinnyLinears:
+    """Replaces the `nn.Linear` layers of a module, in place, by `SkinnyLinear`: a function module → module.
+
+    Attributes:
+        weights: `int8`, `float8_e4m3`, or `bf16` (not quantised: only the kernel is another).
+        include: patterns of module names (`*` matches any characters); a layer must match one of them.
+        exclude: patterns of names that stay.
+        max_rows: up to how many rows the kernel is used, 64 at most; with more, the product is an ordinary one.
+
+    Raises:
+        ValueError: an unknown form of weights, or too many rows.
+    """
+
+    weights: str = "int8"
+    include: Sequence[str] = ("*",)
+    exclude: Sequence[str] = ()
+    max_rows: int = MAX_ROWS
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights={self.weights!r} must be one of {', '.join(WEIGHTS)}")
+        if not 1 <= self.max_rows <= MAX_ROWS:
+            raise ValueError(f"max_rows={self.max_rows}: must be 1 to {MAX_ROWS}, the most that the kernel supports")
+        for name in ("include", "exclude"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a list of patterns")
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        """Replace the layers and return the module, a new one if `module` is itself a linear layer.
+
+        Raises:
+            ValueError: no layer would be replaced, or a pattern matches none.
+        """
+        layers = dict(_linears(module))
+        for pattern in (*self.include, *self.exclude):
+            if not any(fnmatchcase(name, pattern) for name in layers):
+                some = ", ".join(list(layers)[:3]) or "it has none"
+                raise ValueError(f"{pattern!r} matches no linear layer of {type(module).__name__} (such as: {some})")
+        choices = self.choices(module)
+        if all(choice.left for choice in choices):
+            why = "; ".join(dict.fromkeys(choice.left or "" for choice in choices)) or "it has no linear layer"
+            raise ValueError(f"SkinnyLinears replaces no layer of {type(module).__name__}: {why}")
+        made: dict[int, SkinnyLinear] = {}  # by layer: a layer may have several names
+        for name in [choice.name for choice in choices if choice.left is None]:
+            layer = layers[name]
+            if isinstance(layer, SkinnyLinear):
+                continue
+            made.setdefault(id(layer), SkinnyLinear(layer, self.weights, self.max_rows))
+            if not name:
+                return made[id(layer)]
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, made[id(layer)])
+        return module
+
+    def choices(self, module: nn.Module) -> list[Choice]:
+        """Return what a call does with each linear layer of `module`, or did: also after the call."""
+        return [
+            Choice(name, (layer.out_features, layer.in_features), self._reason_to_leave(name, layer))
+            for name, layer in _linears(module)
+        ]
+
+    def _reason_to_leave(self, name: str, layer: "nn.Linear | SkinnyLinear") -> str | None:
+        if not any(fnmatchcase(name, pattern) for pattern in self.include):
+            return "not included"
+        if any(fnmatchcase(name, pattern) for pattern in self.exclude):
+            return "excluded"
+        if isinstance(layer, SkinnyLinear):
+            return None if layer.weights == self.weights else f"has {layer.weights} weights already"
+        if type(layer) is not nn.Linear:
+            return f"is a {type(layer).__name__}, which may use its weight in another way"
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return "has hooks, which would be lost"
+        if not layer.weight.is_floating_point() or layer.weight.itemsize == 1:
+            return f"has weights in {str(layer.weight.dtype).removeprefix('torch.')} already"
+        if not fits(layer.weight):
+            return f"inputs and outputs must be multiples of {MULTIPLE}"
+        return None
+
+
+def _linears(module: nn.Module) -> "Iterator[tuple[str, nn.Linear | SkinnyLinear]]":
+    """Yield the linear layers of `module` by each of their names."""
+    for name, layer in module.named_modules(remove_duplicate=False):
+        if isinstance(layer, nn.Linear | SkinnyLinear):
+            yield name, layer

@@ -1,0 +1,249 @@
+"""Linear layers with weights of 8 bits: quantisation, the layer, and the transform that puts it into any module."""
+
+import copy
+
+import pytest
+import torch
+from reference_data import relative_error
+from test_cached_world_model import NAMES, WIDE, draw_inputs
+from torch import nn
+from torch.nn import functional as F
+
+from models.initialisation import randomise
+from models.playback import WorldModelStep, build_world_model_step
+from models.skinny_linear import SkinnyLinear, SkinnyLinears, dequantise, operands, quantise
+
+EIGHT = ["int8", "float8_e4m3"]
+#: Relative distance of a number of 8 bits from the one that it stands for, at most: half a step.
+HALF_STEP = {"int8": 0.5 / 127, "float8_e4m3": 2**-4}
+
+
+@pytest.mark.parametrize("weights", EIGHT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_row_is_as_near_as_its_largest_number_allows(weights, dtype):
+    torch.manual_seed(0)
+    weight = (torch.randn(96, 130) * torch.logspace(-3, 3, 96).unsqueeze(1)).to(dtype)
+    stored, scale = quantise(weight, weights)
+    assert (stored.itemsize, scale.dtype) == (1, torch.float32)
+    error = (dequantise(stored, scale, torch.float64) - weight.double()).abs()
+    largest = weight.double().abs().amax(1, keepdim=True)
+    step = largest if weights == "int8" else weight.double().abs() + largest * 2**-9 / 448 / HALF_STEP[weights]
+    assert (error <= 1.001 * HALF_STEP[weights] * step).all()
+    assert (stored.float().abs().amax(1) == (127 if weights == "int8" else 448)).all(), "the whole range is used"
+
+
+@pytest.mark.parametrize("weights", EIGHT)
+def test_numbers_that_are_representable_come_back(weights):
+    exact = torch.tensor([[127.0, -127, 3, 0], [448, -416, 2**-9, 0]])[EIGHT.index(weights)] * 2**-5
+    stored, scale = quantise(exact.unsqueeze(0), weights)
+    assert torch.equal(dequantise(stored, scale, torch.float32)[0], exact)
+
+
+@pytest.mark.parametrize("weights", EIGHT)
+def test_a_row_that_is_zero_or_not_finite(weights):
+    weight = torch.randn(6, 64)
+    weight[0], weight[1, 3], weight[2, 3], weight[3, 3], weight[4] = 0, torch.nan, torch.inf, -torch.inf, 1e-45
+    stored, scale = quantise(weight, weights)
+    out = F.linear(torch.randn(2, 64), dequantise(stored, scale, torch.float32))
+    assert (out[:, 0] == 0).all()
+    assert out[:, 1:4].isnan().all(), "never hidden"
+    assert out[:, [0, 4, 5]].isfinite().all()
+    assert stored.float().isfinite().all(), "the kernel takes no NaN among the stored numbers"
+
+
+def make_layer(bias=True):
+    torch.manual_seed(1)
+    return nn.Linear(128, 192, bias=bias).requires_grad_(False)
+
+
+@pytest.mark.parametrize("weights", ["bf16", *EIGHT])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_layer_stands_in_for_a_linear(weights, bias):
+    linear, x = make_layer(bias), torch.randn(3, 5, 128)
+    layer = SkinnyLinear(linear, weights)
+    bound = {"bf16": 0.0, "int8": 0.01, "float8_e4m3": 0.04}[weights]
+    assert relative_error(layer(x), linear(x)) <= bound
+    assert layer.weight.shape == linear.weight.shape
+    assert layer.weight.dtype == linear.weight.dtype
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    assert layer.bias is linear.bias
+    other = SkinnyLinear(make_layer(bias), weights)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(copy.deepcopy(other)(x), layer(x))
+
+
+@pytest.mark.parametrize("weights", EIGHT)
+def test_a_cast_changes_the_activations_and_not_what_is_stored(weights):
+    layer = SkinnyLinear(make_layer(), weights)
+    stored, scale = layer.stored.clone(), layer.scale.clone()
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        layer.to(dtype)
+        assert (layer.weight.dtype, layer.bias.dtype, layer(torch.randn(2, 128, dtype=dtype)).dtype) == (dtype,) * 3
+        assert torch.equal(layer.stored.view(torch.int8), stored.view(torch.int8))
+        assert layer.stored.dtype == stored.dtype
+        assert torch.equal(layer.scale, scale)
+
+
+class Network(nn.Module):
+    """With a layer under two names, one of another shape, one with a hook, and an attention that reads its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 128)
+        self.inner = nn.Sequential(nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 128))
+        self.again = self.inner[0]
+        self.attention = nn.MultiheadAttention(128, 4, batch_first=True)
+        self.hooked = nn.Linear(128, 128)
+        self.hooked.register_forward_hook(lambda module, args, out: out)
+        self.last = nn.Linear(128, 10)
+
+    def forward(self, x):
+        x = self.again(self.inner(self.first(x)))
+        return self.last(self.hooked(self.attention(x, x, x)[0]))
+
+
+def make_network():
+    network = Network().eval().requires_grad_(False)
+    randomise(network, 0)
+    return network
+
+
+def bytes_of(module):
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
+@pytest.mark.parametrize("weights", ["bf16", *EIGHT])
+def test_the_transform_says_what_it_replaced_and_why_others_stay(weights):
+    network, x = make_network(), torch.randn(2, 5, 64)
+    before, size = network(x), bytes_of(network)
+    transform = SkinnyLinears(weights, exclude=["inner.2"])
+    planned = transform.choices(network)
+    assert transform(network) is network
+    assert transform.choices(network) == planned
+    assert {choice.name: choice.left for choice in planned} == {
+        "first": None,
+        "inner.0": None,
+        "again": None,
+        "inner.2": "excluded",
+        "attention.out_proj": "is a NonDynamicallyQuantizableLinear, which may use its weight in another way",
+        "hooked": "has hooks, which would be lost",
+        "last": "inputs and outputs must be multiples of 64",
+    }
+    assert network.again is network.inner[0]
+    assert relative_error(network(x), before) <= {"bf16": 0.0, "int8": 0.02, "float8_e4m3": 0.06}[weights]
+    replaced = 4 * (64 * 128 + 128 * 128)
+    assert bytes_of(network) == size - (0 if weights == "bf16" else replaced * 3 // 4 - 4 * 2 * 128)
+    assert torch.equal(transform(network)(x), network(x)), "a second call changes nothing"
+
+
+def test_a_linear_layer_alone():
+    assert isinstance(SkinnyLinears("int8")(make_layer()), SkinnyLinear)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "int4"}, "weights='int4' must be one of bf16, int8, float8_e4m3"),
+        ({"max_rows": 65}, "max_rows=65: must be 1 to 64"),
+        ({"include": "first"}, "include='first' must be a list"),
+        ({"include": ["frist*"]}, r"'frist\*' matches no linear layer of Network \(such as: first, inner.0"),
+        ({"exclude": ["nothing"]}, "'nothing' matches no linear layer"),
+        ({"include": ["last"]}, "replaces no layer of Network: .*multiples of 64"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_would_do_nothing_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SkinnyLinears(**options)(make_network())
+
+
+def draw_step(weights, dtype, device="cpu", params=WIDE):
+    sizes = {name: getattr(params, name) for name in params.__dataclass_fields__}
+    model = build_world_model_step(**sizes, context_frames=params.n_frames, weights=weights)
+    randomise(model, 3)  # on the CPU: another device draws other numbers
+    model.to(dtype).to(device).eval().reset()
+    return model
+
+
+def step_inputs(params, dtype, device="cpu"):
+    inputs = {name: tensor[:, 0] for name, tensor in zip(NAMES, draw_inputs(params, 1), strict=True)}
+    inputs = {name: tensor.bfloat16().to(device, dtype) for name, tensor in inputs.items()}
+    return {**inputs, "t": torch.full((1,), 0.7, device=device)}
+
+
+def flat(outputs):
+    return torch.cat([output.flatten() for output in outputs])
+
+
+@pytest.mark.parametrize(("weights", "bound"), [("int8", 0.03), ("float8_e4m3", 0.1)])
+@torch.no_grad()
+def test_a_world_model_in_8_bits(weights, bound):
+    half, model = (draw_step(stored, torch.bfloat16) for stored in ("bf16", weights))
+    exact = draw_step(weights, torch.float32)
+    inputs = step_inputs(WIDE, torch.bfloat16)
+    expected = flat(exact(**step_inputs(WIDE, torch.float32)))
+    assert torch.equal(expected, flat(draw_step("bf16", torch.float32)(**step_inputs(WIDE, torch.float32))))
+    assert not any(isinstance(module, SkinnyLinear) for module in exact.modules()), "the reference is never quantised"
+    plain, actual = flat(half(**inputs)), flat(model(**inputs))
+    assert relative_error(plain, expected) < relative_error(actual, expected) < bound
+    block, merged = model.transformer.blocks[1], model.modulation.merged
+    for layer in (block.attn.qkv, block.attn.out, block.mlp.fc1, block.mlp.fc2, block.gate1.fc_c):
+        assert layer.stored.itemsize == 1
+    assert merged.weight.itemsize == 1
+    assert block.gate1.fc_c.stored.untyped_storage().data_ptr() == merged.weight.untyped_storage().data_ptr()
+    assert isinstance(model, WorldModelStep)
+
+
+def test_a_world_model_too_narrow_for_8_bits_is_refused():
+    sizes = {name: getattr(WIDE, name) for name in WIDE.__dataclass_fields__} | {"d_model": 96, "n_heads": 2}
+    with pytest.raises(ValueError, match="weights='int8' needs a d_model that is a multiple of 64, not 96"):
+        build_world_model_step(**sizes, context_frames=0, weights="int8")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weights", ["bf16", *EIGHT])
+@pytest.mark.parametrize("rows", [1, 17, 64, 65])
+def test_the_kernel_gives_the_product_of_the_layer_on_a_cpu(rows, weights, dtype):
+    layer = SkinnyLinear(make_layer().to(dtype), weights)
+    x = torch.randn(rows, 128).to(dtype)
+    stored, bias, scale = operands(layer)
+    weight = stored.double() if scale is None else dequantise(stored, scale, torch.float64)
+    exact = F.linear(x.double(), weight, bias.double())
+    layer.cuda()
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        out = layer(x.cuda())
+    assert relative_error(out.cpu(), exact) < {torch.float16: 1e-3, torch.bfloat16: 6e-3}[dtype]
+    launched = any("_skinny_linear" in event.key for event in profile.key_averages())
+    assert launched == (rows <= 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", EIGHT)
+@torch.no_grad()
+def test_replaced_layers_compile_and_are_captured(weights):
+    torch._dynamo.reset()
+    network = SkinnyLinears(weights)(make_network().bfloat16().cuda())
+    x = torch.randn(1, 17, 64, device="cuda", dtype=torch.bfloat16)
+    expected = network(x)
+    assert relative_error(torch.compile(network, fullgraph=True)(x), expected) < 2e-2
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = network(x)
+    x.normal_()
+    graph.replay()
+    assert torch.equal(out, network(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("weights", "bound"), [("int8", 0.03), ("float8_e4m3", 0.1)])
+@torch.no_grad()
+def test_fused_blocks_in_8_bits(weights, bound):
+    """The fused kernels against PyTorch operations of the same model in fp32, and against its own layers one by one."""
+    exact = flat(draw_step(weights, torch.float32)(**step_inputs(WIDE, torch.float32)))
+    model, inputs = draw_step(weights, torch.bfloat16, "cuda"), step_inputs(WIDE, torch.bfloat16, "cuda")
+    with torch.profiler.profile() as profile:
+        actual = flat(model(**inputs))
+    names = [event.key for event in profile.key_averages()]
+    assert any("_skinny_linear" in name for name in names)
+    assert relative_error(actual.cpu(), exact) < bound
