@@ -102,7 +102,7 @@ def test_as_exact_as_plain_operations(shape, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("shape", [*SHAPES, *FULL, (1, 1536, 4608)], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[::4], *FULL, (1, 1536, 4608)], ids=str)
 def test_weights_of_8_bits_give_the_product_of_the_dequantised_ones(shape, dtype, weights):
     given = quantised(*draw_inputs(*shape, dtype, "cuda"), weights)
     exact = plain(*in_float64(given))
