@@ -53,7 +53,8 @@ LINKS, AGAIN, THRESHOLD = 100, "again", 0.02
 #: [rows, width] of a link: kernels long enough that the device, and not the host that launches them, sets the time.
 SIZES = {"cuda": (32768, 256), "cpu": (32, 128)}
 #: The variant that both cells of a comparison have.
-VARIANTS = {"cuda": "profiling.variants.cuda_graph.CudaGraph", "cpu": "profiling.variants.baseline.Baseline"}
+EAGER = {"_target_": "profiling.variants.recipe.Recipe"}
+VARIANTS = {"cuda": {**EAGER, "capture": {"_target_": "profiling.variants.cuda_graph.CudaGraph"}}, "cpu": EAGER}
 #: Least fraction of the comparisons in which a planted slowdown is found, by the number of planted links.
 FOUND = {"cuda": {3: 38 / 40, 1: 30 / 40}, "cpu": {5: 36 / 40}}
 #: Comparisons in which one false claim is allowed.
@@ -126,7 +127,7 @@ def write_config(folder: Path, planted: dict[str, int], job: Job) -> Path:
     """
     rows, width = SIZES[job.device]
     rows = job.rows or rows
-    variant = {"_target_": VARIANTS[job.device]}
+    variant = VARIANTS[job.device]
     again = {"_target_": "false_claims_chain.Again", "variant": variant}
     files: dict[str, object] = {f"variant/{BASELINE}": {BASELINE: variant}, f"variant/{AGAIN}": {AGAIN: again}}
     for name, links in planted.items():

@@ -32,7 +32,7 @@ from profiling.results.stats import paired_ratio
 ROOT = Path(__file__).resolve().parents[1]
 #: The last revision in which each cell was timed whole, before the next one was prepared.
 WHOLE_CELLS = "1649b1b"
-EAGER = {"_target_": "profiling.variants.baseline.Baseline"}
+EAGER = "${variant.baseline}"  # that of either revision
 VARIANTS = {
     "cuda": ("baseline", "compile", "cuda_graph", "compile_cuda_graph"),
     "cpu": ("baseline", "compile", "eager_2", "eager_3"),

@@ -7,8 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -28,7 +30,7 @@ from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
 from profiling.results.jsonl import append_record
 from profiling.results.run_folder import write_json
-from profiling.run.job import RunConfig
+from profiling.run.job import RunConfig, as_recipe
 from profiling.run.process import TORCH_TRACE
 from profiling.run.progress import PlainProgress, make_progress
 from profiling.run.revisions import module_states
@@ -159,12 +161,14 @@ def prepare(
     subject = Held(module, inputs)
     if not isinstance(variant, Variant):
         node = _nodes("variant", [variant])[variant]
-        variant = instantiate(node, f"variant={variant}")
-        assert isinstance(variant, Variant)
-    reason = variant.unavailable(subject.device)
+        chosen = instantiate(as_recipe(node), f"variant={variant}")
+        assert isinstance(chosen, Variant)
+    else:
+        chosen = variant
+    reason = chosen.unavailable(subject.device)
     if reason is not None:
-        raise InputError(f"variant {type(variant).__name__} cannot run here: {reason}. Try variant='baseline'.")
-    return PreparedStep(module, inputs, variant, subject.device, autocast=autocast, clone=clone)
+        raise InputError(f"variant={variant!r} cannot run here: {reason}. Try variant='baseline'.")
+    return PreparedStep(module, inputs, chosen, subject.device, autocast=autocast, clone=clone)
 
 
 def _config(
@@ -221,18 +225,26 @@ def _nodes(group: str, chosen: Chosen) -> dict[str, dict[str, Any]]:
 
 
 def _node(where: str, value: Any) -> Any:
-    """Return the mapping with a `_target_` that describes an object: a dataclass such as a Variant or a Metric."""
+    """Return the mapping with a `_target_` that describes an object: a dataclass such as a Variant, or a function."""
     if isinstance(value, Mapping):
         return {key: _node(f"{where}.{key}", each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_node(where, each) for each in value]
+    if isinstance(value, FunctionType | partial):
+        function, options = (value.func, value.keywords) if isinstance(value, partial) else (value, {})
+        return {"_target_": _path_of(where, function), "_partial_": True, **_node(where, options)}
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    kind = type(value)
-    if "<locals>" in kind.__qualname__:
-        raise InputError(f"{where}: {kind.__name__} is defined inside a function. Define it at the top of its file.")
     options = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
-    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **_node(where, options)}
+    return {"_target_": _path_of(where, type(value)), **_node(where, options)}
+
+
+def _path_of(where: str, value: Any) -> str:
+    """Return the dotted path of a class or function."""
+    name = getattr(value, "__qualname__", repr(value))
+    if "<" in name:  # <locals>, <lambda>
+        raise InputError(f"{where}: {name} is defined inside a function. Define it at the top of its file, by a name.")
+    return f"{value.__module__}.{name}"
 
 
 def _complete(run: Run, subject: Held) -> None:

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from profiling.components.spec import ComponentSpec, Settings, check_target, decode
 from profiling.errors import InputError
-from profiling.run.job import RunConfig
+from profiling.run.job import RunConfig, as_recipe
 
 _SETTINGS = tuple(item.name for item in fields(Settings))
 _OF_THE_RUN = ("isolation", "cell_timeout", "resume", "resume_changed", "rounds", "seconds")
@@ -42,9 +42,15 @@ def read_config(cfg: DictConfig) -> RunConfig:
         groups[group] = plain.get(group) or {}
         if not isinstance(groups[group], Mapping):
             raise InputError(f"{group}={groups[group]!r}: name YAML files, {group}=[NAME,NAME] for example.")
-    for group in ("variant", "metric"):
-        for name, node in groups[group].items():
-            check_target(node, f"{group}.{name}")
+    for name, node in groups["metric"].items():
+        check_target(node, f"metric.{name}")
+    for name, node in groups["variant"].items():
+        if not isinstance(node, Mapping):
+            raise InputError(
+                f"variant.{name}={node!r} is no mapping. Write transforms, compiler and capture below it, {{}} for "
+                "eager, or the _target_ of your own variant."
+            )
+        check_target(as_recipe(node), f"variant.{name}")
     return RunConfig(
         components=tuple(read_component(str(name), node) for name, node in groups["component"].items()),
         variants=groups["variant"],

@@ -25,7 +25,7 @@ from profiling.errors import reason_of
 from profiling.machine.memory import free_bytes
 
 #: Attributes of `nn.Module` that calls do not change, or that are opened in another way.
-_MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
+_MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"}
 #: Packages whose objects are not opened.
 _CLOSED = (
     *("torch._", "torch.cuda", "torch.utils", "torch.fx", "torch.jit", "torch.storage", "torch.autograd"),

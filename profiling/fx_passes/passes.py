@@ -75,15 +75,15 @@ def apply_passes(
     for each in passes:
         after = each(fx.GraphModule(before, copy.deepcopy(before.graph), before._get_name()))
         if not isinstance(after, fx.GraphModule):
-            raise InputError(f"pass {_name_of(each)} returned {type(after).__name__}. Return a torch.fx.GraphModule.")
+            raise InputError(f"pass {name_of(each)} returned {type(after).__name__}. Return a torch.fx.GraphModule.")
         replaced = after.meta.get("replaced")
         new_output = propagate(after)
         after = pruned(after)
-        yield AppliedPass(_name_of(each), before, after, replaced, relative_l2(new_output, output))
+        yield AppliedPass(name_of(each), before, after, replaced, relative_l2(new_output, output))
         before, output = after, new_output
 
 
-def _name_of(each: Pass) -> str:
-    """Return the name of a pass: a function's or a class's."""
+def name_of(each: object) -> str:
+    """Return the name of a pass or a transform: a function's or a class's."""
     function = each.func if isinstance(each, functools.partial) else each
     return getattr(function, "__name__", type(function).__name__)

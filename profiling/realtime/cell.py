@@ -207,6 +207,9 @@ class RealtimeCell(Cell):
             warmed_up = warm_up(prepared.components, steps)
             counters = asdict(snapshot().since(before))
         self.add(prepare=Prepare(seconds=total, first_call_s=first, stages=seconds, **warmed_up, **counters))
+        recipe = [msgspec.structs.replace(each, stage=name) for name, step in steps.items() for each in step.recipe]
+        if recipe:
+            self.add(recipe=recipe)
         return steps
 
     def _check(self, variant: Variant, prepared: Prepared, steps: Mapping[str, Step], pipeline: StagedPipeline) -> None:

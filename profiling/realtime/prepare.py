@@ -26,7 +26,7 @@ from profiling.realtime.one_graph import as_one_stage
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop
-from profiling.variants.compile import Compile
+from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
 
 #: How references are played: in turn, and left on the device.
@@ -66,9 +66,10 @@ def refuse_shared_pools(variant: Variant, stages: Iterable[str], options: LoopOp
     """
     for name in stages:
         chosen = stage_variant(variant, name)
-        if options.schedule == "overlap" and isinstance(chosen, Compile) and chosen.has_cuda_graphs():
+        compiler = chosen.compiler if isinstance(chosen, Recipe) else None
+        if options.schedule == "overlap" and compiler is not None and compiler.own_graphs is not None:
             raise InputError(
-                f"loop.schedule=overlap: mode={chosen.mode} keeps the CUDA graphs of all stages in one pool, and on "
+                f"loop.schedule=overlap: {compiler.own_graphs} keeps the CUDA graphs of all stages in one pool, and on "
                 "several streams they would overwrite each other. Use compile_cuda_graph, or loop.schedule=sequential."
             )
 

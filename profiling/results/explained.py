@@ -46,6 +46,22 @@ class Graphs(Section, frozen=True, kw_only=True):
     graph_breaks: Annotated[int | None, about("graph breaks of the compiled module")] = None
 
 
+class RecipeStep(Section, frozen=True, kw_only=True):
+    """A step of a recipe: a transform of the module, its compiler, or its capture."""
+
+    kind: Annotated[Literal["transform", "compiler", "capture"], about("what it is")]
+    name: Annotated[str, about("name of its class or function")]
+    stage: Annotated[str | None, about("realtime: the stage that it prepared")] = None
+    seconds: Annotated[float, about("until the device was idle", "s")]
+    changed: Annotated[
+        int | None, about("places or modules that it changed, graphs that it compiled or captured; absent: not counted")
+    ] = None
+    memory_bytes: Annotated[BeforeAfter | None, about("allocated on the device before and after the step", "bytes")] = (
+        None
+    )
+    notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
+
+
 class FxPass(Section, frozen=True, kw_only=True):
     """A torch.fx pass of the variant, in the order of application."""
 

@@ -59,6 +59,7 @@ from profiling.results.explained import (  # noqa: F401 - readers and producers 
     NextStep,
     OperatorCost,
     Prediction,
+    RecipeStep,
     Recompile,
     Roofline,
     RooflinePart,
@@ -155,6 +156,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     training: Annotated[Training | None, about("training_step: log of the steps")] = None
     realtime: Annotated[Realtime | None, about("realtime: the loop over frames")] = None
     graphs: Annotated[Graphs | None, about("CUDA graphs that the variant captured")] = None
+    recipe: Annotated[tuple[RecipeStep, ...] | None, about("steps of preparing the variant, in their order")] = None
     passes: Annotated[tuple[FxPass, ...] | None, about("torch.fx passes in their order")] = None
     rounds: Annotated[tuple[Round, ...] | None, about("each round of a repeated cell")] = None
     turns: Annotated[Turns | None, about("timing in turns with the other variants of the component")] = None

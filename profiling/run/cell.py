@@ -185,6 +185,8 @@ class Cell(ABC):
             counters = snapshot().since(before)
             self.add(prepare=Prepare(seconds=seconds, first_call_s=first_call_s, **warmed_up, **asdict(counters)))
             self.compiled = counters.graphs > 0
+            if step.recipe:
+                self.add(recipe=step.recipe)
             return step
 
     def close(self, step: Step) -> None:

@@ -93,6 +93,9 @@ class CellFiles:
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 
 
+#: The class of a variant that names none.
+RECIPE = "profiling.variants.recipe.Recipe"
+
 #: Name in the place of a variant's in the record of a check.
 CHECK = "check"
 
@@ -116,12 +119,17 @@ def check_names(group: str, names: Iterable[str]) -> None:
             )
 
 
+def as_recipe(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the node of a variant with its `_target_`: that of a recipe where it has none."""
+    return {"_target_": RECIPE, **node}
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The config of a run: its components × variants, in that order, and options that concern all cells."""
 
     components: tuple[ComponentSpec, ...]
-    variants: Mapping[str, Mapping[str, Any]]
+    variants: Mapping[str, Mapping[str, Any]]  # without a `_target_`: a recipe
     metrics: Mapping[str, Mapping[str, Any]]
     settings: Settings
     isolation: Literal["process", "none"]
@@ -142,6 +150,7 @@ class RunConfig:
         check_names("component", [spec.name for spec in self.components])
         check_names("variant", self.variants)
         check_names("metric", self.metrics)
+        object.__setattr__(self, "variants", {name: as_recipe(node) for name, node in self.variants.items()})
         cells: dict[str, str] = {}
         for cell in (f"{spec.name}.{variant}" for spec in self.components for variant in self.variants):
             other = cells.setdefault(cell.lower(), cell)
@@ -173,7 +182,7 @@ class RunConfig:
         """Return the config of `check=true`: one cell for each component, which times nothing and has no files."""
         return replace(
             self,
-            variants={CHECK: {"_target_": "profiling.variants.baseline.Baseline"}},
+            variants={CHECK: {}},
             metrics={},
             settings=replace(self.settings, ceilings="off", trace=False, counters=False, memory_snapshot=False),
             files=CellFiles(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
@@ -57,8 +56,7 @@ class PreparedStep:
             self._inputs = dict(map_tensors(lambda tensor: tensor.detach().clone(), inputs))
         self._buffers, self._plain = dict(named_inputs(self._inputs)), _without_tensors(self._inputs)
         self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-        if "alias_outputs" in {field.name for field in dataclasses.fields(variant)}:
-            variant = dataclasses.replace(variant, alias_outputs=True)  # cloned here, and so only once
+        variant = variant.aliasing()  # cloned here, and so only once
         self._files = TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True)
         if autocast is not None:
             self._restore.callback(call_under(module, partial(torch.autocast, device.type, autocast)))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from profiling.components.component import Component
+from profiling.results.record import RecipeStep
 
 
 def _no_cleanup() -> None:
@@ -42,6 +43,7 @@ class Step:
         extra_steps: steps of the component's `extra_inputs`, in their order, prepared with this one.
         eager_step: for the profiler; None where the variant has nothing that launches kernel by kernel.
         rewind: restores what calls count up or let grow (a cache position), where there is such state.
+        recipe: what each step of the preparation took and changed, for the record.
 
     """
 
@@ -51,6 +53,7 @@ class Step:
     extra_steps: tuple[Callable[[], Any], ...] = ()
     eager_step: EagerStep | None = None
     rewind: Callable[[], None] | None = None
+    recipe: tuple[RecipeStep, ...] = ()
 
     def call(self) -> Any:
         """Run the step as if it were the first call after a reset, and return the output."""
@@ -72,6 +75,11 @@ class Variant(ABC):
     def unavailable(self, device: torch.device) -> str | None:
         """Return why this variant cannot run on `device` (its cells are then skipped), or None."""
         return None
+
+    def aliasing(self) -> Self:
+        """Return this variant with outputs that the next call may overwrite, where it has an option for that."""
+        has_option = "alias_outputs" in {each.name for each in fields(self)}
+        return replace(self, **{"alias_outputs": True}) if has_option else self
 
     def prepare(self, component: Component, folder: Path) -> Step:
         """Prepare `component` from its initial state; calls of the step return to that state where they count."""

@@ -12,7 +12,7 @@ from profiling.machine.run_queue import RunQueueMonitor
 from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.results.judgement import can_be_ranked, disturbance
-from profiling.variants.baseline import Baseline
+from profiling.variants.recipe import Recipe
 
 #: Computes all the time, on the core of the process that started it, and ends with that process.
 RIVAL = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
@@ -42,7 +42,7 @@ def rival():
 def test_a_rival_on_the_same_core_is_measured_and_nothing_is_claimed(rival):
     limits = Latency(min_iterations=10, max_seconds=0.8, warmup_max_seconds=0.5)
     metrics = {"parity": Parity(), "latency": limits}
-    variants = {"baseline": Baseline(), "again": Baseline()}
+    variants = {"baseline": Recipe(), "again": Recipe()}
     module, inputs = torch.nn.Linear(1024, 1024), {"input": torch.randn(128, 1024)}  # longer than a time slice
     result = profiling.profile(module, inputs, variants, metrics=metrics, ceilings="off", quiet=True)
     base, again = result.records

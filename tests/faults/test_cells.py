@@ -73,7 +73,7 @@ def job(folder, *, module=None, variant=None, metrics=None, name="net"):
         target="generic_forward",
         component=ComponentSpec(name=name, module=module, inputs=inputs),
         variant="tried",
-        variant_options=variant or {"_target_": "profiling.variants.baseline.Baseline"},
+        variant_options=variant or {"_target_": "profiling.variants.recipe.Recipe"},
         metrics=metrics or {},
         settings=SETTINGS,
         run=str(folder),
@@ -439,7 +439,7 @@ def test_numbers_that_cannot_be_merged(tmp_path, summary, status):
 
 def job_config(**options):
     given = {"cell_timeout": 60.0, "rounds": 1} | options
-    variants = {"baseline": {"_target_": "profiling.variants.baseline.Baseline"}}
+    variants = {"baseline": {"_target_": "profiling.variants.recipe.Recipe"}}
     component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
     return RunConfig((component,), variants, {}, SETTINGS, "process", resume=None, source={}, **given)
 

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.gpu
 MEASURED = {
     "building the module": "load",
     "the float32 reference": "components/reference.py",
-    "preparing the variant": "variants/baseline.py",
+    "preparing the variant": "variants/recipe.py",
     "the parity check": "metrics/parity.py",
     "timing": "metrics/latency.py",
     "measuring memory": "metrics/memory.py",

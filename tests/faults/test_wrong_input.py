@@ -27,6 +27,8 @@ from profiling.results.record import Record
 
 NET = ("component=[net]", "variant=[baseline]")
 COMPILED, PASSES = ("component=[net]", "variant=[compile]"), ("component=[net]", "variant=[fx_cuda_graph]")
+COMPILER = "variant.compile.compiler"
+CHANNELS_LAST = "{_target_: profiling.variants.transforms.ChannelsLast}"
 LINE = "one line, exit 2"
 
 
@@ -83,13 +85,27 @@ ARGUMENTS = (
     ("an unknown metric", (*NET, "metric=[latncy]"), "Did you mean 'latency'"),
     ("an unknown key", (*NET, "tarce=true"), "Did you mean 'trace'"),
     ("a key of a component that was not chosen", (*NET, "component.ney.checkpoint=x"), "component.net"),
-    ("an unknown option of a variant", (*COMPILED, "variant.compile.moed=a"), "mode"),
-    ("an unknown mode", (*COMPILED, "variant.compile.mode=fast"), "max-autotune"),
-    ("a flag of a variant that is text", (*COMPILED, "variant.compile.fullgraph=a"), "fullgraph must be true or false"),
-    ("a mode of a variant that is a list", (*COMPILED, "variant.compile.mode=[a]"), "mode must be text"),
+    ("an unknown option of a compiler", (*COMPILED, f"{COMPILER}.moed=a"), "mode"),
+    ("an unknown mode", (*COMPILED, f"{COMPILER}.mode=fast"), "max-autotune"),
+    ("a flag of a compiler that is text", (*COMPILED, f"{COMPILER}.fullgraph=a"), "fullgraph must be true or false"),
+    ("a mode of a compiler that is a list", (*COMPILED, f"{COMPILER}.mode=[a]"), "mode must be text"),
+    ("a key of a variant of before recipes", (*COMPILED, "variant.compile.mode=default"), f"'{COMPILER}.mode'"),
+    ("a key of a capture of before recipes", (*PASSES, "variant.fx_cuda_graph.warmup=1"), "graph.capture.warmup'"),
+    ("an unknown step of a recipe", (*COMPILED, "+variant.compile.compilr=null"), "Did you mean 'compiler'"),
+    ("a compiler that is text", (*COMPILED, "variant.compile.compiler=inductor"), "variant.compile.compiler"),
+    ("a capture without its class", (*COMPILED, "variant.compile.capture={warmup: 3}"), "Give it a _target_"),
+    ("no warm-up calls before a capture", (*PASSES, "variant.fx_cuda_graph.capture.warmup=0"), "warmup=0"),
+    ("a transform in place of a compiler", (*NET, f"variant.baseline.compiler={CHANNELS_LAST}"), "is no Compiler"),
+    ("transforms that are no list", (*COMPILED, "variant.compile.transforms=5"), "is no list"),
+    ("a transform that cannot be called", (*COMPILED, "variant.compile.transforms=[5]"), "_partial_"),
+    (
+        "a capture of what captures itself",
+        ("component=[net]", "variant=[compile_cuda_graph]", "variant.compile_cuda_graph.compiler.mode=reduce-overhead"),
+        "Write capture: null",
+    ),
     ("a flag of a metric that is text", (*NET, "metric.latency.cold=a"), "cold must be true or false"),
-    ("passes that are a number", (*PASSES, "variant.fx_cuda_graph.passes=5"), "variant.fx_cuda_graph"),
-    ("passes that cannot be called", (*PASSES, "variant.fx_cuda_graph.passes=[5]"), "_partial_"),
+    ("passes that are a number", (*PASSES, "variant.fx_cuda_graph.transforms.0.passes=5"), "variant.fx_cuda_graph"),
+    ("passes that cannot be called", (*PASSES, "variant.fx_cuda_graph.transforms.0.passes=[5]"), "_partial_"),
     ("an unknown device", (*NET, "device=gpu"), "cuda"),
     ("an unknown dtype", (*NET, "dtype=float15"), "Did you mean 'float16'"),
     ("an unknown scale", (*NET, "scale=small"), "tiny"),
@@ -198,8 +214,8 @@ COMPONENT = (
     ("a bound that is not finite", "component.net.inputs.gain.high=inf", "finite"),
     ("bounds in the wrong order", "component.net.inputs.gain.high=0.1", "above low"),
     ("an unknown key of an input", "+component.net.inputs.x.shap=5", "Did you mean 'shape'"),
-    ("a variant that is a number", "variant.baseline=5", "variant.baseline has no _target_"),
-    ("a variant whose _target_ is no text", "variant.baseline._target_=5", "dotted path"),
+    ("a variant that is a number", "variant.baseline=5", "variant.baseline=5 is no mapping"),
+    ("a variant whose _target_ is no text", "+variant.baseline._target_=5", "dotted path"),
     ("a metric without _target_", "~metric.latency._target_", "metric.latency has no _target_"),
 )
 

@@ -119,7 +119,7 @@ class Silent(SimpleNamespace):
 
 def run_of(monkeypatch, folder, cells, **options):
     """Return a run of one component under the variants that `cells` has plans for, which take turns."""
-    variants = {name: {"_target_": "profiling.variants.baseline.Baseline"} for name in cells.plans}
+    variants = {name: {"_target_": "profiling.variants.recipe.Recipe"} for name in cells.plans}
     component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
     given = {"isolation": "process", "cell_timeout": 60.0, "resume": None, "source": {}} | options
     config = RunConfig((component,), variants, {}, SETTINGS, **given)

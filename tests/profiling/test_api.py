@@ -21,8 +21,8 @@ from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.report.__main__ import main as report
 from profiling.trace.counters import snapshot
-from profiling.variants.baseline import Baseline
-from profiling.variants.compile import Compile
+from profiling.variants.inductor import Inductor
+from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,7 @@ def inputs():
 
 @pytest.fixture
 def result():
-    return profiling.profile(Net(), inputs(), {"baseline": Baseline(), "other": Reversed()}, fps=0.001, **QUICK)
+    return profiling.profile(Net(), inputs(), {"baseline": Recipe(), "other": Reversed()}, fps=0.001, **QUICK)
 
 
 def test_records_and_the_answer(result):
@@ -148,7 +148,7 @@ def test_everything_is_left_as_it_was():
 
 
 def test_a_result_for_the_old_inputs_fails():
-    stale = profiling.profile(Net(), inputs(), {"baseline": Baseline(), "stale": Stale()}, **QUICK)
+    stale = profiling.profile(Net(), inputs(), {"baseline": Recipe(), "stale": Stale()}, **QUICK)
     assert stale.best().variant == "baseline"
     (record,) = (record for record in stale.records if record.variant == "stale")
     assert record.status == "failed"
@@ -259,7 +259,7 @@ def test_a_prepared_step_runs_on_new_inputs_and_its_outputs_stay():
     assert [part.training for part in module.body] == [True, True, False]
     with pytest.raises(InputError, match="this step is closed"):
         step(x=x)
-    shared = profiling.prepare(Shared(), inputs(), variant=Baseline())
+    shared = profiling.prepare(Shared(), inputs(), variant=Recipe())
     first, second = shared(x=torch.ones(4, 8)), shared(x=torch.zeros(4, 8))
     for one, zero in ((first[0], second[0]), (first[1]["view"], second[1]["view"]), (first[2], second[2])):
         assert one.min() == 1
@@ -348,7 +348,7 @@ def test_a_prepared_step_is_the_one_that_is_measured_also_where_the_first_call_m
 
 
 def test_what_cannot_be_prepared_is_one_line():
-    with pytest.raises(InputError, match="variant CompileCudaGraph cannot run here: CUDA graphs need a CUDA device"):
+    with pytest.raises(InputError, match="variant='compile_cuda_graph' cannot run here: CUDA graphs need a CUDA"):
         profiling.prepare(Net(), inputs())
     module = Net()
     with pytest.raises(RuntimeError):
@@ -361,7 +361,7 @@ def test_what_cannot_be_prepared_is_one_line():
 def test_compiled_steps_may_be_closed_in_any_order(tmp_path):
     config = torch._dynamo.config
     before = config.recompile_limit, config.fail_on_recompile_limit_hit
-    first, second = (Compile().flags(tmp_path) for _ in range(2))
+    first, second = (Inductor().flags(tmp_path) for _ in range(2))
     first.close()
     assert config.fail_on_recompile_limit_hit
     second.close()

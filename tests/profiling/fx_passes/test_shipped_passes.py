@@ -20,8 +20,9 @@ from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.passes import apply_passes
 from profiling.fx_passes.tracer import trace
 from profiling.results.record import BeforeAfter, FxPass
-from profiling.variants.fx_cuda_graph import FxCudaGraph
+from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.gains import interleaved_medians
+from profiling.variants.rewrite import Rewrite
 
 
 def component(module, **inputs):
@@ -31,7 +32,8 @@ def component(module, **inputs):
 
 def shipped():
     node = yaml.safe_load((CONF / "variant" / "fx_cuda_graph.yaml").read_text())["fx_cuda_graph"]
-    return instantiate(node, "variant.fx_cuda_graph")
+    (rewrite,) = node["transforms"]
+    return instantiate(rewrite, "variant.fx_cuda_graph.transforms[0]")
 
 
 def clip(attention, dtype=torch.float64, layers=2):
@@ -99,7 +101,7 @@ def test_the_shipped_passes_on_the_text_component(attention):
 
 def test_a_layer_of_clip_is_ten_kernels_and_views():
     module, inputs = clip("eager", layers=1)
-    traced = shipped().transformed(component(module, **inputs))
+    traced = shipped().apply(module, component(module, **inputs)).call.graph
     views = {"reshape", "transpose", "getitem", "split"}
     counted = {name: count for name, count in calls(traced).items() if name not in views}
     layer = {"linear": 2, "addmm": 2, "silu": 1, "scaled_dot_product_attention": 1, "layer_norm": 2, "add": 2}
@@ -125,17 +127,17 @@ class Twice:
 
 def test_passes_of_a_users_own_are_named_and_compared():
     node = {
-        "_target_": "profiling.variants.fx_cuda_graph.FxCudaGraph",
+        "_target_": "profiling.variants.rewrite.Rewrite",
         "passes": [
             {"_target_": f"{__name__}.Twice"},
             {"_target_": f"{__name__}.sign_flipped", "_partial_": True, "target": "linear"},
             {"_target_": "profiling.fx_passes.linear.FuseParallelLinears"},
         ],
     }
-    variant = instantiate(node, "variant.mine")
+    rewrite = instantiate(node, "variant.mine.transforms[0]")
     module = Net(lambda self, x: self.a(x), a=nn.Linear(3, 3).double())
     x = normal(2, 3)
-    applied = list(apply_passes(trace(module, {"x": x}), variant.passes, lambda traced: propagate(traced, {"x": x})))
+    applied = list(apply_passes(trace(module, {"x": x}), rewrite.passes, lambda traced: propagate(traced, {"x": x})))
     assert [(each.name, each.replaced) for each in applied] == [
         ("Twice", None),
         ("sign_flipped", None),
@@ -148,17 +150,11 @@ def test_passes_of_a_users_own_are_named_and_compared():
 
 def test_errors_name_the_wrong_pass():
     with pytest.raises(InputError, match=r"passes\.0='drop' cannot be called"):
-        FxCudaGraph(passes=["drop"])
-    with pytest.raises(InputError, match="warmup=0"):
-        FxCudaGraph(warmup=0)
-    nothing = FxCudaGraph(passes=[functools.partial(print, end="")])
+        Rewrite(passes=["drop"])
+    nothing = Rewrite(passes=[functools.partial(print, end="")])
+    net = component(Net(lambda self, x: x + 1), x=normal(2))
     with pytest.raises(InputError, match="pass print returned NoneType"):
-        nothing.transformed(component(Net(lambda self, x: x + 1), x=normal(2)))
-
-
-def test_it_needs_cuda():
-    assert "CUDA" in FxCudaGraph().unavailable(torch.device("cpu"))
-    assert FxCudaGraph().unavailable(torch.device("cuda")) is None
+        nothing.apply(net.module, net)
 
 
 def test_a_stateful_network_is_compared_from_its_start():
@@ -172,9 +168,8 @@ def test_a_stateful_network_is_compared_from_its_start():
             return x * self.count
 
     module = Counter()
-    variant = FxCudaGraph(passes=[FuseParallelLinears()])
     x = torch.ones(2)
-    traced = variant.transformed(component(module, x=x))
+    traced = Rewrite(passes=[FuseParallelLinears()]).apply(module, component(module, x=x)).call
     assert module.count == 0, "tracing and looking leave the state as it was"
     assert traced(x=x).tolist() == [1, 1]
     assert module.count == 1
@@ -191,12 +186,11 @@ def test_drift_affects_both_medians_alike():
 
 def test_a_pass_is_recorded_with_its_count_error_and_gain(monkeypatch):
     timed = []
-    monkeypatch.setattr(
-        "profiling.variants.fx_cuda_graph.replay_ms", lambda *given, **_: timed.append(given) or (3.0, 2.0)
-    )
+    monkeypatch.setattr("profiling.variants.rewrite.replay_ms", lambda *given, **_: timed.append(given) or (3.0, 2.0))
     module = Net(lambda self, x: self.a(x) + self.b(x), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
-    variant = FxCudaGraph(passes=[FuseParallelLinears(), FuseParallelLinears()])
-    first, second = variant.explained(component(module, x=torch.ones(1, 3)))
+    monkeypatch.setattr(CudaGraph, "unavailable", lambda self, device: None)
+    rewrite = Rewrite(passes=[FuseParallelLinears(), FuseParallelLinears()])
+    first, second = rewrite.explained(module, component(module, x=torch.ones(1, 3)))
     assert (first.name, first.replaced, first.speedup) == ("FuseParallelLinears", 2, 1.5)
     assert first.replay_ms == BeforeAfter(before=3.0, after=2.0)
     assert first.rel_l2 < 1e-6

@@ -8,8 +8,8 @@ from profiling.components.reference import first_call
 from profiling.realtime.graph import WHOLE
 from profiling.realtime.one_graph import as_one_stage
 from profiling.trace.counters import snapshot
-from profiling.variants.baseline import Baseline
-from profiling.variants.compile import Compile
+from profiling.variants.inductor import Inductor
+from profiling.variants.recipe import Recipe
 
 STAGES = {"a": {"inputs": {"x": "b@-1"}}, "b": {"inputs": {"x": "a"}}}
 
@@ -28,7 +28,7 @@ def learned(*, whole: bool):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("variant", [Baseline(), Compile()], ids=["baseline", "compile"])
+@pytest.mark.parametrize("variant", [Recipe(), Recipe(compiler=Inductor())], ids=["baseline", "compile"])
 def test_calls_of_a_prepared_step_begin_with_the_first_count(variant, whole, tmp_path):
     components, modules = learned(whole=whole)
     with torch.inference_mode():
@@ -42,7 +42,7 @@ def test_calls_of_a_prepared_step_begin_with_the_first_count(variant, whole, tmp
         for step in steps:
             step.close()
     # Two stages of one class and of the same sizes share their compiled code.
-    assert (compiled.graphs, compiled.recompiles) == (int(isinstance(variant, Compile)), 0)
+    assert (compiled.graphs, compiled.recompiles) == (int(variant.compiler is not None), 0)
 
 
 def test_a_capture_of_all_stages_goes_back_to_their_counts():

@@ -239,7 +239,7 @@ def test_a_device_that_fails_costs_the_rooflines_and_not_the_run(monkeypatch, tm
         target="planted",
         component=ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"input": {"shape": [1]}}),
         variant="baseline",
-        variant_options={"_target_": "profiling.variants.baseline.Baseline"},
+        variant_options={"_target_": "profiling.variants.recipe.Recipe"},
         metrics={},
         settings=Settings(device="cpu"),
         run=str(tmp_path),

@@ -16,7 +16,7 @@ BASELINE = "variant=[baseline]"
 
 
 def test_an_option_of_inductor_is_one_line(profile):
-    option = "+variant.compile.options.max_autotun=true"
+    option = "+variant.compile.compiler.options.max_autotun=true"
     outcome = profile(COMPONENT, "variant=[compile]", option, "isolation=none")
     assert outcome.code == 2
     assert "max_autotune" in outcome.err

@@ -79,7 +79,8 @@ def test_a_trace_of_a_replay_shows_its_kernels(profile):
 
 
 def test_kept_kernels_can_be_run(profile):
-    outcome = profile("component=[net]", "variant=[compile]", "device=cuda", "variant.compile.keep_kernels=true")
+    options = ("variant=[compile]", "variant.compile.compiler.keep_kernels=true")
+    outcome = profile("component=[net]", *options, "device=cuda")
     (record,) = outcome.records.values()
     kinds = {kernel.kind for kernel in record.kernels}
     assert kinds == {"graph", "triton"}

@@ -35,7 +35,7 @@ TRACED = ((GEMM, (132, 1, 1), 150.0), (GEMM, (132, 1, 1), 150.0), (GEMM, (16, 1,
 
 def job(folder, device="cuda:0", **settings):
     spec = ComponentSpec(name="net", module={"_target_": "outside.Net"}, inputs={"x": {"shape": [1, 8]}})
-    baseline = {"_target_": "profiling.variants.baseline.Baseline"}
+    baseline = {"_target_": "profiling.variants.recipe.Recipe"}
     given = Settings(device=device, dtype="float32", trace=True, counters=True, **settings)
     return Job("generic_forward", spec, "baseline", baseline, {}, given, str(folder), FORWARD)
 

@@ -18,7 +18,7 @@ from profiling.run.cell import Cell
 from profiling.run.events import Sections
 from profiling.run.job import Job
 
-BASELINE = {"_target_": "profiling.variants.baseline.Baseline"}
+BASELINE = {"_target_": "profiling.variants.recipe.Recipe"}
 
 
 class Loud(nn.Linear):

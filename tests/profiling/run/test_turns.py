@@ -26,7 +26,7 @@ from profiling.results.judgement import (
     undisturbed_blocks,
 )
 from profiling.run.turns import LONGEST, SHORTEST, Resident, WaitingProcess, take_turns, window_of
-from profiling.variants.baseline import Baseline
+from profiling.variants.recipe import Recipe
 
 LIMITS = {"interval": 0.01, "min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
 
@@ -254,5 +254,5 @@ def test_in_one_process_a_baseline_that_has_ended_holds_no_memory(monkeypatch):
     profiling.profile(build, {"input": torch.zeros(2, 4)}, ["baseline"], **options)
     with_one, before = max(alive), len(alive)
     monkeypatch.setattr("profiling.run.in_turns.lacking_memory", lambda _: "there is none")
-    profiling.profile(build, {"input": torch.zeros(2, 4)}, {"baseline": Baseline(), "again": Baseline()}, **options)
+    profiling.profile(build, {"input": torch.zeros(2, 4)}, {"baseline": Recipe(), "again": Recipe()}, **options)
     assert max(alive[before:]) <= with_one

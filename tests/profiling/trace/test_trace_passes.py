@@ -20,7 +20,7 @@ from profiling.trace.events import innermost
 from profiling.trace.host_waits import line_spans
 from profiling.trace.modules import module_spans
 from profiling.trace.profiler import trace_step
-from profiling.variants.baseline import Baseline
+from profiling.variants.recipe import Recipe
 from profiling.variants.variant import EagerStep, Step
 
 CPU, CELL = torch.device("cpu"), ("planted", "baseline")
@@ -30,7 +30,7 @@ LINES, MODULES = "the trace by line of code", "the trace by submodule"
 @torch.inference_mode()
 def test_submodules_on_a_cpu(tmp_path):
     planted = component(Stack())
-    step = Baseline()(planted, tmp_path)
+    step = Recipe()(planted, tmp_path)
     found = TracePasses(planted, "baseline", step, tmp_path, nullcontext).analyze(main_trace(step, tmp_path))
     assert found is not None
     modules = {module.path: module for module in found.modules}
@@ -170,7 +170,7 @@ def traced(run, step, planted):
 
 def test_a_traced_cell_sends_trace_and_analysis(tmp_path):
     planted = component(Stack())
-    sections = traced(tmp_path, Baseline()(planted, tmp_path), planted)
+    sections = traced(tmp_path, Recipe()(planted, tmp_path), planted)
     assert set(sections) == {"trace", "trace_analysis"}
     assert sections["trace_analysis"].modules[0].path == ""
     assert sections["trace"].seconds > 0
@@ -209,7 +209,7 @@ def test_on_a_cpu_a_failed_pass_leaves_the_operators(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trace_passes, "short_trace", fail)
     planted = component(Stack())
-    step = Baseline()(planted, tmp_path)
+    step = Recipe()(planted, tmp_path)
     passes = TracePasses(planted, "baseline", step, tmp_path, lambda action: suppress(RuntimeError))
     found = passes.analyze(main_trace(step, tmp_path))
     assert found is not None

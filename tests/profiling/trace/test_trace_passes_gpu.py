@@ -11,17 +11,17 @@ from profiling.results.jsonl import read_records
 from profiling.run.trace_passes import TracePasses
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import trace_step
-from profiling.variants.baseline import Baseline
-from profiling.variants.compile import Compile
-from profiling.variants.cuda_graph import CompileCudaGraph, CudaGraph
+from profiling.variants.cuda_graph import CudaGraph
+from profiling.variants.inductor import Inductor
+from profiling.variants.recipe import Recipe
 
 pytestmark = pytest.mark.gpu
 
 VARIANTS = {
-    "baseline": Baseline(),
-    "cuda_graph": CudaGraph(),
-    "compile": Compile(),
-    "compile_cuda_graph": CompileCudaGraph(compile=Compile()),
+    "baseline": Recipe(),
+    "cuda_graph": Recipe(capture=CudaGraph()),
+    "compile": Recipe(compiler=Inductor()),
+    "compile_cuda_graph": Recipe(compiler=Inductor(), capture=CudaGraph()),
 }
 LINEARS = {"blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down", "head"}
 ROOT = Path(__file__).parent
@@ -114,7 +114,7 @@ def test_waits_between_compiled_graphs_name_their_lines(tmp_path):
 
 
 def test_a_backward_pass_is_attributed_to_submodules(tmp_path):
-    found, _ = analyze_step(component(Trained(width=256), "cuda"), "baseline", tmp_path, Baseline())
+    found, _ = analyze_step(component(Trained(width=256), "cuda"), "baseline", tmp_path, Recipe())
     rows = {row.path: row for row in found.modules}
     # A product in forward, two in backward, and the sum that is the bias's gradient.
     assert all(rows[f"model.{path}"].count >= 3 for path in LINEARS)
@@ -139,7 +139,8 @@ def test_the_passes_compile_nothing_more(tmp_path):
 
 
 def test_a_graph_of_the_compilers_own_is_not_attributable(tmp_path):
-    found, _ = analyzed(Stack(width=256), "compile_reduce_overhead", tmp_path, Compile(mode="reduce-overhead"))
+    reduced = Recipe(compiler=Inductor(mode="reduce-overhead"))
+    found, _ = analyzed(Stack(width=256), "compile_reduce_overhead", tmp_path, reduced)
     assert not found.modules
     assert found.modules_from.startswith("not attributable")
     assert found.unattributed_ms == pytest.approx(found.kernel_ms)

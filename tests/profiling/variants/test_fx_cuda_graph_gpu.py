@@ -1,4 +1,4 @@
-"""FxCudaGraph on the GPU, with its target: CLIP ViT-L/14 text at batch 1 gains 10% over plain capture."""
+"""The variant fx_cuda_graph on the GPU, with its target: CLIP ViT-L/14 text at batch 1 gains 10% over plain capture."""
 
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from profiling.components.instantiate import instantiate
 from profiling.components.outputs import relative_l2
 from profiling.fx_passes.tracer import trace
 from profiling.graphs import CudaGraphed
+from profiling.run.job import as_recipe
 from profiling.variants.gains import replay_ms
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +23,12 @@ pytestmark = pytest.mark.gpu
 
 def shipped():
     node = yaml.safe_load((CONF / "variant" / "fx_cuda_graph.yaml").read_text())["fx_cuda_graph"]
-    return instantiate(node, "variant.fx_cuda_graph")
+    return instantiate(as_recipe(node), "variant.fx_cuda_graph")
+
+
+def rewrite():
+    (transform,) = shipped().transforms
+    return transform
 
 
 def component(module, **inputs):
@@ -49,7 +55,7 @@ def clip_text(dtype, attention):
 def test_clip_text_gains_ten_percent_over_plain_capture(dtype, attention, record_property):
     with torch.inference_mode():
         text = clip_text(dtype, attention)
-        transformed = shipped().transformed(text)
+        transformed = rewrite().apply(text.module, text).call
         plain, passed = replay_ms(text.module, transformed, text.inputs, warmup=3, keep_state=lambda: lambda: None)
         wide = clip_text(torch.float32, attention)
         wide.module.load_state_dict(text.module.state_dict())
@@ -73,7 +79,7 @@ def test_the_step_follows_new_inputs_and_explains_its_passes(tmp_path):
         finally:
             step.close()
     by_name = {each.name: each for each in passes}
-    assert [each.name for each in passes] == [type(each).__name__ for each in shipped().passes]
+    assert [each.name for each in passes] == [type(each).__name__ for each in rewrite().passes]
     assert by_name["FuseParallelLinears"].replaced == 36
     assert by_name["FuseQuickGelu"].replaced == 12
     for each in passes:
@@ -87,7 +93,8 @@ def test_a_pass_without_replay_time_has_a_reason():
             return x + torch.tensor(2.0, device=x.device)  # copied from the host, which no graph can hold
 
     with torch.inference_mode():
-        passes = shipped().explained(component(Net().cuda(), x=torch.ones(3, device="cuda")))
+        net = component(Net().cuda(), x=torch.ones(3, device="cuda"))
+        passes = rewrite().explained(net.module, net)
     folded = next(each for each in passes if each.name == "FoldConstants")
     assert folded.replaced == 1
     assert folded.speedup is None
@@ -122,7 +129,7 @@ def test_the_captured_module_is_the_rewritten_one():
 
     with torch.inference_mode():
         net = component(Net().cuda(), x=torch.randn(1, 3, 32, 32, device="cuda"))
-        transformed = shipped().transformed(net)
+        transformed = rewrite().apply(net.module, net).call.graph
         names = {getattr(node.target, "__name__", node.target) for node in transformed.graph.nodes}
         assert "cudnn_convolution_relu" in names
         assert "batch_norm" not in names

@@ -1,0 +1,278 @@
+"""The compiler torch.compile with inductor, with every option from YAML.
+
+The default mode has no CUDA graphs, so that `compile` differs from `baseline` by the compiler alone, and from
+`compile_cuda_graph` by the capture alone. `reduce-overhead` and `max-autotune` bring CUDA graphs of inductor's own.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._inductor import cpp_builder, exc
+
+from profiling.errors import InputError, did_you_mean
+from profiling.trace.counters import CompileCounters, snapshot
+from profiling.trace.generated_code import kept_kernels
+from profiling.variants.cuda_graph import CudaGraph
+from profiling.variants.recipe import AnyTransform, Compiler, Outcome
+
+
+@cache
+def missing_toolchain() -> str | None:
+    """Return what torch.compile lacks to build C++ on this machine and how to install it, or None."""
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return "torch.compile needs a C++ compiler on a CPU: apt-get install g++"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        return "torch.compile needs Python's headers on a CPU: apt-get install python3-dev"
+    return None
+
+
+#: Why a step under torch.compile ran without one compiled graph.
+COMPILES_NOTHING = (
+    "torch.compile compiled nothing and ran eagerly: it refuses torch.nn.LSTM, GRU and RNN (measure those with "
+    "cuda_graph), TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is set, or the module has torch.compiler.disable"
+)
+
+
+class _RecompileLimit:
+    """While any compiled step is open, dynamo raises past its limit, where it would run eagerly and only log that.
+
+    Steps may be closed in any order, so each of them cannot restore what it found.
+    """
+
+    def __init__(self) -> None:
+        self._open, self._patch = 0, ExitStack()
+
+    def __enter__(self) -> None:
+        if self._open == 0:
+            patch = torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True)
+            self._patch.enter_context(patch)
+        self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self._patch.close()
+
+
+_RECOMPILE_LIMIT = _RecompileLimit()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inductor(Compiler):
+    """Compile the module with `torch.compile`; the fields are its arguments, `options` those of inductor.
+
+    `regional` compiles the repeated blocks of the module, each kind once, and leaves the rest eager. `dynamic: null` is
+    then false, since blocks of other sizes must not share code for any size. `keep_kernels` writes inductor's code into
+    the run folder.
+
+    Raises:
+        InputError: an unknown mode or option, or `options` together with a `mode`, which torch refuses.
+
+    """
+
+    mode: str | None = None
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    regional: bool = False
+    keep_kernels: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options, which torch.compile would refuse minutes later."""
+        modes = torch._inductor.list_mode_options()
+        if self.mode is not None and self.mode not in modes:
+            raise InputError(
+                f"mode={self.mode!r}: torch.compile has no such mode, only {', '.join(modes)}."
+                f"{did_you_mean(self.mode, modes)}"
+            )
+        if self.mode not in (None, "default") and self.options:
+            raise InputError(f"torch.compile accepts a mode or options, not both: drop mode={self.mode} or options.")
+        known = torch._inductor.list_options()
+        for name in self.options:
+            if name not in known:
+                raise InputError(f"options.{name}: inductor has no such option.{did_you_mean(name, known)}")
+
+    @property
+    def own_graphs(self) -> str | None:
+        """The mode, or the option, that brings CUDA graphs of inductor's own."""
+        if self.mode and torch._inductor.list_mode_options(self.mode).get("triton.cudagraphs"):
+            return f"mode={self.mode}"
+        return "options.triton.cudagraphs" if self.options.get("triton.cudagraphs") else None
+
+    def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
+        """Return why CUDA graphs of inductor's own do not fit regions or a capture."""
+        if self.regional and self.own_graphs is not None:
+            return (
+                f"{self.own_graphs} would replay a CUDA graph for each block of regional: true. Capture the whole "
+                "call: mode=max-autotune-no-cudagraphs with a capture."
+            )
+        if capture is None or self.own_graphs is None:
+            return None
+        return (
+            f"{self.own_graphs} brings CUDA graphs of inductor's own, which cannot be captured again. Write "
+            "capture: null, or use mode=max-autotune-no-cudagraphs."
+        )
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return what a CPU run lacks: CUDA for a mode with CUDA graphs, else inductor's C++ toolchain."""
+        if device.type != "cpu":
+            return None
+        return f"{self.own_graphs} needs a CUDA device" if self.own_graphs else missing_toolchain()
+
+    def flags(self, folder: Path) -> ExitStack:
+        """Set the global flags that the options need; closing the stack restores them."""
+        with ExitStack() as stack:
+            stack.callback(torch._dynamo.reset)  # the next variant must not reuse what this one compiled
+            stack.enter_context(_RECOMPILE_LIMIT)
+            if self.keep_kernels:
+                stack.enter_context(kept_kernels(folder))
+            return stack.pop_all()
+
+    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+        """Compile by calling; where a mode brings CUDA graphs, call until those are recorded too.
+
+        Raises:
+            RuntimeError: nothing was compiled, or inductor skipped CUDA graphs that the mode promises.
+
+        """
+        if self.regional:
+            return self._compile_blocks(module, examples)
+        before = snapshot()
+        call = self._compiled(module)
+        if self.own_graphs is not None:
+            call = partial(_new_step, call)
+        for inputs in examples:
+            for _ in range(1 if self.own_graphs is None else 3):  # graph trees warm up, then record, then replay
+                call(**inputs)
+        counters = snapshot().since(before)
+        self._check(counters, module)
+        return Outcome(call, changed=counters.graphs)
+
+    def _compile_blocks(self, module: nn.Module, examples: Sequence[Mapping[str, Any]]) -> Outcome:
+        blocks = repeated_blocks(module)
+        if not blocks:
+            raise InputError(
+                f"compiler: regional: true compiles repeated blocks once, and {type(module).__name__} has none "
+                "(modules of one class and of the same sizes in a ModuleList or a Sequential). Write regional: false."
+            )
+        before, regions = snapshot(), _Regions(module, blocks, self._compiled)
+        try:
+            for inputs in examples:
+                regions(**inputs)
+            if regions.uncalled:
+                raise InputError(
+                    f"compiler: regional: true needs blocks that are called as modules, and {type(module).__name__} "
+                    f"calls other methods of {type(regions.uncalled[0]).__name__}. Write regional: false."
+                )
+            graphs = snapshot().since(before).graphs
+            if graphs == 0 and not _has_compiled_code(blocks[0]):
+                raise RuntimeError(COMPILES_NOTHING)
+        except BaseException:
+            regions.close()
+            raise
+        kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in blocks))
+        note = f"{len(blocks)} repeated blocks ({kinds}) share {graphs} compiled graphs; the rest is eager"
+        return Outcome(regions, changed=graphs, notes=(note,), close=regions.close)
+
+    def _compiled(self, module: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the module, or a method of it, under torch.compile, which compiles at its first call."""
+        default = self.mode in (None, "default")
+        # Explicitly off, since an environment variable can put CUDA graphs into inductor's defaults.
+        options = {"triton.cudagraphs": False, **self.options} if default else None
+        dynamic = False if self.regional and self.dynamic is None else self.dynamic
+        return torch.compile(
+            module, mode=None if default else self.mode, fullgraph=self.fullgraph, dynamic=dynamic, options=options
+        )
+
+    def _check(self, counters: CompileCounters, module: nn.Module) -> None:
+        if counters.graphs == 0 and not _has_compiled_code(module):
+            raise RuntimeError(COMPILES_NOTHING)
+        if self.own_graphs is not None and (counters.cudagraph_skips or not counters.cudagraph_captures):
+            raise RuntimeError(
+                f"inductor skipped {counters.cudagraph_skips} of the CUDA graphs that {self.own_graphs} promises: "
+                "trace=true records the reasons, variant=[compile] needs no CUDA graphs"
+            )
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """Return the modules that stand in a list beside another one of their class and sizes; not what is inside of them.
+
+    Single layers of torch.nn are no blocks.
+    """
+    blocks: dict[int, nn.Module] = {}
+    pending = [module]
+    while pending:
+        parent = pending.pop()
+        children = list(parent.children())
+        kinds = Counter(map(_kind, children)) if isinstance(parent, nn.ModuleList | nn.Sequential) else {}
+        for child in children:
+            if kinds.get(_kind(child), 0) > 1 and not type(child).__module__.startswith("torch.nn."):
+                blocks[id(child)] = child
+            else:
+                pending.append(child)
+    return list(blocks.values())
+
+
+def _kind(module: nn.Module) -> Hashable:
+    """Return what blocks that share compiled code have in common: class, and sizes of the parameters."""
+    return type(module), tuple((name, each.shape, each.dtype) for name, each in module.named_parameters())
+
+
+class _Regions:
+    """A module whose blocks run compiled while it is called through this object; called directly, it is eager."""
+
+    def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], compiled: Callable[..., Any]) -> None:
+        self._module, self._blocks, self._active = module, blocks, False
+        self._called: set[int] = set()
+        for block in blocks:
+            hooks = block._forward_hooks or block._forward_pre_hooks
+            form = compiled(block._call_impl if hooks else block.forward)
+            block._compiled_call_impl = partial(self._call_block, block, form)
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        self._active = True
+        try:
+            return self._module(*args, **inputs)
+        finally:
+            self._active = False
+
+    def _call_block(self, block: nn.Module, form: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+        if not self._active:
+            return block._call_impl(*args, **inputs)
+        self._called.add(id(block))
+        return form(*args, **inputs)
+
+    @property
+    def uncalled(self) -> list[nn.Module]:
+        """The blocks that no call has reached."""
+        return [block for block in self._blocks if id(block) not in self._called]
+
+    def close(self) -> None:
+        """Leave the blocks as they were."""
+        for block in self._blocks:
+            vars(block).pop("_compiled_call_impl", None)
+
+
+def _has_compiled_code(module: nn.Module) -> bool:
+    """Return whether Dynamo holds code for the module's forward: another stage may have the same class and sizes."""
+    code = getattr(getattr(module.forward, "__func__", module.forward), "__code__", None)
+    return code is not None and len(_debug_get_cache_entry_list(code)) > 0
+
+
+def _new_step(module: Callable[..., Any], **inputs: Any) -> Any:
+    # Without this mark inductor's graph trees continue the last call and keep its outputs alive.
+    torch.compiler.cudagraph_mark_step_begin()
+    return module(**inputs)

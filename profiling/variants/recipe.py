@@ -1,0 +1,334 @@
+"""A recipe: transforms of the module in their order, then a compiler, then a capture, each of them optional.
+
+In YAML a variant without a `_target_` is a recipe. What is new is a step: a transform is any function or class
+`module -> module`, a compiler a subclass of `Compiler`. Each step reports its seconds, what it changed and its memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from profiling.components.component import Component
+from profiling.components.instantiate import is_device_failure
+from profiling.errors import InputError, reason_of
+from profiling.fx_passes.passes import name_of
+from profiling.graphs import CudaGraphed
+from profiling.graphs.capture import no_autocast_cache
+from profiling.results.record import BeforeAfter, RecipeStep
+from profiling.trace.counters import CompileCounters, snapshot
+from profiling.trace.profiler import synchronize
+from profiling.variants.cuda_graph import CudaGraph, eager_step
+from profiling.variants.gains import graphs_section
+from profiling.variants.variant import EagerStep, Step, Variant
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a transform or a compiler.
+
+    Attributes:
+        call: what the next step gets: an nn.Module after a transform, else any callable with the same arguments.
+        changed: number of places, modules or graphs that it changed or made; None: not counted.
+        notes: remarks for the record, one line each.
+        explain: returns sections of the record that only this step can fill, as `Step.explain` does.
+        close: undoes what must not outlast the prepared step, in the module for example.
+
+    """
+
+    call: Callable[..., Any]
+    changed: int | None = None
+    notes: tuple[str, ...] = ()
+    explain: Callable[[], Mapping[str, Any]] = dict
+    close: Callable[[], Any] = tuple
+
+
+class Transform(ABC):
+    """A transform that counts what it changes, or needs the component's inputs; others are any `module -> module`.
+
+    A transform changes the module in place, or returns another one that shares the tensors that calls change (caches,
+    positions): state is restored through the component's own module.
+    """
+
+    #: Whether the result is for the shapes of one call; it is then applied once for each shape of a sweep.
+    one_shape: ClassVar[bool] = False
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return why this transform cannot run on `device` (its cells are then skipped), or None."""
+        return None
+
+    @abstractmethod
+    def apply(self, module: nn.Module, component: Component) -> Outcome:
+        """Return the transformed module; `module` is the result of the transform before, `component` has the inputs.
+
+        Raises:
+            InputError: the module cannot be transformed.
+
+        """
+
+
+#: What `transforms` holds.
+AnyTransform = Transform | Callable[[nn.Module], nn.Module]
+
+
+class Compiler(ABC):
+    """Turns a module into a faster callable; a frozen dataclass whose fields are the options of its YAML."""
+
+    @property
+    def own_graphs(self) -> str | None:
+        """The option that makes it replay CUDA graphs of its own (`mode=reduce-overhead`), or None."""
+        return None
+
+    def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
+        """Return why it does not fit the other steps of the recipe, and what to write instead, or None.
+
+        It is asked when the config is read.
+        """
+        return None
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return what this machine lacks to compile for `device` (its cells are then skipped), or None."""
+        return None
+
+    def flags(self, folder: Path) -> AbstractContextManager[Any]:
+        """Set the global flags of compiling and of all later calls; its end restores them."""
+        return nullcontext()
+
+    @abstractmethod
+    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+        """Compile for the arguments in `examples`, of different shapes; nothing is left to be compiled later.
+
+        It may call the module on them. `folder` is the cell's own path in the run folder for files worth keeping.
+
+        Raises:
+            InputError: the module is none for this compiler.
+            RuntimeError: nothing was compiled, or less than the options promise.
+
+        """
+
+
+@dataclass
+class _Branch:
+    """A module and the inputs that it serves: all of a component's, or after a transform for one shape, one of them."""
+
+    component: Component
+    module: nn.Module
+    call: Callable[..., Any]
+    engine: CudaGraphed | None = None
+
+    @property
+    def inputs(self) -> tuple[Mapping[str, Any], ...]:
+        """The arguments of all its calls, those of the component itself last."""
+        return *self.component.extra_inputs, self.component.inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Variant):
+    """Transform the module, compile it, capture it; the step without any of these is eager PyTorch.
+
+    Raises:
+        InputError: a transform that cannot be called, a compiler or capture of another type, or steps that do not fit.
+
+    """
+
+    transforms: Sequence[AnyTransform] = ()
+    compiler: Compiler | None = None
+    capture: CudaGraph | None = None
+
+    def __post_init__(self) -> None:
+        """Check the steps before any module is built."""
+        if not isinstance(self.transforms, list | tuple):
+            raise InputError(f"transforms={self.transforms!r} is no list. Write [] for none.")
+        for number, each in enumerate(self.transforms):
+            if not isinstance(each, Transform) and (isinstance(each, type) or not callable(each)):
+                raise InputError(
+                    f"transforms.{number}={each!r} cannot be called. Write {{_target_: package.module.Class}}, or a "
+                    "function's path with _partial_: true."
+                )
+        for name, value, kind, example in (
+            ("compiler", self.compiler, Compiler, "profiling.variants.inductor.Inductor"),
+            ("capture", self.capture, CudaGraph, "profiling.variants.cuda_graph.CudaGraph"),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise InputError(
+                    f"{name}={value!r} is no {kind.__name__}. Give it a _target_, {example} for example, or write null "
+                    "for none."
+                )
+        if self.compiler is not None:
+            misfit = self.compiler.misfit(self.transforms, self.capture)
+            if misfit is not None:
+                raise InputError(f"compiler: {misfit}")
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return why one of the steps cannot run on `device`, or None."""
+        steps = (self.capture, self.compiler, *(each for each in self.transforms if isinstance(each, Transform)))
+        reasons = (step.unavailable(device) for step in steps if step is not None)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def aliasing(self) -> Recipe:
+        """Return this recipe with outputs that the next call may overwrite."""
+        return self if self.capture is None else replace(self, capture=replace(self.capture, alias_outputs=True))
+
+    def __call__(self, component: Component, folder: Path) -> Step:
+        """Run the steps of the recipe, and return the step that calls what they made.
+
+        Raises:
+            InputError: a transform or the compiler refuses the module, or a transform returns no module.
+            RuntimeError: a transform or the compiler failed.
+            CaptureError: the call cannot be captured.
+
+        """
+        log = _Log(component.device)
+        with ExitStack() as stack:
+            branches = self._transformed(component, stack, log)
+            counters = None
+            if self.compiler is not None:
+                stack.enter_context(self.compiler.flags(folder))  # set until the step is closed
+                counters = self._compile(self.compiler, branches, folder, stack, log)
+            if self.capture is not None:
+                self._capture(self.capture, branches, stack, log)
+            elif self.compiler is None:
+                for branch in branches:
+                    for inputs in branch.inputs:
+                        branch.call(**inputs)
+            *extra_steps, run = [partial(each.engine or each.call, **args) for each in branches for args in each.inputs]
+            return Step(
+                run=run,
+                close=stack.pop_all().close,
+                explain=lambda: _merged(*log.explain, lambda: _graphs(branches, counters)),
+                extra_steps=tuple(extra_steps),
+                eager_step=self._eager_step(branches[-1]),
+                recipe=tuple(log.steps),
+            )
+
+    def _transformed(self, component: Component, stack: ExitStack, log: _Log) -> list[_Branch]:
+        branches = [_Branch(component, component.module, component.module)]
+        for transform in self.transforms:
+            name = name_of(transform)
+            with log.step("transform", name) as outcomes:
+                if isinstance(transform, Transform) and transform.one_shape and component.extra_inputs:
+                    branches = _by_shape(branches)
+                for branch in branches:
+                    outcome = _applied(transform, name, branch)
+                    outcomes.append(outcome)
+                    stack.callback(outcome.close)
+                    if not isinstance(outcome.call, nn.Module):
+                        raise InputError(
+                            f"transform {name} returned {type(outcome.call).__name__}. Return a torch.nn.Module."
+                        )
+                    branch.module = branch.call = outcome.call
+        return branches
+
+    def _compile(
+        self, compiler: Compiler, branches: list[_Branch], folder: Path, stack: ExitStack, log: _Log
+    ) -> CompileCounters:
+        before = snapshot()
+        with log.step("compiler", type(compiler).__name__) as outcomes:
+            for branch in branches:
+                *extra, own = branch.inputs
+                if self.capture is None:
+                    outcomes.append(compiler.compile(branch.module, (*extra, own), folder))
+                else:
+                    restore = branch.component.keep_state()
+                    with no_autocast_cache():  # as in the capture, which would otherwise compile again
+                        outcomes.append(compiler.compile(branch.module, (own, *reversed(extra)), folder))
+                    restore()
+                stack.callback(outcomes[-1].close)
+                branch.call = outcomes[-1].call
+        return snapshot().since(before)
+
+    def _capture(self, capture: CudaGraph, branches: list[_Branch], stack: ExitStack, log: _Log) -> None:
+        with log.step("capture", type(capture).__name__) as outcomes:
+            for branch in branches:
+                branch.engine = capture.captured(branch.component, branch.module, branch.call)
+                stack.callback(branch.engine.clear)
+                outcomes.append(Outcome(branch.engine, changed=len(branch.inputs)))
+
+    def _eager_step(self, branch: _Branch) -> EagerStep | None:
+        if self.compiler is not None and self.compiler.own_graphs is not None:
+            return None
+        fused = self.compiler is not None or any(getattr(each, "one_shape", False) for each in self.transforms)
+        module = None if fused else branch.module
+        if self.capture is not None:
+            return eager_step(branch.call, branch.component.inputs, module)
+        return EagerStep(partial(branch.call, **branch.component.inputs), module)
+
+
+@dataclass
+class _Log:
+    """What each step of a recipe took and changed."""
+
+    device: torch.device
+    steps: list[RecipeStep] = field(default_factory=list)
+    explain: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, kind: Literal["transform", "compiler", "capture"], name: str) -> Iterator[list[Outcome]]:
+        """Time a step; the block appends its outcomes to the list that it is given, that of the own inputs last."""
+        outcomes: list[Outcome] = []
+        before, started = self._allocated(), perf_counter()
+        yield outcomes
+        synchronize(self.device)
+        seconds, after = perf_counter() - started, self._allocated()
+        counts = [each.changed for each in outcomes if each.changed is not None]
+        self.explain.append(outcomes[-1].explain)
+        self.steps.append(
+            RecipeStep(
+                kind=kind,
+                name=name,
+                seconds=seconds,
+                changed=sum(counts) if counts else None,
+                memory_bytes=None if before is None else BeforeAfter(before=before, after=after),
+                notes=tuple(dict.fromkeys(note for each in outcomes for note in each.notes)),
+            )
+        )
+
+    def _allocated(self) -> int | None:
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else None
+
+
+def _by_shape(branches: list[_Branch]) -> list[_Branch]:
+    """Return a branch for each shape of inputs."""
+    return [
+        replace(branch, component=replace(branch.component, inputs=inputs, extra_inputs=()))
+        for branch in branches
+        for inputs in branch.inputs
+    ]
+
+
+def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
+    try:
+        if isinstance(transform, Transform):
+            return transform.apply(branch.module, branch.component)
+        return Outcome(transform(branch.module))
+    except Exception as error:
+        if isinstance(error, InputError) or is_device_failure(error):
+            raise
+        raise RuntimeError(f"transform {name} raised {reason_of(error)}") from error
+
+
+def _graphs(branches: Sequence[_Branch], counters: CompileCounters | None) -> Mapping[str, Any]:
+    """Return the record's section on captured graphs, if there are any."""
+    engines = [branch.engine for branch in branches if branch.engine is not None]
+    if not engines:
+        return {}
+    return {"graphs": graphs_section(engines, branches[-1].call, branches[-1].component.inputs, counters)}
+
+
+def _merged(*explain: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the sections of all steps; rows of the same section follow each other."""
+    merged: dict[str, Any] = {}
+    for each in explain:
+        for name, section in each().items():
+            rows = isinstance(section, tuple) and name in merged
+            merged[name] = (*merged[name], *section) if rows else section
+    return merged

@@ -1,0 +1,138 @@
+"""The transform that traces a module with torch.fx and rewrites the graph by passes, without dynamo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+from torch import Tensor, fx, nn
+
+from profiling.components.component import Component
+from profiling.components.trees import keyed_tensors
+from profiling.errors import InputError
+from profiling.fx_passes.nodes import propagate
+from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes
+from profiling.fx_passes.tracer import placeholders, trace
+from profiling.graphs import CaptureError
+from profiling.results.record import BeforeAfter, FxPass
+from profiling.variants.cuda_graph import CudaGraph
+from profiling.variants.gains import replay_ms
+from profiling.variants.recipe import Outcome, Transform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewrite(Transform):
+    """Trace the module with torch.fx for the shapes of its inputs, and apply `passes` in their order.
+
+    A pass is any callable `GraphModule → GraphModule`: a class of `profiling.fx_passes`, or a user's own. Unchanged
+    weights stay shared with the module.
+
+    Raises:
+        InputError: a pass that cannot be called.
+
+    """
+
+    one_shape: ClassVar[bool] = True
+    passes: Sequence[Pass] = ()
+
+    def __post_init__(self) -> None:
+        """Check the passes before the module is traced."""
+        if not isinstance(self.passes, list | tuple):
+            raise InputError(f"passes={self.passes!r} is no list. Write [] for none.")
+        for number, each in enumerate(self.passes):
+            if not callable(each):
+                raise InputError(
+                    f"passes.{number}={each!r} cannot be called. Write {{_target_: package.module.Class}}, or a "
+                    "function's path with _partial_: true."
+                )
+
+    def apply(self, module: nn.Module, component: Component) -> Outcome:
+        """Return the rewritten module, with the arguments of `module`, and the number of places that were replaced.
+
+        Raises:
+            InputError: the module cannot be traced (names file and line), or a pass returns no module.
+
+        """
+        graph, replaced = _traced(module, component), 0
+        for applied in apply_passes(graph, self.passes, partial(_propagated, component)):
+            graph = applied.after
+            replaced += applied.replaced or 0
+        rewritten = _Rewritten(graph, component.inputs)
+        return Outcome(rewritten, replaced, explain=lambda: {"passes": self.explained(module, component)})
+
+    def explained(self, module: nn.Module, component: Component) -> tuple[FxPass, ...]:
+        """Return for each pass what it replaced, how far it moved the output, and its gain on the device.
+
+        The passes run once more for this, so that the modules between them hold no memory while metrics measure.
+        """
+        applied = apply_passes(_traced(module, component), self.passes, partial(_propagated, component))
+        return tuple(_section(component, each) for each in applied)
+
+
+class _Rewritten(nn.Module):
+    """A traced graph, called with the arguments of the module that was traced."""
+
+    def __init__(self, graph: fx.GraphModule, inputs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.graph = graph
+        names = placeholders(inputs)
+        # By keys, which a compiler can trace, and not by the names of all tensors in each call.
+        self._keys = dict(zip(names, (keys for keys, _ in keyed_tensors(inputs)), strict=True))
+
+    def forward(self, **inputs: Any) -> Any:
+        """Call the graph with the tensors in `inputs`; the other values are those of the trace."""
+        return self.graph(**{name: _at(inputs, keys) for name, keys in self._keys.items()})
+
+
+def _at(inputs: Any, keys: Sequence[Any]) -> Tensor:
+    for key in keys:
+        inputs = key.get(inputs)
+    return inputs
+
+
+def _section(component: Component, applied: AppliedPass) -> FxPass:
+    rel_l2 = applied.rel_l2 if math.isfinite(applied.rel_l2) else None
+    section = FxPass(name=applied.name, replaced=applied.replaced, rel_l2=rel_l2)
+    if applied.replaced == 0:
+        return section
+    capture = CudaGraph()
+    if (reason := capture.unavailable(component.device)) is not None:
+        return msgspec.structs.replace(section, unmeasured=reason)
+    try:
+        before, after = replay_ms(
+            applied.before,
+            applied.after,
+            placeholders(component.inputs),
+            warmup=capture.warmup,
+            keep_state=component.keep_state,
+        )
+    except CaptureError as error:  # before a pass the module may not be capturable, and then has no time
+        return msgspec.structs.replace(section, unmeasured=str(error).splitlines()[0])
+    times = BeforeAfter(before=before, after=after)
+    return msgspec.structs.replace(section, replay_ms=times, speedup=before / after)
+
+
+def _traced(module: nn.Module, component: Component) -> fx.GraphModule:
+    with _state_kept(component):
+        return trace(module, component.inputs)
+
+
+def _propagated(component: Component, module: fx.GraphModule) -> Any:
+    """Run the module on the component's inputs, write the info of its nodes, and return the output."""
+    with _state_kept(component):
+        return propagate(module, placeholders(component.inputs))
+
+
+@contextmanager
+def _state_kept(component: Component) -> Iterator[None]:
+    """Restore the network's state after the block, so that every run starts from the same one."""
+    restore = component.keep_state()
+    try:
+        yield
+    finally:
+        restore()
