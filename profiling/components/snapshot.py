@@ -231,6 +231,11 @@ class KeptTensor:
         now, kept = self._narrow, self.values.to(self._narrow.device)
         return bool(((now == kept) | ((now != now) & (kept != kept))).all())
 
+    def follow(self, tensor: Tensor) -> None:
+        """Keep the present values of `tensor`, where that is another one or has other memory by now."""
+        if tensor is not self.tensor or self._is_swapped():
+            KeptTensor.__init__(self, self.path, tensor, self.values.device)
+
     def zero(self) -> None:
         """Keep zeros in place of the values."""
         self.values.zero_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -185,6 +186,32 @@ class State:
         if self.policy == "reset":
             module: Any = self.module
             module.reset()
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Let what the block replaces in the module (submodules, buffers, their memory) stay after each reset.
+
+        The block begins and ends in the state of before the first call.
+        """
+        lists = [(self._contents, self._tensors, self._rewound), *self._settled]
+        contents = [each for both in lists for each in (*both[0], *both[2])]
+        old = {holder.key: holder.read() for holder, _ in contents}
+        yield
+        others: dict[int, Tensor] = {}  # by the id of the tensor that was replaced
+        for holder, content in contents:
+            before, now = old[holder.key], holder.read()
+            for name in before.keys() - now.keys():
+                content.pop(name, None)
+            for name, value in now.items():
+                if before.get(name, MISSING) is value:
+                    continue
+                content[name] = value
+                if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
+                    others[id(before[name])] = value
+        for kept in {id(kept): kept for _, tensors, _ in lists for kept in tensors}.values():
+            kept.follow(others.get(id(kept.tensor), kept.tensor))
+        if self.changed is not None:
+            self.changed = tuple(others.get(id(tensor), tensor) for tensor in self.changed)
 
     def restore_inputs(self) -> None:
         """Put back the containers and the objects in the inputs, before their tensors are drawn again."""

@@ -35,7 +35,7 @@ class Graphs(Section, frozen=True, kw_only=True):
     replayed: Annotated[int | None, about("replays so far")] = None
     evicted: Annotated[int | None, about("graphs that were dropped from the cache")] = None
     held: Annotated[int | None, about("graphs in the cache")] = None
-    warmup_seconds: Annotated[float | None, about("calls before the captures, compiling included", "s")] = None
+    warmup_seconds: Annotated[float | None, about("calls before the captures", "s")] = None
     capture_seconds: Annotated[float | None, about("static inputs, capture and instantiation", "s")] = None
     pool_bytes: Annotated[int | None, about("reserved by the pool that the graphs share", "bytes")] = None
     memory: Annotated[Mapping[str, MemoryKinds], about("memory at each phase of the last capture, by phase")] = {}

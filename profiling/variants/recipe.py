@@ -20,10 +20,11 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
+from profiling.components.trees import keyed_leaves
 from profiling.errors import InputError, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.graphs import CudaGraphed
-from profiling.graphs.capture import no_autocast_cache
+from profiling.graphs.capture import no_autocast_cache, preserved_state
 from profiling.results.record import BeforeAfter, RecipeStep
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.profiler import synchronize
@@ -189,7 +190,10 @@ class Recipe(Variant):
         """
         log = _Log(component.device)
         with ExitStack() as stack:
-            branches = self._transformed(component, stack, log)
+            branches = [_Branch(component, component.module, component.module)]
+            if self.transforms:
+                with component.kept.replacing():
+                    branches = self._transformed(branches, stack, log)
             counters = None
             if self.compiler is not None:
                 stack.enter_context(self.compiler.flags(folder))  # set until the step is closed
@@ -210,12 +214,11 @@ class Recipe(Variant):
                 recipe=tuple(log.steps),
             )
 
-    def _transformed(self, component: Component, stack: ExitStack, log: _Log) -> list[_Branch]:
-        branches = [_Branch(component, component.module, component.module)]
+    def _transformed(self, branches: list[_Branch], stack: ExitStack, log: _Log) -> list[_Branch]:
         for transform in self.transforms:
             name = name_of(transform)
             with log.step("transform", name) as outcomes:
-                if isinstance(transform, Transform) and transform.one_shape and component.extra_inputs:
+                if isinstance(transform, Transform) and transform.one_shape:
                     branches = _by_shape(branches)
                 for branch in branches:
                     outcome = _applied(transform, name, branch)
@@ -238,10 +241,9 @@ class Recipe(Variant):
                 if self.capture is None:
                     outcomes.append(compiler.compile(branch.module, (*extra, own), folder))
                 else:
-                    restore = branch.component.keep_state()
-                    with no_autocast_cache():  # as in the capture, which would otherwise compile again
+                    # As in the capture, which would otherwise compile again.
+                    with no_autocast_cache(), _unchanged(branch.component):
                         outcomes.append(compiler.compile(branch.module, (own, *reversed(extra)), folder))
-                    restore()
                 stack.callback(outcomes[-1].close)
                 branch.call = outcomes[-1].call
         return snapshot().since(before)
@@ -294,6 +296,13 @@ class _Log:
 
     def _allocated(self) -> int | None:
         return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else None
+
+
+def _unchanged(component: Component) -> AbstractContextManager[Any]:
+    """Restore after the block what calls of the component change: its state and the random number generators."""
+    inputs = (component.inputs, component.extra_inputs)
+    generators = [leaf for _, leaf in keyed_leaves(inputs) if isinstance(leaf, torch.Generator)]
+    return preserved_state(component.keep_state(), generators, component.device)
 
 
 def _by_shape(branches: list[_Branch]) -> list[_Branch]:

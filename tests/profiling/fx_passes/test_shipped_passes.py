@@ -188,7 +188,7 @@ def test_a_pass_is_recorded_with_its_count_error_and_gain(monkeypatch):
     timed = []
     monkeypatch.setattr("profiling.variants.rewrite.replay_ms", lambda *given, **_: timed.append(given) or (3.0, 2.0))
     module = Net(lambda self, x: self.a(x) + self.b(x), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
-    monkeypatch.setattr(CudaGraph, "unavailable", lambda self, device: None)
+    monkeypatch.setattr(CudaGraph, "unavailable", lambda _, device: None)
     rewrite = Rewrite(passes=[FuseParallelLinears(), FuseParallelLinears()])
     first, second = rewrite.explained(module, component(module, x=torch.ones(1, 3)))
     assert (first.name, first.replaced, first.speedup) == ("FuseParallelLinears", 2, 1.5)

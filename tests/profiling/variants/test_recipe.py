@@ -1,0 +1,347 @@
+"""Recipes: steps run in their order, each with what it changed; what does not fit is refused when it is read."""
+
+import copy
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from profiling.cli.app import CONF
+from profiling.components.component import Component
+from profiling.components.instantiate import instantiate
+from profiling.components.reference import learning_calls
+from profiling.errors import InputError
+from profiling.fx_passes.linear import FuseParallelLinears
+from profiling.run.job import as_recipe
+from profiling.trace.counters import snapshot
+from profiling.variants.cuda_graph import CudaGraph
+from profiling.variants.inductor import Inductor, repeated_blocks
+from profiling.variants.recipe import Compiler, Outcome, Recipe, Transform
+from profiling.variants.rewrite import Rewrite
+from profiling.variants.transforms import ChannelsLast
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def component(module, *inputs, **named):
+    first, *extra = [{"x": x} for x in inputs] or [named]
+    tensor = next(iter(first.values()))
+    net = Component("net", module.eval(), first, lambda _: first, tensor.device, tensor.dtype, 1, "random")
+    return replace(net, extra_inputs=tuple(extra))
+
+
+class Same(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class Halves(nn.Module):
+    """Two products of one input, which a pass makes one."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.a(x) * self.b(x) * x.shape[0]
+
+
+def doubled(module):
+    """A transform of a user's own that changes the module in place."""
+    for weight in module.parameters():
+        weight.data.mul_(2)
+    return module
+
+
+class Wrapped(nn.Module):
+    def __init__(self, module, add):
+        super().__init__()
+        self.module, self.add = module, add
+
+    def forward(self, x):
+        return self.module(x) + self.add
+
+
+def shifted(module, add):
+    """A transform of a user's own that returns another module."""
+    return Wrapped(module, add)
+
+
+@dataclass(frozen=True)
+class Seen(Transform):
+    """Counts what it was applied to."""
+
+    one_shape = True
+    shapes: list
+
+    def apply(self, module, component):
+        self.shapes.append(tuple(component.inputs["x"].shape))
+        return Outcome(Wrapped(module, 0), changed=2, notes=("seen",), explain=lambda: {"passes": ()})
+
+
+@dataclass(frozen=True)
+class Recording(Compiler):
+    """A compiler that negates, and tells in `log` what it is asked for."""
+
+    log: list
+
+    @contextmanager
+    def flags(self, folder):
+        self.log.append("flags")
+        yield
+        self.log.append("restored")
+
+    def compile(self, module, examples, folder):
+        self.log.append([tuple(each["x"].shape) for each in examples])
+        close = lambda: self.log.append("closed")  # noqa: E731
+        return Outcome(lambda x: -module(x), changed=7, notes=("negated",), close=close)
+
+
+def test_steps_run_in_their_order_and_record_what_they_changed(tmp_path):
+    net, log, shapes = component(Same(), torch.ones(2), torch.ones(3)), [], []
+    recipe = Recipe(
+        transforms=[partial(shifted, add=1), Seen(shapes), partial(shifted, add=2)], compiler=Recording(log)
+    )
+    step = recipe.prepare(net, tmp_path)
+    assert step.run().tolist() == [-4, -4]
+    assert [extra().tolist() for extra in step.extra_steps] == [[-4, -4, -4]]
+    assert shapes == [(3,), (2,)], "once for each shape"
+    assert log == ["flags", [(3,)], [(2,)]]
+    rows = [(each.kind, each.name, each.changed, each.notes) for each in step.recipe]
+    assert rows == [
+        ("transform", "shifted", None, ()),
+        ("transform", "Seen", 4, ("seen",)),
+        ("transform", "shifted", None, ()),
+        ("compiler", "Recording", 14, ("negated",)),
+    ]
+    assert all(each.seconds >= 0 and each.memory_bytes is None for each in step.recipe)
+    step.close()
+    assert log[3:] == ["closed", "closed", "restored"]
+
+
+def test_without_a_transform_for_one_shape_the_compiler_sees_all_shapes(tmp_path):
+    log = []
+    step = Recipe(compiler=Recording(log))(component(Same(), torch.ones(2), torch.ones(3)), tmp_path)
+    assert log[1] == [(3,), (2,)]
+    assert step.eager_step is not None
+    assert step.eager_step.module is None
+
+
+def test_a_module_without_steps_is_eager(tmp_path):
+    net = component(Halves(), torch.ones(1, 4))
+    step = Recipe()(net, tmp_path)
+    assert step.recipe == ()
+    assert step.eager_step is not None
+    assert step.eager_step.module is net.module
+    assert torch.equal(step.run(), net.call())
+
+
+def test_what_a_transform_raises_and_returns_names_it(tmp_path):
+    def broken(module):
+        raise ValueError("no room")
+
+    net = component(Same(), torch.ones(1))
+    with pytest.raises(RuntimeError, match="transform broken raised ValueError: no room"):
+        Recipe(transforms=[broken])(net, tmp_path)
+    with pytest.raises(InputError, match="transform print returned NoneType"):
+        Recipe(transforms=[print])(net, tmp_path)
+
+
+class Remembers(nn.Module):
+    """Adds its call's number, and the sum of all inputs so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.register_buffer("total", torch.zeros(3))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.total.add_(x)
+        return self.inner(x) + self.total + self.calls
+
+
+class Negative(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return -self.module(x)
+
+
+def swapped(module):
+    """Replace a submodule, as quantisation does."""
+    module.inner = Negative(module.inner)
+    return module
+
+
+def replaced_buffer(module):
+    """Replace a buffer by one of the same values, as a change of the memory layout does."""
+    module.total = module.total.clone()
+    return module
+
+
+@pytest.mark.parametrize("transform", [swapped, replaced_buffer])
+def test_a_reset_keeps_what_a_transform_replaced_and_restores_the_state(transform, tmp_path):
+    net = component(Remembers(), torch.ones(3))
+    expected = transform(copy.deepcopy(net.module))(torch.ones(3))
+    learning_calls(net, seed=0)
+    net.refill(0)
+    step = Recipe(transforms=[transform]).prepare(net, tmp_path)
+    inner, total = net.module.inner, net.module.total
+    for _ in range(3):
+        net.reset()
+        torch.testing.assert_close(step.call(), expected)
+        assert (net.module.inner is inner, net.module.total is total) == (True, True)
+    assert net.module.calls == 1
+
+
+def test_passes_and_a_compiler_work_together(tmp_path):
+    pytest.importorskip("torch._inductor")
+    with torch.inference_mode():
+        net = component(Halves(), torch.randn(2, 4), torch.randn(3, 4))
+        step = Recipe(transforms=[Rewrite(passes=[FuseParallelLinears()])], compiler=Inductor())(net, tmp_path)
+        try:
+            torch.testing.assert_close(step.run(), net.call())
+            torch.testing.assert_close(step.extra_steps[0](), net.module(**net.extra_inputs[0]))
+            (fused,) = step.explain()["passes"]
+        finally:
+            step.close()
+    assert [(each.name, each.changed) for each in step.recipe] == [("Rewrite", 4), ("Inductor", 2)]
+    assert (fused.replaced, fused.speedup) == (2, None)
+    assert "CUDA" in fused.unmeasured
+
+
+def test_channels_last_changes_convolutions_only(tmp_path):
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ConvTranspose2d(8, 4, 3))
+    net = component(module, input=torch.randn(1, 3, 6, 6))
+    expected = net.call()
+    step = Recipe(transforms=[ChannelsLast()]).prepare(net, tmp_path)
+    torch.testing.assert_close(step.run(), expected)
+    assert step.run().is_contiguous(memory_format=torch.channels_last)
+    assert [each.changed for each in step.recipe] == [2]
+    with pytest.raises(InputError, match="Linear has no Conv2d"):
+        Recipe(transforms=[ChannelsLast()])(component(nn.Linear(2, 2), input=torch.ones(1, 2)), tmp_path)
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.relu(self.up(x))
+
+
+class Stack(nn.Module):
+    """Three blocks of one size and two of another, as lists; a pair of layers of torch.nn; a block of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.ModuleList(Block(4) for _ in range(3))
+        self.between = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.last = nn.Sequential(Block(8), nn.Sequential(Block(8), Block(8)), Block(8))
+        self.alone = Block(8)
+
+    def forward(self, x):
+        for block in self.first:
+            x = block(x)
+        return self.alone(self.last(self.between(x)))
+
+
+def test_blocks_that_repeat_are_found():
+    module = Stack()
+    expected = [*module.first, module.last[0], module.last[2], *module.last[1]]
+    assert {id(each) for each in repeated_blocks(module)} == {id(each) for each in expected}
+    assert repeated_blocks(module.alone) == []
+    assert repeated_blocks(nn.ModuleList([Stack(), Stack()])) != [], "blocks of blocks are compiled whole"
+
+
+def test_each_kind_of_block_is_compiled_once(tmp_path):
+    with torch.inference_mode():
+        net = component(Stack(), torch.randn(2, 4))
+        before, expected = snapshot(), net.call()
+        step = Recipe(compiler=Inductor(regional=True)).prepare(net, tmp_path)
+        (row,) = step.recipe
+        assert row.changed == snapshot().since(before).graphs == 2
+        assert row.notes == ("7 repeated blocks (Block) share 2 compiled graphs; the rest is eager",)
+        again = snapshot()
+        for _ in range(2):
+            net.reset()
+            torch.testing.assert_close(step.call(), expected)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert torch.equal(net.call(), expected), "the module itself is eager, bit for bit"
+        assert snapshot().since(again).describe() is None
+        step.close()
+    assert not any("_compiled_call_impl" in vars(block) for block in net.module.modules())
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(4) for _ in range(2))
+
+    def forward(self, x):
+        return sum(block.up(x) for block in self.blocks)
+
+
+def test_a_module_without_repeated_blocks_is_refused(tmp_path):
+    regional = Recipe(compiler=Inductor(regional=True))
+    with pytest.raises(InputError, match=r"Linear has none .* Write regional: false"):
+        regional(component(nn.Linear(4, 4), input=torch.ones(1, 4)), tmp_path)
+    with pytest.raises(InputError, match="needs blocks that are called as modules, and Inner calls other methods of"):
+        regional(component(Inner(), torch.ones(1, 4)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"compiler": Inductor(mode="reduce-overhead"), "capture": CudaGraph()}, "Write capture: null"),
+        ({"compiler": Inductor(options={"triton.cudagraphs": True}), "capture": CudaGraph()}, "options.triton.cudagr"),
+        ({"compiler": Inductor(mode="max-autotune", regional=True)}, "Capture the whole call"),
+        ({"compiler": nn.Identity()}, "is no Compiler"),
+        ({"capture": Inductor()}, "is no CudaGraph"),
+        ({"transforms": ["drop"]}, r"transforms\.0='drop' cannot be called"),
+        ({"transforms": [ChannelsLast]}, "cannot be called"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, says):
+    with pytest.raises(InputError, match=says):
+        Recipe(**options)
+
+
+def test_it_is_unavailable_where_a_step_is():
+    assert Recipe(transforms=[doubled]).unavailable(CPU) is None
+    assert "CUDA graphs need a CUDA device" in (Recipe(capture=CudaGraph()).unavailable(CPU) or "")
+    assert Recipe(compiler=Inductor(), capture=CudaGraph()).unavailable(CUDA) is None
+    assert Recipe(compiler=Inductor(mode="reduce-overhead")).unavailable(CPU) == (
+        "mode=reduce-overhead needs a CUDA device"
+    )
+
+    class Wants(Transform):
+        def unavailable(self, device):
+            return "it wants another library: pip install it"
+
+        def apply(self, module, component):
+            return Outcome(module)
+
+    assert Recipe(transforms=[Wants()]).unavailable(CUDA) == "it wants another library: pip install it"
+
+
+def test_outputs_alias_only_where_a_graph_holds_them():
+    assert Recipe().aliasing() == Recipe()
+    aliasing = Recipe(capture=CudaGraph(warmup=2)).aliasing()
+    assert aliasing.capture == CudaGraph(warmup=2, alias_outputs=True)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "variant").glob("*.yaml")))
+def test_every_variant_is_a_recipe_with_all_its_keys(name):
+    node = yaml.safe_load((CONF / "variant" / f"{name}.yaml").read_text())[name]
+    assert set(node) == {"transforms", "compiler", "capture", "tolerance"}
+    assert isinstance(instantiate(as_recipe(node), f"variant.{name}"), Recipe)
