@@ -1,4 +1,4 @@
-"""What CUDA graphs, torch.fx passes and torch.compile did, and the files to open: reports, kernel files, traces."""
+"""What the steps of recipes, CUDA graphs, torch.fx passes and torch.compile did, and the files to open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from profiling.report.format import Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, first, itself, name_of
 from profiling.report.table import Column
-from profiling.results.record import FxPass, Graphs, KernelFile, Record
+from profiling.results.record import FxPass, Graphs, KernelFile, RecipeStep, Record
 
 #: Most lines of compiler reasons for a cell in the console; `report.md` holds all.
 _MOST = 8
@@ -33,6 +33,13 @@ _MEMORY_VIZ = (
 
 _Reason = tuple[Record, str, str | None, str, str | None]
 _Kernel = tuple[Record, KernelFile]
+
+
+def recipe_section(data: RunData) -> Section:
+    """Return the table of the steps of each recipe: what they took, changed and allocated."""
+    steps = [(record, step) for record in data.records for step in record.recipe or ()]
+    table = cell_table("Steps of the recipes", _STEPS, steps, first, keys=4, depth="report")
+    return Section("recipe", "Recipes", tables=(table,))
 
 
 def graphs_section(data: RunData) -> Section:
@@ -179,6 +186,18 @@ _GRAPHS = (
     Column[Record]("graphs", _of(lambda graphs: graphs.held), "count", depth="report"),
     Column[Record]("graph breaks", _of(lambda graphs: graphs.graph_breaks), "count", depth="report"),
     Column[Record]("compiled pieces", _of(lambda graphs: graphs.compiled_pieces), "count", depth="report"),
+)
+
+_Step = tuple[Record, RecipeStep]
+_STEPS = (
+    Column[_Step]("stage", lambda row: row[1].stage),
+    Column[_Step]("step", lambda row: row[1].kind),
+    Column[_Step]("name", lambda row: row[1].name),
+    Column[_Step]("took", lambda row: row[1].seconds, "s"),
+    Column[_Step]("changed", lambda row: row[1].changed, "count"),
+    Column[_Step]("allocated before", lambda row: getattr(row[1].memory_bytes, "before", None), "MiB"),
+    Column[_Step]("allocated after", lambda row: getattr(row[1].memory_bytes, "after", None), "MiB"),
+    Column[_Step]("notes", lambda row: "; ".join(row[1].notes) or None, wrap=40),
 )
 
 _Pass = tuple[Record, FxPass]

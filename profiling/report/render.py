@@ -15,7 +15,7 @@ from profiling.report.answer import answer_section, notes_section, status_sectio
 from profiling.report.check import check_section
 from profiling.report.classic import classic_blocks
 from profiling.report.format import escaped, listed
-from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section
+from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
 from profiling.report.heading import heading_lines, network_section, origin_sections
 from profiling.report.latency import distribution_section, latency_section
 from profiling.report.launches import launches_section
@@ -45,7 +45,7 @@ _SECTIONS = (
         sweep_section,
         training_section,
     ),
-    *(graphs_section, roofline_section, trace_section, memory_section, distribution_section),
+    *(recipe_section, graphs_section, roofline_section, trace_section, memory_section, distribution_section),
     *(compile_section, files_section, notes_section, network_section, origin_sections),
 )
 Renderer = Callable[[RunData, Sequence[Section]], str]

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_config
 from profiling.components.spec import check_target, decode_options
+from profiling.errors import InputError
 from profiling.training_step.options import TrainingOptions
 
 TARGET = "training_step"
@@ -19,6 +20,12 @@ CELL = "profiling.training_step.cell.TrainingCell"
 def run(cfg: DictConfig, folder: Path) -> int:
     """Train every component under every variant."""
     config = read_config(cfg)
+    for name, node in config.variants.items():
+        if node.get("transforms"):
+            raise InputError(
+                f"variant.{name}.transforms are for forward passes: a training step is prepared twice, and its weights "
+                "belong to an optimizer. Leave the variant out, or write transforms: [] in its YAML."
+            )
     decode_options(TrainingOptions, config.source["training"], "training")  # before any process is started
     check_target(config.source["optimizer"], "optimizer")
     procedure = {"_target_": CELL, "options": config.source["training"], "optimizer": config.source["optimizer"]}

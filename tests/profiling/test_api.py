@@ -23,6 +23,7 @@ from profiling.report.__main__ import main as report
 from profiling.trace.counters import snapshot
 from profiling.variants.inductor import Inductor
 from profiling.variants.recipe import Recipe
+from profiling.variants.rewrite import Rewrite
 from profiling.variants.variant import Step, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,28 @@ def inputs():
 @pytest.fixture
 def result():
     return profiling.profile(Net(), inputs(), {"baseline": Recipe(), "other": Reversed()}, fps=0.001, **QUICK)
+
+
+def rescaled(module, factor):
+    """A transform of the caller's own."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(factor).div_(factor)
+    return module
+
+
+def test_a_recipe_with_transforms_of_the_callers_own():
+    module, recipe = Net(), Recipe(transforms=[partial(rescaled, factor=3.0), Rewrite()])
+    before = [parameter.clone() for parameter in module.parameters()]
+    run = profiling.profile(module, inputs(), {"baseline": Recipe(), "mine": recipe}, **QUICK)
+    (record,) = (record for record in run.records if record.variant == "mine")
+    assert record.status == "ok", record.reason
+    assert [(step.kind, step.name) for step in record.recipe] == [("transform", "rescaled"), ("transform", "Rewrite")]
+    assert all(map(torch.equal, before, module.parameters())), "a copy was transformed"
+    with profiling.prepare(module, inputs(), recipe) as step:
+        torch.testing.assert_close(step(**inputs()), module(**inputs()))
+    with pytest.raises(InputError, match="defined inside a function"):
+        profiling.profile(module, inputs(), {"mine": Recipe(transforms=[lambda module: module])}, **QUICK)
 
 
 def test_records_and_the_answer(result):

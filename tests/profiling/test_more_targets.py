@@ -152,7 +152,12 @@ def test_a_training_step_runs_and_reports(tmp_path):
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [("training.steps=0", "training.steps"), ("optimizer=sdg", "Did you mean 'sgd'"), ("training.stesp=3", "steps")],
+    [
+        ("training.steps=0", "training.steps"),
+        ("optimizer=sdg", "Did you mean 'sgd'"),
+        ("training.stesp=3", "steps"),
+        ("variant=[channels_last_compile]", "variant.channels_last_compile.transforms are for forward passes"),
+    ],
 )
 def test_wrong_training_options_are_one_line(tmp_path, override, message):
     assert message in started("training_step", tmp_path / "run", override, code=2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from report_records import build, faster, rows, run_data, titled, traces
 
-from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section
+from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
 from profiling.report.launches import launches_section
 from profiling.report.sweep import sweep_section
 from profiling.report.training import training_section
@@ -193,6 +193,19 @@ def test_captured_graphs_and_passes() -> None:
     assert [values(row) for row in found["torch.fx passes, each against the module before it"]] == [
         ["fold_bn", "12", "1.2e-04", "2.200", "2.000", "1.10×", "–"],
         ["swap", "–", "–", "–", "–", "–", "no GPU"],
+    ]
+
+
+def test_the_steps_of_a_recipe() -> None:
+    mib = 2**20
+    steps = [
+        {"kind": "transform", "name": "Quantize", "seconds": 0.5, "changed": 12, "notes": ["1 left", "2 rows"]},
+        {"kind": "capture", "name": "CudaGraph", "seconds": 1.25, "memory_bytes": {"before": mib, "after": 4 * mib}},
+    ]
+    found = titled(recipe_section(run_data(build("fp8", recipe=steps), build("baseline"))))
+    assert [values(row) for row in found["Steps of the recipes"]] == [
+        ["transform", "Quantize", "0.500", "12", "–", "–", "1 left; 2 rows"],
+        ["capture", "CudaGraph", "1.25", "–", "1.0", "4.0", "–"],
     ]
 
 

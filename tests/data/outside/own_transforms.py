@@ -1,0 +1,35 @@
+"""Transforms of a user's own: a right one, a wrong one, and those that do not work."""
+
+import torch
+from torch import nn
+
+
+def halved_twice(module: nn.Module, factor: float) -> nn.Module:
+    """Scale the first layer, and take it back after the activation: the same result but for rounding."""
+    with torch.no_grad():
+        module.first.weight.mul_(factor)
+        module.first.bias.mul_(factor)
+    return Scaled(module, 1 / factor)
+
+
+class Scaled(nn.Module):
+    def __init__(self, module, gain):
+        super().__init__()
+        self.module, self.gain = module, gain
+
+    def forward(self, x, gain):
+        return self.module(x, gain * self.gain)
+
+
+def wrong(module: nn.Module) -> nn.Module:
+    """Change what the module computes."""
+    return Scaled(module, 2.0)
+
+
+def raising(module: nn.Module) -> nn.Module:
+    """Raise."""
+    raise ValueError("planted failure")
+
+
+def nothing(module: nn.Module) -> None:
+    """Forget to return the module."""

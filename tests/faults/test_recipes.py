@@ -1,0 +1,64 @@
+"""Faults in the steps of a recipe: each costs its own row."""
+
+import pytest
+from as_user import Outcome, command, finished
+
+
+def fault(planted, happens, variant, says):
+    mark = pytest.mark.fault(planted, happens=happens, kept="the other rows")
+    return pytest.param(variant, says, id=planted, marks=mark)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recipes")
+    variants = "variant=[baseline,own_halved_twice,own_raising,own_nothing,own_wrong,compile_regional]"
+    done = finished(command(folder / "run", "component=[net]", variants, "isolation=none"), folder)
+    outcome = Outcome(done.returncode, done.stdout, done.stderr, folder / "run")
+    return {variant: record for (_, variant), record in outcome.records.items()}
+
+
+def test_a_transform_of_a_users_own_is_measured_and_recorded(records):
+    record = records["own_halved_twice"]
+    assert record.status == records["baseline"].status == "ok", record.reason
+    assert 0 < record.parity.rel_l2 < 1e-6
+    (step,) = record.recipe
+    assert (step.kind, step.name, step.changed) == ("transform", "halved_twice", None)
+    assert step.seconds <= record.prepare.seconds
+    assert records["baseline"].recipe is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "says"),
+    [
+        fault(
+            "a transform that raises",
+            "the row has failed, and names the transform and the error",
+            "own_raising",
+            "transform raising raised ValueError: planted failure",
+        ),
+        fault(
+            "a transform that returns nothing",
+            "the row has failed, and says what to return",
+            "own_nothing",
+            "transform nothing returned NoneType. Return a torch.nn.Module",
+        ),
+        fault(
+            "a transform that changes the results",
+            "the row has failed its parity check; its speed is no claim",
+            "own_wrong",
+            "parity",
+        ),
+        fault(
+            "blocks are to be compiled once, and the module has no repeated blocks",
+            "the row has failed, and says what a repeated block is",
+            "compile_regional",
+            "Net has none (modules of one class and of the same sizes in a ModuleList or a Sequential)",
+        ),
+    ],
+)
+def test_a_faulty_step(records, variant, says):
+    assert records["baseline"].status == "ok"
+    assert records[variant].status == "failed"
+    assert says in records[variant].reason
+    assert records[variant].speedup is None
