@@ -142,8 +142,8 @@ def prepare(
 ) -> PreparedStep:
     """Prepare the step of a variant, as `profile` measures it, for use in an application: `output = step(x=x)`.
 
-    The module itself is used, in eval mode (and under autocast) until the step is closed. Its output is not compared
-    with eager's here.
+    The module itself is used, in eval mode (and under autocast) until the step is closed; what transforms of a recipe
+    change in it stays. Its output is not compared with eager's here.
 
     Args:
         module: the module, in the dtype and on the device on which it is to run.

@@ -184,7 +184,7 @@ class Inductor(Compiler):
             regions.close()
             raise
         kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in blocks))
-        note = f"{len(blocks)} repeated blocks ({kinds}) share {graphs} compiled graphs; the rest is eager"
+        note = f"{graphs} graphs compiled for {len(blocks)} repeated blocks ({kinds}); the rest is eager"
         return Outcome(regions, changed=graphs, notes=(note,), close=regions.close)
 
     def _compiled(self, module: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,14 +242,14 @@ class _Regions:
             form = compiled(block._call_impl if hooks else block.forward)
             block._compiled_call_impl = partial(self._call_block, block, form)
 
-    def __call__(self, *args: Any, **inputs: Any) -> Any:
+    def __call__(self, /, *args: Any, **inputs: Any) -> Any:
         self._active = True
         try:
             return self._module(*args, **inputs)
         finally:
             self._active = False
 
-    def _call_block(self, block: nn.Module, form: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+    def _call_block(self, block: nn.Module, form: Callable[..., Any], /, *args: Any, **inputs: Any) -> Any:
         if not self._active:
             return block._call_impl(*args, **inputs)
         self._called.add(id(block))
@@ -272,7 +272,7 @@ def _has_compiled_code(module: nn.Module) -> bool:
     return code is not None and len(_debug_get_cache_entry_list(code)) > 0
 
 
-def _new_step(module: Callable[..., Any], **inputs: Any) -> Any:
+def _new_step(module: Callable[..., Any], /, **inputs: Any) -> Any:
     # Without this mark inductor's graph trees continue the last call and keep its outputs alive.
     torch.compiler.cudagraph_mark_step_begin()
     return module(**inputs)

@@ -84,7 +84,7 @@ class _Rewritten(nn.Module):
         # By keys, which a compiler can trace, and not by the names of all tensors in each call.
         self._keys = dict(zip(names, (keys for keys, _ in keyed_tensors(inputs)), strict=True))
 
-    def forward(self, **inputs: Any) -> Any:
+    def forward(self, /, **inputs: Any) -> Any:
         """Call the graph with the tensors in `inputs`; the other values are those of the trace."""
         return self.graph(**{name: _at(inputs, keys) for name, keys in self._keys.items()})
 

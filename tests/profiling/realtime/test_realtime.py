@@ -89,9 +89,9 @@ def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path)
 
 def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realtime):
     outcome = realtime(
-        "variant=[baseline,faulty_stale]",
+        "variant=[baseline,own_unchanged,faulty_stale]",
         HERE,
-        "mix={world:baseline,picture:baseline,sound:faulty_stale}",
+        "mix={world:baseline,picture:own_unchanged,sound:faulty_stale}",
         "loop.schedule=overlap",
         "loop.deliver=device",
         "sound.window=auto",
@@ -110,6 +110,7 @@ def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realt
         "pipeline": False,
     }
     assert not record.parity.passed
+    assert [(step.stage, step.name) for step in record.recipe] == [("picture", "unchanged")]
     assert record.realtime.stages == STAGES, "nothing is copied"
     assert record.realtime.schedule == "overlap"
     assert record.realtime.calibration["sound"]["window"] == "exact", "300 dB are out of reach"

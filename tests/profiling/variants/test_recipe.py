@@ -270,7 +270,7 @@ def test_each_kind_of_block_is_compiled_once(tmp_path):
         step = Recipe(compiler=Inductor(regional=True)).prepare(net, tmp_path)
         (row,) = step.recipe
         assert row.changed == snapshot().since(before).graphs == 2
-        assert row.notes == ("7 repeated blocks (Block) share 2 compiled graphs; the rest is eager",)
+        assert row.notes == ("2 graphs compiled for 7 repeated blocks (Block); the rest is eager",)
         again = snapshot()
         for _ in range(2):
             net.reset()

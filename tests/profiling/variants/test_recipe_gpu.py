@@ -1,0 +1,95 @@
+"""Recipes with a capture: what is compiled before it is captured, state and memory are recorded."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from profiling.components.component import Component
+from profiling.components.reference import learning_calls
+from profiling.trace.counters import snapshot
+from profiling.variants.cuda_graph import CudaGraph
+from profiling.variants.inductor import Inductor
+from profiling.variants.recipe import Recipe
+from profiling.variants.transforms import ChannelsLast
+
+pytestmark = pytest.mark.gpu
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    """Equal blocks, a buffer that calls change, and a random number in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(32) for _ in range(6))
+        self.register_buffer("total", torch.zeros(32))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        self.total.add_(x[0])
+        return x + self.total + 0 * torch.rand(x.shape, device=x.device)
+
+
+def component(module, **inputs):
+    first = next(iter(inputs.values()))
+    return Component("net", module.eval(), inputs, lambda _: inputs, first.device, first.dtype, 1, "random")
+
+
+COMPILED = {"whole": Inductor(), "regional": Inductor(regional=True), "none": None}
+
+
+@pytest.mark.parametrize("compiler", COMPILED)
+def test_a_captured_step_is_right_from_the_first_call(compiler, tmp_path):
+    with torch.inference_mode():
+        net = component(Net().cuda(), x=torch.randn(2, 32, device="cuda"))
+        net = replace(net, extra_inputs=({"x": torch.randn(3, 32, device="cuda")},))
+        learning_calls(net, seed=0)
+        net.reset()
+        expected = net.call().clone()
+        net.reset()
+        before = snapshot()
+        step = Recipe(compiler=COMPILED[compiler], capture=CudaGraph()).prepare(net, tmp_path)
+        try:
+            prepared = snapshot()
+            for _ in range(3):
+                net.reset()
+                torch.testing.assert_close(step.call(), expected, rtol=1e-3, atol=1e-3)
+            assert step.extra_steps[0]().shape == (3, 32)
+            step.eager_step.call()
+            assert snapshot().since(prepared).describe() is None, "nothing is compiled after preparing"
+            graphs = step.explain()["graphs"]
+        finally:
+            step.close()
+    *compiling, capture = step.recipe
+    assert (capture.kind, capture.name, capture.changed) == ("capture", "CudaGraph", 2)
+    assert capture.memory_bytes.after >= capture.memory_bytes.before > 0
+    assert graphs.recorded == 2
+    counted = prepared.since(before).graphs
+    assert [each.changed for each in compiling] == ([] if compiler == "none" else [counted])
+    assert graphs.compiled_pieces == (None if compiler == "none" else counted)
+    assert counted == {"whole": 2, "regional": 2, "none": 0}[compiler], "one for each shape"
+
+
+def test_a_transform_a_compiler_and_a_capture(tmp_path):
+    with torch.inference_mode():
+        module = nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 1)).cuda()
+        net = component(module, input=torch.randn(1, 16, 20, 20, device="cuda"))
+        expected = net.call()
+        recipe = Recipe(transforms=[ChannelsLast()], compiler=Inductor(), capture=CudaGraph())
+        step = recipe.prepare(net, tmp_path)
+        try:
+            torch.testing.assert_close(step.run(), expected, rtol=1e-2, atol=1e-2)
+        finally:
+            step.close()
+    assert [(each.kind, each.changed) for each in step.recipe] == [("transform", 2), ("compiler", 1), ("capture", 1)]

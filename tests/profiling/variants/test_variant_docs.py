@@ -1,0 +1,43 @@
+"""The recipes of the README and of docs/variants.md run as they are written there."""
+
+import re
+from pathlib import Path
+
+import torch
+from as_user import QUICK, ROOT, finished
+from torch import nn
+
+from profiling.components.component import Component
+from profiling.results.jsonl import read_records
+from profiling.variants.recipe import Recipe
+
+
+def blocks(page, language):
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+def test_the_recipe_of_the_readme_runs(tmp_path):
+    (code,) = (block for block in blocks("README.md", "python") if block.startswith("# my_package.py"))
+    (node,) = (block for block in blocks("README.md", "yaml") if block.startswith("# variant/my_recipe.yaml"))
+    (command,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "my_recipe]" in line)
+    (tmp_path / "my_package.py").write_text(code)
+    (tmp_path / "variant").mkdir()
+    (tmp_path / "variant" / "my_recipe.yaml").write_text(node)
+    fast = ("variant.my_recipe.compiler=null", "isolation=none", f"hydra.run.dir={tmp_path / 'run'}", *QUICK)
+    done = finished([*command.split(), *fast], tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert done.returncode == 0, done.stderr
+    records = {record.variant: record for record in read_records(tmp_path / "run").records}
+    assert records["my_recipe"].status == "ok"
+    assert [step.name for step in records["my_recipe"].recipe] == ["channels_last"]
+
+
+def test_the_transform_of_the_page_runs():
+    (code,) = (block for block in blocks("docs/variants.md", "python") if "MyTransform" in block)
+    names = {"__name__": __name__}
+    exec(code, names)
+    x = torch.ones(1, 2)
+    net = Component("net", nn.Linear(2, 2), {"input": x}, lambda _: {"input": x}, x.device, x.dtype, 1, "random")
+    (row,) = Recipe(transforms=[names["MyTransform"](rank=2)])(net, Path()).recipe
+    assert (row.name, row.changed, row.notes) == ("MyTransform", 1, ("what the report should say",))
