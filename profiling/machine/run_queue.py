@@ -1,11 +1,13 @@
-"""Time that threads of this process spend waiting for a CPU, and CPU time that other guests of the machine take."""
+"""The cores on which this process runs: pinning, time its threads wait for one, time other guests of the machine take."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,49 @@ _THREADS = Path("/proc/self/task")
 _WORKER_SHARE = 0.1
 #: Stolen time is counted in ticks of so many seconds; the first of a window may have begun before it.
 _STEAL_TICK = 0.01
+#: Folder with the topology of each core.
+_CORES = Path("/sys/devices/system/cpu")
+
+
+@contextlib.contextmanager
+def pinned(threads: int) -> Iterator[tuple[int, ...]]:
+    """Pin all threads of this process inside the block to as many cores as `threads`; yield those cores.
+
+    It yields none, and pins nothing, where there are no more cores than that, or where the system does not allow it.
+    Only there can the scheduler move a thread from core to core.
+    """
+    allowed = os.sched_getaffinity(0)
+    cores = _apart(sorted(allowed), threads) if 0 < threads < len(allowed) else ()
+    if not cores or not _pin(cores):
+        yield ()
+        return
+    try:
+        yield cores
+    finally:
+        _pin(tuple(allowed))
+
+
+def _pin(cores: Sequence[int]) -> bool:
+    """Let all threads of this process run on these cores only; return whether the calling one does."""
+    for thread in _THREADS.iterdir() if _THREADS.is_dir() else ():
+        with contextlib.suppress(OSError):  # it has ended
+            os.sched_setaffinity(int(thread.name), cores)
+    return os.sched_getaffinity(0) == set(cores)
+
+
+def _apart(allowed: Sequence[int], number: int) -> tuple[int, ...]:
+    """Return the last of the allowed cores, those first that share no physical core with one before them.
+
+    The last ones, because interrupts are mostly handled on the first.
+    """
+    taken, first, second = set[str](), list[int](), list[int]()
+    for core in reversed(allowed):
+        physical = str(core)
+        with contextlib.suppress(OSError):
+            physical = (_CORES / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
+        (second if physical in taken else first).append(core)
+        taken.add(physical)
+    return tuple(sorted([*first, *second][:number]))
 
 
 class RunQueueMonitor:

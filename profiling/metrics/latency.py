@@ -16,7 +16,7 @@ from profiling.components.component import Component
 from profiling.machine import nvml
 from profiling.machine.gc_policy import no_garbage_collection
 from profiling.machine.memory import used_and_free
-from profiling.machine.run_queue import RunQueueMonitor
+from profiling.machine.run_queue import RunQueueMonitor, pinned
 from profiling.metrics.clocks import CacheFlush, clock_of
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.monitor import CallMonitor
@@ -62,7 +62,7 @@ class Latency(SamplingLimits, Metric):
             with span("timing"):
                 windows, stopped_by = self._in_turns(sample, subject.take_turns, warmup, monitor, calls)
                 if not windows:
-                    with calls.window(monitor.gpu_lost_share), monitor.window():
+                    with monitor.on_own_cores(), calls.window(monitor.gpu_lost_share), monitor.window():
                         observed = _observed(sample, calls)
                         samples, stopped_by = collect(observed, self, perf_counter, monitor.read_clocks)
                     windows = [_window(0.0, samples)]
@@ -98,9 +98,10 @@ class Latency(SamplingLimits, Metric):
         )
 
         def window(turn: Turn) -> WindowSamples:
-            rewarm(sample, turn, ready.call_s)
-            with calls.window(monitor.gpu_lost_share), monitor.window() as conditions:
-                start, samples = collect_window(_observed(sample, calls), turn, perf_counter)
+            with monitor.on_own_cores():
+                rewarm(sample, turn, ready.call_s)
+                with calls.window(monitor.gpu_lost_share), monitor.window() as conditions:
+                    start, samples = collect_window(_observed(sample, calls), turn, perf_counter)
             windows.append(msgspec.structs.replace(_window(start, samples), **conditions))
             return windows[-1]
 
@@ -138,8 +139,18 @@ class TimedWindowMonitor:
         self._clocks = nvml.ClockMonitor(self._cuda)
         self._clocks.pause()
         self._switches = 0
+        self._cores: tuple[int, ...] = ()
         self._waits_ms: list[float | None] = []
         self._lost: list[tuple[float, float | None, float | None]] = []  # seconds, share of the CPU and of the GPU
+
+    @contextmanager
+    def on_own_cores(self) -> Iterator[None]:
+        """On a CPU with more cores than torch has threads, pin the process inside the block to as many as those.
+
+        A thread that moves from core to core makes the calls of one process slower than those of another.
+        """
+        with pinned(torch.get_num_threads() if self._cuda is None else 0) as self._cores:
+            yield
 
     @contextmanager
     def window(self) -> Iterator[dict[str, Any]]:
@@ -193,6 +204,7 @@ class TimedWindowMonitor:
             warmup_iterations=warmup.iterations,
             warmup_seconds=warmup.seconds,
             settled=warmup.settled,
+            pinned_cores=self._cores,
             descheduled=self._switches,
             run_queue_wait_ms=sum(waits) if waits and len(waits) == len(self._waits_ms) else None,
             **{**msgspec.structs.asdict(self._clocks.conditions()), **lost},

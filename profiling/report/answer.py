@@ -19,6 +19,7 @@ from profiling.report.run_data import RunData, link_to, name_of, wrong_because
 from profiling.report.table import Column, Table
 from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
+    CPU_PROCESS_SHARE,
     baseline_name,
     by_component,
     can_be_ranked,
@@ -353,7 +354,10 @@ def _unsupported(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
 def _alike(one: Record, other: Record) -> str:
     """Say by how much equal code may differ where these two cells were timed, and how to tell more."""
     where = "on a CPU" if (one.device or "").startswith("cpu") else "in one process"
-    more = "" if where == "on a CPU" else "; isolation=process measures each in its own"
+    more = "; isolation=process measures each in its own"
+    if where == "on a CPU":
+        is_pinned = same_code_share(one, other) < CPU_PROCESS_SHARE
+        more = "" if is_pinned else "; threads=1 pins them to one core, and tells smaller differences"
     return f"{where} the times of equal code differ by up to {percent(same_code_share(one, other))}{more}"
 
 

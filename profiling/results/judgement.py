@@ -21,8 +21,11 @@ DISTURBED_SHARE = 0.05
 SLICE_MS = 4.0
 #: Two processes with the same code may differ by this share, because their memory lies elsewhere.
 PROCESS_SHARE = 0.003
-#: The same on a CPU, where it also matters which cores the threads of a process share with others: 32 equal pairs
-#: on an idle machine of 2 cores with 2 threads differed by 0 to 11%, and 20 with one thread by 0 to 2.5%.
+#: The same on a CPU, where memory also decides what stays in the caches: 20 equal pairs with one thread on a core of
+#: its own differed by at most 2.5%.
+PINNED_CPU_SHARE = 0.03
+#: The same on a CPU where the threads may use any core, and share it with others: 32 equal pairs on an idle machine of 2
+#: cores with 2 threads differed by 0 to 11%.
 CPU_PROCESS_SHARE = 0.12
 #: In one process, the second of two equal variants finds its memory at other addresses. On a GPU that decides which
 #: data stay in L2: 25 of 25 equal pairs on an H200, with a working set about as large as L2, differed by 11 to 15%.
@@ -218,9 +221,14 @@ def claimed_speedup(record: Record, group: Sequence[Record]) -> float | None:
 def same_code_share(one: Record, other: Record) -> float:
     """Return by how much the times of two cells may differ although they run the same code, as a fraction of 1."""
     if (one.device or "").startswith("cpu"):
-        return CPU_PROCESS_SHARE
+        return PINNED_CPU_SHARE if _is_pinned(one) and _is_pinned(other) else CPU_PROCESS_SHARE
     together = took_turns(one, other) and one.turns is not None and one.turns.one_process
     return ONE_PROCESS_SHARE if together and (one.device or "").startswith("cuda") else PROCESS_SHARE
+
+
+def _is_pinned(record: Record) -> bool:
+    """Return whether the record's process was pinned to cores of its own while it was timed."""
+    return record.metrics.latency is not None and bool(record.metrics.latency.pinned_cores)
 
 
 def same_code_explains(one: Record, other: Record) -> bool:

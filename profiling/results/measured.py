@@ -86,6 +86,9 @@ class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     warmup_iterations: Annotated[int, about("calls before the timed window")]
     warmup_seconds: Annotated[float, about("duration of the warm-up", "s")]
     settled: Annotated[bool, about("whether times had settled and nothing compiled when the warm-up ended")]
+    pinned_cores: Annotated[
+        tuple[int, ...], about("cores to which the process was pinned inside the window; none: it was not")
+    ] = ()
     descheduled: Annotated[int | None, about("involuntary context switches of the process inside the window")] = None
     run_queue_wait_ms: Annotated[
         float | None, about("time for which threads of the process waited for a CPU inside the window", "ms")
