@@ -188,6 +188,23 @@ def compose_config(target: str, overrides: Sequence[str], folders: Sequence[Path
     return cfg
 
 
+def _check_own_names(added: Path) -> None:
+    """Check that no file of the user's config folder has the name of one in conf, which Hydra would use in its place.
+
+    Raises:
+        InputError: names the file.
+
+    """
+    for file in sorted(added.glob("*/*.yaml")):
+        name = file.relative_to(added)
+        if (CONF / name).exists() and not added.samefile(CONF):
+            key = f"{name.parent.name}.{name.stem}.KEY=VALUE"
+            raise InputError(
+                f"{file} would not be used: the tool has a {name} of its own, which comes first. Rename the file and "
+                f"the key in it, or change the tool's one on the command line: {key}"
+            )
+
+
 def override_values(target: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Return {key: value} of overrides on the command line of `target`.
 
@@ -222,6 +239,8 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = N
             raise InputError(
                 f"{argument!r} holds control characters, or bytes that are not UTF-8. Rename what it names."
             )
+    for added in [] if folders else _config_folders()[1:]:
+        _check_own_names(added)
     parser = get_args_parser()
     parser.error = _refuse_argument  # instead of printing the usage of Hydra
     given: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The cores on which this process runs: pinning, time its threads wait for one, time other guests of the machine take."""
+"""The cores on which this process runs: pinning it to some, and how long its threads wait for one."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ PROCESS_SHARE = 0.003
 #: The same on a CPU, where memory also decides what stays in the caches: 20 equal pairs with one thread on a core of
 #: its own differed by at most 2.5%.
 PINNED_CPU_SHARE = 0.03
-#: The same on a CPU where the threads may use any core, and share it with others: 32 equal pairs on an idle machine of 2
-#: cores with 2 threads differed by 0 to 11%.
+#: The same on a CPU where the threads may use any core, and share it with others: 32 equal pairs on an idle machine of
+#: 2 cores with 2 threads differed by 0 to 11%.
 CPU_PROCESS_SHARE = 0.12
 #: In one process, the second of two equal variants finds its memory at other addresses. On a GPU that decides which
 #: data stay in L2: 25 of 25 equal pairs on an H200, with a working set about as large as L2, differed by 11 to 15%.
