@@ -172,19 +172,21 @@ class Inductor(Compiler):
         try:
             for inputs in examples:
                 regions(**inputs)
-            if regions.uncalled:
+            called = regions.called
+            if not called:
                 raise InputError(
                     f"compiler: regional: true needs blocks that are called as modules, and {type(module).__name__} "
-                    f"calls other methods of {type(regions.uncalled[0]).__name__}. Write regional: false."
+                    f"only calls other methods of {type(blocks[0]).__name__}. Write regional: false."
                 )
             graphs = snapshot().since(before).graphs
-            if graphs == 0 and not _has_compiled_code(blocks[0]):
+            if graphs == 0 and not _has_compiled_code(called[0]):
                 raise RuntimeError(COMPILES_NOTHING)
         except BaseException:
             regions.close()
             raise
-        kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in blocks))
-        note = f"{graphs} graphs compiled for {len(blocks)} repeated blocks ({kinds}); the rest is eager"
+        kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in called))
+        compiled = "1 graph" if graphs == 1 else f"{graphs} graphs"
+        note = f"{compiled} compiled for {len(called)} repeated blocks ({kinds}); the rest is eager"
         return Outcome(regions, changed=graphs, notes=(note,), close=regions.close)
 
     def _compiled(self, module: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,9 +258,9 @@ class _Regions:
         return form(*args, **inputs)
 
     @property
-    def uncalled(self) -> list[nn.Module]:
-        """The blocks that no call has reached."""
-        return [block for block in self._blocks if id(block) not in self._called]
+    def called(self) -> list[nn.Module]:
+        """The blocks that a call has reached; lists may also hold modules that only keep tensors (caches)."""
+        return [block for block in self._blocks if id(block) in self._called]
 
     def close(self) -> None:
         """Leave the blocks as they were."""
