@@ -17,8 +17,8 @@ from hydra.utils import instantiate as hydra_instantiate
 from profiling.components.spec import wrong_type
 from profiling.errors import InputError, MissingExtraError, did_you_mean, install_hint, reason_of
 
-#: Optional packages, each with an extra of the same name.
-OPTIONAL_PACKAGES = ("diffusers", "transformers")
+#: Optional packages, which extras of this one bring.
+OPTIONAL_PACKAGES = ("diffusers", "transformers", "torchao")
 #: Errors of the device, which are no input errors; listed by name because torch is not imported here.
 DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")
 #: How errors of CUDA begin that are raised under another name, by a Triton launch for example.

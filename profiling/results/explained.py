@@ -46,6 +46,25 @@ class Graphs(Section, frozen=True, kw_only=True):
     graph_breaks: Annotated[int | None, about("graph breaks of the compiled module")] = None
 
 
+class ModuleChoice(Section, frozen=True, kw_only=True):
+    """A layer that a transform could replace, and what became of it."""
+
+    name: Annotated[str, about("its path in the module")]
+    shape: Annotated[tuple[int, ...], about("outputs, inputs")]
+    rows: Annotated[tuple[int, int] | None, about("least and most rows of its input in a call")] = None
+    left: Annotated[str | None, about("why it stays as it was; absent: it was replaced")] = None
+    now: Annotated[str | None, about("type of the weight, or of the layer, that replaced it")] = None
+
+
+class Choices(Section, frozen=True, kw_only=True):
+    """The layers that a transform replaced, and those that it left, with the reasons."""
+
+    replaced: Annotated[int, about("layers that it replaced")]
+    now: Annotated[Mapping[str, int], about("replaced layers by the type of their weight, or of the layer")] = {}
+    left: Annotated[Mapping[str, int], about("layers that stay, by the reason")] = {}
+    layers: Annotated[tuple[ModuleChoice, ...], about("the first 200 layers, those that stay first")] = ()
+
+
 class RecipeStep(Section, frozen=True, kw_only=True):
     """A step of a recipe: a transform of the module, its compiler, or its capture."""
 
@@ -59,7 +78,25 @@ class RecipeStep(Section, frozen=True, kw_only=True):
     memory_bytes: Annotated[BeforeAfter | None, about("allocated on the device before and after the step", "bytes")] = (
         None
     )
+    choices: Annotated[Choices | None, about("layers that a transform replaced and left")] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
+
+
+class LayerSensitivity(Section, frozen=True, kw_only=True):
+    """A layer, quantised alone."""
+
+    name: Annotated[str, about("its path in the module")]
+    shape: Annotated[tuple[int, ...], about("outputs, inputs")]
+    rel_l2: Annotated[float | None, about("relative L2 change of the module's output; absent: not finite")] = None
+    ms: Annotated[BeforeAfter, about("its products in a call, as they were and quantised", "ms")]
+
+
+class Sensitivity(Section, frozen=True, kw_only=True):
+    """The error that each quantised layer causes alone, and what leaving it out of the quantisation costs in time."""
+
+    layers: Annotated[tuple[LayerSensitivity, ...], about("the measured layers, largest error first")]
+    quantised: Annotated[int, about("number of all quantised layers; the time limit may leave out small ones")]
+    timed: Annotated[str, about("how the times were obtained")]
 
 
 class FxPass(Section, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ from profiling.results.check import (  # noqa: F401 - readers and producers impo
 from profiling.results.explained import (  # noqa: F401 - readers and producers import every struct from here
     BeforeAfter,
     Bound,
+    Choices,
     CompileFailure,
     CompileLog,
     CountedKernel,
@@ -54,7 +55,9 @@ from profiling.results.explained import (  # noqa: F401 - readers and producers 
     LaunchCosts,
     LaunchOverhead,
     LaunchPoint,
+    LayerSensitivity,
     MemorySnapshot,
+    ModuleChoice,
     ModuleTime,
     NextStep,
     OperatorCost,
@@ -63,6 +66,7 @@ from profiling.results.explained import (  # noqa: F401 - readers and producers 
     Recompile,
     Roofline,
     RooflinePart,
+    Sensitivity,
     TraceAnalysis,
     TraceFiles,
 )
@@ -157,6 +161,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     realtime: Annotated[Realtime | None, about("realtime: the loop over frames")] = None
     graphs: Annotated[Graphs | None, about("CUDA graphs that the variant captured")] = None
     recipe: Annotated[tuple[RecipeStep, ...] | None, about("steps of preparing the variant, in their order")] = None
+    sensitivity: Annotated[Sensitivity | None, about("each quantised layer alone")] = None
     passes: Annotated[tuple[FxPass, ...] | None, about("torch.fx passes in their order")] = None
     rounds: Annotated[tuple[Round, ...] | None, about("each round of a repeated cell")] = None
     turns: Annotated[Turns | None, about("timing in turns with the other variants of the component")] = None

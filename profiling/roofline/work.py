@@ -5,13 +5,13 @@ The model: Williams, Waterman, Patterson, "Roofline: an insightful visual perfor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.flop_counter import flop_registry
 
 from profiling.components.component import Component
@@ -138,10 +138,13 @@ class AccessRecorder(TorchDispatchMode):
         self._storages: dict[int, _StorageAccesses] = {}
         for kind, tensors in kinds.items():
             for tensor in tensors:
-                self._storages.setdefault(address_of(tensor), _StorageAccesses(kind))
+                for stored in _stored(tensor):
+                    self._storages.setdefault(address_of(stored), _StorageAccesses(kind))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_traceable_wrapper_subclass, tensors_in((tuple(args), dict(kwargs))))):
+            return NotImplemented  # a quantised weight, for example: its own operators follow
         result = func(*args, **kwargs)
         if isinstance(func, torch._ops.OpOverload):
             self._record(func, *accesses_of(func, args, kwargs, result))
@@ -169,6 +172,15 @@ class AccessRecorder(TorchDispatchMode):
         for access in writes:
             if (storage := self._storages.get(address_of(access.tensor))) is not None:
                 storage.write(access)
+
+
+def _stored(tensor: Any) -> Iterator[Tensor]:
+    """Yield the tensors that have storage: `tensor`, or those that a tensor subclass (quantised weights) wraps."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _stored(getattr(tensor, name))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from profiling.components.trees import tensors_in
 from profiling.results.record import ModuleTime
@@ -111,7 +111,8 @@ def _owners(named: Any) -> dict[int, set[str]]:
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.device.type != "meta"
+    wraps = is_traceable_wrapper_subclass(tensor)  # a quantised weight, for example: its parts have addresses
+    return tensor.layout is torch.strided and tensor.device.type != "meta" and not wraps
 
 
 @dataclass

@@ -7,7 +7,8 @@ In YAML a variant without a `_target_` is a recipe. What is new is a step: a tra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,16 +22,19 @@ from torch import nn
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import keyed_leaves
-from profiling.errors import InputError, reason_of
+from profiling.errors import InputError, MissingExtraError, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache, preserved_state
-from profiling.results.record import BeforeAfter, RecipeStep
+from profiling.results.record import BeforeAfter, Choices, ModuleChoice, RecipeStep
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, eager_step
 from profiling.variants.gains import graphs_section
 from profiling.variants.variant import EagerStep, Step, Variant
+
+#: Most layers in the record of a transform's choices, and reasons in the message that it changed none.
+_LAYERS, _REASONS = 200, 3
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Outcome:
         notes: remarks for the record, one line each.
         explain: returns sections of the record that only this step can fill, as `Step.explain` does.
         close: undoes what must not outlast the prepared step, in the module for example.
+        choices: the layers that a transform replaced or left; `changed` is then the number of those replaced.
 
     """
 
@@ -51,6 +56,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     explain: Callable[[], Mapping[str, Any]] = dict
     close: Callable[[], Any] = tuple
+    choices: tuple[ModuleChoice, ...] = ()
 
 
 class Transform(ABC):
@@ -281,7 +287,9 @@ class _Log:
         yield outcomes
         synchronize(self.device)
         seconds, after = perf_counter() - started, self._allocated()
+        choices = outcomes[-1].choices
         counts = [each.changed for each in outcomes if each.changed is not None]
+        counts += [sum(one.left is None for one in each.choices) for each in outcomes if each.choices]
         self.explain.append(outcomes[-1].explain)
         self.steps.append(
             RecipeStep(
@@ -290,6 +298,7 @@ class _Log:
                 seconds=seconds,
                 changed=sum(counts) if counts else None,
                 memory_bytes=None if before is None else BeforeAfter(before=before, after=after),
+                choices=_choices_section(choices) if choices else None,
                 notes=tuple(dict.fromkeys(note for each in outcomes for note in each.notes)),
             )
         )
@@ -317,12 +326,45 @@ def _by_shape(branches: list[_Branch]) -> list[_Branch]:
 def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
     try:
         if isinstance(transform, Transform):
-            return transform.apply(branch.module, branch.component)
-        return Outcome(transform(branch.module))
+            outcome = transform.apply(branch.module, branch.component)
+        else:
+            outcome = Outcome(transform(branch.module))
+        choices = getattr(transform, "choices", None)
+        if choices is not None and not outcome.choices and isinstance(outcome.call, nn.Module):
+            outcome = replace(outcome, choices=tuple(_choices(choices(outcome.call), outcome.call)))
     except Exception as error:
-        if isinstance(error, InputError) or is_device_failure(error):
+        if isinstance(error, InputError | MissingExtraError) or is_device_failure(error):
             raise
         raise RuntimeError(f"transform {name} raised {reason_of(error)}") from error
+    if outcome.choices and all(each.left is not None for each in outcome.choices):
+        raise RuntimeError(f"transform {name}: asked for, did nothing: {_why_nothing(outcome.choices)}")
+    return outcome
+
+
+def _choices(choices: Iterable[Any], module: nn.Module) -> Iterator[ModuleChoice]:
+    """Yield the record's form of what a transform of any class says about each layer: its name, shape and `left`."""
+    for each in choices:
+        now = None if each.left is not None else type(module.get_submodule(each.name)).__name__
+        yield ModuleChoice(name=each.name, shape=tuple(each.shape), left=each.left, now=now)
+
+
+def _choices_section(choices: Sequence[ModuleChoice]) -> Choices:
+    now = Counter(each.now for each in choices if each.now is not None)
+    left = Counter(each.left for each in choices if each.left is not None)
+    rows = sorted(choices, key=lambda each: each.left is None)
+    return Choices(
+        replaced=sum(each.left is None for each in choices), now=now, left=left, layers=tuple(rows[:_LAYERS])
+    )
+
+
+def _why_nothing(choices: Sequence[ModuleChoice]) -> str:
+    """Return in one line why the layers stay, with the first layer of each of the commonest reasons."""
+    texts = []
+    for reason, count in Counter(each.left for each in choices).most_common(_REASONS):
+        first = next(each for each in choices if each.left == reason)
+        more = f" and {count - 1} more" if count > 1 else ""
+        texts.append(f"{first.name or 'the module'} {list(first.shape)}{more}: {reason}")
+    return "; ".join(texts)
 
 
 def _graphs(branches: Sequence[_Branch], counters: CompileCounters | None) -> Mapping[str, Any]:

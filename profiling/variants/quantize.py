@@ -1,0 +1,408 @@
+"""Quantisation by torchao (the extra `quant`): weights of 8 or 4 bits, and their kernels, in linear layers of a module.
+
+A layer is quantised if its product, the rows that calls give it and its kernel allow that; every other layer stays, and
+the record says why. A transform that would change nothing fails its cell: "asked for, did nothing".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+
+from profiling.components.component import Component
+from profiling.components.instantiate import is_device_failure, is_out_of_memory
+from profiling.components.outputs import Outputs, difference, to_host
+from profiling.errors import InputError, MissingExtraError, check_choice, check_number, install_hint, reason_of
+from profiling.results.record import ModuleChoice
+from profiling.variants.gains import sensitivity_section
+from profiling.variants.recipe import Outcome, Transform
+
+#: Convolutions that are a linear layer where their kernel has one element.
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+#: Functions that multiply by a weight, and the dimension of their input that holds its channels.
+_ROWS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
+#: Functions that read nothing of a weight but its form.
+_HARMLESS = ("__get__", "dim", "size", "numel", "is_floating_point", "stride", "is_contiguous", "data_ptr", "__hash__")
+
+
+@dataclass(frozen=True)
+class _Config:
+    """A config of torchao: what it needs, and the options that replace torchao's defaults."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    granularity: bool = False  # whether it has one
+    capability: tuple[int, int] | None = None  # least of the GPU; None: it runs on a CPU too
+    dtype: torch.dtype | None = None  # of the weights before
+    rows: int = 1  # least rows of the activations on a GPU
+    multiple: int = 1  # of the inputs and outputs of a layer on a GPU
+
+
+#: torchao would otherwise set global options of inductor, and let float32 products run in TF32.
+_NO_GLOBALS = {"set_inductor_config": False}
+CONFIGS: Mapping[str, _Config] = {
+    "Int8WeightOnlyConfig": _Config({**_NO_GLOBALS, "version": 2}),
+    # torch._int_mm wants more than 16 rows, and multiples of 8.
+    "Int8DynamicActivationInt8WeightConfig": _Config({**_NO_GLOBALS, "version": 2}, rows=17, multiple=8),
+    "Int4WeightOnlyConfig": _Config(
+        {**_NO_GLOBALS, "int4_packing_format": "tile_packed_to_4d"}, capability=(8, 0), dtype=torch.bfloat16
+    ),
+    "Float8WeightOnlyConfig": _Config(_NO_GLOBALS),
+    "Float8DynamicActivationFloat8WeightConfig": _Config(_NO_GLOBALS, True, capability=(8, 9), multiple=16),
+}
+GRANULARITIES = ("PerTensor", "PerRow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantize(Transform):
+    """Quantise the weights of linear layers in place with torchao.
+
+    Attributes:
+        config: a key of `CONFIGS`, a class of torchao.quantization.
+        granularity: of the scales, `PerTensor` or `PerRow`, for float8 with dynamic activations only.
+        options: further arguments of the config, `{group_size: 64}` for example.
+        include: patterns of module names (`*` matches any characters); a layer must match one of them.
+        exclude: patterns of names that stay.
+        conv_1x1: also quantises convolutions with a kernel of one element, stride 1 and one group, as linear layers.
+        sensitivity: also quantises each layer alone, and records the error of the output and the time that it saves.
+        sensitivity_seconds: at most for that, largest layers first.
+
+    Raises:
+        InputError: an unknown config, or options of the wrong type.
+
+    """
+
+    config: str
+    granularity: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    include: Sequence[str] = ("*",)
+    exclude: Sequence[str] = ()
+    conv_1x1: bool = False
+    sensitivity: bool = False
+    sensitivity_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check the options, as far as that needs no torchao."""
+        check_choice("config", self.config, CONFIGS)
+        if self.granularity is not None:
+            check_choice("granularity", self.granularity, GRANULARITIES)
+        if (self.granularity is not None) != CONFIGS[self.config].granularity:
+            needed = f"needs granularity: {' or '.join(GRANULARITIES)}" if self.granularity is None else "has none"
+            raise InputError(f"granularity={self.granularity}: {self.config} {needed}.")
+        for name in ("include", "exclude"):
+            if isinstance(getattr(self, name), str):
+                raise InputError(f"{name}={getattr(self, name)!r} must be a list of patterns.")
+        check_number("sensitivity_seconds", self.sensitivity_seconds, above=0)
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return that torchao is missing, or what the kernels need that `device` has not."""
+        if find_spec("torchao") is None:
+            return install_hint("torchao")
+        needed = CONFIGS[self.config].capability
+        if needed is None:
+            return None
+        if device.type != "cuda":
+            return f"{self.config} needs a CUDA device"
+        has = torch.cuda.get_device_capability(device)
+        text = "of compute capability {}.{}".format
+        return None if has >= needed else f"{self.config} needs a GPU {text(*needed)}; this one is {text(*has)}"
+
+    def apply(self, module: nn.Module, component: Component) -> Outcome:
+        """Quantise what can be, in place; a module that is itself a convolution is replaced.
+
+        Raises:
+            InputError: the module has no such layer, a pattern matches none, or an option is none of torchao's.
+            MissingExtraError: torchao is not installed.
+            RuntimeError: calls do not multiply by a quantised weight.
+
+        """
+        quantise, layers = self._quantiser(), _layers(module, self.conv_1x1)
+        if not layers:
+            hint = "" if self.conv_1x1 else " With conv_1x1: true, 1×1 convolutions count as linear layers."
+            raise InputError(f"Quantize: {type(module).__name__} has no linear layer.{hint}")
+        for pattern in (*self.include, *self.exclude):
+            if not any(fnmatchcase(name, pattern) for name in layers):
+                some = ", ".join(list(layers)[:3]) or "it has none"
+                raise InputError(f"{pattern!r} matches no linear layer of {type(module).__name__} (such as: {some}).")
+        uses = _observed(module, component, {name: _weight(layer) for name, layer in layers.items()})
+        tried = [self._tried(name, layer, uses[name], quantise, component) for name, layer in layers.items()]
+        quantised = [each for each in tried if each.linear is not None]
+        explain = self._sensitivity(module, component, quantised) if self.sensitivity and quantised else dict
+        for each in quantised:
+            module = each.put(module)
+        read = _observed(module, component, {each.name: _weight(each.linear) for each in quantised})
+        unread = next((name for name, use in read.items() if not use.calls), None)
+        if unread is not None:
+            raise RuntimeError(f"asked for, did nothing: no call multiplies by the quantised weight of {unread}")
+        return Outcome(module, choices=tuple(each.choice() for each in tried), explain=explain)
+
+    def _quantiser(self) -> Callable[[nn.Linear], None]:
+        """Return the function that quantises the weight of a linear layer in place.
+
+        Raises:
+            InputError: torchao's config takes no such option.
+            MissingExtraError: torchao is not installed.
+
+        """
+        try:
+            from torchao import quantization
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(install_hint("torchao")) from error
+        options = {**CONFIGS[self.config].options, **self.options}
+        if self.granularity is not None:
+            options["granularity"] = getattr(quantization, self.granularity)()
+        try:
+            config = getattr(quantization, self.config)(**options)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise InputError(f"options={dict(self.options)}: torchao's {self.config}: {reason_of(error)}.") from error
+        return lambda layer: quantization.quantize_(layer, config, filter_fn=lambda *_: True)
+
+    def _tried(
+        self, name: str, layer: nn.Module, use: _Use, quantise: Callable[[nn.Linear], None], component: Component
+    ) -> _Layer:
+        """Quantise a layer beside the module, and call it once with the rows that it gets."""
+        found = _Layer(name, layer, use, self._reason_to_leave(name, layer, use, component.device))
+        if found.left is not None:
+            return found
+        linear = _as_linear(layer)
+        before = linear.weight
+        try:
+            quantise(linear)
+        except Exception as error:
+            _raise_if_lost(error)
+            return replace(found, left=f"torchao refuses it: {reason_of(error)}")
+        if type(linear.weight.data) is type(before.data):
+            return replace(found, left="torchao left it as it was")
+        for rows in dict.fromkeys(use.rows):
+            x = torch.ones(rows, linear.in_features, dtype=before.dtype, device=before.device)
+            try:
+                linear(x)
+            except Exception as error:
+                _raise_if_lost(error)
+                return replace(found, left=f"its kernel refuses {_rows(rows)}: {reason_of(error)}")
+        return replace(found, linear=linear)
+
+    def _reason_to_leave(self, name: str, layer: nn.Module, use: _Use, device: torch.device) -> str | None:
+        if not any(fnmatchcase(name, pattern) for pattern in self.include):
+            return "not included"
+        if any(fnmatchcase(name, pattern) for pattern in self.exclude):
+            return "excluded"
+        if (reason := _unlike_a_product(layer)) is not None:
+            return reason
+        weight, needs = _weight(layer), CONFIGS[self.config]
+        if not weight.is_floating_point() or weight.itemsize == 1 or type(weight.data) is not Tensor:
+            return f"has {type(weight.data).__name__} weights of {_name(weight.dtype)} already"
+        if needs.dtype not in (None, weight.dtype):
+            return f"has {_name(weight.dtype)} weights, and the kernel takes {_name(needs.dtype)}"
+        if use.other is not None:
+            return f"its weight is read by {use.other}, not only by its own product"
+        if not use.calls:
+            return "no call multiplies by its weight (unused, or read by kernels of the module's own)"
+        if device.type == "cuda":
+            if min(use.rows) < needs.rows:
+                return f"called with {_rows(min(use.rows))}, and the kernel needs {needs.rows} or more"
+            if any(size % needs.multiple for size in weight.shape[:2]):
+                return f"inputs and outputs must be multiples of {needs.multiple}"
+        return None
+
+    def _sensitivity(
+        self, module: nn.Module, component: Component, layers: Sequence[_Layer]
+    ) -> Callable[[], Mapping[str, Any]]:
+        """Quantise each layer alone; return the function that measures times and makes the record's section."""
+        deadline, errors = perf_counter() + self.sensitivity_seconds, {}
+        expected = _call(module, component, component.inputs)
+        largest_first = sorted(layers, key=lambda each: _weight(each.layer).numel(), reverse=True)
+        for each in largest_first:
+            if errors and perf_counter() > deadline:
+                break
+            original = _weight(each.layer)
+            changed = each.put(module)
+            error = difference(_call(changed, component, component.inputs), expected).error
+            each.take_out(changed, original)
+            errors[each.name] = error if math.isfinite(error) else None
+        measured = [
+            (each.choice(), each.use.calls, each.linear) for each in layers if each.name in errors and each.linear
+        ]
+        return lambda: {"sensitivity": sensitivity_section(measured, errors, len(layers), component.device)}
+
+
+class Pointwise(nn.Module):
+    """A convolution whose kernel has one element, as a linear layer over the channels.
+
+    Args:
+        linear: channels of the input → channels of the output.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map [n, channels, ...] to [n, channels of the output, ...]; the argument has the name of a convolution's."""
+        return self.linear(input.movedim(1, -1)).movedim(-1, 1)
+
+
+@dataclass(frozen=True)
+class _Use:
+    """How calls of the module read a weight: products, the rows of each kind of them, and other reads."""
+
+    calls: int = 0  # products in one call
+    rows: tuple[int, ...] = ()
+    other: str | None = None  # the name of a function that reads it beside products
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of the module, and what becomes of it: `linear` holds the quantised weight, `left` says why it stays."""
+
+    name: str
+    layer: nn.Module
+    use: _Use
+    left: str | None
+    linear: nn.Linear | None = None
+
+    def choice(self) -> ModuleChoice:
+        """Return what the record holds of the layer."""
+        rows = (min(self.use.rows), max(self.use.rows)) if self.use.rows else None
+        weight = None if self.linear is None else type(self.linear.weight.data).__name__
+        shape = tuple(_weight(self.layer).shape[:2])
+        return ModuleChoice(name=self.name, shape=shape, rows=rows, left=self.left, now=weight)
+
+    def put(self, module: nn.Module) -> nn.Module:
+        """Put the quantised weight into the module, and return it; another one if it is itself a convolution."""
+        assert self.linear is not None
+        if isinstance(self.layer, nn.Linear):
+            self.layer.weight = self.linear.weight
+            return module
+        return _replaced(module, self.name, Pointwise(self.linear))
+
+    def take_out(self, module: nn.Module, weight: Tensor) -> None:
+        """Undo `put`; `weight` is the one of before."""
+        if isinstance(self.layer, nn.Linear):
+            self.layer.weight = weight  # pyright: ignore[reportAttributeAccessIssue] - the parameter that it had
+        elif self.name:
+            _replaced(module, self.name, self.layer)
+
+
+class _Reads(TorchFunctionMode):
+    """While it is entered, counts which functions read the given weights, and the rows of their products."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._weights = dict(weights)  # an id is that of a tensor only while it lives
+        self._names = {id(weight): name for name, weight in weights.items()}
+        self.products: dict[str, list[int]] = {name: [] for name in weights}
+        self.others: dict[str, str] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        for place, value in (*enumerate(args), *kwargs.items()):
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if id(each) in self._names:
+                    self._read(name, place, args, self._names[id(each)])
+        return func(*args, **kwargs)
+
+    def _read(self, func: str, place: int | str, args: Sequence[Any], name: str) -> None:
+        if func in _ROWS and place in (1, "weight") and args and isinstance(args[0], Tensor):
+            x = args[0]
+            channels = x.shape[_ROWS[func] if x.dim() > 1 else -1]
+            self.products[name].append(x.numel() // max(1, channels))
+        elif func not in _HARMLESS:
+            self.others[name] = func
+
+
+def _observed(module: nn.Module, component: Component, weights: Mapping[str, Tensor]) -> dict[str, _Use]:
+    """Call the module on all of its inputs; return how it reads the weights, by their names."""
+    every: list[_Reads] = []
+    for inputs in (*component.extra_inputs, component.inputs):
+        with _Reads(weights) as reads:
+            _call(module, component, inputs)
+        every.append(reads)
+    uses = {}
+    for name in weights:
+        rows = tuple(sorted({rows for reads in every for rows in reads.products[name]}))
+        other = next((reads.others[name] for reads in every if name in reads.others), None)
+        uses[name] = _Use(len(every[-1].products[name]) or len(rows), rows, other)
+    return uses
+
+
+def _call(module: nn.Module, component: Component, inputs: Mapping[str, Any]) -> Outputs:
+    """Return the output of a call, after which the state is as before."""
+    restore = component.keep_state()
+    try:
+        return to_host(output=module(**inputs))
+    finally:
+        restore()
+
+
+def _layers(module: nn.Module, conv_1x1: bool) -> dict[str, nn.Module]:
+    """Return the linear layers, and with `conv_1x1` the convolutions with one element, by name."""
+    kinds = (nn.Linear, *_CONVOLUTIONS) if conv_1x1 else (nn.Linear,)
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, kinds) and (isinstance(layer, nn.Linear) or set(_weight(layer).shape[2:]) == {1})
+    }
+
+
+def _unlike_a_product(layer: nn.Module) -> str | None:
+    """Return why a layer does more than multiply by its weight, or None."""
+    if type(layer) not in (nn.Linear, *_CONVOLUTIONS):
+        return f"is a {type(layer).__name__}, which may use its weight in another way"
+    if parametrize.is_parametrized(layer):
+        return "has a parametrisation, which makes its weight anew in each call"
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return "has hooks, which would be lost or change its weight"
+    if isinstance(layer, _CONVOLUTIONS):
+        padded = layer.padding not in ("valid", "same") and any(layer.padding)
+        plain = layer.groups == 1 and set(layer.stride) == {1} and not padded
+        return None if plain else "is a convolution with groups, stride or padding"
+    return None
+
+
+def _as_linear(layer: nn.Module) -> nn.Linear:
+    """Return a linear layer with the layer's own weight and bias, beside the module."""
+    weight = _weight(layer)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta", dtype=weight.dtype)
+    linear.weight = nn.Parameter(weight.detach().flatten(1), requires_grad=False)
+    linear.bias = layer.bias  # pyright: ignore[reportAttributeAccessIssue] - both kinds have one, or None
+    return linear
+
+
+def _weight(layer: nn.Module | None) -> Tensor:
+    weight = getattr(layer, "weight", None)
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+    """Return the module with `layer` as its submodule `name`, or `layer` where the name is empty."""
+    if not name:
+        return layer
+    parent, _, last = name.rpartition(".")
+    setattr(module.get_submodule(parent), last, layer)
+    return module
+
+
+def _raise_if_lost(error: Exception) -> None:
+    """Raise the error if the device is lost or full; a kernel that refuses its arguments is neither."""
+    if is_device_failure(error) or is_out_of_memory(error):
+        raise error
+
+
+def _rows(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows} rows"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,219 @@
+"""Quantised layers: which are chosen, why others stay, that their weights are read, and what each of them costs."""
+
+import importlib.util
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from models.skinny_linear import SkinnyLinears
+from profiling.components.component import Component
+from profiling.components.outputs import difference, to_host
+from profiling.errors import InputError
+from profiling.roofline.work import work_of
+from profiling.variants.quantize import Pointwise, Quantize, _Use
+from profiling.variants.recipe import Recipe
+
+HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
+torchao = pytest.mark.skipif(not HAS_TORCHAO, reason="needs the extra quant")
+INT8 = "Int8WeightOnlyConfig"
+
+
+def component(module, x, *extra):
+    net = Component("net", module.eval(), {"x": x}, lambda _: {"x": x}, x.device, x.dtype, 1, "random")
+    return replace(net, extra_inputs=tuple({"x": each} for each in extra))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.twice, self.last = nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 16)
+        self.tied, self.unused, self.normed = nn.Linear(16, 16), nn.Linear(8, 8), weight_norm(nn.Linear(16, 16))
+        self.point, self.strided, self.wide = nn.Conv2d(16, 24, 1), nn.Conv2d(24, 8, 1, stride=2), nn.Conv2d(8, 4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        y = self.last(self.twice(self.twice(self.first(x).relu())).relu())
+        y = self.normed(self.tied(y) @ self.tied.weight.t())
+        return self.wide(self.strided(self.point(y.t().reshape(1, 16, -1, 1).expand(-1, -1, -1, 8)))) + self.calls
+
+
+@dataclass
+class Prepared:
+    net: Component
+    expected: object
+    step: object
+    choices: dict = field(init=False)
+
+    def __post_init__(self):
+        self.choices = {each.name: each for each in self.step.recipe[0].choices.layers}
+
+    def error(self):
+        self.net.reset()
+        return difference(to_host(output=self.step.run()), to_host(output=self.expected)).error
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    def prepare(**options):
+        torch.manual_seed(0)
+        net = component(Net(), torch.randn(20, 64), torch.randn(33, 64))
+        net.reset()
+        expected = net.call().clone()
+        net.reset()
+        return Prepared(net, expected, Recipe(transforms=[Quantize(**options)]).prepare(net, tmp_path))
+
+    with torch.inference_mode():
+        yield prepare
+
+
+@torchao
+def test_what_is_quantised_and_why_the_rest_stays(prepared):
+    found = prepared(config=INT8, exclude=["last"], conv_1x1=True)
+    left = {name: choice.left for name, choice in found.choices.items()}
+    assert left == {
+        "first": None,
+        "twice": None,
+        "last": "excluded",
+        "tied": "its weight is read by t, not only by its own product",
+        "unused": "no call multiplies by its weight (unused, or read by kernels of the module's own)",
+        "normed": "is a ParametrizedLinear, which may use its weight in another way",
+        "point": None,
+        "strided": "is a convolution with groups, stride or padding",
+    }
+    section = found.step.recipe[0].choices
+    assert (section.replaced, found.step.recipe[0].changed, section.now) == (3, 3, {"Int8Tensor": 3})
+    assert sum(section.left.values()) == 5
+    assert found.choices["twice"].rows == (20, 33)
+    assert found.choices["point"].rows == (20 * 8, 33 * 8)
+    assert isinstance(found.net.module.point, Pointwise)
+    assert 0 < found.error() < 0.02
+    assert type(found.net.module.first.weight.data).__name__ == "Int8Tensor"
+
+
+@torchao
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [(INT8, 0.02), ("Int8DynamicActivationInt8WeightConfig", 0.04), ("Float8WeightOnlyConfig", 0.08)],
+)
+def test_the_error_is_that_of_the_format_and_the_roofline_reads_half_the_bytes_or_less(prepared, config, most):
+    found = prepared(config=config, include=["first", "twice"])
+    assert 0 < found.error() < most
+    weights = work_of(found.net).bytes["weights"]
+    assert weights < 0.5 * sum(each.numel() * 4 for each in found.net.module.parameters())
+
+
+@torchao
+def test_each_layer_alone_has_its_error_and_its_time(prepared):
+    found = prepared(config=INT8, sensitivity=True, conv_1x1=True)
+    section = found.step.explain()["sensitivity"]
+    errors = [layer.rel_l2 for layer in section.layers]
+    assert errors == sorted(errors, reverse=True)
+    assert {layer.name for layer in section.layers} == {"first", "twice", "last", "point"}
+    assert section.quantised == 4
+    assert "eager" in section.timed
+    assert all(layer.ms.before > 0 and layer.ms.after > 0 for layer in section.layers)
+    net = prepared(config=INT8, include=["first"])
+    alone = next(layer.rel_l2 for layer in section.layers if layer.name == "first")
+    assert alone == pytest.approx(net.error(), rel=1e-3), "as if only this layer were quantised"
+    assert found.error() > max(errors) / 2
+
+
+@torchao
+def test_the_time_limit_leaves_out_the_smallest_layers(prepared):
+    section = prepared(config=INT8, sensitivity=True, sensitivity_seconds=1e-9).step.explain()["sensitivity"]
+    assert [layer.name for layer in section.layers] == ["twice"]
+    assert section.quantised == 3
+
+
+@torchao
+def test_a_kernel_that_refuses_costs_its_layer_only(prepared, monkeypatch):
+    def refuses(layer, config, filter_fn):
+        if layer.out_features == 128:
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLt\nmore")
+        if layer.out_features != 24:
+            quantise(layer, config, filter_fn=filter_fn)
+
+    import torchao.quantization
+
+    quantise = torchao.quantization.quantize_
+    monkeypatch.setattr(torchao.quantization, "quantize_", refuses)
+    left = {name: each.left for name, each in prepared(config=INT8, conv_1x1=True).choices.items()}
+    assert left["first"] == "torchao refuses it: RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLt"
+    assert left["point"] == "torchao left it as it was"
+    assert left["last"] is None
+
+
+@torchao
+def test_a_module_that_is_one_convolution_is_replaced(tmp_path):
+    with torch.inference_mode():
+        net = component(nn.Conv1d(16, 32, 1), torch.randn(2, 16, 7))
+        net = replace(net, inputs={"input": net.inputs["x"]})
+        expected = net.call()
+        step = Recipe(transforms=[Quantize(config=INT8, conv_1x1=True, sensitivity=True)])(net, tmp_path)
+        assert step.run().shape == expected.shape
+        assert difference(to_host(output=step.run()), to_host(output=expected)).error < 0.02
+        assert len(step.explain()["sensitivity"].layers) == 1
+
+
+def test_what_a_gpu_kernel_needs():
+    few = Quantize(config="Int8DynamicActivationInt8WeightConfig")
+    cuda = torch.device("cuda")
+    reason = few._reason_to_leave("layer", nn.Linear(16, 16), _Use(1, (1, 40)), cuda)
+    assert reason == "called with 1 row, and the kernel needs 17 or more"
+    assert few._reason_to_leave("layer", nn.Linear(16, 16), _Use(1, (1, 40)), torch.device("cpu")) is None
+    odd = few._reason_to_leave("layer", nn.Linear(20, 16), _Use(1, (17,)), cuda)
+    assert odd == "inputs and outputs must be multiples of 8"
+    four = Quantize(config="Int4WeightOnlyConfig")._reason_to_leave("layer", nn.Linear(16, 16), _Use(1, (17,)), cuda)
+    assert four == "has float32 weights, and the kernel takes bfloat16"
+
+
+@torchao
+def test_what_the_device_lacks_skips_the_cell(monkeypatch):
+    rows = Quantize(config="Float8DynamicActivationFloat8WeightConfig", granularity="PerRow")
+    assert rows.unavailable(torch.device("cpu")) == f"{rows.config} needs a CUDA device"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    reason = rows.unavailable(torch.device("cuda"))
+    assert reason == f"{rows.config} needs a GPU of compute capability 8.9; this one is of compute capability 8.0"
+    assert Quantize(config=INT8).unavailable(torch.device("cuda")) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"config": "Int8WeightsConfig"}, r"Did you mean 'Int8WeightOnlyConfig'"),
+        ({"config": INT8, "granularity": "PerRow"}, "has none"),
+        ({"config": "Float8DynamicActivationFloat8WeightConfig"}, "needs granularity: PerTensor or PerRow"),
+        ({"config": INT8, "include": "*"}, "must be a list of patterns"),
+        ({"config": INT8, "sensitivity_seconds": 0}, "sensitivity_seconds"),
+    ],
+)
+def test_wrong_options_are_refused(options, says):
+    with pytest.raises(InputError, match=says):
+        Quantize(**options)
+
+
+@torchao
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"exclude": ["blocks.*"]}, r"'blocks\.\*' matches no linear layer of Net \(such as: first, twice, last\)"),
+        ({"options": {"group": 4}}, "Int8WeightOnlyConfig: TypeError: .*group"),
+    ],
+)
+def test_what_fits_no_module_or_config_is_refused(prepared, options, says):
+    with pytest.raises(InputError, match=says):
+        prepared(config=INT8, **options)
+
+
+def test_any_transform_with_choices_has_them_in_its_record(tmp_path):
+    with torch.inference_mode():
+        net = component(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 30)), torch.randn(2, 64))
+        net = replace(net, inputs={"input": net.inputs["x"]})
+        (step,) = Recipe(transforms=[SkinnyLinears()])(net, tmp_path).recipe
+    assert (step.changed, step.choices.now) == (1, {"SkinnyLinear": 1})
+    assert step.choices.left == {"inputs and outputs must be multiples of 64": 1}
+    assert [(each.name, each.shape) for each in step.choices.layers] == [("1", (30, 64)), ("0", (64, 64))]
