@@ -65,6 +65,19 @@ class Choices(Section, frozen=True, kw_only=True):
     layers: Annotated[tuple[ModuleChoice, ...], about("the first 200 layers, those that stay first")] = ()
 
 
+class Package(Section, frozen=True, kw_only=True):
+    """A file that an ahead-of-time compiler made of the module, which was loaded and measured."""
+
+    file: Annotated[str, about("path relative to the run folder")]
+    bytes: Annotated[int, about("size of the file", "bytes")]
+    export_s: Annotated[float, about("torch.export", "s")]
+    compile_s: Annotated[float, about("compiling and writing the file", "s")]
+    load_s: Annotated[float, about("loading the file, in the process that made it", "s")]
+    dynamic: Annotated[
+        tuple[str, ...], about("axes that may have any size between those of the inputs: INPUT.AXIS")
+    ] = ()
+
+
 class RecipeStep(Section, frozen=True, kw_only=True):
     """A step of a recipe: a transform of the module, its compiler, or its capture."""
 
@@ -79,6 +92,7 @@ class RecipeStep(Section, frozen=True, kw_only=True):
         None
     )
     choices: Annotated[Choices | None, about("layers that a transform replaced and left")] = None
+    packages: Annotated[tuple[Package, ...] | None, about("files that it made of the module, and loaded")] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
 
 

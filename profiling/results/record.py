@@ -61,6 +61,7 @@ from profiling.results.explained import (  # noqa: F401 - readers and producers 
     ModuleTime,
     NextStep,
     OperatorCost,
+    Package,
     Prediction,
     RecipeStep,
     Recompile,

@@ -184,7 +184,7 @@ class Cell(ABC):
                 raise
             counters = snapshot().since(before)
             self.add(prepare=Prepare(seconds=seconds, first_call_s=first_call_s, **warmed_up, **asdict(counters)))
-            self.compiled = counters.graphs > 0
+            self.compiled = counters.graphs > 0 or any(each.kind == "compiler" for each in step.recipe)
             if step.recipe:
                 self.add(recipe=step.recipe)
             return step

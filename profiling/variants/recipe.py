@@ -26,7 +26,7 @@ from profiling.errors import InputError, MissingExtraError, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache, preserved_state
-from profiling.results.record import BeforeAfter, Choices, ModuleChoice, RecipeStep
+from profiling.results.record import BeforeAfter, Choices, ModuleChoice, Package, RecipeStep
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, eager_step
@@ -45,6 +45,7 @@ class Outcome:
         call: what the next step gets: an nn.Module after a transform, else any callable with the same arguments.
         changed: number of places, modules or graphs that it changed or made; None: not counted.
         notes: remarks for the record, one line each.
+        packages: files that a compiler made ahead of time, for the record.
         explain: returns sections of the record that only this step can fill, as `Step.explain` does.
         close: undoes what must not outlast the prepared step, in the module for example.
         choices: the layers that a transform replaced or left; `changed` is then the number of those replaced.
@@ -54,6 +55,7 @@ class Outcome:
     call: Callable[..., Any]
     changed: int | None = None
     notes: tuple[str, ...] = ()
+    packages: tuple[Package, ...] = ()
     explain: Callable[[], Mapping[str, Any]] = dict
     close: Callable[[], Any] = tuple
     choices: tuple[ModuleChoice, ...] = ()
@@ -89,6 +91,9 @@ AnyTransform = Transform | Callable[[nn.Module], nn.Module]
 
 class Compiler(ABC):
     """Turns a module into a faster callable; a frozen dataclass whose fields are the options of its YAML."""
+
+    #: Ending of the files that it makes of the module, which an application can load; None: it makes none.
+    package_suffix: ClassVar[str | None] = None
 
     @property
     def own_graphs(self) -> str | None:
@@ -299,6 +304,7 @@ class _Log:
                 changed=sum(counts) if counts else None,
                 memory_bytes=None if before is None else BeforeAfter(before=before, after=after),
                 choices=_choices_section(choices) if choices else None,
+                packages=tuple(package for each in outcomes for package in each.packages) or None,
                 notes=tuple(dict.fromkeys(note for each in outcomes for note in each.notes)),
             )
         )

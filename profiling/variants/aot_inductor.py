@@ -1,0 +1,346 @@
+"""The compiler AOTInductor: torch.export, a package `.pt2` in the run folder, and torch's loader of such packages.
+
+A package holds a copy of the weights, and no CUDA graphs. Buffers that calls change (caches, positions) are bound to
+those of the module when it is loaded, so that a reset of the module resets the package. A package whose second call
+differs from that of the module is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+import profiling
+from profiling.components.instantiate import is_device_failure
+from profiling.components.outputs import Outputs, difference, to_host
+from profiling.components.snapshot import Snapshot, same
+from profiling.components.trees import dotted, keyed_leaves, keyed_tensors, tensors_in
+from profiling.errors import InputError, did_you_mean, reason_of
+from profiling.results.record import Package
+from profiling.variants.inductor import missing_toolchain
+from profiling.variants.recipe import Compiler, Outcome
+
+#: A second call may be this much farther from the module's than the first, or have this relative L2 to it.
+_SECOND_CALL_FACTOR, _SECOND_CALL_FLOOR = 3.0, 1e-3
+#: Options that cannot be chosen, and why.
+_NO_OPTIONS = {
+    "triton.cudagraphs": "a package holds no CUDA graphs. Give the recipe a capture",
+    "aot_inductor.output_path": "packages lie in the run folder. Leave it out",
+    "aot_inductor.package_constants_in_so": "a package without its weights cannot be called. Leave it out",
+}
+#: Without these, inductor computes with the first values of small buffers, a position for example, also in later calls.
+_KEEP_BUFFERS = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AOTInductor(Compiler):
+    """Export the module, compile it into a package, load the package, and run what was loaded.
+
+    For several shapes, `dynamic` makes one package, in which the axes that differ are dynamic; without it, there is one
+    for each shape. `strict` exports through Dynamo. `options` are those of inductor.
+
+    Raises:
+        InputError: an unknown option, or one that a package cannot have.
+
+    """
+
+    package_suffix: ClassVar[str | None] = ".pt2"
+
+    dynamic: bool = True
+    strict: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the options before any module is built."""
+        known = torch._inductor.list_options()
+        for name in self.options:
+            if name in _NO_OPTIONS:
+                raise InputError(f"options.{name}: {_NO_OPTIONS[name]}.")
+            if name not in known:
+                raise InputError(f"options.{name}: inductor has no such option.{did_you_mean(name, known)}")
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return what this machine lacks to build packages, which hold C++ code on every device, or None."""
+        return missing_toolchain()
+
+    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+        """Export, package and load; then compare two calls in a row with two of the module.
+
+        Raises:
+            InputError: the module cannot be exported, or the package would keep what calls change.
+            RuntimeError: inductor cannot make a package of what was exported.
+
+        """
+        expected = _in_a_row(module, module, examples[-1])
+        made = [
+            self._package(module, group, folder, expected)
+            for group in ([examples] if self.dynamic else [[each] for each in examples])
+        ]
+        call = made[0].call if len(made) == 1 else _ByShape({shapes_of(each.example): each.call for each in made})
+        _check_second_call(expected, _in_a_row(call, module, examples[-1]))
+        return Outcome(
+            call,
+            changed=len(made),
+            notes=tuple(dict.fromkeys(note for each in made for note in each.notes)),
+            packages=tuple(each.package for each in made),
+        )
+
+    def _package(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, calls: _TwoCalls
+    ) -> _Loaded:
+        started = perf_counter()
+        program, dynamic = exported(module, examples, strict=self.strict)
+        export_s, started = perf_counter() - started, perf_counter()
+        file = new_file(folder, f"{type(module).__name__}.pt2")
+        options = {**self.options}
+        if "aot_inductor.precompile_headers" in torch._inductor.list_options():
+            # Takes longer than it saves where the cache is empty, as it is for each cell.
+            options.setdefault("aot_inductor.precompile_headers", False)
+        if calls.changed:
+            options |= _KEEP_BUFFERS
+        with _without_warnings():
+            try:
+                torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
+            except Exception as error:
+                if is_device_failure(error):
+                    raise
+                message = f"inductor cannot package what was exported: {reason_of(error)}{place_of(error)}"
+                raise InputError(_with_changes(message, calls)) if calls.unbound else RuntimeError(message) from error
+            compile_s, started = perf_counter() - started, perf_counter()
+            device = next((tensor.device for tensor in tensors_in(examples[-1])), torch.device("cpu"))
+            # With its locks between threads, a runner cannot be captured.
+            index = -1 if device.index is None else device.index
+            runner = torch._inductor.aoti_load_package(str(file), run_single_threaded=True, device_index=index)
+        bound = {name: calls.changed[name] for name in sorted(runner.get_constant_fqns()) if name in calls.changed}
+        if bound:
+            runner.load_constants(bound, check_full_update=False, user_managed=True)
+        package = Package(
+            file=str(file.relative_to(folder.parents[1])),
+            bytes=file.stat().st_size,
+            export_s=export_s,
+            compile_s=compile_s,
+            load_s=perf_counter() - started,
+            dynamic=dynamic,
+        )
+        return _Loaded(runner, examples[-1], package, tuple(_remarks(program, bound)))
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A loaded package, one of the inputs that it serves, and remarks."""
+
+    call: Callable[..., Any]
+    example: Mapping[str, Any]
+    package: Package
+    notes: tuple[str, ...]
+
+
+def _remarks(program: torch.export.ExportedProgram, bound: Mapping[str, Tensor]) -> Iterator[str]:
+    if bound:
+        yield f"buffers that calls change are those of the module: {', '.join(bound)}"
+    graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
+    targets = (node.target for graph in graphs for node in graph.nodes)
+    own = {str(each) for each in targets if isinstance(each, torch._ops.OpOverload) and not _is_of_torch(each)}
+    if own:
+        yield f"whoever loads the package must register its operators first: {', '.join(sorted(own))}"
+
+
+def _is_of_torch(operator: torch._ops.OpOverload) -> bool:
+    return operator.namespace in ("aten", "prim", "prims", "_export", "inductor", "quantized", "higher_order")
+
+
+# Exporting. ---------------------------------------------------------------------------------------------------------
+
+
+def exported(
+    module: nn.Module, examples: Sequence[Mapping[str, Any]], *, strict: bool = False
+) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """Export the module for the arguments in `examples`; return the program and the names of its dynamic axes.
+
+    An axis is dynamic if its sizes differ between the examples: `x.0` is the first of the input `x`.
+
+    Raises:
+        InputError: the module cannot be exported, with the line at which it fails; or inputs differ in more than sizes.
+
+    """
+    example, shapes, dynamic = _dynamic_shapes(examples)
+    with _without_warnings():
+        try:
+            program = torch.export.export(
+                module, (), dict(example), dynamic_shapes=shapes if dynamic else None, strict=strict
+            )
+        except Exception as error:
+            if is_device_failure(error):
+                raise
+            raise InputError(
+                f"compiler: torch.export cannot export {type(module).__name__}{place_of(error)}: {reason_of(error)}"
+            ) from error
+    return program, tuple(dynamic)
+
+
+def _dynamic_shapes(examples: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Any, list[str]]:
+    """Return the largest of the examples, its `dynamic_shapes` for torch.export, and the names of the dynamic axes."""
+    largest = max(examples, key=lambda each: sum(tensor.numel() for tensor in tensors_in(each)))
+    if len(examples) == 1:
+        return largest, None, []
+    rows = [dict(keyed_leaves(each)) for each in examples]
+    sizes: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    for keys, leaf in rows[0].items():
+        others = [row.get(keys) for row in rows[1:]]
+        if isinstance(leaf, Tensor):
+            if not all(
+                isinstance(each, Tensor) and (each.dim(), each.dtype) == (leaf.dim(), leaf.dtype) for each in others
+            ):
+                raise _other_inputs(dotted(keys))
+            sizes[keys] = [tuple(each.shape) for each in (leaf, *others)]  # pyright: ignore[reportOptionalMemberAccess]
+        elif any(each != leaf for each in others):
+            raise _other_inputs(dotted(keys))
+    names, specs = [], {}
+    for keys, shapes in sizes.items():
+        axes = {}
+        for axis, values in enumerate(zip(*shapes, strict=True)):
+            if len(set(values)) > 1:
+                axes[axis] = torch.export.Dim.DYNAMIC(min=min(values), max=max(values))
+                names.append(f"{dotted(keys)}.{axis}")
+        specs[keys] = axes or None
+    in_order = iter(specs[keys] for keys, _ in keyed_tensors(largest))
+    # The tree of the inputs with a specification in place of each tensor, and None in place of other values.
+    return (
+        largest,
+        tree_map(lambda leaf: next(in_order) if isinstance(leaf, Tensor) else None, dict(largest)),
+        names,
+    )
+
+
+def _other_inputs(path: str) -> InputError:
+    return InputError(
+        f"compiler: dynamic: true makes one package for all shapes, and the inputs differ in more than sizes: {path}. "
+        "Write dynamic: false."
+    )
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+#: Folders of code that is not the user's.
+_LIBRARIES = tuple(f"{Path(str(each.__file__)).resolve().parent}/" for each in (torch, profiling))
+_STANDARD = f"{Path(sysconfig.get_paths()['stdlib']).resolve()}/"
+
+
+def place_of(error: BaseException) -> str:
+    """Return ` at FILE:LINE` of the innermost line of the user's code that an error of torch names, or ""."""
+    seen: list[tuple[str, int]] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        seen += [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(cause.__traceback__)]
+        seen += [(file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(cause)[:100_000])]
+        cause = cause.__cause__ or cause.__context__
+    own = [(file, line) for file, line in seen if not _is_library(file)]
+    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
+
+
+def _is_library(file: str) -> bool:
+    path = str(Path(file).resolve())
+    standard = path.startswith(_STANDARD) and not path.startswith(f"{_STANDARD}site-packages")
+    return file.startswith("<") or path.startswith(_LIBRARIES) or standard
+
+
+# State. -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _TwoCalls:
+    """What two calls in a row returned and changed.
+
+    `changed` are the buffers that they wrote to, by name; `unbound` the paths of everything else that they changed.
+    """
+
+    outputs: tuple[Outputs, ...]
+    changed: Mapping[str, Tensor]
+    unbound: tuple[str, ...]
+
+
+def _in_a_row(call: Callable[..., Any], module: nn.Module, inputs: Mapping[str, Any]) -> _TwoCalls:
+    """Call twice, then put back what the calls changed."""
+    state = Snapshot({"": module, "inputs": inputs}, {id(each) for each in module.parameters()})
+    try:
+        outputs = tuple(to_host(output=call(**inputs)) for _ in range(2))
+        buffers = {id(buffer): name for name, buffer in module.named_buffers()}
+        written = {key: kept for key, kept in state.kept.tensors.items() if not kept.is_unchanged()}
+        changed = {buffers[key]: kept.tensor for key, kept in written.items() if key in buffers}
+        other = [kept.path for key, kept in written.items() if key not in buffers]
+        for holder, before in state.contents:
+            after = holder.read()
+            names = [name for name in before.keys() | after.keys() if not same(before.get(name), after.get(name))]
+            other += [holder.place(name) for name in names]
+    finally:
+        state.restore()
+    return _TwoCalls(outputs, changed, tuple(dict.fromkeys(other)))
+
+
+def _check_second_call(expected: _TwoCalls, calls: _TwoCalls) -> None:
+    """Refuse a package whose second call is farther from the module's than the first.
+
+    Raises:
+        InputError: it is, because the package keeps what calls of the module change.
+
+    """
+    first, second = (difference(one, other).error for one, other in zip(calls.outputs, expected.outputs, strict=True))
+    if not second <= max(_SECOND_CALL_FACTOR * first, _SECOND_CALL_FLOOR):
+        message = f"calls of the package have a relative L2 of {first:.2g}, then {second:.2g} to those of the module"
+        raise InputError(_with_changes(message, expected))
+
+
+def _with_changes(message: str, calls: _TwoCalls) -> str:
+    names = [*calls.unbound, *calls.changed]
+    if not names:
+        return f"compiler: {message}. Use Inductor."
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"compiler: {message}. Calls change {', '.join(names[:3])}{more}, and a package keeps everything but buffers "
+        "as it was. Make it a buffer that is changed in place (register_buffer, copy_), or use Inductor."
+    )
+
+
+# Shapes. ------------------------------------------------------------------------------------------------------------
+
+
+def shapes_of(inputs: Mapping[str, Any]) -> Hashable:
+    """Return the shapes of the tensors in the arguments of a call."""
+    return tuple(tensor.shape for tensor in tensors_in(inputs))
+
+
+@dataclass(frozen=True)
+class _ByShape:
+    """Calls the package of the shapes that it is called with."""
+
+    runners: Mapping[Hashable, Callable[..., Any]]
+
+    def __call__(self, /, **inputs: Any) -> Any:
+        return self.runners[shapes_of(inputs)](**inputs)
+
+
+def new_file(folder: Path, name: str) -> Path:
+    """Return a path in `folder`, which is created, at which there is no file yet: `name`, else with a number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = Path(name)
+    number, file = 2, folder / plain
+    while file.exists():
+        number, file = number + 1, folder / f"{plain.stem}_{number}{plain.suffix}"
+    return file

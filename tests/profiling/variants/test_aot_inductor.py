@@ -1,0 +1,142 @@
+"""Ahead-of-time packages: what they hold, what is refused, and that an application loads what was measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from profiling.components.component import Component
+from profiling.components.reference import learning_calls
+from profiling.errors import InputError
+from profiling.variants.aot_inductor import AOTInductor, exported
+from profiling.variants.recipe import Recipe
+
+pytestmark = pytest.mark.skipif(AOTInductor().unavailable(torch.device("cpu")) is not None, reason="no C++ compiler")
+
+
+def prepared(module, *inputs, folder, **options):
+    first, *extra = [each if isinstance(each, dict) else {"x": each} for each in inputs]
+    net = Component("net", module.eval(), first, lambda _: first, torch.device("cpu"), torch.float32, 1, "random")
+    net = replace(net, extra_inputs=tuple(extra))
+    with torch.inference_mode():
+        learning_calls(net, 0)
+        net.reset()
+        return net, Recipe(compiler=AOTInductor(**options)).prepare(net, folder / "kernels" / "net.aot")
+
+
+class Remembers(nn.Module):
+    """Shifts each input into a cache, counts its calls, and returns what depends on both."""
+
+    def __init__(self, *, registered=True, counts_in_python=False):
+        super().__init__()
+        self.linear, self.counts_in_python = nn.Linear(4, 4), counts_in_python
+        cache, at = torch.zeros(3, 4), torch.zeros((), dtype=torch.long)
+        if registered:
+            self.register_buffer("cache", cache)
+            self.register_buffer("at", at)
+        else:
+            self.cache, self.at = cache, at
+        self.calls = 0
+
+    def forward(self, x):
+        self.cache.copy_(torch.cat([self.cache[1:], self.linear(x)]))
+        self.at.add_(1)
+        if self.counts_in_python:
+            self.calls += 1
+        return self.cache.sum(0) * (self.at + self.calls)
+
+
+def test_a_package_follows_the_buffers_that_calls_change(tmp_path):
+    """A position and a cache go on from call to call, and a reset of the module is one of the package."""
+    net, step = prepared(Remembers(), torch.randn(1, 4), folder=tmp_path)
+    (row,) = step.recipe
+    (package,) = row.packages
+    assert (row.name, row.changed, package.dynamic) == ("AOTInductor", 1, ())
+    assert package.file == "kernels/net.aot/Remembers.pt2"
+    assert package.bytes == (tmp_path / package.file).stat().st_size
+    assert min(package.export_s, package.compile_s, package.load_s) > 0
+    assert row.seconds > package.export_s + package.compile_s + package.load_s
+    assert row.notes == ("buffers that calls change are those of the module: at, cache",)
+    with torch.inference_mode():
+        for _ in range(2):
+            net.reset()
+            eager = [net.call().clone() for _ in range(3)]
+            net.reset()
+            torch.testing.assert_close([step.run() for _ in range(3)], eager)
+            assert (net.module.at, net.kept.counting) == (3, ("at",))
+    step.close()
+
+
+@pytest.mark.slow
+def test_a_package_that_would_keep_a_count_is_refused(tmp_path):
+    with pytest.raises(
+        InputError, match=r"relative L2 of .* then .* Calls change calls, .*a package keeps everything but"
+    ):
+        prepared(Remembers(counts_in_python=True), torch.randn(1, 4), folder=tmp_path)
+
+
+def test_state_that_is_no_buffer_is_refused_by_name(tmp_path):
+    module = Remembers(registered=False)
+    with pytest.raises(InputError, match=r"cannot package .* at .*test_aot_inductor\.py:\d+.*Calls change .*cache"):
+        prepared(module, torch.randn(1, 4), folder=tmp_path)
+    assert (module.cache == 0).all(), "as it was"
+
+
+@pytest.mark.slow
+def test_one_package_for_several_shapes_and_one_for_each(tmp_path):
+    torch.manual_seed(0)
+    shapes = [{"x": torch.randn(n, 4), "pair": (torch.randn(4), torch.randn(n, 1)), "scale": 2.0} for n in (2, 5, 1)]
+
+    class Sums(nn.Module):
+        def forward(self, x, pair, scale):
+            return {"y": (x + pair[0]) * pair[1] * scale}
+
+    for dynamic, packages in ((True, [("x.0", "pair.1.0")]), (False, [(), (), ()])):
+        net, step = prepared(Sums(), *shapes, folder=tmp_path / str(dynamic), dynamic=dynamic)
+        assert [package.dynamic for package in step.recipe[0].packages] == packages
+        assert len(list(tmp_path.glob(f"{dynamic}/**/*.pt2"))) == len(packages)
+        with torch.inference_mode():
+            for run, inputs in zip((*step.extra_steps, step.run), (*shapes[1:], shapes[0]), strict=True):
+                torch.testing.assert_close(run(), net.module(**inputs))
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:  # the line that an export names
+            return x + 1
+        return x
+
+
+class LeavesTorch(nn.Module):
+    def forward(self, x):
+        return x + float(x.numpy().sum())  # the line that an export names
+
+
+@pytest.mark.parametrize(("module", "strict"), [(Branches(), False), (Branches(), True), (LeavesTorch(), False)])
+def test_what_cannot_be_exported_names_its_line(module, strict):
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    names = [number for number, line in enumerate(lines, 1) if line.endswith("# the line that an export names")]
+    line = names[0] if isinstance(module, Branches) else names[1]
+    with pytest.raises(InputError, match=rf"cannot export {type(module).__name__} at {__file__}:{line}: ") as raised:
+        exported(module, [{"x": torch.ones(2)}], strict=strict)
+    assert "\n" not in str(raised.value)
+
+
+def test_inputs_that_differ_in_more_than_sizes_are_no_dynamic_shapes():
+    with pytest.raises(InputError, match=r"differ in more than sizes: scale\. Write dynamic: false"):
+        exported(Branches(), [{"x": torch.ones(2), "scale": 1.0}, {"x": torch.ones(3), "scale": 2.0}])
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("triton.cudagraphs", "a package holds no CUDA graphs. Give the recipe a capture"),
+        ("aot_inductor.output_path", "packages lie in the run folder"),
+        ("max_autotun", "inductor has no such option. Did you mean 'max_autotune'"),
+    ],
+)
+def test_options_are_checked_when_they_are_read(option, says):
+    with pytest.raises(InputError, match=says):
+        AOTInductor(options={option: True})
