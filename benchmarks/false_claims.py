@@ -367,7 +367,8 @@ def main() -> None:
             raise SystemExit(f"error: {error}") from error
         environment = read_environment((options.read or folder) / "run_0")
     seconds = time.perf_counter() - started
-    name = f"{environment.device.name if environment.device else options.device}, {os.cpu_count()} CPU cores"
+    name = environment.device.name if environment.device else options.device
+    name += f", {os.cpu_count()} CPU cores" if options.read is None else ""
     condition = f"{options.busy} busy processes" if options.busy else "nothing beside it"
     rows = rows_of(comparisons, options.device, busy=options.busy)
     kind = f"{seconds:.0f} s, {load}" if options.read is None else "kept runs, judged again"

@@ -11,6 +11,7 @@ import numpy as np
 from profiling.compare.host import HostChange, host_change
 from profiling.compare.loaded_run import LoadedRun, Rounds, median_ms, read_samples
 from profiling.errors import InputError
+from profiling.report.format import percent
 from profiling.results.judgement import (
     clock_ratio,
     clocks_differ,
@@ -189,7 +190,7 @@ def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison
     share = same_code_share(*sampled.records)
     if verdict in ("faster", "slower") and max(ratio, 1 / ratio) <= 1 + share and share > threshold:
         verdict = "cannot tell"
-        reasons = [*reasons, f"runs of equal code differ by up to {share:.0%} on this device"]
+        reasons = [*reasons, f"runs of equal code differ by up to {percent(share)} on this device"]
     if disturbed := _disturbed(*sampled.records, verdict):
         return replace(cell, verdict="cannot tell", reason=disturbed, ratio=ratio)
     return replace(cell, verdict=verdict, reason="; ".join(reasons), ratio=ratio, interval=(low, high))

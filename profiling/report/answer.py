@@ -353,12 +353,11 @@ def _unsupported(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
 
 def _alike(one: Record, other: Record) -> str:
     """Say by how much equal code may differ where these two cells were timed, and how to tell more."""
-    where = "on a CPU" if (one.device or "").startswith("cpu") else "in one process"
-    more = "; isolation=process measures each in its own"
-    if where == "on a CPU":
-        is_pinned = same_code_share(one, other) < CPU_PROCESS_SHARE
-        more = "" if is_pinned else "; threads=1 pins them to one core, and tells smaller differences"
-    return f"{where} the times of equal code differ by up to {percent(same_code_share(one, other))}{more}"
+    share = same_code_share(one, other)
+    if not (one.device or "").startswith("cpu"):
+        return f"where its memory lies elsewhere, the time of equal code differs by up to {percent(share)}"
+    more = "; threads=1 pins them to one core, and tells smaller differences" if share == CPU_PROCESS_SHARE else ""
+    return f"on a CPU the times of equal code differ by up to {percent(share)}{more}"
 
 
 def _cells(records: Iterable[Record], data: RunData) -> str:

@@ -19,17 +19,21 @@ from profiling.results.record import BASELINE, Record
 DISTURBED_SHARE = 0.05
 #: Most that an involuntary switch costs where the wait itself was not measured, in ms: a time slice of the scheduler.
 SLICE_MS = 4.0
-#: Two processes with the same code may differ by this share, because their memory lies elsewhere.
-PROCESS_SHARE = 0.003
+#: The interval of a ratio must lie beyond this difference: less than that is a tie, whatever the number of windows.
+TIE_SHARE = 0.003
+#: Two processes with the same code may differ by this share on a GPU, because their memory lies elsewhere: 20 equal
+#: pairs on an H200, with a working set of six times the L2 cache, differed by up to 0.58%.
+PROCESS_SHARE = 0.006
+#: The same where the cell's memory is less than `NEAR_CACHE` times the L2 cache, so that its place decides what stays
+#: there: 37 of 38 equal pairs, with a working set about as large as L2, differed by up to 1.43%, and one by 2.4%; 12 in
+#: one process by up to 0.9%.
+NEAR_CACHE_SHARE, NEAR_CACHE = 0.015, 4.0
 #: The same on a CPU, where memory also decides what stays in the caches: 20 equal pairs with one thread on a core of
 #: its own differed by at most 2.5%.
 PINNED_CPU_SHARE = 0.03
 #: The same on a CPU where the threads may use any core, and share it with others: 32 equal pairs on an idle machine of
 #: 2 cores with 2 threads differed by 0 to 11%.
 CPU_PROCESS_SHARE = 0.12
-#: In one process, the second of two equal variants finds its memory at other addresses, which decide which data stay in
-#: the L2 of a GPU: 12 equal pairs on an H200, with a working set about as large as L2, differed by up to 0.9%.
-ONE_PROCESS_SHARE = 0.01
 #: Level of the interval beyond which one of two cells is called faster. It is above 95%, since a claim that holds 19
 #: times in 20 is false once in 20 equal pairs, and since neighbouring windows are not quite independent.
 CLAIM_LEVEL = 0.99
@@ -183,7 +187,7 @@ def _are_apart(faster: Record, slower: Record) -> bool:
     one, other = _times(faster), _times(slower)
     if one is None or other is None or min(one.n, other.n) < LEAST_VALUES:
         return False
-    return one.max * (1 + PROCESS_SHARE) < other.min
+    return one.max * (1 + TIE_SHARE) < other.min
 
 
 def took_turns(one: Record, other: Record) -> bool:
@@ -222,13 +226,20 @@ def same_code_share(one: Record, other: Record) -> float:
     """Return by how much the times of two cells may differ although they run the same code, as a fraction of 1."""
     if (one.device or "").startswith("cpu"):
         return PINNED_CPU_SHARE if _is_pinned(one) and _is_pinned(other) else CPU_PROCESS_SHARE
-    together = took_turns(one, other) and one.turns is not None and one.turns.one_process
-    return ONE_PROCESS_SHARE if together and (one.device or "").startswith("cuda") else PROCESS_SHARE
+    return NEAR_CACHE_SHARE if _is_near_cache(one) or _is_near_cache(other) else PROCESS_SHARE
 
 
 def _is_pinned(record: Record) -> bool:
     """Return whether the record's process was pinned to cores of its own while it was timed."""
     return record.metrics.latency is not None and bool(record.metrics.latency.pinned_cores)
+
+
+def _is_near_cache(record: Record) -> bool:
+    """Return whether the place of the cell's memory may decide which of its data stay in the L2 cache."""
+    latency = record.metrics.latency
+    share = None if latency is None else latency.l2_share
+    in_one_process = record.turns is not None and record.turns.one_process
+    return in_one_process or (share is not None and share < NEAR_CACHE)
 
 
 def same_code_explains(one: Record, other: Record) -> bool:
@@ -237,7 +248,7 @@ def same_code_explains(one: Record, other: Record) -> bool:
     if not one_ms or not other_ms:
         return False
     ratio = max(one_ms, other_ms) / min(one_ms, other_ms)
-    return 1 + PROCESS_SHARE < ratio <= 1 + same_code_share(one, other)
+    return 1 + TIE_SHARE < ratio <= 1 + same_code_share(one, other)
 
 
 def sm_clock(record: Record) -> float | None:
@@ -269,15 +280,15 @@ def clocks_explain(one: Record, other: Record, speedup: float) -> bool:
 def intervals_overlap(first: Record, second: Record) -> bool | None:
     """Return whether two wall medians may be equal; None where that is not known.
 
-    Where both took turns, their neighbouring windows are compared at `CLAIM_LEVEL`, with a margin for what two
-    processes with the same code may differ by; else the 95% intervals of the two medians, which seldom miss each other
+    Where both took turns, their neighbouring windows are compared at `CLAIM_LEVEL`, with a margin below
+    which times are equal; else the 95% intervals of the two medians, which seldom miss each other
     by chance.
     """
     if (paired := paired_speedup(first, second, level=CLAIM_LEVEL)) is not None:
         interval, first_is_faster = paired[1], (typical_ms(first) or 0.0) <= (typical_ms(second) or 0.0)
         if interval is None:
             return None
-        return interval[0] <= 1 + PROCESS_SHARE if first_is_faster else interval[1] >= 1 - PROCESS_SHARE
+        return interval[0] <= 1 + TIE_SHARE if first_is_faster else interval[1] >= 1 - TIE_SHARE
     one, other = first.metrics.wall_ms, second.metrics.wall_ms
     if one is None or other is None or one.ci95 is None or other.ci95 is None:
         return None

@@ -86,6 +86,9 @@ class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     warmup_iterations: Annotated[int, about("calls before the timed window")]
     warmup_seconds: Annotated[float, about("duration of the warm-up", "s")]
     settled: Annotated[bool, about("whether times had settled and nothing compiled when the warm-up ended")]
+    l2_share: Annotated[
+        float | None, about("device memory that the process held for the cell, over the size of the GPU's L2 cache")
+    ] = None
     pinned_cores: Annotated[
         tuple[int, ...], about("cores to which the process was pinned inside the window; none: it was not")
     ] = ()
