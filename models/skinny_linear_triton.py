@@ -32,7 +32,9 @@ class Tile(NamedTuple):
 
 #: Four float8_e4m3fn numbers to bf16 in integer arithmetic, which is faster than the conversion of the hardware. Sign,
 #: exponent and mantissa go to their places in bf16; times 2^120, the distance of the exponents' offsets. Not for NaN.
-_E4M3_TO_BF16 = tl.constexpr("""{
+#: In one line: inductor copies it into the code that it generates, where a line break would end the text.
+_E4M3_TO_BF16 = tl.constexpr(
+    """{
 .reg .b32 low, high, a, b, power, zero;
 mov.b32 power, 0x7b807b80;
 mov.b32 zero, 0x80008000;
@@ -46,7 +48,8 @@ lop3.b32 a, low, 0x80008000, a, 0xea;
 lop3.b32 b, high, 0x80008000, b, 0xea;
 fma.rn.bf16x2 $0, a, power, zero;
 fma.rn.bf16x2 $1, b, power, zero;
-}""")
+}""".replace("\n", " ")
+)
 #: The interpreter takes no assembly, and gets a cast of integers to bf16 wrong.
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
