@@ -144,6 +144,14 @@ ARGUMENTS = (
 )
 
 
+@fault("a YAML file of --config-dir has the name of one of the tool's, which Hydra would use instead of it")
+def test_a_name_of_the_tools_own(started, tmp_path):
+    own = tmp_path / "own" / "variant" / "baseline.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("baseline: {compiler: {_target_: profiling.variants.inductor.Inductor}}\n")
+    is_refused(started(*NET, config_dir=tmp_path / "own"), "baseline.yaml would not be used")
+
+
 @pytest.mark.parametrize(("overrides", "says"), rows(ARGUMENTS))
 def test_arguments(started, overrides, says):
     is_refused(started(*overrides), says)
