@@ -1,7 +1,7 @@
 """Recipes: steps run in their order, each with what it changed; what does not fit is refused when it is read."""
 
 import copy
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -92,8 +92,10 @@ class Recording(Compiler):
     @contextmanager
     def flags(self, folder):
         self.log.append("flags")
-        yield
-        self.log.append("restored")
+        try:
+            yield
+        finally:
+            self.log.append("restored")
 
     def compile(self, module, examples, folder):
         self.log.append([tuple(each["x"].shape) for each in examples])
@@ -129,6 +131,47 @@ def test_without_a_transform_for_one_shape_the_compiler_sees_all_shapes(tmp_path
     assert log[1] == [(3,), (2,)]
     assert step.eager_step is not None
     assert step.eager_step.module is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeCapture(CudaGraph):
+    """Stands for a capture where there is no GPU."""
+
+    log: list
+
+    def captured(self, component, module, call):
+        class Engine:
+            __call__ = staticmethod(call)
+            clear = staticmethod(lambda: self.log.append("cleared"))
+
+        self.log.append(("captured", type(module).__name__, call(component.inputs["x"]).tolist()))
+        return Engine()
+
+
+def test_what_is_compiled_is_captured_and_closed_in_reverse(tmp_path, monkeypatch):
+    monkeypatch.setattr("profiling.variants.recipe.preserved_state", lambda *_: nullcontext())
+    net, log = component(Same(), torch.ones(2), torch.ones(3)), []
+    recipe = Recipe(transforms=[partial(shifted, add=1)], compiler=Recording(log), capture=FakeCapture(log=log))
+    step = recipe(net, tmp_path)
+    assert log == ["flags", [(2,), (3,)], ("captured", "Wrapped", [-2, -2])], "compiled in the order of the capture"
+    assert step.run().tolist() == [-2, -2]
+    assert [extra().tolist() for extra in step.extra_steps] == [[-2, -2, -2]]
+    assert step.eager_step is not None
+    assert (step.eager_step.call().tolist(), step.eager_step.module) == ([-2, -2], None)
+    assert [(each.kind, each.changed) for each in step.recipe][1:] == [("compiler", 7), ("capture", 2)]
+    step.close()
+    assert log[3:] == ["cleared", "closed", "restored"]
+
+
+def test_a_failed_step_leaves_no_flags(tmp_path):
+    class Failing(Recording):
+        def compile(self, module, examples, folder):
+            raise RuntimeError("planted")
+
+    log = []
+    with pytest.raises(RuntimeError, match="planted"):
+        Recipe(compiler=Failing(log))(component(Same(), torch.ones(1)), tmp_path)
+    assert log == ["flags", "restored"]
 
 
 def test_a_module_without_steps_is_eager(tmp_path):
