@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -152,7 +153,11 @@ def command_line(target: str) -> str:
 
 
 def register_resolvers() -> None:
-    """Register the OmegaConf resolvers: `run_folder` (creates a run's folder), `python` (its command), `product`."""
+    """Register the OmegaConf resolvers.
+
+    `run_folder` creates a run's folder, `python` is its command, `names` lists the YAML files of a group for a help
+    text that is indented by six characters, and `product` multiplies.
+    """
 
     @cache
     def run_folder(target: str, resume: str | None) -> str:
@@ -160,7 +165,12 @@ def register_resolvers() -> None:
             return resume
         return str(new_folder(Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")))
 
+    def names(group: str) -> str:
+        stems = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        return "\n      ".join(textwrap.wrap(" ".join(stems), 94, break_on_hyphens=False))
+
     OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
+    OmegaConf.register_new_resolver("names", names, replace=True)
     OmegaConf.register_new_resolver("python", python_command, replace=True)
     OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
 
