@@ -36,6 +36,7 @@ from profiling.run.progress import PlainProgress, make_progress
 from profiling.run.revisions import module_states
 from profiling.run.runner import Run
 from profiling.variants.prepared import PreparedStep
+from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Variant
 
 TARGET = "generic_forward"
@@ -139,6 +140,7 @@ def prepare(
     *,
     autocast: torch.dtype | None = None,
     clone: bool = True,
+    package: str | os.PathLike[str] | None = None,
 ) -> PreparedStep:
     """Prepare the step of a variant, as `profile` measures it, for use in an application: `output = step(x=x)`.
 
@@ -151,6 +153,8 @@ def prepare(
         variant: the name of a YAML file in conf/variant, or a Variant.
         autocast: dtype of `torch.autocast`, under which the module is called.
         clone: return a copy of the output. Without it, the next call may overwrite the output of this one.
+        package: also write the file that an ahead-of-time compiler makes here, `decoder.pt2` for example: what this
+            step runs (a capture is not in it), which an application loads without this tool.
 
     Raises:
         InputError: an argument is wrong, or the variant cannot run on the module's device.
@@ -168,7 +172,20 @@ def prepare(
     reason = chosen.unavailable(subject.device)
     if reason is not None:
         raise InputError(f"variant={variant!r} cannot run here: {reason}. Try variant='baseline'.")
-    return PreparedStep(module, inputs, chosen, subject.device, autocast=autocast, clone=clone)
+    file = None if package is None else _package_path(Path(package), chosen)
+    return PreparedStep(module, inputs, chosen, subject.device, autocast=autocast, clone=clone, package=file)
+
+
+def _package_path(path: Path, variant: Variant) -> Path:
+    """Check where a package goes, before minutes of compiling."""
+    suffix = variant.compiler.package_suffix if isinstance(variant, Recipe) and variant.compiler is not None else None
+    if suffix is None:
+        raise InputError(f"package={str(path)!r}: this variant makes no package. Use variant='aot_inductor'.")
+    if path.suffix != suffix:
+        raise InputError(f"package={str(path)!r} must end with {suffix}.")
+    if not path.parent.is_dir():
+        raise InputError(f"package={str(path)!r}: there is no folder {str(path.parent)!r}. Create it first.")
+    return path.absolute()
 
 
 def _config(

@@ -8,6 +8,7 @@ differs from that of the module is refused.
 from __future__ import annotations
 
 import re
+import sys
 import sysconfig
 import traceback
 import warnings
@@ -122,12 +123,15 @@ class AOTInductor(Compiler):
             device = next((tensor.device for tensor in tensors_in(examples[-1])), torch.device("cpu"))
             # With its locks between threads, a runner cannot be captured.
             index = -1 if device.index is None else device.index
+            name = str(file.relative_to(folder.parents[1]))
+            # torch's loader has crashed processes; of such a cell, the last line of its log is what is known.
+            print(f"loading {name}", file=sys.stderr, flush=True)
             runner = torch._inductor.aoti_load_package(str(file), run_single_threaded=True, device_index=index)
         bound = {name: calls.changed[name] for name in sorted(runner.get_constant_fqns()) if name in calls.changed}
         if bound:
             runner.load_constants(bound, check_full_update=False, user_managed=True)
         package = Package(
-            file=str(file.relative_to(folder.parents[1])),
+            file=name,
             bytes=file.stat().st_size,
             export_s=export_s,
             compile_s=compile_s,

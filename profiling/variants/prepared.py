@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -19,7 +20,7 @@ from profiling.components.held import named_inputs
 from profiling.components.reference import kept_generators, learning_calls
 from profiling.components.trees import form_of, map_tensors, other_form
 from profiling.errors import InputError
-from profiling.variants.variant import Variant
+from profiling.variants.variant import Step, Variant
 
 
 class PreparedStep:
@@ -32,8 +33,10 @@ class PreparedStep:
     The module is called to prepare the step. Its state is then as it was, but for what the first call of all makes once
     (a mask, a table), which stays.
 
+    `package` is where the file goes that an ahead-of-time compiler made: the one that the step has loaded.
+
     Raises:
-        InputError: the inputs hold no tensor, or the variant refuses its options.
+        InputError: the inputs hold no tensor, the variant refuses its options, or `package` cannot be written.
 
     """
 
@@ -46,6 +49,7 @@ class PreparedStep:
         *,
         autocast: torch.dtype | None = None,
         clone: bool,
+        package: Path | None = None,
     ) -> None:
         self._clone = clone
         self._restore = ExitStack()  # the module as the caller had it
@@ -76,7 +80,10 @@ class PreparedStep:
                 with kept_generators():
                     learning_calls(component, seed=0)
                 component.refill(0)
-                self._step = variant.prepare(component, Path(self._files.name))
+                run = Path(self._files.name)
+                self._step = variant.prepare(component, run / "kernels" / "prepared")
+                if package is not None:
+                    _copy_package(self._step, run, package)
                 component.reset()
                 component.kept.release()
         except BaseException:
@@ -132,6 +139,15 @@ class PreparedStep:
     def __exit__(self, *_: object) -> None:
         """Close the step."""
         self.close()
+
+
+def _copy_package(step: Step, run: Path, package: Path) -> None:
+    (made,) = (each.file for row in step.recipe for each in row.packages or ())
+    try:
+        shutil.copyfile(run / made, package)
+    except OSError as error:
+        step.close()
+        raise InputError(f"package={str(package)!r} cannot be written: {error.strerror}. Name another file.") from error
 
 
 def _without_tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:

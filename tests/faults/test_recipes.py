@@ -62,3 +62,20 @@ def test_a_faulty_step(records, variant, says):
     assert records[variant].status == "failed"
     assert says in records[variant].reason
     assert records[variant].speedup is None
+
+
+@pytest.mark.fault(
+    "the loader of a package compiled ahead of time crashes the process",
+    happens="the row has failed, and names the signal and the package that was being loaded",
+    kept="the other rows, and the package",
+)
+def test_a_crash_while_a_package_is_loaded(profile):
+    outcome = profile("component=[caches]", "variant=[baseline,load_crashes]")
+    records = {variant: record for (_, variant), record in outcome.records.items()}
+    assert outcome.code == 1
+    assert records["baseline"].status == "ok"
+    crashed = records["load_crashes"]
+    assert crashed.status == "failed"
+    assert "killed by signal 11 (SIGSEGV)" in crashed.reason
+    assert "loading kernels/caches.load_crashes/Caches.pt2" in crashed.reason
+    assert (outcome.folder / "kernels" / "caches.load_crashes" / "Caches.pt2").is_file()

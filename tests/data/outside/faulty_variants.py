@@ -1,12 +1,15 @@
 """Variants with one planted fault each."""
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
+from profiling.variants.aot_inductor import AOTInductor
 from profiling.variants.variant import Step, Variant
 
 
@@ -93,3 +96,16 @@ class Faulty(Variant):
             return component.call()
 
         return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadCrashes(AOTInductor):
+    """Torch's loader of packages ends the process; nothing is compiled, since g++ takes long."""
+
+    def compile(self, module, examples, folder):
+        def packaged(program, *, package_path, inductor_configs):
+            Path(package_path).write_bytes(b"planted")
+
+        torch._inductor.aoti_compile_and_package = packaged
+        torch._inductor.aoti_load_package = lambda *_, **__: os.kill(os.getpid(), signal.SIGSEGV)
+        return super().compile(module, examples, folder)

@@ -1,5 +1,8 @@
 """Ahead-of-time packages: what they hold, what is refused, and that an application loads what was measured."""
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import profiling
 from profiling.components.component import Component
 from profiling.components.reference import learning_calls
 from profiling.errors import InputError
@@ -100,6 +104,41 @@ def test_one_package_for_several_shapes_and_one_for_each(tmp_path):
         with torch.inference_mode():
             for run, inputs in zip((*step.extra_steps, step.run), (*shapes[1:], shapes[0]), strict=True):
                 torch.testing.assert_close(run(), net.module(**inputs))
+
+
+def test_an_application_loads_what_was_prepared_without_this_tool(tmp_path):
+    """As docs/python.md has it: a fresh process that imports nothing but torch."""
+    page = (Path(__file__).parents[3] / "docs" / "python.md").read_text(encoding="utf-8")
+    (code,) = (
+        each for each in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE) if "aoti_load" in each
+    )
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.GELU()).eval(), torch.randn(2, 4)
+    with profiling.prepare(module, {"input": x}, "aot_inductor", package=tmp_path / "decoder.pt2") as step:
+        torch.testing.assert_close(step(input=x), module(x))
+    torch.save(x, tmp_path / "x.pt")
+    script = f"""
+import torch, sys
+x = torch.load("x.pt")
+{code.replace("x=x", "input=x")}
+torch.save(output, "output.pt")
+assert not [name for name in sys.modules if name.startswith(("profiling", "models"))]
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(torch.load(tmp_path / "output.pt"), module(x))
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "says"),
+    [
+        ("compile", "a.pt2", "makes no package. Use variant='aot_inductor'"),
+        ("aot_inductor", "a.so", r"must end with \.pt2"),
+        ("aot_inductor", "missing/a.pt2", "there is no folder .*missing'. Create it first"),
+    ],
+)
+def test_where_a_package_goes_is_checked_before_compiling(tmp_path, variant, name, says):
+    with pytest.raises(InputError, match=says):
+        profiling.prepare(nn.Linear(2, 2), {"input": torch.ones(1, 2)}, variant, package=tmp_path / name)
 
 
 class Branches(nn.Module):
