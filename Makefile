@@ -10,7 +10,7 @@ ARGS ?=
 NAME ?=
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup profile trace realtime checkpoints report test test-gpu test-slow lint format clean
+.PHONY: help setup profile trace realtime tune checkpoints report test test-gpu test-slow lint format clean
 
 help: ## this list
 	@echo "make TARGET [ARGS=\"key=value ...\"]"
@@ -32,6 +32,9 @@ trace: $(RUN_READY) ## the main job with profiler traces and compile reports
 
 realtime: $(RUN_READY) ## the loop of a real-time application, frame by frame against a deadline
 	$(PY) -m profiling.realtime $(ARGS)
+
+tune: $(RUN_READY) ## search the fastest correct recipe of a component: make tune ARGS="component=[image_decoder] seconds=600"
+	$(PY) -m profiling.tune $(ARGS)
 
 checkpoints: $(RUN_READY) ## download the published weights that are missing (NAME=audio_vae: only these)
 	$(PY) -m profiling.checkpoints $(NAME)

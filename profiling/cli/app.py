@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
 import yaml
@@ -44,10 +44,13 @@ from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import CONFIG_FILE, claimed, new_folder, resume_command
 from profiling.run.job import RunConfig
 
+if TYPE_CHECKING:
+    from profiling.run.runner import Run
+
 CONF = Path(__file__).resolve().parents[2] / "conf"
 INTERRUPTED = 130
 #: Config groups of which a run chooses several files.
-LISTS = ("component", "variant", "metric")
+LISTS = ("component", "variant", "metric", "step")
 #: Most values of a YAML file after its aliases are replaced.
 MOST_NODES = 100_000
 
@@ -110,8 +113,8 @@ def _launched(target: str, run: Target) -> int:
     return _exit_code_of(compose_and_run, target)
 
 
-def execute(target: str, config: RunConfig, folder: Path) -> int:
-    """Run the cells of `config` into `folder`, print the report, return the exit code."""
+def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run], int] | None = None) -> int:
+    """Run the cells of `config` into `folder`, print the report, return the exit code: that of `perform`, if given."""
     # Imported here because they would be a third of the time of `--help` and of a wrong option, which need none.
     from profiling.report.render import write_report
     from profiling.run.progress import make_progress
@@ -122,7 +125,7 @@ def execute(target: str, config: RunConfig, folder: Path) -> int:
     progress = make_progress()
     config = config.for_check() if config.settings.check else config
     try:
-        code = Run(target, config, folder, progress, command_line(target)).execute()
+        code = (perform or Run.execute)(Run(target, config, folder, progress, command_line(target)))
     except KeyboardInterrupt:
         progress.close()
         if (folder / CONFIG_FILE).exists():

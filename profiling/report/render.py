@@ -28,6 +28,7 @@ from profiling.report.sweep import sweep_section
 from profiling.report.table import WIDTH, console, fits, markdown, wrapped_line
 from profiling.report.trace import trace_section
 from profiling.report.training import training_section
+from profiling.report.tune import tune_section
 from profiling.results.environment import Environment
 from profiling.results.record import Record
 from profiling.results.run_folder import write_text
@@ -44,6 +45,7 @@ _SECTIONS = (
         launches_section,
         sweep_section,
         training_section,
+        tune_section,
     ),
     *(recipe_section, graphs_section, roofline_section, trace_section, memory_section, distribution_section),
     *(compile_section, files_section, notes_section, network_section, origin_sections),

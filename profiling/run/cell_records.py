@@ -154,6 +154,10 @@ class CellRecords:
         if cell.events.end is not None or cell.job.cell not in self.by_cell:
             self.keep(self.merged(record, cell.round_))
 
+    def so_far(self, cell: CellInProgress, start: Start) -> Record:
+        """Return the record of a cell that waits for its turns, as if it ended well now."""
+        return replace(self._measured(cell, start), status="ok", reason=None)
+
     def _measured(self, cell: CellInProgress, start: Start | None) -> Record:
         """Return the record of a cell from its events, and from its windows where it died before it could send it."""
         record = cell.events.record()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
 from profiling.run.cell_records import CellInProgress, CellRecords
@@ -41,63 +44,100 @@ def run_cell(records: CellRecords, job: Job, executor: Executor, round_: int, no
     records.end(cell)
 
 
+@dataclass
+class PreparedCell:
+    """A cell that has been prepared, and waits in its process for its turns."""
+
+    due: DueCell
+    cell: CellInProgress
+    resident: Resident
+    process: WaitingProcess
+
+
+class CellsInTurns:
+    """Cells that are prepared one after the other, timed in turns, and ended, in an order that the caller decides.
+
+    It is a context manager: what is not ended when its block ends is killed, and kept as far as it was measured where
+    the user has interrupted it. `now` returns seconds. Cells that run out of memory beside others are listed in `again`
+    and have not ended; without a list they have failed.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic, again: list[DueCell] | None = None) -> None:
+        self.start, self.again, self._now = Start(), again, now
+        self.waiting: list[PreparedCell] = []
+        self._beginning: CellInProgress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for each in self.waiting:
+            each.process.session.close()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            for cell in (*(each.cell for each in self.waiting), *([self._beginning] if self._beginning else [])):
+                cell.records.keep_interrupted(cell, self.start)
+
+    def lacking_memory(self) -> str:
+        """Return why no further cell may be prepared beside those that wait; empty where one fits."""
+        return lacking_memory([each.resident for each in self.waiting]) if self.waiting else ""
+
+    def prepare(self, due: DueCell) -> PreparedCell | None:
+        """Prepare a cell beside those that wait; None where it has ended before it was ready."""
+        cell = self._beginning = due.records.begin(due.job, 1)
+        if cell is None:
+            return None
+        process = WaitingProcess(due.executor.session({"cell": due.job.to_json()}, due.job.name, cell.events.receive))
+        try:
+            ready = next(process.session).ready
+        except StopIteration as end:
+            cell.events.performed = end.value
+            if cell.ran_out_of_memory and self.waiting and self.again is not None:
+                self.again.append(due)
+            else:
+                due.records.end(cell)
+            return None
+        finally:
+            if not isinstance(sys.exception(), KeyboardInterrupt):
+                self._beginning = None
+        assert ready is not None
+        cell.resident = Resident(due.name, ready, process.window)
+        self.waiting.append(PreparedCell(due, cell, cell.resident, process))
+        return self.waiting[-1]
+
+    def time(self, cells: Sequence[PreparedCell], seconds: float | None) -> None:
+        """Let cells take turns until they can be compared, or for `seconds`; a single one takes none."""
+        if cells:
+            residents = [each.resident for each in cells]
+            _time(cells[0].due.records, residents, cells[0].due.job.component.name, seconds, self._now)
+
+    def finish(self, cells: Sequence[PreparedCell], note: str = "") -> None:
+        """Let cells do what follows their timing, to their ends."""
+        for each in tuple(cells):
+            each.cell.records.show(each.cell)
+            each.cell.events.performed = each.process.finish(each.resident.stopped_by)
+            self.waiting.remove(each)
+            if each.cell.ran_out_of_memory and each.resident.beside and self.again is not None:
+                self.again.append(each.due)
+            else:
+                each.cell.records.end(each.cell, self.start, note)
+
+
 def run_in_turns(cells: Sequence[DueCell]) -> None:
     """Prepare cells one after the other, time them in turns, and let each finish: those of a component, say.
 
     Where there is no memory for another one, those that are prepared take their turns first. Then the first one, with
     which the others are compared, stays if it leaves room, and the others follow beside it.
     """
-    start, note = Start(), ""
-    waiting: list[tuple[CellInProgress, Resident, WaitingProcess]] = []
-    beginning: CellInProgress | None = None
-    again: list[DueCell] = []
-
-    def finish(prepared: Sequence[tuple[CellInProgress, Resident, WaitingProcess]]) -> None:
-        for cell, resident, process in prepared:
-            cell.records.show(cell)
-            cell.events.performed = process.finish(resident.stopped_by)
-            waiting.remove((cell, resident, process))
-            if cell.ran_out_of_memory and resident.beside:
-                again.append(next(due for due in cells if due.job is cell.job))
-            else:
-                cell.records.end(cell, start, note)
-
-    try:
+    note, again = "", list[DueCell]()
+    with CellsInTurns(again=again) as turns:
         for due in cells:
-            while waiting and (lacking := lacking_memory([resident for _, resident, _ in waiting])):
+            while lacking := turns.lacking_memory():
                 note = f"not all variants were prepared beside each other: {lacking}"
-                _time(due.records, [resident for _, resident, _ in waiting], due.job.component.name)
-                finish(waiting[1:] or waiting[:])
-            beginning = due.records.begin(due.job, 1)
-            if beginning is None:
-                continue
-            process = WaitingProcess(
-                due.executor.session({"cell": due.job.to_json()}, due.job.name, beginning.events.receive)
-            )
-            try:
-                ready = next(process.session).ready
-            except StopIteration as end:
-                beginning.events.performed = end.value
-                if beginning.ran_out_of_memory and waiting:
-                    again.append(due)
-                else:
-                    due.records.end(beginning)
-            else:
-                assert ready is not None
-                beginning.resident = Resident(due.name, ready, process.window)
-                waiting.append((beginning, beginning.resident, process))
-            beginning = None
-        _time(cells[0].records, [resident for _, resident, _ in waiting], cells[0].job.component.name)
-        finish(waiting[:])
-    except KeyboardInterrupt:
-        for _, _, process in waiting:
-            process.session.close()
-        for cell in (*(cell for cell, _, _ in waiting), *([] if beginning is None else [beginning])):
-            cell.records.keep_interrupted(cell, start)
-        raise
-    finally:
-        for _, _, process in waiting:
-            process.session.close()
+                turns.time(turns.waiting, due.records.config.seconds)
+                turns.finish(turns.waiting[1:] or turns.waiting, note)
+            turns.prepare(due)
+        turns.time(turns.waiting, cells[0].records.config.seconds)
+        turns.finish(turns.waiting, note)
     for due in again:
         _run_again(due.records, [due.job], due.executor)
 
@@ -172,7 +212,7 @@ def _run_beside(
 
     def take_turns_with_baseline(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
         cell.resident = Resident(job.variant, ready, window)
-        _time(records, [baseline, cell.resident], job.component.name)
+        _time(records, [baseline, cell.resident], job.component.name, records.config.seconds)
         records.show(cell)
         return cell.resident.stopped_by
 
@@ -194,14 +234,20 @@ def _run_beside(
         records.end(cell, start)
 
 
-def _time(records: CellRecords, residents: Sequence[Resident], component: str) -> None:
-    """Let the cells take turns, if there are several."""
+def _time(
+    records: CellRecords,
+    residents: Sequence[Resident],
+    component: str,
+    seconds: float | None,
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Let the cells take turns for `seconds`, if there are several."""
     if len(residents) > 1:
         names = [resident.variant for resident in residents]
         which = " and ".join(names) if len(names) == 2 else f"{len(names)} variants"
         records.progress.begin(f"{component} · {which}", 0, 0)
         records.progress.phase("turns")
-        take_turns(residents, records.config.seconds, records.config.settings.seed)
+        take_turns(residents, seconds, records.config.settings.seed, now)
 
 
 def _run_again(records: CellRecords, jobs: Sequence[Job], executor: Executor) -> None:

@@ -141,6 +141,7 @@ class RunConfig:
     rounds: int = 1  # number of times that each cell runs that is not timed in turns with others
     seconds: float | None = None  # for timing the variants of a component in turns; None: by the limits of the metric
     resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
+    refusable: frozenset[str] = frozenset()  # variants that are skipped where their steps refuse each other
 
     def __post_init__(self) -> None:
         """Check the options that concern all cells."""

@@ -6,7 +6,7 @@ It runs in a process of its own, because the process that starts cells never imp
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -29,10 +29,11 @@ from profiling.run.revisions import module_states
 from profiling.variants.variant import Variant
 
 
-def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
+def probe(jobs: tuple[Job, ...], emit: Emit, refusable: Collection[str] = ()) -> Probed:
     """Resolve the settings and check every option of every job before the first one runs.
 
-    The phase "ceilings" is sent before the ceilings are measured or read.
+    The phase "ceilings" is sent before the ceilings are measured or read. Variants in `refusable` are skipped where
+    they are refused; without it that ends the run.
 
     Raises:
         InputError: this machine lacks the device or dtype, or an option, checkpoint or target is wrong.
@@ -40,10 +41,18 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
     """
     settings, reasons = resolve(jobs[0].settings)
     device = torch.device(settings.device)
-    variants = {
-        name: _instance(Variant, options, f"variant.{name}")
-        for name, options in {job.variant: job.variant_options for job in jobs}.items()
-    }
+    ends: dict[str, End] = {}
+    for name, options in {job.variant: job.variant_options for job in jobs}.items():
+        try:
+            end = _unavailable(_instance(Variant, options, f"variant.{name}"), device)
+        except MissingExtraError as error:
+            end = End("skipped", str(error))
+        except InputError as error:
+            if name not in refusable:
+                raise
+            end = End("skipped", str(error))
+        if end is not None:
+            ends[name] = end
     cell: Any = partial_of(jobs[0].procedure, jobs[0].target)
     for name, node in jobs[0].metrics.items():
         _instance(Metric, node, f"metric.{name}")
@@ -64,8 +73,7 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
             facts["ceilings"] = to_builtins(ceilings_of(replace(settings, dtype=dtype), machine))
         except (RuntimeError, OSError) as error:  # the run goes on without rooflines
             facts["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
-    ends = {name: _unavailable(variant, device) for name, variant in variants.items()}
-    return Probed(asdict(settings), facts, {name: end for name, end in ends.items() if end is not None})
+    return Probed(asdict(settings), facts, ends)
 
 
 def check_modules(jobs: tuple[Job, ...], checkout: Checkout) -> None:

@@ -115,7 +115,8 @@ class Isolated:
         server: ForkServer | None = None,
     ) -> None:
         self._server = server
-        self._run, self._trace, self._fresh_cache, self._timeout = run, trace, fresh_cache, timeout
+        self._run, self._trace, self._fresh_cache = run, trace, fresh_cache
+        self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
         self._counters = CounterPass(run) if counters else None
         self._orphans, self._checkout = orphans or Orphans(), checkout
 
@@ -133,7 +134,7 @@ class Isolated:
 
         The timeout of a cell counts the seconds in which it is active, and not those in which it waits for its turn.
         """
-        timeout = self._timeout if "cell" in task else PROBE_SECONDS
+        timeout = self.timeout if "cell" in task else PROBE_SECONDS
         if self._checkout is not None:
             task = {**task, "checkout": asdict(self._checkout)}
         users_folder, cells_folder = os.environ.get(TORCH_TRACE), self._run / "torch_trace" / name

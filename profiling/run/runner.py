@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -87,14 +87,15 @@ class Run:
         self.not_run = probed.not_run
         turns = [(round_, job) for round_ in range(1, config.rounds + 1) for job in self.jobs]
         due = [turn for turn in turns if self.is_due(*turn)]
-        if len(due) < len(turns):
+        if len(due) < len(turns) and not config.refusable:
             cells = "cells" if config.rounds == 1 else "rounds of cells"
             self.progress.say(
                 f"resuming {self.folder}: {len(turns) - len(due)} of {len(turns)} {cells} done, {len(due)} left"
             )
         if earlier.skipped_lines:
             self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
-        self._say_not_run({job.variant: self.not_run[job.variant] for _, job in due if job.variant in self.not_run})
+        absent = [job.variant for _, job in due if job.variant in self.not_run and job.variant not in config.refusable]
+        self._say_not_run({name: self.not_run[name] for name in absent})
 
     def is_due(self, round_: int, job: Job) -> bool:
         """Return whether the cell must still run in this round; after a round that is not ok it does not run again."""
@@ -144,7 +145,8 @@ class Run:
             else:
                 answers.append(event)
 
-        performed = executor.perform({"probe": [job.to_json() for job in jobs]}, "probe", receive)
+        task = {"probe": [job.to_json() for job in jobs], "refusable": sorted(self.config.refusable)}
+        performed = executor.perform(task, "probe", receive)
         answer = answers[-1] if answers else None
         if isinstance(answer, Probed):
             return answer
@@ -186,8 +188,14 @@ class Run:
             )
 
 
-def execute(runs: Sequence[Run]) -> None:
+#: Runs the cells of runs that have begun.
+Schedule = Callable[[Sequence[Run]], None]
+
+
+def execute(runs: Sequence[Run], schedule: Schedule | None = None) -> None:
     """Run the cells of a run, those of each component in turns; of several runs, those of the same name in turns.
+
+    With a `schedule`, that runs them instead, in an order of its own.
 
     The runs have the same components, variants and rounds, and each a checkout of its own.
 
@@ -201,7 +209,7 @@ def execute(runs: Sequence[Run]) -> None:
     with closing(ForkServer(orphans.own, procedures)) as server:
         for run in runs:
             run.begin(orphans, server)
-        _run_cells(runs)
+        (schedule or _run_cells)(runs)
 
 
 def _run_cells(runs: Sequence[Run]) -> None:

@@ -47,7 +47,7 @@ def work(task_file: str, events: int, turns: int | None) -> None:
 
 
 def perform(task: Mapping[str, Any], emit: Emit, take_turns: TakeTurns | None = None) -> None:
-    """Perform `task`: {"probe": [job, …]} or {"cell": job}, where a job is its JSON text.
+    """Perform `task`: {"probe": [job, …], "refusable": [variant, …]} or {"cell": job}, where a job is its JSON text.
 
     With a "checkout" the user's code is imported from there.
 
@@ -68,7 +68,7 @@ def perform(task: Mapping[str, Any], emit: Emit, take_turns: TakeTurns | None = 
             jobs = tuple(Job.from_json(text) for text in task["probe"])
             if checkout is not None:
                 check_modules(jobs, checkout)
-            emit(probe(jobs, emit))
+            emit(probe(jobs, emit, task.get("refusable", ())))
         else:
             job = Job.from_json(task["cell"])
             set_process_state(job.settings)

@@ -267,6 +267,21 @@ TARGETS = (
     ("launch_overhead: `calibration: 5`", "launch_overhead", ("calibration=5",), "calibration"),
     ("launch_overhead: counts that are text", "launch_overhead", ("calibration.counts=[a,b,c]",), "counts"),
     ("launch_overhead: a component", "launch_overhead", ("component=[net]",), "component"),
+    ("tune: an unknown step", "tune", ("component=[net]", "step=[cuda_grph]"), "Did you mean 'cuda_graph'"),
+    ("tune: no steps", "tune", ("component=[net]", "step=[]"), "leaves nothing to search"),
+    ("tune: a step without the one that it needs", "tune", ("component=[net]", "step=[pdl]"), "needs compile or"),
+    (
+        "tune: a key that no step has",
+        "tune",
+        ("component=[net]", "+step.compile.cost=1"),
+        "step.compile.cost is unknown",
+    ),
+    ("tune: no seconds", "tune", ("component=[net]", "seconds=0"), "seconds=0"),
+    ("tune: `seconds: null`", "tune", ("component=[net]", "seconds=null"), "needs a budget"),
+    ("tune: a negative limit of the error", "tune", ("component=[net]", "max_rel_l2=-1"), "max_rel_l2"),
+    ("tune: two components", "tune", ("component=[net,image_decoder]",), "Start one for each"),
+    ("tune: all in one process", "tune", ("component=[net]",), "isolation=none does not fit"),
+    ("tune: variants", "tune", ("component=[net]", "variant=[compile]"), "variant"),
 )
 
 

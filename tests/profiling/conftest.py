@@ -3,7 +3,7 @@
 import signal
 
 from recorded_frames import make_recorder, planted  # noqa: F401 - fixtures
-from user_fixtures import profile, realtime  # noqa: F401 - fixtures
+from user_fixtures import profile, realtime, tune  # noqa: F401 - fixtures
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Inherited from a shell that started the tests in the background; tests that interrupt a process would hang.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.metrics.sampling import Ready, WindowSamples, summaries
-from profiling.results.record import LatencyConditions, Metrics, encode_sections
+from profiling.results.record import LatencyConditions, Metrics, Parity, Prepare, encode_sections
 from profiling.run import runner
 from profiling.run.checkouts import Checkout
 from profiling.run.events import End, Probed, Sections, Waiting
@@ -28,6 +28,8 @@ class Plan:
     call_ms: float = 10.0
     noise: float = 0.002
     drift: float = 0.0  # share by which a call gets slower in a minute
+    prepare_s: float = 0.0  # seconds until it is ready
+    rel_l2: float = 1e-6  # its error, of which 1e-4 is accepted
     used: int = GB
     lost: Callable[[float], float] = lambda seconds: 0.0  # share of the CPU that others take at that time
     limits: dict = field(default_factory=dict)
@@ -43,12 +45,14 @@ class FakeCells(Isolated):
     seconds: float = 0.0
     log: list[tuple[str, object]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
+    not_run: dict = field(default_factory=dict)  # variants that cannot run here, with their ends
+    timeout: float = 1800.0
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def perform(self, task, name, on_event):
         """Perform the probe, or a cell that is alone."""
         if "probe" in task:
-            on_event(Probed(settings=asdict(replace(SETTINGS)), environment={}, not_run={}))
+            on_event(Probed(settings=asdict(replace(SETTINGS)), environment={}, not_run=self.not_run))
             return Performed()
         variant = name.partition(".")[2]
         self.log.append((variant, "alone"))
@@ -62,7 +66,13 @@ class FakeCells(Isolated):
         plan, windows = self.plans[variant], []
         try:
             self.held[variant] = plan.used
-            on_event(Sections(encode_sections(parameters=1)))
+            self.seconds += min(plan.prepare_s, self.timeout)
+            if plan.prepare_s > self.timeout:
+                return Performed("hung: killed at the cell_timeout")
+            wrong = plan.rel_l2 > 1e-4
+            parity = Parity(reference="fp32 eager", passed=not wrong, rel_l2=plan.rel_l2, tolerance=1e-4)
+            prepare = Prepare(seconds=plan.prepare_s)
+            on_event(Sections(encode_sections(parameters=1, parity=parity, prepare=prepare)))
             if (ended := self.step(variant, "ready", on_event)) is not None:
                 return ended
             limits = {"interval": 0.01, "min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
@@ -79,7 +89,7 @@ class FakeCells(Isolated):
                 return ended
             windows = windows or [self.window(variant, 1.0, 100)]
             on_event(Sections(encode_sections(metrics=self.measured(windows))))
-            on_event(End("ok"))
+            on_event(End("failed", f"parity: relative L2 error {plan.rel_l2:.2g}") if wrong else End("ok"))
             return Performed()
         finally:
             self.held.pop(variant, None)

@@ -57,6 +57,21 @@ def test_every_optimizer_waits_for_its_parameters(name):
     assert optimizer.lr > 0
 
 
+STEPS = sorted(path.stem for path in (CONF / "step").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_of_a_search_composes_and_its_targets_exist(name):
+    cfg = composed(f"step=[{name}]", target="tune")
+    for target in targets(OmegaConf.to_container(cfg.step[name], resolve=True)):
+        module, _, attribute = target.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), target
+
+
+def test_a_search_has_all_steps():
+    assert sorted(composed(target="tune").step) == STEPS
+
+
 def test_everything_together_is_a_run():
     config = read_config(composed(*(f"{group}=[{','.join(names)}]" for group, names in GROUPS.items())))
     jobs = config.jobs("t", Settings(device="cpu", dtype="float32", scale="tiny"), "run")

@@ -39,9 +39,20 @@ RULES: dict[str, set[str]] = {
     "realtime": {*_TARGET, "report"},
     "training_step": _TARGET,
     "launch_overhead": _TARGET,
+    "tune": {*_TARGET, "report"},
     "api": {*_TARGET, "report"},
 }
-WITHOUT_TORCH = ("results", "report", "compare", "history", "cli", "checkpoints", "generic_forward", "shape_sweep")
+WITHOUT_TORCH = (
+    "results",
+    "report",
+    "compare",
+    "history",
+    "cli",
+    "checkpoints",
+    "generic_forward",
+    "shape_sweep",
+    "tune",
+)
 
 
 def imports(path: Path) -> set[str]:

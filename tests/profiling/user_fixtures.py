@@ -19,6 +19,18 @@ def profile(tmp_path):
 
 
 @pytest.fixture
+def tune(tmp_path):
+    """Search recipes with `overrides` in a folder outside the repository."""
+
+    def run(*overrides: str, folder: Path | None = None) -> Outcome:
+        folder = folder or tmp_path / "tune"
+        done = finished(command(folder, *overrides, target="tune"), tmp_path)
+        return Outcome(done.returncode, done.stdout, done.stderr, folder)
+
+    return run
+
+
+@pytest.fixture
 def realtime(tmp_path):
     """Run the loop with `overrides` in a folder outside the repository."""
     count = 0

@@ -1,0 +1,193 @@
+"""What a search of recipes found: the winner, what each of its steps contributes, and the front of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from profiling.errors import printable
+from profiling.report.answer import median_of
+from profiling.report.format import Computed, Estimate, Value, estimate, listed, significant
+from profiling.report.page import Section
+from profiling.report.run_data import RunData, name_of
+from profiling.report.table import Column, Table
+from profiling.results.judgement import (
+    by_component,
+    intervals_overlap,
+    paired_speedup,
+    same_code_share,
+    took_turns,
+    typical_ms,
+)
+from profiling.results.record import BASELINE, Record
+
+#: The target whose runs are searches, and what stands between the steps in the name of a recipe.
+TUNE, AND = "tune", "+"
+#: Errors that differ by less than this factor are the same to the front: roundings of another order of the same sums.
+SAME_ERROR = 1.1
+
+_LEGEND = (
+    "Front: no other correct recipe is as good or better in all three: time, error, and seconds to prepare. "
+    f"Errors within {SAME_ERROR:g}× count as equal."
+)
+_NOTE = (
+    "slower without it: time of the winner without the step over that of the winner, from neighbouring windows; "
+    "~: from their speedups over eager, since they were not timed beside each other."
+)
+
+
+def steps_of(record: Record) -> frozenset[str]:
+    """Return the steps of the recipe, which its name lists; none of the baseline."""
+    return frozenset() if record.variant == BASELINE else frozenset(record.variant.split(AND))
+
+
+def gain(record: Record) -> float | None:
+    """Return how many times faster than the baseline a correct recipe was, measured beside it; else None."""
+    if not record.is_correct or record.wall_p50 is None:
+        return None
+    return 1.0 if record.variant == BASELINE else record.speedup.wall if record.speedup is not None else None
+
+
+def winner(records: Iterable[Record]) -> Record | None:
+    """Return the fastest correct recipe, without the steps that contribute nothing that can be told from noise."""
+    records = tuple(records)
+    best = max(((value, each) for each in records if (value := gain(each))), key=lambda pair: pair[0], default=None)
+    if best is None:
+        return None
+    record = best[1]
+    while equal := [each.without for each in contributions(records, record) if each.is_nothing]:
+        record = min(equal, key=lambda each: len(steps_of(each)))
+    return record
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What steps of a recipe contribute: it is compared with the measured recipe that has all others."""
+
+    steps: tuple[str, ...]
+    recipe: Record
+    without: Record
+
+    @property
+    def ratio(self) -> Estimate | Computed | float | None:
+        """The time without the steps over the time with them; None where one of the two is not correct."""
+        with_them, without = gain(self.recipe), gain(self.without)
+        if with_them is None or without is None:
+            return None
+        paired = paired_speedup(self.recipe, self.without)
+        if paired is None:
+            return Computed(with_them / without)
+        value = estimate(*paired)
+        return value
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the recipe without the steps is as fast, as far as can be told."""
+        ratio = self.ratio
+        if ratio is None:
+            return False
+        value = ratio.value if isinstance(ratio, Estimate | Computed) else ratio
+        if value <= 1 + same_code_share(self.recipe, self.without):
+            return True
+        return took_turns(self.recipe, self.without) and intervals_overlap(self.recipe, self.without) is True
+
+
+def contributions(records: Iterable[Record], recipe: Record) -> list[Contribution]:
+    """Return what each step of a recipe contributes, as far as the recipe without it was measured."""
+    steps, found = steps_of(recipe), dict[frozenset[str], Record]()
+    measured = [each for each in records if steps_of(each) < steps and each.wall_p50 is not None]
+    for step in sorted(steps):
+        without = [each for each in measured if step not in steps_of(each)]
+        if without:
+            nearest = max(without, key=lambda each: len(steps_of(each)))
+            found.setdefault(steps - steps_of(nearest), nearest)
+    named = recipe.variant.split(AND)
+    return [
+        Contribution(tuple(step for step in named if step in removed), recipe, without)
+        for removed, without in found.items()
+    ]
+
+
+def front(records: Iterable[Record]) -> list[Record]:
+    """Return the correct recipes that no other one beats in time, error and preparing; the fastest first."""
+    timed = [each for each in records if gain(each) is not None]
+    kept = [each for each in timed if not any(_beats(other, each) for other in timed)]
+    return sorted(kept, key=lambda each: -(gain(each) or 0.0))
+
+
+def _beats(one: Record, other: Record) -> bool:
+    (time, error, seconds), (other_time, other_error, other_seconds) = _costs(one), _costs(other)
+    if time > other_time or error > SAME_ERROR * other_error or seconds > other_seconds:
+        return False
+    return time < other_time or SAME_ERROR * error < other_error or seconds < other_seconds
+
+
+def _costs(record: Record) -> tuple[float, float, float]:
+    error = record.parity.rel_l2 if record.parity is not None else None
+    return 1 / (gain(record) or 1.0), error or 0.0, record.prepare.seconds if record.prepare is not None else 0.0
+
+
+def tune_section(data: RunData) -> Section:
+    """Return the winner of each component, what its steps contribute, and the front."""
+    records = [record for record in data.records if record.target == TUNE]
+    lines, steps, best = [], list[Contribution](), list[Record]()
+    for group in by_component(records).values():
+        won = winner(group)
+        if won is None:
+            continue
+        lines.append(_winner_line(won, group))
+        steps += contributions(group, won)
+        best += front(group)
+    tables = (
+        Table("What the steps of the winner contribute", _STEPS, steps, [_NOTE], keys=1),
+        Table("Front of the recipes", _FRONT, best, [_LEGEND], keys=1, name=name_of),
+    )
+    return Section("tune", "Search of recipes", tuple(map(printable, lines)), tables=tables)
+
+
+def _winner_line(won: Record, group: Sequence[Record]) -> str:
+    facts = [f"p50 {significant(typical_ms(won))} ms"]
+    if won.variant != BASELINE:
+        facts.append(f"{significant(gain(won), 3)}× as fast as eager")
+    if won.parity is not None and won.parity.rel_l2 is not None:
+        facts.append(f"relative L2 error {won.parity.rel_l2:.2g}")
+    if won.prepare is not None:
+        facts.append(f"prepared in {significant(won.prepare.seconds, 3)} s")
+    tried = sum(each.status != "skipped" for each in group)
+    use = f"variant/tuned.yaml holds it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
+    words = "eager is the fastest correct way to run it" if won.variant == BASELINE else "the winner is"
+    return f"{won.component}: {words} {won.variant} ({', '.join(facts)}; {tried} recipes were tried). {use}"
+
+
+def _slower(row: Contribution) -> Value | None:
+    return row.ratio if row.ratio is not None else f"not correct: {row.without.status}"
+
+
+_STEPS = (
+    Column[Contribution]("step", lambda row: listed(list(row.steps)), wrap=26),
+    Column[Contribution]("slower without it", _slower, "ratio"),
+    Column[Contribution]("p50 without", lambda row: median_of(row.without), "ms", wrap=14),
+    Column[Contribution]("p50 with", lambda row: median_of(row.recipe), "ms", wrap=14),
+    Column[Contribution](
+        "adds to preparing",
+        lambda row: (
+            row.recipe.prepare.seconds - row.without.prepare.seconds
+            if row.recipe.prepare is not None and row.without.prepare is not None
+            else None
+        ),
+        "s",
+    ),
+)
+_FRONT = (
+    Column[Record]("recipe", lambda row: row.variant, wrap=40),
+    Column[Record]("p50", median_of, "ms", wrap=14),
+    Column[Record](
+        "speedup vs eager",
+        lambda row: 1.0 if row.speedup is None else estimate(row.speedup.wall, row.speedup.ci95),
+        "ratio",
+        wrap=12,
+    ),
+    Column[Record]("relative L2", lambda row: row.parity.rel_l2 if row.parity is not None else None, "error"),
+    Column[Record]("prepare", lambda row: row.prepare.seconds if row.prepare is not None else None, "s"),
+    Column[Record]("device", lambda row: row.device, depth="report"),
+)

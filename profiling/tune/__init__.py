@@ -1,0 +1,1 @@
+"""Searches the fastest correct recipe of a component: `python -m profiling.tune`."""

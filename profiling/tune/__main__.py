@@ -1,0 +1,94 @@
+"""Search the fastest correct recipe of a component within a budget: `python -m profiling.tune`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig
+
+from profiling.cli.app import execute, main
+from profiling.cli.config import read_config
+from profiling.errors import InputError, command, printable
+from profiling.report.tune import TUNE, gain, winner
+from profiling.results.record import BASELINE, Record
+from profiling.results.run_folder import write_text
+from profiling.run.job import RunConfig
+from profiling.run.runner import Run, exit_code
+from profiling.run.runner import execute as run_cells
+from profiling.tune.search import Search
+from profiling.tune.space import Space
+
+#: The winner's name as a variant.
+TUNED = "tuned"
+
+
+def run(cfg: DictConfig, folder: Path) -> int:
+    """Search the recipes of a component."""
+    config, space = checked(cfg)
+
+    def perform(run: Run) -> int:
+        for name, reason in Space.read(config.source["step"], space.max_rel_l2).excluded().items():
+            run.progress.say(f"left out: {name} ({reason})")
+        search = Search(space, config.seconds or 0.0)
+        run_cells((run,), search)
+        return finished(run, search.space)
+
+    return execute(TUNE, config, folder, perform)
+
+
+def checked(cfg: DictConfig) -> tuple[RunConfig, Space]:
+    """Return the run's config, with a variant for each step and each pair of steps, which the probe checks.
+
+    Raises:
+        InputError: an option that a search does not have, or a step that is wrong.
+
+    """
+    config = read_config(cfg)
+    if len(config.components) > 1:
+        names = ",".join(spec.name for spec in config.components)
+        raise InputError(f"component=[{names}]: a search has one component. Start one for each.")
+    if config.seconds is None:
+        raise InputError("seconds=null: a search needs a budget. Write seconds=600, for example.")
+    for name, wrong in (("isolation=none", config.isolation == "none"), ("check=true", config.settings.check)):
+        if wrong:
+            raise InputError(f"{name} does not fit a search, whose recipes are timed in processes of their own.")
+    space = Space.read(config.source.get("step"), config.source.get("max_rel_l2"))
+    left_out = space.excluded()
+    space = space.only(name for name in space.steps if name not in left_out)
+    if not space.steps:
+        name, reason = next(iter(left_out.items()))
+        raise InputError(f"no step is left to search: {name}: {reason}.")
+    variants, refusable = space.variants()
+    return replace(config, variants={BASELINE: config.variants[BASELINE], **variants}, refusable=refusable), space
+
+
+def finished(run: Run, space: Space) -> int:
+    """Write the winner as `variant/tuned.yaml` into the run folder, say how to use it, and return the exit code."""
+    records = tuple(run.records.values())
+    best = winner(records)
+    if best is None:
+        return exit_code(tuple(each for each in records if each.variant == BASELINE)) or 1
+    chosen = space.chosen(best.variant)
+    assert chosen is not None, "the winner is of this search"
+    path = run.folder / "variant" / f"{TUNED}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    recipe = yaml.safe_dump({TUNED: space.recipe(chosen)}, sort_keys=False)
+    write_text(path, f"# {_evidence(best)}\n{recipe}")
+    words = ["-m", "profiling.generic_forward", f"--config-dir={run.folder}"]
+    words += [f"component=[{best.component}]", f"variant=[{BASELINE},{TUNED}]"]
+    run.progress.say(f"the winner is {best.variant}, {path}. To use it:\n  {command(*words)}")
+    return 0
+
+
+def _evidence(best: Record) -> str:
+    """Return in one line what the search measured of its winner."""
+    error = best.parity.rel_l2 if best.parity is not None else None
+    facts = [f"{gain(best):.3g}x as fast as eager", *([] if error is None else [f"relative L2 error {error:.2g}"])]
+    where = f"{best.component}, {best.scale}, {best.dtype} on {best.device}"
+    return printable(f"Found by profiling.tune for {where}: {best.variant}, {', '.join(facts)}.")
+
+
+if __name__ == "__main__":
+    main(TUNE, run)

@@ -1,0 +1,273 @@
+"""The search: recipes are prepared cheapest first, timed in turns with those that survive, and halved.
+
+From the baseline on, the neighbours of the best recipe so far (one step more, or an alternative to one) are prepared,
+a few at a time. They take turns with the survivors, whose windows go on counting; then the slower half ends. A survivor
+stays prepared in its process. A recipe whose output is wrong ends at once. Everything counts against the budget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from profiling.report.tune import gain, winner
+from profiling.results.jsonl import read_records
+from profiling.results.measured import LEAST_VALUES
+from profiling.results.record import Record
+from profiling.run.cell_records import NOT_ENDED
+from profiling.run.events import End
+from profiling.run.in_turns import CellsInTurns, DueCell, PreparedCell
+from profiling.run.job import Job, as_recipe
+from profiling.run.process import Isolated
+from profiling.run.rounds import with_speedup
+from profiling.run.runner import Run
+from profiling.run.turns import window_of
+from profiling.tune.space import Chosen, Space
+
+#: Recipes that are prepared before the next halving, and those that a halving leaves at least.
+BATCH, SURVIVORS = 4, 2
+#: The neighbours of so many of the best recipes are tried; then the search has converged.
+PARENTS = 3
+#: A step must make a recipe faster by this factor for its neighbours to come first: fewer steps prepare sooner.
+STEP_GAIN = 1.01
+#: Windows of each cell between two halvings: enough for an interval of their ratio, where a few are disturbed.
+BLOCKS = LEAST_VALUES + 2
+#: Seconds beyond the budget after which a cell is killed: what follows its timing is no part of the search.
+GRACE = 30.0
+#: Share of the budget that is kept for timing the winner beside what it is compared with at the end (0 to 1).
+FINAL_SHARE = 0.05
+#: Why a recipe has no measurement.
+NOT_TRIED = "not tried: preparing it was expected to take more than what was left of the budget"
+_EAGER: Chosen = frozenset()
+
+
+@dataclass
+class Search:
+    """A search in progress: the schedule of a run whose variants are the baseline and the steps of the space.
+
+    `budget` is in seconds, of the clock `now`, from when this object is made.
+    """
+
+    space: Space
+    budget: float
+    now: Callable[[], float] = time.monotonic
+    _run: Run = field(init=False)
+    _turns: CellsInTurns = field(init=False)
+    _began: float = field(init=False)
+    _spent_before: float = field(default=0.0, init=False)  # by the run that is resumed
+    _tried: dict[Chosen, float] = field(default_factory=dict, init=False)  # seconds until it was ready; 0: unknown
+    _refused: set[Chosen] = field(default_factory=set, init=False)  # wrong, or refused; so is whatever adds steps to it
+    _alive: dict[Chosen, PreparedCell] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Start the clock."""
+        self._began = self.now()
+
+    def __call__(self, runs: Sequence[Run]) -> None:
+        """Search the recipes of a run that has begun, and end with all cells that were prepared."""
+        (self._run,) = runs
+        self._leave_out_steps()
+        self._resume()
+        with CellsInTurns(self.now, again=None) as self._turns:
+            while batch := self._next_batch():
+                for chosen in batch:
+                    if chosen == _EAGER or self._is_affordable(chosen):
+                        self._prepare(chosen)
+                self._halve()
+            self._explain_winner()
+            self._finish(sorted(self._alive, key=len))  # the baseline first
+        self._keep_not_tried()
+        self._run.cells.complete()
+
+    @property
+    def left(self) -> float:
+        """What is left of the budget, in seconds."""
+        return self.budget - self._spent_before - (self.now() - self._began)
+
+    # What can be searched
+
+    def _leave_out_steps(self) -> None:
+        """Leave out steps that cannot run here, with a row for each, and keep apart those that refuse each other."""
+        not_run, space = self._run.not_run, self.space
+        pairs = {space.name(both): pair for pair, both in space.pairs().items()}
+        absent = {step: single for step, single in space.singles().items() if space.name(single) in not_run}
+        for single in dict.fromkeys(absent.values()):
+            self._run.cells.not_run(self._job(single), not_run[space.name(single)])
+        apart = frozenset(pair for name, pair in pairs.items() if name in not_run)
+        space = replace(space.only(space.steps.keys() - absent.keys()), apart=apart)
+        self.space = space.only(space.steps.keys() - space.excluded().keys())
+
+    def _resume(self) -> None:
+        """Take over what an earlier run has measured; what it did not try, or did not end, is due again."""
+        cells = self._run.cells
+        for cell, record in tuple(cells.by_cell.items()):
+            if record.reason == NOT_TRIED:
+                del cells.by_cell[cell]
+        if self._run.config.resume is None:
+            return
+        last: dict[str, float] = {}
+        for record in read_records(self._run.folder).records:
+            if record.turns is not None and record.turns.windows:
+                ends = [window.start_s for window in record.turns.windows]
+                last[record.turns.began] = max(last.get(record.turns.began, 0.0), *ends)
+            chosen, reason = self.space.chosen(record.variant), record.reason or ""
+            if chosen and reason not in (NOT_ENDED, NOT_TRIED) and not reason.startswith("the process "):
+                self._tried[chosen] = 0.0
+                self._note_refused(chosen, record)
+        self._spent_before = sum(last.values())
+
+    # What is next
+
+    def _next_batch(self) -> list[Chosen]:
+        """Return what is prepared next, cheapest first: untried neighbours of the best recipe that has any."""
+        if _EAGER in self._tried and _EAGER not in self._alive:
+            return []  # it failed, and without it nothing can be compared
+        for parent in self._parents():
+            affordable = sorted(filter(self._is_affordable, self._untried(parent)), key=self._expected)
+            if affordable:
+                return affordable[:BATCH] if _EAGER in self._tried else [_EAGER]
+        return []
+
+    def _untried(self, parent: Chosen) -> list[Chosen]:
+        """Return the neighbours of a recipe that were not tried, and add steps to none that is wrong or was refused."""
+        untried = (each for each in self.space.neighbours(parent) if each not in self._tried)
+        return [each for each in untried if not any(refused <= each for refused in self._refused)]
+
+    def _note_refused(self, chosen: Chosen, record: Record) -> None:
+        wrong = record.parity is not None and not record.parity.passed
+        if chosen and record.status == "failed" and (wrong or record.bad_input):
+            self._refused.add(chosen)
+
+    def _parents(self) -> list[Chosen]:
+        """Return the recipes whose neighbours are worth a try, the best first."""
+        ranked = sorted(self._gains().items(), key=lambda each: -each[1] / STEP_GAIN ** len(each[0]))
+        return [chosen for chosen, _ in ranked[:PARENTS]] or [_EAGER]
+
+    def _gains(self) -> dict[Chosen, float]:
+        """Return how much faster than the baseline each correct recipe is that was timed beside it."""
+        gains = {self.space.chosen(each.variant): gain(each) for each in self._records()}
+        return {chosen: value for chosen, value in gains.items() if chosen is not None and value is not None}
+
+    def _records(self) -> list[Record]:
+        """Return the records of all recipes, those of prepared ones as they are now, with their speedups."""
+        alive = {each.cell.job.cell: self._so_far(each) for each in self._alive.values()}
+        return [self._with_speedup(each) for each in {**self._run.records, **alive}.values()]
+
+    def _so_far(self, prepared: PreparedCell) -> Record:
+        return self._run.cells.so_far(prepared.cell, self._turns.start)
+
+    def _with_speedup(self, record: Record) -> Record:
+        """Return the record with its speedup over the baseline beside which it was timed."""
+        if record.speedup is not None or _EAGER not in self._alive:
+            return record
+        return with_speedup(record, self._so_far(self._alive[_EAGER]), seed=self._run.config.settings.seed)
+
+    def _is_affordable(self, chosen: Chosen) -> bool:
+        """Return whether the recipe, and if it wins what explains it, can still be prepared and timed."""
+        explaining = sum(self._expected(each) for each in self._unexplained(chosen))
+        return self._fits(chosen, explaining + (0.0 if _EAGER in self._alive else self._expected(_EAGER)))
+
+    def _fits(self, chosen: Chosen, others: float = 0.0) -> bool:
+        """Return whether the recipe can be prepared within the budget, if others take that many seconds."""
+        return self._expected(chosen) + others + FINAL_SHARE * self.budget <= self.left
+
+    def _unexplained(self, chosen: Chosen) -> list[Chosen]:
+        """Return the recipes without one of the steps that were not tried."""
+        without = dict.fromkeys(self.space.without_each(chosen).values())
+        return [each for each in without if each and each not in self._tried]
+
+    def _expected(self, chosen: Chosen) -> float:
+        """Return the seconds that preparing a recipe is expected to take: by its YAML, and by those before it."""
+        loading = self._tried.get(_EAGER, 0.0)
+        prepared = {each: seconds for each, seconds in self._tried.items() if each and seconds > 0}
+        planned = sum(map(self.space.seconds, prepared))
+        scale = sum(max(0.0, seconds - loading) for seconds in prepared.values()) / planned if planned else 1.0
+        return loading + scale * self.space.seconds(chosen)
+
+    # Preparing, timing, ending
+
+    def _job(self, chosen: Chosen) -> Job:
+        baseline = self._run.jobs[0]
+        if not chosen:
+            return baseline
+        return replace(baseline, variant=self.space.name(chosen), variant_options=as_recipe(self.space.recipe(chosen)))
+
+    def _prepare(self, chosen: Chosen) -> None:
+        """Prepare a recipe beside the others; end it at once if its output is wrong."""
+        if self._turns.lacking_memory():
+            self._halve()
+        if lacking := self._turns.lacking_memory():
+            self._finish([each for each in self._alive if each], f"it made room for others: {lacking}")
+        executor, cells, job = self._run.executor, self._run.cells, self._job(chosen)
+        assert isinstance(executor, Isolated)
+        executor.timeout = min(self._run.config.cell_timeout, max(0.0, self.left) + GRACE)
+        began = self.now()
+        cells.total = cells.begun + 1
+        cells.by_cell.pop(job.cell, None)  # of the run that is resumed: the baseline is timed again beside the others
+        prepared = self._turns.prepare(DueCell(cells, executor, job))
+        self._tried[chosen] = 0.0 if prepared is None else self.now() - began
+        if prepared is None:
+            self._note_refused(chosen, self._run.records[job.cell])
+            return
+        self._alive[chosen] = prepared
+        parity = self._so_far(prepared).parity
+        if parity is not None and not parity.passed:
+            prepared.resident.take(0)  # without a window it would time itself alone, for seconds
+            self._finish([chosen])
+
+    def _halve(self) -> None:
+        """Time what is prepared in turns, and end the slower half, the baseline aside."""
+        self._time(BLOCKS)
+        gains = self._gains()
+        others = sorted((each for each in self._alive if each), key=lambda each: -gains.get(each, 0.0))
+        self._finish(others[max(SURVIVORS, ceil(len(others) / 2)) :])
+
+    def _time(self, blocks: int) -> None:
+        """Let what is prepared take turns for so many blocks, or until it can be compared."""
+        cells = list(self._alive.values())
+        if len(cells) > 1:
+            seconds = blocks * sum(window_of(each.resident.ready).seconds for each in cells)
+            self._turns.time(cells, max(0.0, min(seconds, self.left)))
+        self._finish([chosen for chosen, each in self._alive.items() if each.resident.has_ended])
+
+    def _finish(self, recipes: Sequence[Chosen], note: str = "") -> None:
+        """Let recipes do what follows their timing, to their ends, and keep their records."""
+        for chosen in recipes:
+            prepared = self._alive[chosen]
+            self._turns.finish([prepared], note)
+            record = self._run.records[prepared.cell.job.cell]
+            self._note_refused(chosen, record)
+            if chosen and (compared := self._with_speedup(record)) != record:
+                self._run.cells.keep(compared)
+            del self._alive[chosen]
+
+    # The winner
+
+    def _explain_winner(self) -> None:
+        """Time the winner beside the recipes without one of its steps; one that is as fast takes its place."""
+        explained: set[Chosen] = set()
+        while (best := self._best()) and best not in explained and _EAGER in self._alive:
+            explained.add(best)
+            without = self.space.without_each(best).values()
+            self._finish([each for each in self._alive if each and each != best and each not in without])
+            missing = [each for each in self._unexplained(best) if self._fits(each)]
+            if missing and best not in self._alive and self._fits(best, self._expected(missing[0])):
+                self._prepare(best)
+            for each in missing:
+                if self._fits(each):
+                    self._prepare(each)
+            self._time(4 * BLOCKS)
+
+    def _best(self) -> Chosen | None:
+        best = winner(self._records())
+        return None if best is None else self.space.chosen(best.variant)
+
+    def _keep_not_tried(self) -> None:
+        """Keep a row for each recipe that would have been next."""
+        next_ones = [each for parent in self._parents() for each in self._untried(parent)]
+        best = self._best()
+        for chosen in dict.fromkeys((*next_ones, *(self._unexplained(best) if best else ()))):
+            if chosen not in self._tried:
+                self._run.cells.not_run(self._job(chosen), End("skipped", NOT_TRIED))

@@ -1,0 +1,181 @@
+"""The search space: steps, each from a YAML, and the recipes that they make together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from profiling.components.spec import decode
+from profiling.errors import InputError, check_number, did_you_mean
+from profiling.report.tune import AND
+from profiling.results.record import BASELINE
+from profiling.run.job import LONGEST_NAME, check_names
+
+#: The steps of a recipe; none of them is eager PyTorch, the baseline.
+Chosen = frozenset[str]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """A step that a recipe may have: what it adds to the transforms, the compiler and the capture of the recipe.
+
+    Attributes:
+        transforms: follow those of the steps before it.
+        compiler: its keys are merged into those of the other steps, so that a step may set one option of a compiler.
+        capture: likewise.
+        group: a recipe has at most one step of a group; the others are alternatives to it.
+        needs: steps of which the recipe must have one, a compiler for its options, for example.
+        inexact: whether it changes the result by design; such a recipe is accepted up to `max_rel_l2`.
+        seconds: what it is expected to add to preparing; the search corrects it by what it measures.
+
+    """
+
+    transforms: tuple[Mapping[str, Any], ...] = ()
+    compiler: Mapping[str, Any] = field(default_factory=dict)
+    capture: Mapping[str, Any] = field(default_factory=dict)
+    group: str | None = None
+    needs: tuple[str, ...] = ()
+    inexact: bool = False
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True)
+class Space:
+    """All recipes of the steps; their order is that of the transforms, and that in names of recipes."""
+
+    steps: Mapping[str, StepSpec]
+    max_rel_l2: float | None = None
+    apart: frozenset[Chosen] = frozenset()  # pairs whose steps refuse each other
+
+    @classmethod
+    def read(cls, nodes: object, max_rel_l2: object) -> Space:
+        """Read the config group `step`.
+
+        Raises:
+            InputError: no steps, a step that is none, one that needs an unknown step, or `max_rel_l2` out of range.
+
+        """
+        if not isinstance(nodes, Mapping) or not nodes:
+            raise InputError("step=[] leaves nothing to search. Name at least one step; --help lists them.")
+        check_names("step", nodes)
+        steps = {str(name): decode(StepSpec, node, f"step.{name}") for name, node in nodes.items()}
+        for name, step in steps.items():
+            if AND in name or name == BASELINE:
+                raise InputError(f"step {name}: {AND} joins steps, {BASELINE} has none. Rename the step.")
+            if not (step.transforms or step.compiler or step.capture):
+                raise InputError(f"step.{name} changes nothing. Give it transforms, a compiler or a capture.")
+            check_number(f"step.{name}.seconds", step.seconds, least=0)
+        if max_rel_l2 is not None:
+            check_number("max_rel_l2", max_rel_l2, above=0)
+        return cls(steps, max_rel_l2)  # pyright: ignore[reportArgumentType] - a number, as checked
+
+    def excluded(self) -> dict[str, str]:
+        """Return why steps are left out of the search before anything runs, by their name."""
+        reasons: dict[str, str] = {}
+        for name, step in self.steps.items():
+            if step.inexact and self.max_rel_l2 is None:
+                reasons[name] = "it changes the result by design: max_rel_l2=0.03 accepts such an error, for example"
+            elif step.needs and not self.steps.keys() & set(step.needs):
+                near = did_you_mean(step.needs[0], [each for each in self.steps if each != name])
+                reasons[name] = f"it needs {' or '.join(step.needs)}, which is not among the steps.{near}"
+        return reasons
+
+    def only(self, names: Iterable[str]) -> Space:
+        """Return the space of these steps."""
+        kept = set(names)
+        return replace(self, steps={name: step for name, step in self.steps.items() if name in kept})
+
+    def name(self, chosen: Chosen) -> str:
+        """Return the name of a recipe: its steps in their order."""
+        return AND.join(name for name in self.steps if name in chosen) or BASELINE
+
+    def chosen(self, name: str) -> Chosen | None:
+        """Return the steps of the recipe with this name; None where it has one that is not in this space."""
+        steps = frozenset() if name == BASELINE else frozenset(name.split(AND))
+        return steps if steps <= self.steps.keys() else None
+
+    def recipe(self, chosen: Chosen) -> dict[str, Any]:
+        """Return the recipe as the YAML of a variant holds it."""
+        steps = [step for name, step in self.steps.items() if name in chosen]
+        inexact = any(step.inexact for step in steps)
+        return {
+            "transforms": [dict(each) for step in steps for each in step.transforms],
+            "compiler": _merged(step.compiler for step in steps) or None,
+            "capture": _merged(step.capture for step in steps) or None,
+            "tolerance": self.max_rel_l2 if inexact else None,
+        }
+
+    def seconds(self, chosen: Chosen) -> float:
+        """Return what the steps are expected to take, before anything was measured."""
+        return sum(self.steps[name].seconds for name in chosen)
+
+    def neighbours(self, chosen: Chosen) -> list[Chosen]:
+        """Return the recipes with one step more, or with one in place of an alternative to it."""
+        neighbours = dict.fromkeys(
+            self._closed({each for each in chosen if not self._alternatives(each, name)} | {name})
+            for name in self.steps
+            if name not in chosen
+        )
+        return [each for each in neighbours if each and each != chosen and self._fits(each)]
+
+    def without_each(self, chosen: Chosen) -> dict[str, Chosen]:
+        """Return the recipes without one of the steps, and without those that need it, by that step."""
+        return {name: self._closed(chosen - {name}) for name in self.steps if name in chosen}
+
+    def singles(self) -> dict[str, Chosen]:
+        """Return the least recipe with each step: the step, and the first of those that it needs."""
+        singles = {}
+        for name, step in self.steps.items():
+            needed = next((each for each in step.needs if each in self.steps), None)
+            singles[name] = frozenset({name} if needed is None else {name, *self._needed(needed)})
+        return singles
+
+    def pairs(self) -> dict[Chosen, Chosen]:
+        """Return a recipe for each two steps that may be together, by the two."""
+        singles = self.singles()
+        pairs = {frozenset(pair): singles[pair[0]] | singles[pair[1]] for pair in combinations(self.steps, 2)}
+        return {pair: both for pair, both in pairs.items() if self._fits(both) and len(both) > 1}
+
+    def variants(self) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
+        """Return (recipes by name that a probe checks before the search, those that may be refused in it).
+
+        A step that is wrong by itself is an error of its YAML. Two steps that refuse each other are kept apart.
+        """
+        singles = {self.name(each): self.recipe(each) for each in self.singles().values()}
+        pairs = {self.name(each): self.recipe(each) for each in self.pairs().values()}
+        return {**pairs, **singles}, frozenset(pairs.keys() - singles.keys())
+
+    def _needed(self, name: str) -> Iterator[str]:
+        yield name
+        needed = next((each for each in self.steps[name].needs if each in self.steps), None)
+        if needed is not None:
+            yield from self._needed(needed)
+
+    def _alternatives(self, one: str, other: str) -> bool:
+        group = self.steps[one].group
+        return group is not None and group == self.steps[other].group
+
+    def _closed(self, chosen: Iterable[str]) -> Chosen:
+        """Return the steps without those that need one which is not among them."""
+        kept = frozenset(chosen)
+        while lacking := {name for name in kept if self.steps[name].needs and not kept & set(self.steps[name].needs)}:
+            kept -= lacking
+        return kept
+
+    def _fits(self, chosen: Chosen) -> bool:
+        pairs = [frozenset(pair) for pair in combinations(sorted(chosen), 2)]
+        return len(self.name(chosen)) <= LONGEST_NAME and not any(
+            pair in self.apart or self._alternatives(*pair) for pair in pairs
+        )
+
+
+def _merged(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return mappings merged into one, at each depth; later values replace earlier ones."""
+    merged: dict[str, Any] = {}
+    for node in nodes:
+        for key, value in node.items():
+            both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+            merged[key] = _merged([merged[key], value]) if both else value
+    return merged

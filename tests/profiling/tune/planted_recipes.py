@@ -1,0 +1,60 @@
+"""A component whose recipes have known times, errors and preparations, searched on a fake clock."""
+
+from math import prod
+
+from fake_cells import SETTINGS, Plan, Silent
+
+from profiling.components.spec import ComponentSpec
+from profiling.results.jsonl import read_records
+from profiling.run import runner
+from profiling.run.job import RunConfig
+from profiling.tune.search import Search
+from profiling.tune.space import Space
+
+EAGER_MS, LOAD_S = 10.0, 2.0
+
+
+class Plans(dict):
+    """The plan of each recipe, from its name: the factors on its time, and the seconds, of its steps."""
+
+    def __init__(self, factors, seconds, **plans):
+        super().__init__(plans)
+        self.factors, self.seconds = factors, seconds
+
+    def __missing__(self, name):
+        steps = frozenset() if name == "baseline" else frozenset(name.split("+"))
+        together = [factor for wanted, factor in self.factors.items() if set(wanted.split("+")) <= steps]
+        seconds = LOAD_S + sum(self.seconds.get(step, 1.0) for step in steps)
+        wrong = {"rel_l2": 0.5} if "wrong" in steps else {}
+        self[name] = Plan(EAGER_MS * prod(together), prepare_s=seconds, **wrong)
+        return self[name]
+
+
+def space_of(*names, **options):
+    """Return steps of these names, each a transform; `options` are further keys of some."""
+    return Space.read({name: {"transforms": [{"_target_": name}], **options.get(name, {})} for name in names}, None)
+
+
+def searched(monkeypatch, folder, space, cells, budget=600.0, **options):
+    """Search the space with fake cells; return (run, records by variant, seconds that the search took)."""
+    variants, refusable = space.variants()
+    component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
+    given = {"isolation": "process", "cell_timeout": 1800.0, "resume": None, "source": {}, "seconds": budget} | options
+    config = RunConfig((component,), {"baseline": {}, **variants}, {}, SETTINGS, refusable=refusable, **given)
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans, server: cells)
+    run = runner.Run("tune", config, folder, Silent(), "")
+    began = cells.seconds
+    search = Search(space, budget, lambda: cells.seconds)
+    runner.execute((run,), search)
+    return run, rows(folder), cells.seconds - began
+
+
+def rows(folder):
+    """Return the records of a run, by variant."""
+    return {record.variant: record for record in read_records(folder).records}
+
+
+def prepared(cells):
+    """Return the recipes in the order in which they were prepared."""
+    return [variant for variant, step in cells.log if step == "ready"]

@@ -1,0 +1,173 @@
+"""The search of recipes, on planted times, errors and preparations, and on a fake clock."""
+
+from collections import Counter
+
+import pytest
+from fake_cells import FakeCells, Plan, dies, ends, interrupts
+from planted_recipes import EAGER_MS, Plans, prepared, rows, searched, space_of
+
+from profiling.report.tune import contributions, front, winner
+from profiling.run.events import End
+from profiling.tune.search import GRACE, NOT_TRIED
+
+STEPS = ("wrong", "half", "slower", "fifth_off", "nothing", "together")
+FACTORS = {"wrong": 0.1, "half": 0.5, "slower": 1.3, "fifth_off": 0.8, "together": 1.05, "half+together": 0.7}
+
+
+def cells_of(factors=FACTORS, seconds=None, **plans):
+    return FakeCells(Plans(factors, seconds or {}, **plans))
+
+
+def test_the_best_recipe_wins_and_each_of_its_steps_is_explained(tmp_path, monkeypatch):
+    cells = cells_of()
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*STEPS), cells)
+    best = winner(records.values())
+    assert best.variant == "half+fifth_off+together"
+    assert best.wall_p50 == pytest.approx(EAGER_MS * 0.5 * 0.8 * 1.05 * 0.7, rel=0.01)
+    rows = {row.steps: row for row in contributions(records.values(), best)}
+    expected = {("half",): 1 / (0.5 * 0.7), ("fifth_off",): 1 / 0.8, ("together",): 1 / (1.05 * 0.7)}
+    assert rows.keys() == expected.keys()
+    for steps, factor in expected.items():
+        assert rows[steps].ratio.value == pytest.approx(factor, rel=0.01), steps
+        assert rows[steps].ratio.low < factor * 1.005, "they were timed in turns, and have an interval"
+        assert rows[steps].ratio.high > factor * 0.995
+
+
+def test_a_wrong_recipe_falls_out_at_once_and_none_is_built_on_it(tmp_path, monkeypatch):
+    cells = cells_of()
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*STEPS), cells)
+    assert records["wrong"].status == "failed"
+    assert len(records["wrong"].turns.windows) == 1
+    assert [name for name in prepared(cells) if name.startswith("wrong+")] == []
+    assert "wrong" not in [record.variant for record in front(records.values())]
+
+
+def test_survivors_are_prepared_once_and_measured_longer(tmp_path, monkeypatch):
+    cells = cells_of()
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*STEPS), cells)
+    assert max(Counter(prepared(cells)).values()) == 1
+    windows = {name: len(record.turns.windows) for name, record in records.items() if record.turns is not None}
+    assert windows["half"] > windows["slower"]
+    assert windows["baseline"] >= windows["half+fifth_off+together"] > windows["slower"]
+    assert cells.held == {}
+
+
+def test_a_step_that_contributes_nothing_is_not_in_the_winner(tmp_path, monkeypatch):
+    """Times of equal code differ by up to 12% on a CPU, so that a gain of 2% is none."""
+    cells = cells_of({"half": 0.5, "nothing": 0.98})
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "nothing"), cells)
+    assert "half+nothing" in records
+    assert winner(records.values()).variant == "half"
+
+
+def test_where_no_step_helps_the_winner_is_the_baseline(tmp_path, monkeypatch):
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("slower"), cells_of())
+    assert winner(records.values()).variant == "baseline"
+
+
+def test_a_step_is_tried_where_another_one_that_it_needs_is(tmp_path, monkeypatch):
+    space = space_of("half", "tuned", tuned={"needs": ["half"]})
+    cells = cells_of({"half": 0.5, "tuned": 0.6})
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    assert set(records) == {"baseline", "half", "half+tuned"}
+    best = winner(records.values())
+    assert [row.steps for row in contributions(records.values(), best)] == [("half", "tuned"), ("tuned",)]
+
+
+def test_of_alternatives_a_recipe_has_one(tmp_path, monkeypatch):
+    space = space_of("half", "fifth_off", "third", half={"group": "g"}, third={"group": "g"})
+    cells = cells_of({"half": 0.5, "third": 0.33, "fifth_off": 0.8})
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    assert winner(records.values()).variant == "fifth_off+third"
+    assert [name for name in records if {"half", "third"} <= set(name.split("+"))] == []
+
+
+def test_cheap_recipes_come_first_and_the_budget_is_kept(tmp_path, monkeypatch):
+    seconds = {"half": 50.0, "fifth_off": 5.0, "nothing": 1.0, "together": 500.0}
+    space = space_of(*seconds, **{name: {"seconds": value} for name, value in seconds.items()})
+    cells = cells_of(seconds=seconds)
+    _, records, took = searched(monkeypatch, tmp_path / "run", space, cells, budget=200.0)
+    assert prepared(cells)[:4] == ["baseline", "nothing", "fifth_off", "half"]
+    assert took <= 200.0
+    assert winner(records.values()).variant == "half+fifth_off"
+    not_tried = {name for name, record in records.items() if record.reason == NOT_TRIED}
+    assert "half+fifth_off+together" in not_tried
+    assert "together" not in prepared(cells)
+
+
+def test_a_budget_that_pays_for_one_recipe_only(tmp_path, monkeypatch):
+    cells = cells_of(seconds={"half": 30.0})
+    space = space_of("half", "together", half={"seconds": 30.0}, together={"seconds": 30.0})
+    _, records, took = searched(monkeypatch, tmp_path / "run", space, cells, budget=45.0)
+    assert took <= 45.0
+    assert prepared(cells) == ["baseline", "half"]
+    assert records["together"].reason == NOT_TRIED
+
+
+def test_a_preparation_that_does_not_end_is_stopped(tmp_path, monkeypatch):
+    cells = cells_of(seconds={"slower": 10_000.0})
+    space = space_of("half", "slower", half={"seconds": 1.0}, slower={"seconds": 2.0})
+    _, records, took = searched(monkeypatch, tmp_path / "run", space, cells, budget=100.0)
+    assert took <= 100.0 + GRACE + 1
+    assert records["slower"].status == "failed"
+    assert winner(records.values()).variant == "half"
+
+
+def test_without_memory_for_another_one_the_slower_recipes_make_room(tmp_path, monkeypatch):
+    cells = FakeCells(Plans(FACTORS, {}), memory=3.5e9)
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "fifth_off", "nothing", "slower"), cells)
+    assert winner(records.values()).variant == "half+fifth_off"
+    assert all(record.status == "ok" for record in records.values())
+
+
+@pytest.mark.parametrize("happens", [{"ready": dies}, {3: dies}, {"finish": ends()}, {"ready": ends(bad_input=True)}])
+def test_a_recipe_that_fails_costs_its_row(happens, tmp_path, monkeypatch):
+    cells = cells_of(fifth_off=Plan(8.0, prepare_s=1.0, happens=happens))
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "fifth_off", "nothing"), cells)
+    assert records["fifth_off"].status == "failed"
+    assert records["half"].status == "ok"
+    assert "half" in winner(records.values()).variant
+
+
+def test_without_a_baseline_nothing_is_searched(tmp_path, monkeypatch):
+    cells = cells_of(baseline=Plan(happens={"ready": dies}))
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half"), cells)
+    assert prepared(cells) == ["baseline"]
+    assert winner(records.values()) is None
+
+
+def test_steps_that_cannot_run_here_have_a_row_and_are_in_no_recipe(tmp_path, monkeypatch):
+    cells = cells_of()
+    cells.not_run = {"half": End("skipped", "it needs a device"), "fifth_off+nothing": End("skipped", "they refuse")}
+    space = space_of("half", "fifth_off", "nothing")
+    run, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    assert [line for line in run.progress.said if "it needs a device" in line] == ["skipped: half (it needs a device)"]
+    assert records["half"].status == "skipped"
+    assert sorted(prepared(cells)) == ["baseline", "fifth_off", "nothing"]
+
+
+def test_resuming_measures_what_is_missing(tmp_path, monkeypatch):
+    folder, space = tmp_path / "run", space_of(*STEPS)
+    plans = {"half+together": Plan(3.7, prepare_s=3.0, happens={"ready": interrupts})}
+    cells = cells_of(**plans)
+    with pytest.raises(KeyboardInterrupt):
+        searched(monkeypatch, folder, space, cells)
+    ended = {name for name, each in rows(folder).items() if each.status == "ok" or name == "wrong"}
+    assert {"slower", "wrong"} <= ended < set(prepared(cells))
+    again = cells_of()
+    _, records, _ = searched(monkeypatch, folder, space, again, resume=str(folder))
+    assert winner(records.values()).variant == "half+fifth_off+together"
+    assert ended & set(prepared(again)) == set()
+    assert {"baseline", "half+together"} <= set(prepared(again))
+
+
+def test_resuming_a_complete_search_measures_nothing(tmp_path, monkeypatch):
+    folder, space = tmp_path / "run", space_of("half", "slower")
+    _, before, _ = searched(monkeypatch, folder, space, cells_of())
+    again = cells_of()
+    _, records, took = searched(monkeypatch, folder, space, again, resume=str(folder))
+    assert prepared(again) == []
+    assert took == 0
+    assert {name: record.wall_p50 for name, record in records.items()} == {
+        name: record.wall_p50 for name, record in before.items()
+    }

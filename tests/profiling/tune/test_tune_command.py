@@ -1,0 +1,25 @@
+"""The search as a user starts it, on a CPU, and its winner as a variant of another target."""
+
+import yaml
+
+from profiling.report.tune import winner
+
+FEW = ("component=[net]", "step=[cuda_graph,channels_last,fx_passes]", "seconds=60")
+
+
+def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp_path):
+    done = tune(*FEW)
+    assert done.code == 0, done.err
+    assert "skipped: cuda_graph (CUDA graphs need a CUDA device" in done.err
+    records = {variant: record for (_, variant), record in done.records.items()}
+    assert records["fx_passes"].status == "ok"
+    best = winner(records.values())
+    assert f"the winner is {best.variant}" in done.err
+    assert "Front of the recipes:" in done.out
+    tuned = yaml.safe_load((done.folder / "variant" / "tuned.yaml").read_text())
+    assert tuned["tuned"].keys() == {"transforms", "compiler", "capture", "tolerance"}
+    used = profile(
+        "component=[image_decoder]", "variant=[baseline,tuned]", f"--config-dir={done.folder}", "isolation=none"
+    )
+    assert used.code == 0, used.err
+    assert used.records["image_decoder", "tuned"].status == "ok"
