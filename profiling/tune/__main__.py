@@ -51,15 +51,15 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space]:
         raise InputError(f"component=[{names}]: a search has one component. Start one for each.")
     if config.seconds is None:
         raise InputError("seconds=null: a search needs a budget. Write seconds=600, for example.")
-    for name, wrong in (("isolation=none", config.isolation == "none"), ("check=true", config.settings.check)):
-        if wrong:
-            raise InputError(f"{name} does not fit a search, whose recipes are timed in processes of their own.")
     space = Space.read(config.source.get("step"), config.source.get("max_rel_l2"))
     left_out = space.excluded()
     space = space.only(name for name in space.steps if name not in left_out)
     if not space.steps:
         name, reason = next(iter(left_out.items()))
         raise InputError(f"no step is left to search: {name}: {reason}.")
+    for name, wrong in (("isolation=none", config.isolation == "none"), ("check=true", config.settings.check)):
+        if wrong:
+            raise InputError(f"{name} does not fit a search, whose recipes are timed in processes of their own.")
     variants, refusable = space.variants()
     return replace(config, variants={BASELINE: config.variants[BASELINE], **variants}, refusable=refusable), space
 
