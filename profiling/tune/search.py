@@ -58,7 +58,7 @@ class Search:
     _began: float = field(init=False)
     _spent_before: float = field(default=0.0, init=False)  # by the run that is resumed
     _tried: dict[Chosen, float] = field(default_factory=dict, init=False)  # seconds until it was ready; 0: unknown
-    _refused: set[Chosen] = field(default_factory=set, init=False)  # wrong, or refused; so is whatever adds steps to it
+    _refused: set[Chosen] = field(default_factory=set, init=False)  # that failed; no steps are added to them
     _alive: dict[Chosen, PreparedCell] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -136,8 +136,9 @@ class Search:
         return [each for each in untried if not any(refused <= each for refused in self._refused)]
 
     def _note_refused(self, chosen: Chosen, record: Record) -> None:
-        wrong = record.parity is not None and not record.parity.passed
-        if chosen and record.status == "failed" and (wrong or record.bad_input):
+        """Note a recipe whose failure more steps cannot mend; a capture may fail for what a compiler would remove."""
+        wrong = record.bad_input or (record.parity is not None and not record.parity.passed)
+        if chosen and record.status == "failed" and (wrong or not self.space.recipe(chosen)["capture"]):
             self._refused.add(chosen)
 
     def _parents(self) -> list[Chosen]:
