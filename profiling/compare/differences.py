@@ -207,6 +207,7 @@ def _quantities(record: Record) -> dict[str, _Quantity]:
     """Return the quantities that were measured; a single measurement is noisy, so that small changes are not shown."""
     metrics, loop, parity, trace = record.metrics, record.realtime, record.parity, record.trace
     frame_ms, prepare, peak = loop and loop.frame_ms, record.prepare, record.peak_memory
+    starts = record.starts
     idle = record.trace_analysis and record.trace_analysis.idle
     measured: dict[str, tuple[float | None, Kind, float, float]] = {
         "device time p50 (ms)": (metrics.device_ms and metrics.device_ms.p50, "ms", 0.02, 0),
@@ -214,7 +215,13 @@ def _quantities(record: Record) -> dict[str, _Quantity]:
         "wall time p99 (ms)": (metrics.wall_ms and metrics.wall_ms.percentile("p99"), "ms", 0.1, 0),
         "frame time p99 (ms)": (frame_ms and frame_ms.percentile("p99"), "ms", 0.1, 0),
         "SM clock, median (MHz)": (sm_clock(record), "count", 0.01, 0),
-        "preparation (s)": (prepare and prepare.seconds, "s", 0.2, 0.05),
+        # Not compared where one of them started from a cache, and the other did not.
+        f"preparation{' from a cache' if prepare and prepare.is_warm else ''} (s)": (
+            prepare and prepare.seconds,
+            *("s", 0.2, 0.05),
+        ),
+        "cold start (s)": (starts and starts.cold.seconds, "s", 0.1, 0.5),
+        "warm start (s)": (starts and starts.warm and starts.warm.seconds, "s", 0.1, 0.5),
         "parity error (relative L2)": (parity and parity.rel_l2, "error", 0.1, 0),
         "parity tolerance": (parity and parity.tolerance, "error", 0.1, 0),
         "compiled frames": (prepare and prepare.compiles, "count", 0, 0),

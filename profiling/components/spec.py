@@ -19,7 +19,7 @@ CASTS = ("module", "autocast", "none")
 CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there is no checkpoint
 STATES = ("snapshot", "reset", "none")
 CEILINGS = ("auto", "off")  # off: bandwidth and FLOP rate are not measured, so there is no roofline
-COMPILE_CACHES = ("fresh", "shared")  # fresh: each cell compiles from an empty cache, so that prepare times compare
+COMPILE_CACHES = ("fresh", "cold", "shared")  # where compiled code comes from: see profiling.run.compile_caches
 MOST_THREADS = 4096  # starting more fails or takes the machine down
 
 
@@ -391,6 +391,7 @@ class Settings:
     tf32: bool = False
     ceilings: str = "auto"
     trace: bool = False
+    starts: bool = False
     counters: bool = False
     stacks: bool = False
     memory_snapshot: bool = False

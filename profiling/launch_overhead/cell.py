@@ -47,7 +47,9 @@ class CalibrationCell(Cell):
 
     def components(self) -> Mapping[str, Component]:
         """Refuse: the chains are no components."""
-        raise InputError("check and memory_snapshot look at components, and launch_overhead runs none. Leave them out.")
+        raise InputError(
+            "check, starts and memory_snapshot look at components, and launch_overhead runs none. Leave them out."
+        )
 
 
 def calibrate(

@@ -50,12 +50,12 @@ from profiling.realtime.summary import median, stage_ms, summarize_frames
 from profiling.results.frames import Journal, Series, recover_series, stage_names
 from profiling.results.record import Parity, Prepare, TraceAnalysis
 from profiling.roofline.section import frame_roofline
-from profiling.run.cell import Cell, measured_by, metrics_of, warm_up
+from profiling.run.cell import Cell, measured_by, metrics_of, prepare_phases, warm_up
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Phase
 from profiling.run.trace_passes import TracePasses
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
-from profiling.trace.counters import snapshot
+from profiling.trace.counters import compile_seconds, snapshot
 from profiling.trace.events import read_events, timeline
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.variants.variant import Step, Variant
@@ -190,7 +190,7 @@ class RealtimeCell(Cell):
         folder = Path(self.job.run) / "kernels" / self.job.name
         steps, seconds = {}, {}
         with self.phase("prepare"):
-            before, started = snapshot(), time.perf_counter()
+            before, compiling, started = snapshot(), compile_seconds(), time.perf_counter()
             for name, component in prepared.components.items():
                 stage_before, stage_started = snapshot(), time.perf_counter()
                 steps[name] = variant.prepare(component, folder)
@@ -200,13 +200,15 @@ class RealtimeCell(Cell):
                 if snapshot().since(stage_before).graphs > 0:
                     self.fused_stages.add(name)
             total = time.perf_counter() - started
+            phases = prepare_phases(compiling, [each for step in steps.values() for each in step.recipe])
             for name, component in prepared.components.items():
                 steps[name].call()
                 synchronize(component.device)
             first = time.perf_counter() - started
             warmed_up = warm_up(prepared.components, steps)
             counters = asdict(snapshot().since(before))
-        self.add(prepare=Prepare(seconds=total, first_call_s=first, stages=seconds, **warmed_up, **counters))
+        times = {"seconds": total, "first_call_s": first, "stages": seconds, "phases": phases}
+        self.add(prepare=Prepare(**times, **warmed_up, **counters))
         recipe = [msgspec.structs.replace(each, stage=name) for name, step in steps.items() for each in step.recipe]
         if recipe:
             self.add(recipe=recipe)

@@ -124,7 +124,7 @@ def notes_section(data: RunData) -> Section:
         for doubt in doubts_of(record):
             doubted.setdefault(doubt, []).append(record)
     lines += [f"{_cells(records, data)}: {doubt.mark}: {doubt.words}" for doubt, records in doubted.items()]
-    if warm := [r for r in data.records if r.prepare is not None and r.prepare.cache_hits]:
+    if warm := [r for r in data.records if r.prepare is not None and r.prepare.is_warm and r.prepare.cold_s is None]:
         lines.append(f"{_cells(warm, data)}: warm start (compiled from a cache); a cold start takes longer to prepare")
     lines += [f"{name_of(record)}: not read: {field}" for record in data.records for field in record.unreadable]
     lines += [f"environment.json: not read: {field}" for field in data.environment.unreadable]

@@ -151,7 +151,7 @@ _COLUMNS: Mapping[str, Read] = {
     "rel. L2 error": lambda record, _: record.parity.rel_l2 if record.parity is not None else None,
     "peak memory bytes": lambda record, _: record.peak_memory[1] if record.peak_memory else None,
     "peak memory kind": lambda record, _: record.peak_memory[0] if record.peak_memory else None,
-    "prepare s": lambda record, _: record.prepare.seconds if record.prepare is not None else None,
+    "prepare s": lambda record, _: record.prepare.from_cold if record.prepare is not None else None,
     "bound by": _bound,
     "conditions": lambda record, _: ", ".join(doubt.mark for doubt in doubts_of(record)) or None,
 }

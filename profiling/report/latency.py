@@ -45,6 +45,7 @@ from profiling.report.run_data import (
     wrong_because,
 )
 from profiling.report.slow import slow_tables, summed_words
+from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column
 from profiling.results.judgement import baseline_name, by_component, can_be_ranked, claimed_speedup, correct_baseline
 from profiling.results.record import FP32_EAGER, LatencyConditions, Record, Summary
@@ -167,7 +168,7 @@ COST_COLUMNS = (
     Column[Record]("rel. L2 error", _error, "error"),
     Column[Record]("against", _reference),
     *(Column[Record](kind, _peak(kind), "MiB") for kind in ("peak held", "peak allocated", "peak host RSS")),
-    Column[Record]("prepare", lambda record: record.prepare.seconds if record.prepare else None, "s"),
+    Column[Record]("prepare", prepare_seconds, "s"),
     Column[Record](
         "warm-up inputs", lambda record: record.prepare.warmup_inputs_s if record.prepare else None, "s", depth="report"
     ),

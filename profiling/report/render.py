@@ -24,6 +24,7 @@ from profiling.report.page import Section, render_page
 from profiling.report.realtime import realtime_section
 from profiling.report.roofline import roofline_section
 from profiling.report.run_data import RunData, load_run
+from profiling.report.starts import starts_section
 from profiling.report.sweep import sweep_section
 from profiling.report.table import WIDTH, console, fits, markdown, wrapped_line
 from profiling.report.trace import trace_section
@@ -47,7 +48,15 @@ _SECTIONS = (
         training_section,
         tune_section,
     ),
-    *(recipe_section, graphs_section, roofline_section, trace_section, memory_section, distribution_section),
+    *(
+        starts_section,
+        recipe_section,
+        graphs_section,
+        roofline_section,
+        trace_section,
+        memory_section,
+        distribution_section,
+    ),
     *(compile_section, files_section, notes_section, network_section, origin_sections),
 )
 Renderer = Callable[[RunData, Sequence[Section]], str]

@@ -52,8 +52,9 @@ def total_seconds(record: Record, number: int, *, built: bool) -> Value | None:
     point, prepare = record.call_points.get(number), record.prepare
     if point is None or (built and prepare is None):
         return None
-    seconds = point.seconds + (prepare.seconds if built and prepare is not None else 0.0)
-    return seconds if point.measured else Computed(seconds)
+    seconds = point.seconds + (prepare.from_cold if built and prepare is not None else 0.0)
+    computed = not point.measured or (built and prepare is not None and prepare.cold_s is not None)
+    return Computed(seconds) if computed else seconds
 
 
 def _total_column(number: int, *, built: bool) -> Column[Record]:
@@ -113,7 +114,7 @@ _MEMORY = (
 def _figure(data: RunData, group: Sequence[Record]) -> Figure:
     traces = []
     for record in group:
-        seconds = record.prepare.seconds if record.prepare is not None else 0.0
+        seconds = record.prepare.from_cold if record.prepare is not None else 0.0
         known = record.call_points
         symbols = ["circle" if point.measured else "circle-open" for point in known.values()]
         totals = [seconds + point.seconds for point in known.values()]

@@ -288,7 +288,72 @@ class Prepare(Section, frozen=True, kw_only=True):
     graph_breaks: Annotated[int | None, about("graph breaks")] = None
     cudagraph_captures: Annotated[int | None, about("captures by inductor's CUDA-graph trees")] = None
     cudagraph_skips: Annotated[int | None, about("captures that inductor gave up")] = None
-    cache_hits: Annotated[int | None, about("graphs from a cache on disk: preparing was a warm start")] = None
+    cache_hits: Annotated[int | None, about("graphs from a cache on disk")] = None
+    cache: Annotated[
+        str | None,
+        about(
+            "cold: compiled from an empty cache; from VARIANT: from the cache that this variant of the same run left, "
+            "which has the same compiler; absent: inductor's own cache, or nothing was compiled"
+        ),
+    ] = None
+    phases: Annotated[
+        Mapping[str, float],
+        about(
+            "parts of `seconds`: transforms, dynamo (tracing), inductor (back end and its compilers), autotune "
+            "(timing kernels to choose one), capture; the rest is calls and waiting",
+            "s",
+        ),
+    ] = {}
+    cold_s: Annotated[
+        Duration | None,
+        about(
+            "what it takes from an empty cache, where it was not empty: with the inductor and autotune phases of the "
+            "cell that filled it",
+            "s",
+        ),
+    ] = None
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the compiler found code in a cache."""
+        return bool(self.cache_hits) if self.cache is None else self.cache != "cold"
+
+    @property
+    def from_cold(self) -> float:
+        """Seconds from an empty cache, as far as that is known: what preparations of several cells compare by."""
+        return self.seconds if self.cold_s is None else self.cold_s
+
+
+class Start(Section, frozen=True, kw_only=True):
+    """A process from its start to its first output: one call of each network that the cell prepares."""
+
+    seconds: Annotated[Duration, about("from the start of the process until the first output", "s")]
+    phases: Annotated[
+        Mapping[str, float],
+        about(
+            "parts of it: import (Python, torch, the variant), load (build, weights), artifacts (of the compiler, "
+            "loaded), transforms, dynamo, inductor, autotune, capture, call (of the prepared step)",
+            "s",
+        ),
+    ]
+    graphs: Annotated[int, about("FX graphs that were given to a back end")] = 0
+    cache_hits: Annotated[int, about("graphs that the compiler found in its cache")] = 0
+
+    @property
+    def unaccounted(self) -> float:
+        """Seconds that no phase accounts for."""
+        return max(0.0, self.seconds - sum(self.phases.values()))
+
+
+class Starts(Section, frozen=True, kw_only=True):
+    """starts=true: how long an application takes to its first output, each time in a fresh process."""
+
+    cold: Annotated[Start, about("with an empty compiler cache")]
+    warm: Annotated[Start | None, about("with the cache that the cold start left; absent: nothing was compiled")] = None
+    portable: Annotated[
+        Start | None, about("with an empty cache, into which it loads the artifacts that the cold start saved")
+    ] = None
+    artifact_bytes: Annotated[int | None, about("size of these artifacts of torch.compiler", "bytes")] = None
 
 
 class Speedup(Section, frozen=True, kw_only=True):

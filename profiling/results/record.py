@@ -108,6 +108,8 @@ from profiling.results.measured import (  # noqa: F401 - readers and producers i
     SlowFrame,
     SlowFrames,
     Speedup,
+    Start,
+    Starts,
     State,
     Summary,
     SweepPoint,
@@ -153,6 +155,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     state: Annotated[State | None, about("state that calls change")] = None
     parity: Annotated[Parity | None, about("comparison with the reference")] = None
     prepare: Annotated[Prepare | None, about("preparing the variant")] = None
+    starts: Annotated[Starts | None, about("starts=true: from the start of a process to its first output")] = None
     speedup: Annotated[Speedup | None, about("against the baseline")] = None
     compile: Annotated[CompileLog | None, about("log of torch.compile")] = None
     trace: Annotated[TraceFiles | None, about("profiler trace")] = None

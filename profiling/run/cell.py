@@ -11,9 +11,10 @@ import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -33,7 +34,9 @@ from profiling.results.record import (
     MemorySnapshot,
     Metrics,
     Prepare,
+    RecipeStep,
     Roofline,
+    Start,
     Status,
     encode_sections,
     merge_metric,
@@ -44,7 +47,7 @@ from profiling.run.environment import ceilings_in
 from profiling.run.events import Emit, End, Phase, Sections
 from profiling.run.job import Job
 from profiling.run.trace_passes import TracePasses
-from profiling.trace.counters import snapshot
+from profiling.trace.counters import compile_seconds, seconds_since, snapshot
 from profiling.trace.memory_history import memory_history
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.trace.spans import span
@@ -170,10 +173,11 @@ class Cell(ABC):
     def prepare(self, variant: Variant, component: Component) -> Step:
         """Prepare the step (compile, capture, …) and record the duration, between two moments of an idle device."""
         with self.phase("prepare"):
-            before, started = snapshot(), perf_counter()
+            before, compiling, started = snapshot(), compile_seconds(), perf_counter()
             step = variant.prepare(component, Path(self.job.run) / "kernels" / self.job.name)
             synchronize(component.device)
             seconds = perf_counter() - started
+            phases = prepare_phases(compiling, step.recipe)
             try:
                 step.call()
                 synchronize(component.device)
@@ -183,7 +187,8 @@ class Cell(ABC):
                 self.close(step)
                 raise
             counters = snapshot().since(before)
-            self.add(prepare=Prepare(seconds=seconds, first_call_s=first_call_s, **warmed_up, **asdict(counters)))
+            times = {"seconds": seconds, "first_call_s": first_call_s, "phases": phases}
+            self.add(prepare=Prepare(**times, **warmed_up, **asdict(counters)))
             self.compiled = counters.graphs > 0 or any(each.kind == "compiler" for each in step.recipe)
             if step.recipe:
                 self.add(recipe=step.recipe)
@@ -283,6 +288,43 @@ class Cell(ABC):
         cuda = torch.device(self.job.settings.device).type == "cuda"
         self._call_again(torch.cuda.profiler.profile if cuda else contextlib.nullcontext)
 
+    def start(self, began: float, artifacts: bytes | None = None) -> Start:
+        """Load, prepare and call everything once, as an application does, and return what that took.
+
+        `began` is when the process was started, on the clock of `perf_counter`; `artifacts` are of torch's compiler.
+        """
+        variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
+        marks = [began, perf_counter()]  # ends of the phases import, artifacts and load, then of preparing and calling
+        if artifacts is not None:
+            torch.compiler.load_cache_artifacts(artifacts)
+        marks.append(perf_counter())
+        with torch.inference_mode(self.in_inference_mode), TemporaryDirectory() as folder, ExitStack() as stack:
+            components = self.components()
+
+            def wait() -> None:
+                for component in components.values():
+                    synchronize(component.device)
+                marks.append(perf_counter())
+
+            wait()
+            before, compiling = snapshot(), compile_seconds()
+            steps = []
+            for component in components.values():
+                steps.append(variant(component, Path(folder)))
+                stack.callback(self.close, steps[-1])
+            wait()
+            phases = prepare_phases(compiling, [each for step in steps for each in step.recipe])
+            for step in steps:
+                step.run()
+            wait()
+            counters = snapshot().since(before)
+        imported, loaded_artifacts, loaded, _, call = (end - begin for begin, end in pairwise(marks))
+        phases = {"import": imported, "artifacts": loaded_artifacts, "load": loaded, **phases, "call": call}
+        if artifacts is None:
+            del phases["artifacts"]
+        seconds = marks[-1] - began
+        return Start(seconds=seconds, phases=phases, graphs=counters.graphs, cache_hits=counters.cache_hits)
+
     def _call_again(self, last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
         """Build and prepare everything once more and call each step a few times, the last time inside `last()`."""
         variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
@@ -298,6 +340,16 @@ class Cell(ABC):
                         step.run()
                     for component in components.values():
                         synchronize(component.device)
+
+
+def prepare_phases(before: Mapping[str, float], recipe: Iterable[RecipeStep]) -> dict[str, float]:
+    """Return the seconds of each phase of preparing; `before` is what `compile_seconds` returned before it."""
+    phases = seconds_since(before)
+    for kind, phase in (("transform", "transforms"), ("capture", "capture")):
+        spent = sum(step.seconds for step in recipe if step.kind == kind)
+        if spent:
+            phases[phase] = phases.get(phase, 0.0) + spent
+    return phases
 
 
 def warm_up(components: Mapping[str, Component], steps: Mapping[str, Step]) -> dict[str, Any]:

@@ -161,6 +161,8 @@ class RunConfig:
                     "must differ by more than upper and lower case."
                 )
         check_choice("isolation", self.isolation, ("process", "none"))
+        if self.settings.starts and self.isolation == "none":
+            raise InputError("starts=true measures processes of their own. Leave out isolation=none.")
         if self.settings.counters and not self.settings.check:
             self._check_counters()
         check_number("cell_timeout", self.cell_timeout, above=0)
@@ -185,7 +187,9 @@ class RunConfig:
             self,
             variants={CHECK: {}},
             metrics={},
-            settings=replace(self.settings, ceilings="off", trace=False, counters=False, memory_snapshot=False),
+            settings=replace(
+                self.settings, ceilings="off", trace=False, starts=False, counters=False, memory_snapshot=False
+            ),
             files=CellFiles(),
             rounds=1,
         )

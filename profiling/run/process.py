@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -29,10 +28,12 @@ from typing import Any, Literal, Protocol
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results.record import encode_sections
 from profiling.run.checkouts import Checkout
+from profiling.run.compile_caches import CompileCaches, Lease, lease
 from profiling.run.events import Emit, Event, EventReader, Phase, Sections, Waiting, write_turn
 from profiling.run.fork_server import ForkedProcess, ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
 from profiling.run.process_groups import AnyProcess, Orphans, guarded_group, kill_group, run_guarded
+from profiling.run.starts import NoStartError, StartPass
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -76,8 +77,8 @@ class Executor(Protocol):
 class InProcess:
     """Performs tasks in this process: a crash ends the whole run, and a debugger can follow each task."""
 
-    def __init__(self, run: Path, *, trace: bool, fresh_cache: bool) -> None:
-        self._fresh_cache = fresh_cache
+    def __init__(self, run: Path, *, trace: bool, caches: CompileCaches | None = None) -> None:
+        self._caches = caches
         if trace:  # torch reads it when it is imported
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
@@ -87,19 +88,20 @@ class InProcess:
         """Perform the task in this process; with `take_turns` that is called in the middle of the timing."""
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
 
-        with compile_cache(fresh=self._fresh_cache) as variables, restored_process() as state:
-            os.environ.update(variables)
-            perform(task, on_event, None if take_turns is None else _handed_over(take_turns, state))
+        with lease(self._caches, task) as cache, restored_process() as state:
+            os.environ.update(cache.variables)
+            turns = None if take_turns is None else _handed_over(take_turns, state)
+            perform(task, lambda event: on_event(cache.describe(event)), turns)
         return Performed()
 
 
 class Isolated:
     """Performs each task in a fresh process, with its output in `cells/<name>.log`.
 
-    With `counters`, ncu measures the kernels of each cell in one more process, while the cell's compile cache is there.
-    With `checkout`, the user's code is imported from there. `orphans` is that of all executors that perform at once.
-    With `server`, the process is forked by it, unless the cell writes a compile log, whose folder torch reads when it
-    is imported.
+    With `starts`, its starts are measured before it. With `counters`, ncu measures the kernels of each cell in one more
+    process, while the cell's compile cache is there; without `caches`, that is inductor's own. With `checkout`, the
+    user's code is imported from there. `orphans` is that of all executors that perform at once. With `server`, the
+    process is forked by it, unless the cell writes a compile log, whose folder torch reads when it is imported.
     """
 
     def __init__(
@@ -107,15 +109,16 @@ class Isolated:
         run: Path,
         *,
         trace: bool,
-        fresh_cache: bool,
         timeout: float,
+        caches: CompileCaches | None = None,
+        starts: bool = False,
         counters: bool = False,
         orphans: Orphans | None = None,
         checkout: Checkout | None = None,
         server: ForkServer | None = None,
     ) -> None:
-        self._server = server
-        self._run, self._trace, self._fresh_cache = run, trace, fresh_cache
+        self._server, self._starts = server, starts
+        self._run, self._trace, self._caches = run, trace, caches
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
         self._counters = CounterPass(run) if counters else None
         self._orphans, self._checkout = orphans or Orphans(), checkout
@@ -142,16 +145,19 @@ class Isolated:
         logs: set[Path] = set()
         sections: dict[str, Any] = {}
 
-        def relay(event: Event) -> None:
-            if isinstance(event, Sections):
-                sections.update(event.sections)
-            on_event(event)
-
         try:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
-            with compile_cache(fresh=self._fresh_cache) as variables, self._orphans.adopted():
-                environment = {**os.environ, **trace, **variables}
+            with lease(self._caches, task) as cache, self._orphans.adopted():
+                before_cell = self._measure_starts(task, cache, on_event)
+
+                def relay(event: Event) -> None:
+                    event = cache.describe(event)
+                    if isinstance(event, Sections):
+                        sections.update(event.sections)
+                    on_event(event)
+
+                environment = {**os.environ, **trace, **cache.variables}
                 worker = run_isolated(
                     task,
                     files,
@@ -174,9 +180,9 @@ class Isolated:
                         finally:  # other cells write their logs while this one waits
                             logs |= _compile_logs(users_folder) - before
                         turn = yield state
-                notes = self._orphans.notes()
+                notes = (*before_cell, *self._orphans.notes())
                 if self._counters is not None and "cell" in task and performed.death is None:
-                    notes += self._counted(self._counters, task["cell"], sections, {**os.environ, **variables}, relay)
+                    notes += self._counted(self._counters, task["cell"], sections, environment, relay)
             if self._trace and users_folder is not None:  # torch wrote there; the run gets a copy
                 cells_folder.mkdir(parents=True, exist_ok=True)
                 for log in logs:
@@ -184,6 +190,22 @@ class Isolated:
         except OSError as error:  # a name that is too long for a file, for example
             return Performed(f"could not be run: {error.strerror or error}")
         return replace(performed, notes=(*performed.notes, *notes))
+
+    def _measure_starts(self, task: Mapping[str, Any], cache: Lease, on_event: Emit) -> tuple[str, ...]:
+        """Measure and send how the cell starts in fresh processes; return a note where that is not known."""
+        if not self._starts or "cell" not in task:
+            return ()
+        on_event(Phase("starts"))
+
+        def execute(command: Sequence[str], log: Path, timeout: float, variables: Mapping[str, str]) -> int | None:
+            return run_guarded(command, log, timeout, variables, self._orphans.own)
+
+        try:
+            section = StartPass(self._run, self.timeout, execute).measure(task, cache)
+        except NoStartError as error:
+            return (f"no starts: {error}",)
+        on_event(Sections(encode_sections(starts=section)))
+        return ()
 
     def _counted(
         self, counters: CounterPass, job: str, sections: Mapping[str, Any], variables: dict[str, str], on_event: Emit
@@ -201,16 +223,6 @@ class Isolated:
             return (f"no hardware counters: {error}",)
         on_event(Sections(encode_sections(hardware_counters=section)))
         return ()
-
-
-@contextmanager
-def compile_cache(*, fresh: bool) -> Iterator[dict[str, str]]:
-    """Yield variables that give inductor and Triton an empty cache inside the block; none unless `fresh`."""
-    if not fresh:
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True) as cache:
-        yield {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": str(Path(cache) / "triton")}
 
 
 class ProcessState:

@@ -90,7 +90,7 @@ def break_even_calls(record: Record, baseline: Record) -> int | None:
     call_s, baseline_call_s = _call_seconds(record), _call_seconds(baseline)
     if call_s is None or baseline_call_s is None or call_s >= baseline_call_s:
         return None
-    return max(0, math.ceil((record.prepare.seconds - baseline.prepare.seconds) / (baseline_call_s - call_s)))
+    return max(0, math.ceil((record.prepare.from_cold - baseline.prepare.from_cold) / (baseline_call_s - call_s)))
 
 
 def _call_seconds(record: Record) -> float | None:

@@ -19,6 +19,7 @@ from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords
 from profiling.run.checkouts import Checkout
+from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import BadInput, End, Event, Phase, Probed
 from profiling.run.fork_server import ForkServer
 from profiling.run.in_turns import DueCell, run_cell, run_in_process, run_in_turns
@@ -44,6 +45,7 @@ class Run:
     command: str  # the command line, for environment.json
     checkout: Checkout | None = None  # whose code the cells use; None: that of the working directory
     cells: CellRecords = field(init=False)
+    caches: CompileCaches | None = field(init=False)  # None: inductor's own
     executor: Executor = field(init=False)  # this and the following are set by `begin`
     jobs: tuple[Job, ...] = field(init=False)
     not_run: Mapping[str, End] = field(init=False)  # how the cells of variants end that cannot run here
@@ -52,6 +54,8 @@ class Run:
         """Begin without records."""
         label = self.checkout.name if self.checkout is not None else ""
         self.cells = CellRecords(self.target, self.config, self.folder, self.progress, label)
+        cache = self.config.settings.compile_cache
+        self.caches = None if cache == "shared" else CompileCaches(shared=cache == "fresh")
 
     @property
     def records(self) -> dict[tuple[str, str], Record]:
@@ -118,14 +122,14 @@ class Run:
 
     def _executor(self, orphans: Orphans, server: ForkServer) -> Executor:
         settings = self.config.settings
-        fresh_cache = settings.compile_cache == "fresh"
         if self.config.isolation == "none":
-            return InProcess(self.folder, trace=settings.trace, fresh_cache=fresh_cache)
+            return InProcess(self.folder, trace=settings.trace, caches=self.caches)
         return Isolated(
             self.folder,
             trace=settings.trace,
-            fresh_cache=fresh_cache,
             timeout=self.config.cell_timeout,
+            caches=self.caches,
+            starts=settings.starts,
             counters=settings.counters,
             orphans=orphans,
             checkout=self.checkout,
@@ -222,8 +226,14 @@ def _run_cells(runs: Sequence[Run]) -> None:
     for round_ in range(1, runs[0].config.rounds + 1):
         for run in runs:
             run.count(round_)
-        for group in cells:
-            _run_in_round(round_, [(run, job) for run, job in group if run.is_due(round_, job)])
+        for _, groups in groupby(cells, lambda group: group[0][1].component):
+            try:
+                for group in groups:
+                    _run_in_round(round_, [(run, job) for run, job in group if run.is_due(round_, job)])
+            finally:
+                for run in runs:
+                    if run.caches is not None:
+                        run.caches.clear()
     for run in runs:
         run.cells.complete()
 

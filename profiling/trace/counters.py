@@ -94,6 +94,38 @@ def compile_totals() -> tuple[int, int, float]:
     return compiles, captures, utils.cumulative_time_spent_ns.get("entire_frame_compile", 0) / 1e6
 
 
+def compile_seconds() -> dict[str, float]:
+    """Return the seconds that this process has spent in each phase of torch's compiler so far.
+
+    `dynamo` is tracing, guards included; `inductor` is the back end: AOTAutograd, inductor, and the compilers of Triton
+    or C++; `autotune` is timing kernels to choose one; `capture` is recording inductor's own CUDA graphs.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return {}
+    spent, times = utils.cumulative_time_spent_ns, utils.compilation_time_metrics
+
+    def total(*endings: str) -> float:
+        return sum(sum(values) for name, values in tuple(times.items()) if name.endswith(endings))
+
+    backend = spent.get("backend_compile", 0) / 1e9
+    in_backend = total("_template_autotuning", "_template_precompiling")
+    return {
+        "dynamo": spent.get("entire_frame_compile", 0) / 1e9 - backend,
+        "inductor": backend - in_backend,
+        "autotune": in_backend + total("benchmark_all_configs", "coordinate_descent_tuning"),
+        "capture": total("CUDAGraphNode.record"),
+    }
+
+
+def seconds_since(before: Mapping[str, float]) -> dict[str, float]:
+    """Return the phases of `compile_seconds` since it returned `before`, those in which time was spent."""
+    now = compile_seconds()
+    pairs = {name: (before.get(name, 0.0), now[name]) for name in now}
+    spent = {name: now - then if now >= then else now for name, (then, now) in pairs.items()}  # reset() sets them to 0
+    return {name: seconds for name, seconds in spent.items() if seconds > 0}
+
+
 def _cudagraph_captures() -> int:
     """Return the captures by inductor's CUDA-graph trees on this thread: their graphs have consecutive ids from 0."""
     trees = sys.modules["torch._inductor.cudagraph_trees"]

@@ -89,9 +89,7 @@ def record_of(folder, **parts):
     """Run a cell in this process, as isolation=none does, and return its record as it is read from the results."""
     cell = job(folder, **parts)
     seen = received(cell)
-    seen.performed = InProcess(folder, trace=False, fresh_cache=False).perform(
-        {"cell": cell.to_json()}, "cell", seen.receive
-    )
+    seen.performed = InProcess(folder, trace=False).perform({"cell": cell.to_json()}, "cell", seen.receive)
     append_record(folder, seen.record())
     (kept,) = read_records(folder).records
     return kept
@@ -515,7 +513,7 @@ def isolated(monkeypatch, tmp_path):
         program.chmod(0o755)
         monkeypatch.setenv("PID", str(tmp_path / "pid"))
         monkeypatch.setattr(process, "sys", SimpleNamespace(executable=str(program)))
-        executor = Isolated(tmp_path, trace=False, fresh_cache=False, timeout=timeout)
+        executor = Isolated(tmp_path, trace=False, timeout=timeout)
         seen = received(None)
         seen.performed = executor.perform({"cell": "{}"}, "net.tried", seen.receive)
         append_record(tmp_path, seen.record())
@@ -657,9 +655,7 @@ def test_an_event_that_is_too_long(monkeypatch):
 
 @fault("the files of a cell cannot be made (a name of 249 characters)", "its row fails, and says why", "the other rows")
 def test_a_long_name(tmp_path):
-    performed = Isolated(tmp_path, trace=False, fresh_cache=False, timeout=5).perform(
-        {"cell": "{}"}, f"{'x' * 249}.baseline", print
-    )
+    performed = Isolated(tmp_path, trace=False, timeout=5).perform({"cell": "{}"}, f"{'x' * 249}.baseline", print)
     assert performed.death == "could not be run: File name too long"
 
 

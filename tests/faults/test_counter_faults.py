@@ -80,7 +80,7 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     settings = Settings(device="cuda:0", trace=True, counters=True)
     job = Job("generic_forward", spec, "baseline", {}, {}, settings, str(tmp_path), FORWARD)
     events = []
-    cells = Isolated(tmp_path, trace=True, fresh_cache=False, timeout=9.0, counters=True)
+    cells = Isolated(tmp_path, trace=True, timeout=9.0, counters=True)
     performed = cells.perform({"cell": job.to_json()}, job.name, events.append)
     assert performed.death is None
     assert End("ok") in events

@@ -240,7 +240,7 @@ def session(monkeypatch, tmp_path):
         program.write_text(f"#!{sys._base_executable} -IS\n{CHANNEL}{script}\n")
         program.chmod(0o755)
         monkeypatch.setattr(process, "sys", SimpleNamespace(executable=str(program)))
-        executor = executors.setdefault(timeout, Isolated(tmp_path, trace=False, fresh_cache=False, timeout=timeout))
+        executor = executors.setdefault(timeout, Isolated(tmp_path, trace=False, timeout=timeout))
         opened.append(executor.session({"cell": "{}"}, name, lambda event: None))
         return opened[-1]
 

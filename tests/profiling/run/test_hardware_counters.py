@@ -11,6 +11,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.environment import Ceilings
 from profiling.results.record import Kernel, encode_sections
 from profiling.run import process
+from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Phase, Sections
 from profiling.run.hardware_counters import (
     CounterPass,
@@ -229,7 +230,7 @@ def session(tmp_path, traced, monkeypatch):
 
     def perform(task="cell"):
         events = []
-        cells = Isolated(tmp_path, trace=True, fresh_cache=True, timeout=60, counters=True)
+        cells = Isolated(tmp_path, trace=True, caches=CompileCaches(), timeout=60, counters=True)
         performed = cells.perform({task: job(tmp_path).to_json()}, "net.baseline", events.append)
         return performed, events
 

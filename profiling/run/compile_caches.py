@@ -1,0 +1,144 @@
+"""The caches of torch's compiler that cells start from: cells that compile the same code share one cold compile.
+
+With `compile_cache=fresh` the first cell of a component and of a compiler's options gets an empty folder, and later
+cells with equal options start from what it left; with `cold` each cell gets an empty one. The record says which it was
+(`prepare.cache`), and what preparing would take from an empty cache (`prepare.cold_s`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from msgspec.structs import replace
+
+from profiling.results.record import Prepare, Start, decode_section, encode_sections
+from profiling.run.events import Event, Sections
+from profiling.run.job import RECIPE, Job
+
+#: Options of a recipe that change nothing in the code that its compiler makes.
+_NOT_COMPILED = {"capture", "tolerance"}
+#: Phases of preparing that a filled cache makes shorter.
+_FROM_CACHE = ("inductor", "autotune")
+
+
+@dataclass
+class _Cache:
+    """A folder, and the first cell that prepared from it when it was empty."""
+
+    folder: TemporaryDirectory[str]
+    filled_by: str | None = None  # its variant
+    phases: Mapping[str, float] = field(default_factory=dict)  # of preparing it, in seconds
+
+
+@dataclass
+class Lease:
+    """The cache of one cell.
+
+    `variables` are those of the environment by which inductor and Triton find it; none: their own folders are used.
+    """
+
+    variables: Mapping[str, str]
+    _variant: str = ""
+    _cache: _Cache | None = None
+    _shared: bool = False
+
+    @property
+    def is_fillable(self) -> bool:
+        """Whether later cells start from this cache, and it is empty."""
+        return self._shared and self._cache is not None and self._cache.filled_by is None
+
+    def fill(self, start: Start) -> None:
+        """Note that the cold start of this cell has filled the cache."""
+        if self._cache is not None:
+            self._cache.filled_by = f"the cold start of {self._variant}"
+            self._cache.phases = start.phases
+
+    def empty(self) -> None:
+        """Remove what a start has left that failed."""
+        if self.is_fillable and self._cache is not None:
+            for path in Path(self._cache.folder.name).iterdir():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def describe(self, event: Event) -> Event:
+        """Return the event of the cell; the section `prepare` in it says what the cell compiled from."""
+        if self._cache is None or not isinstance(event, Sections) or "prepare" not in event.sections:
+            return event
+        try:
+            prepare: Prepare | None = decode_section("prepare", event.sections["prepare"])
+        except ValueError:  # the record says what is wrong with it
+            return event
+        if prepare is None:
+            return event
+        return Sections({**event.sections, **encode_sections(prepare=self._described(self._cache, prepare))})
+
+    def _described(self, cache: _Cache, prepare: Prepare) -> Prepare:
+        if not prepare.graphs:
+            return prepare
+        if cache.filled_by is None:
+            cache.filled_by, cache.phases = self._variant, prepare.phases
+        elif prepare.cache_hits:
+            cold_s = prepare.seconds
+            for phase in _FROM_CACHE:
+                cold_s += cache.phases.get(phase, 0.0) - prepare.phases.get(phase, 0.0)
+            return replace(prepare, cache=f"from {cache.filled_by}", cold_s=max(cold_s, prepare.seconds))
+        return replace(prepare, cache="cold")
+
+
+class CompileCaches:
+    """The caches of a run; without `shared` each cell starts from an empty one."""
+
+    def __init__(self, *, shared: bool = True) -> None:
+        self._shared = shared
+        self._caches: dict[str, _Cache] = {}
+
+    @contextmanager
+    def lease(self, task: Mapping[str, Any]) -> Iterator[Lease]:
+        """Yield the cache for a task of `profiling.run.worker`; what a cell leaves that prepared nothing is removed."""
+        job = Job.from_json(task["cell"]) if "cell" in task else None
+        key = _key(job) if job is not None and self._shared else None
+        cache = self._caches.get(key) if key is not None else None
+        if cache is None:
+            cache = _Cache(TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True))
+        if key is not None:
+            self._caches[key] = cache
+        try:
+            yield Lease(cache_variables(cache.folder.name), "" if job is None else job.variant, cache, key is not None)
+        finally:
+            if key is None or (cache.filled_by is None and self._caches.pop(key, None) is not None):
+                cache.folder.cleanup()
+
+    def clear(self) -> None:
+        """Remove the folders: the cells that could start from them have ended."""
+        for cache in self._caches.values():
+            cache.folder.cleanup()
+        self._caches.clear()
+
+
+@contextmanager
+def lease(caches: CompileCaches | None, task: Mapping[str, Any]) -> Iterator[Lease]:
+    """Yield the cache for a task; without `caches`, inductor's own."""
+    if caches is None:
+        yield Lease({})
+    else:
+        with caches.lease(task) as leased:
+            yield leased
+
+
+def _key(job: Job) -> str | None:
+    """Return what decides of the code that the cell compiles; None where that is not known."""
+    if job.variant_options.get("_target_") != RECIPE:
+        return None
+    options = {name: value for name, value in job.variant_options.items() if name not in _NOT_COMPILED}
+    return json.dumps([job.component.name, options], sort_keys=True)
+
+
+def cache_variables(folder: str) -> dict[str, str]:
+    """Return the variables of the environment by which inductor and Triton keep what they compile in `folder`."""
+    return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}

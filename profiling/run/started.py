@@ -1,0 +1,42 @@
+"""A process that starts as an application does: python -m profiling.run.started ORDER_FILE BEGAN.
+
+It imports, builds, prepares, and makes one call; it writes the seconds of each phase into the file that the order
+names. BEGAN is the time at which its parent started it, on the clock of time.perf_counter, which all processes share.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+
+from profiling.components.build import set_process_state
+from profiling.components.instantiate import partial_of
+from profiling.run.checkouts import Checkout
+from profiling.run.job import Job
+from profiling.run.starts import Order
+
+
+def main() -> None:
+    """Start as the order of the command line says."""
+    order = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Order)
+    job = Job.from_json(order.job)
+    if order.checkout is not None:
+        Checkout(**order.checkout).enter()
+    set_process_state(job.settings)
+    cell = partial_of(job.procedure, job.target)(job=job, emit=lambda event: None)
+    began = float(sys.argv[2])
+    with torch.inference_mode(False), torch.enable_grad():
+        start = cell.start(began, None if order.load is None else Path(order.load).read_bytes())
+    if order.save is not None and start.graphs:
+        saved = torch.compiler.save_cache_artifacts()
+        if saved is not None:
+            Path(order.save).write_bytes(saved[0])
+    Path(order.result).write_text(json.dumps(msgspec.to_builtins(start)))
+
+
+if __name__ == "__main__":
+    main()

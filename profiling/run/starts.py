@@ -1,0 +1,93 @@
+"""Measures how long an application takes from the start of its process to its first output: `starts=true`.
+
+Each start is a fresh process that imports, builds, prepares and makes one call. The cold one has an empty compiler
+cache; the warm one, the cache that the cold one left; the portable one, an empty cache into which it loads the
+artifacts that `torch.compiler.save_cache_artifacts` returned to the cold one, as a deployment would.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from profiling.results.record import Start, Starts
+from profiling.run.compile_caches import Lease, cache_variables
+from profiling.run.job import Job
+
+#: Runs a command with its output in a file and a timeout in seconds; returns its exit code, None if it was killed.
+Execute = Callable[[Sequence[str], Path, float, Mapping[str, str]], int | None]
+_TORCH_TRACE = "TORCH_TRACE"  # a second compile log would be read as that of the cell
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a process that starts is told; the files are paths."""
+
+    job: str  # JSON
+    result: str  # the file for the times
+    checkout: Mapping[str, Any] | None = None
+    load: str | None = None  # artifacts of the compiler
+    save: str | None = None  # where to write them
+
+
+class NoStartError(Exception):
+    """Why a start was not measured, in one line."""
+
+
+@dataclass(frozen=True)
+class StartPass:
+    """Measures the starts of the cells of the run in the folder `run`; `timeout` is in seconds, for each start."""
+
+    run: Path
+    timeout: float
+    execute: Execute
+
+    def measure(self, task: Mapping[str, Any], lease: Lease) -> Starts:
+        """Return the section of a cell, whose cache the cold start fills where it is shared and empty.
+
+        Raises:
+            NoStartError: a start failed.
+
+        """
+        with TemporaryDirectory(prefix="start-", ignore_cleanup_errors=True) as temporary:
+            folder = Path(temporary)
+            fills = lease.is_fillable
+            cache = dict(lease.variables) if fills else cache_variables(str(folder / "cold"))
+            artifacts = folder / "artifacts"
+            try:
+                cold = self._start(task, "cold", cache, folder, save=str(artifacts))
+            except NoStartError:
+                lease.empty()
+                raise
+            if not cold.graphs:
+                return Starts(cold=cold)
+            if fills:
+                lease.fill(cold)
+            warm = self._start(task, "warm", cache, folder)
+            if not artifacts.is_file():
+                return Starts(cold=cold, warm=warm)
+            moved = cache_variables(str(folder / "moved"))
+            portable = self._start(task, "portable", moved, folder, load=str(artifacts))
+            return Starts(cold=cold, warm=warm, portable=portable, artifact_bytes=artifacts.stat().st_size)
+
+    def _start(self, task: Mapping[str, Any], kind: str, cache: Mapping[str, str], folder: Path, **files: str) -> Start:
+        name = Job.from_json(task["cell"]).name
+        order, result = folder / f"{kind}.order.json", folder / f"{kind}.json"
+        order.write_bytes(msgspec.json.encode(Order(task["cell"], str(result), task.get("checkout"), **files)))
+        log = self.run / "cells" / f"{name}.{kind}_start.log"
+        variables = {key: value for key, value in {**os.environ, **cache}.items() if key != _TORCH_TRACE}
+        command = [sys.executable, "-m", "profiling.run.started", str(order), str(perf_counter())]
+        code = self.execute(command, log, self.timeout, variables)
+        if code is None:
+            raise NoStartError(f"the {kind} start was killed at the cell_timeout")
+        try:
+            return msgspec.json.decode(result.read_bytes(), type=Start)
+        except (OSError, msgspec.MsgspecError):
+            raise NoStartError(f"the {kind} start ended with exit code {code}; see cells/{log.name}") from None

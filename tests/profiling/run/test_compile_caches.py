@@ -1,0 +1,125 @@
+"""Which cells share a compiler's cache, what the record says of it, and that what they share is right."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.results.record import Prepare, decode_section, encode_sections
+from profiling.run.compile_caches import CompileCaches, lease
+from profiling.run.events import Phase, Sections
+from profiling.run.job import FORWARD, Job, as_recipe
+
+COMPILER = {"_target_": "profiling.variants.inductor.Inductor", "mode": "default"}
+GRAPH = {"_target_": "profiling.variants.cuda_graph.CudaGraph", "warmup": 3}
+COLD = Prepare(seconds=40.0, graphs=1, cache_hits=0, phases={"dynamo": 5.0, "inductor": 30.0, "autotune": 2.0})
+WARM = Prepare(seconds=9.0, graphs=1, cache_hits=1, phases={"dynamo": 5.0, "inductor": 1.0, "capture": 2.0})
+
+
+def task(variant, component="net", **options):
+    spec = ComponentSpec(name=component, module={"_target_": "n"}, inputs={"x": {"shape": [1]}})
+    return {"cell": Job("t", spec, variant, as_recipe(options), {}, Settings(), "run", FORWARD).to_json()}
+
+
+def prepared(leased, prepare):
+    """Return the section as the record gets it."""
+    event = leased.describe(Sections(encode_sections(prepare=prepare)))
+    assert isinstance(event, Sections)
+    return decode_section("prepare", event.sections["prepare"])
+
+
+def folder(leased):
+    inductor = leased.variables["TORCHINDUCTOR_CACHE_DIR"]
+    assert leased.variables["TRITON_CACHE_DIR"] == str(Path(inductor) / "triton")
+    return Path(inductor)
+
+
+def test_a_cell_with_the_same_compiler_starts_from_what_the_first_one_left():
+    caches = CompileCaches()
+    with caches.lease(task("compile", compiler=COMPILER, capture=None, tolerance=None)) as first:
+        cold = prepared(first, COLD)
+        with caches.lease(task("graph", compiler=COMPILER, capture=GRAPH, tolerance=0.1)) as second:
+            warm = prepared(second, WARM)
+            assert folder(first) == folder(second)
+    assert (cold.cache, cold.cold_s, cold.is_warm, cold.from_cold) == ("cold", None, False, 40.0)
+    assert (warm.cache, warm.is_warm) == ("from compile", True)
+    assert warm.from_cold == warm.cold_s == 9.0 + (30.0 - 1.0) + 2.0  # inductor and autotuning of the first one
+    assert folder(first).is_dir()
+    caches.clear()
+    assert not folder(first).exists()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        task("other", compiler={**COMPILER, "options": {"freezing": True}}),
+        task("other", compiler=COMPILER, transforms=[{"_target_": "my.transform"}]),
+        task("other", component="another", compiler=COMPILER),
+        task("other", _target_="my.Variant", compiler=COMPILER),
+        {"probe": []},
+    ],
+    ids=["other options", "a transform", "another component", "a variant that is no recipe", "no cell"],
+)
+def test_what_may_compile_other_code_gets_an_empty_cache(other):
+    caches = CompileCaches()
+    with caches.lease(task("compile", compiler=COMPILER)) as first, caches.lease(other) as second:
+        prepared(first, COLD)
+        assert folder(first) != folder(second)
+        assert prepared(second, COLD).cache == "cold"
+    caches.clear()
+
+
+def test_each_cell_gets_an_empty_cache_where_that_is_asked_for():
+    caches = CompileCaches(shared=False)
+    folders = []
+    for variant in ("compile", "graph"):
+        with caches.lease(task(variant, compiler=COMPILER)) as leased:
+            folders.append(folder(leased))
+            assert prepared(leased, COLD).cache == "cold"
+        assert not folders[-1].exists()
+    assert folders[0] != folders[1]
+
+
+def test_inductors_own_cache_is_neither():
+    with lease(None, task("compile", compiler=COMPILER)) as leased:
+        assert not leased.variables
+        assert prepared(leased, COLD) == COLD
+        assert prepared(leased, WARM).is_warm
+
+
+def test_a_cell_that_found_nothing_in_the_cache_is_cold():
+    caches = CompileCaches()
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(caches.lease(task(name, compiler=COMPILER))) for name in "ab")
+        prepared(first, COLD)
+        assert prepared(second, COLD).cache == "cold"
+    caches.clear()
+
+
+def test_a_cell_that_compiles_nothing_says_nothing():
+    caches = CompileCaches()
+    with caches.lease(task("baseline")) as leased:
+        eager = Prepare(seconds=0.1, graphs=0, cache_hits=0)
+        assert prepared(leased, eager) == eager
+        assert leased.describe(Phase("load")) == Phase("load")
+        damaged = Sections({"prepare": {"seconds": "many"}})
+        assert leased.describe(damaged) == damaged  # the record says what is wrong
+
+
+def test_cells_of_a_run_share_a_cold_compile(profile):
+    outcome = profile(
+        "component=[net]",
+        "variant=[compile,compiled_alike]",
+        "isolation=none",
+        "metric=[parity,latency]",
+    )
+    assert outcome.code == 0, outcome.out
+    cold, warm = (outcome.records["net", variant].prepare for variant in ("compile", "compiled_alike"))
+    assert (cold.cache, cold.cache_hits) == ("cold", 0)
+    assert warm.cache == "from compile"
+    assert warm.cache_hits > 0
+    assert warm.phases["inductor"] < cold.phases["inductor"]
+    assert warm.from_cold == pytest.approx(warm.seconds + cold.phases["inductor"] - warm.phases["inductor"])
+    for prepare in (cold, warm):
+        assert 0 < sum(prepare.phases.values()) < prepare.seconds

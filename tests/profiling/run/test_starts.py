@@ -1,0 +1,137 @@
+"""Starts of a cell: which processes run, with which cache, and what a real one takes."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from as_user import OUTSIDE
+
+from profiling.components.spec import ComponentSpec, Settings
+from profiling.errors import InputError
+from profiling.run.compile_caches import CompileCaches, lease
+from profiling.run.forward import ForwardCell
+from profiling.run.job import FORWARD, Job, RunConfig, as_recipe
+from profiling.run.starts import NoStartError, Order, StartPass
+
+COMPILER = {"_target_": "profiling.variants.inductor.Inductor", "mode": "default"}
+NET = ComponentSpec(
+    name="net", module={"_target_": "outside_net.Net"}, inputs={"x": {"shape": [2, 8]}, "gain": {"shape": [1]}}
+)
+
+
+def job(variant="compile", **options):
+    settings = Settings(device="cpu", dtype="float32", scale="full")
+    return Job("t", NET, variant, as_recipe(options), {}, settings, "run", FORWARD)
+
+
+class Processes:
+    """Processes that start by plan: `graphs` of each, and the exit codes that are not 0."""
+
+    def __init__(self, graphs=1, artifacts=b"saved", codes=None):
+        self.graphs, self.artifacts, self.codes = graphs, artifacts, codes or {}
+        self.ran = []  # kind of start, cache folder, artifacts that it loads
+
+    def __call__(self, command, log, timeout, variables):
+        assert timeout == 60.0
+        assert "TORCH_TRACE" not in variables
+        kind = log.name.split(".")[-2].removesuffix("_start")
+        order = msgspec.json.decode(Path(command[-2]).read_bytes(), type=Order)
+        loaded = None if order.load is None else Path(order.load).read_bytes()
+        cache = Path(variables["TORCHINDUCTOR_CACHE_DIR"])
+        was_empty = not cache.exists() or not list(cache.iterdir())
+        (cache / "code").mkdir(parents=True, exist_ok=True)
+        self.ran.append((kind, cache, was_empty, loaded))
+        code = self.codes.get(kind, 0)
+        if code:
+            return None if code == "hung" else code
+        if order.save is not None and self.artifacts:
+            Path(order.save).write_bytes(self.artifacts)
+        start = {"seconds": 9.0, "phases": {"inductor": 7.0}, "graphs": self.graphs}
+        Path(order.result).write_text(json.dumps(start))
+        return 0
+
+
+def measured(tmp_path, processes, leased, variant="compile"):
+    task = {"cell": job(variant, compiler=COMPILER).to_json()}
+    return StartPass(tmp_path, 60.0, processes).measure(task, leased)
+
+
+def test_cold_warm_and_portable_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_TRACE", str(tmp_path))
+    caches, processes = CompileCaches(), Processes()
+    with caches.lease({"cell": job(compiler=COMPILER).to_json()}) as leased:
+        starts = measured(tmp_path, processes, leased)
+        assert not leased.is_fillable  # the cell starts from what its cold start left
+    (_, cold, cold_empty, _), (_, warm, warm_empty, _), (_, portable, portable_empty, loaded) = processes.ran
+    assert [each[0] for each in processes.ran] == ["cold", "warm", "portable"]
+    assert cold == warm == Path(leased.variables["TORCHINDUCTOR_CACHE_DIR"]) != portable
+    assert (cold_empty, warm_empty, portable_empty, loaded) == (True, False, True, b"saved")
+    assert starts.artifact_bytes == len(b"saved")
+    assert starts.cold.unaccounted == 2.0
+    with caches.lease({"cell": job("graph", compiler=COMPILER).to_json()}) as second:
+        measured(tmp_path, processes, second, "graph")
+    assert processes.ran[3][2]  # its cold start is cold as well, although the cell itself is not
+    caches.clear()
+
+
+def test_a_cell_without_a_compiler_has_one_start(tmp_path):
+    processes = Processes(graphs=0)
+    with lease(None, {}) as leased:
+        starts = measured(tmp_path, processes, leased)
+    assert [each[0] for each in processes.ran] == ["cold"]
+    assert starts.warm is starts.portable is None
+
+
+def test_without_artifacts_there_is_no_portable_start(tmp_path):
+    processes = Processes(artifacts=b"")
+    with lease(None, {}) as leased:
+        assert measured(tmp_path, processes, leased).portable is None
+    assert [each[0] for each in processes.ran] == ["cold", "warm"]
+
+
+@pytest.mark.parametrize(("code", "words"), [(-9, "exit code -9"), ("hung", "killed at the cell_timeout")])
+def test_a_start_that_fails_leaves_an_empty_cache(tmp_path, code, words):
+    caches = CompileCaches()
+    with caches.lease({"cell": job(compiler=COMPILER).to_json()}) as leased:
+        with pytest.raises(NoStartError, match=words):
+            measured(tmp_path, Processes(codes={"cold": code}), leased)
+        assert leased.is_fillable
+        assert not list(Path(leased.variables["TORCHINDUCTOR_CACHE_DIR"]).iterdir())
+
+
+def test_starts_need_processes():
+    settings = Settings(starts=True)
+    with pytest.raises(InputError, match="isolation=none"):
+        RunConfig((NET,), {"baseline": {}}, {}, settings, "none", 60.0, None, {})
+
+
+def test_the_phases_of_a_start_add_up(monkeypatch):
+    """Called in this process, with a clock that began 5 s ago: those are the import."""
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+    torch._dynamo.reset()
+    from time import perf_counter
+
+    began = perf_counter() - 5.0
+    cell = ForwardCell(job=job(compiler={**COMPILER, "options": {"force_disable_caches": True}}), emit=lambda _: None)
+    start = cell.start(began)
+    assert start.graphs == 1
+    assert start.phases["import"] > 5.0
+    assert {"load", "dynamo", "inductor", "call"} < set(start.phases)
+    assert sum(start.phases.values()) <= start.seconds
+    assert start.seconds == pytest.approx(perf_counter() - began, rel=0.2)
+
+
+@pytest.mark.slow  # four processes that import torch, and two compiles
+def test_a_run_with_starts(profile):
+    outcome = profile("component=[net]", "variant=[compile]", "metric=[parity,latency]", "starts=true")
+    assert outcome.code == 0, outcome.err
+    record = outcome.records["net", "compile"]
+    starts = record.starts
+    assert starts.cold.graphs == starts.warm.graphs == 1
+    assert (starts.cold.cache_hits, starts.warm.cache_hits > 0) == (0, True)
+    assert starts.warm.phases["inductor"] < starts.cold.phases["inductor"]
+    assert record.prepare.cache == "from the cold start of compile"
+    for start in (starts.cold, starts.warm, starts.portable):
+        assert start.unaccounted < 0.3 * start.seconds
