@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from time import perf_counter
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from as_user import OUTSIDE
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
-from profiling.run.compile_caches import CompileCaches, lease
+from profiling.run.compile_caches import CompileCaches, cache_variables, lease
 from profiling.run.forward import ForwardCell
 from profiling.run.job import FORWARD, Job, RunConfig, as_recipe
 from profiling.run.starts import NoStartError, Order, StartPass
@@ -107,14 +108,14 @@ def test_starts_need_processes():
         RunConfig((NET,), {"baseline": {}}, {}, settings, "none", 60.0, None, {})
 
 
-def test_the_phases_of_a_start_add_up(monkeypatch):
+def test_the_phases_of_a_start_add_up(monkeypatch, tmp_path):
     """Called in this process, with a clock that began 5 s ago: those are the import."""
     monkeypatch.syspath_prepend(str(OUTSIDE))
+    for name, value in cache_variables(str(tmp_path)).items():
+        monkeypatch.setenv(name, value)
     torch._dynamo.reset()
-    from time import perf_counter
-
     began = perf_counter() - 5.0
-    cell = ForwardCell(job=job(compiler={**COMPILER, "options": {"force_disable_caches": True}}), emit=lambda _: None)
+    cell = ForwardCell(job=job(compiler=COMPILER), emit=lambda _: None)
     start = cell.start(began)
     assert start.graphs == 1
     assert start.phases["import"] > 5.0
