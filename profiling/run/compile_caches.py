@@ -104,10 +104,12 @@ class CompileCaches:
         job = Job.from_json(task["cell"]) if "cell" in task else None
         key = _key(job) if job is not None and self._shared else None
         cache = self._caches.get(key) if key is not None else None
+        if cache is not None and cache.filled_by is None:  # of a cell that goes on, and has compiled nothing to share
+            cache, key = None, None
         if cache is None:
             cache = _Cache(TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True))
-        if key is not None:
-            self._caches[key] = cache
+            if key is not None:
+                self._caches[key] = cache
         try:
             yield Lease(cache_variables(cache.folder.name), "" if job is None else job.variant, cache, key is not None)
         finally:
