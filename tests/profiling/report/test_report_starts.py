@@ -4,6 +4,7 @@ from make_record import record
 
 from profiling.compare.differences import cell_changes
 from profiling.report.answer import notes_section
+from profiling.report.format import Computed
 from profiling.report.render import render_console, render_markdown
 from profiling.report.run_data import RunData
 from profiling.report.starts import starts_section
@@ -55,7 +56,8 @@ def test_what_pays_off_is_counted_from_an_empty_cache():
     baseline = record(metrics=Metrics(calls=eager), prepare=Prepare(seconds=0.0))
     assert break_even_calls(warm, baseline) == 380
     total = total_seconds(warm, 10, built=True)
-    assert (type(total).__name__, total.value) == ("Computed", 39.0)  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(total, Computed)
+    assert total.value == 39.0
     assert total_seconds(warm, 10, built=False) == 1.0
 
 
