@@ -59,6 +59,7 @@ class Search:
     _spent_before: float = field(default=0.0, init=False)  # by the run that is resumed
     _tried: dict[Chosen, float] = field(default_factory=dict, init=False)  # seconds until it was ready; 0: unknown
     _refused: set[Chosen] = field(default_factory=set, init=False)  # that failed; no steps are added to them
+    _ending: float = field(default=0.0, init=False)  # longest time that a cell took from its last window to its end
     _alive: dict[Chosen, PreparedCell] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -172,7 +173,8 @@ class Search:
 
     def _fits(self, chosen: Chosen, others: float = 0.0) -> bool:
         """Return whether the recipe can be prepared within the budget, if others take that many seconds."""
-        return self._expected(chosen) + others + FINAL_SHARE * self.budget <= self.left
+        ending = FINAL_SHARE * self.budget + self._ending * (len(self._alive) + 1)
+        return self._expected(chosen) + others + ending <= self.left
 
     def _unexplained(self, chosen: Chosen) -> list[Chosen]:
         """Return the recipes without one of the steps that were not tried."""
@@ -236,8 +238,9 @@ class Search:
     def _finish(self, recipes: Sequence[Chosen], note: str = "") -> None:
         """Let recipes do what follows their timing, to their ends, and keep their records."""
         for chosen in recipes:
-            prepared = self._alive[chosen]
+            prepared, began = self._alive[chosen], self.now()
             self._turns.finish([prepared], note)
+            self._ending = max(self._ending, self.now() - began)
             record = self._run.records[prepared.cell.job.cell]
             self._note_refused(chosen, record)
             if chosen and (compared := self._with_speedup(record)) != record:

@@ -1,0 +1,58 @@
+"""The report of a search: the winner, what its steps contribute, and the front."""
+
+from pathlib import Path
+
+from report_records import build, faster
+
+from profiling.report.render import render_console, render_html, render_markdown
+from profiling.report.run_data import RunData
+from profiling.report.tune import contributions, front, winner
+from profiling.results.environment import Environment
+
+
+def recipe(name, ms, error=0.004, seconds=28.0, **changes):
+    parity = {"reference": "fp32 eager", "rel_l2": error, "tolerance": 0.05, "passed": error < 0.05}
+    speedup = {} if name == "baseline" else {"speedup": faster(10.0 / ms)}
+    return build(name, ms, target="tune", parity=parity, prepare={"seconds": seconds}, **speedup, **changes)
+
+
+RECORDS = (
+    recipe("baseline", 10.0, seconds=0.1),
+    recipe("compile", 5.0, seconds=30.0),
+    recipe("cuda_graph", 4.0, seconds=2.0),
+    recipe("compile+cuda_graph", 2.0, seconds=31.0),
+    recipe("compile+pdl+cuda_graph", 1.999, seconds=33.0),
+    recipe("slow+cuda_graph", 4.1, seconds=3.0),
+    recipe("int8+cuda_graph", 1.5, error=0.03, seconds=5.0),
+    recipe("int4+cuda_graph", 1.0, error=0.3, seconds=5.0),
+    build("fp8", target="tune", status="skipped", reason="it needs a device"),
+)
+
+
+def test_the_winner_is_the_fastest_correct_one_without_idle_steps():
+    assert winner(RECORDS).variant == "int8+cuda_graph"
+    exact = [each for each in RECORDS if "int" not in each.variant]
+    assert winner(exact).variant == "compile+cuda_graph", "pdl gains less than two runs of equal code differ by"
+    assert winner([each for each in RECORDS if each.variant == "int4+cuda_graph"]) is None
+
+
+def test_contributions_refer_to_the_nearest_recipe_that_was_measured():
+    rows = contributions(RECORDS, RECORDS[3])
+    assert {row.steps: row.without.variant for row in rows} == {("compile",): "cuda_graph", ("cuda_graph",): "compile"}
+    assert [row.ratio.value for row in rows] == [2.0, 2.5], "from their speedups, since they took no turns"
+    (row,) = contributions(RECORDS[:1], RECORDS[3])
+    assert (row.steps, row.without.variant) == (("compile", "cuda_graph"), "baseline")
+
+
+def test_the_front_is_of_time_error_and_preparation():
+    names = [each.variant for each in front(RECORDS)]
+    assert names == ["int8+cuda_graph", "compile+pdl+cuda_graph", "compile+cuda_graph", "cuda_graph", "baseline"]
+
+
+def test_it_is_in_every_rendering():
+    data = RunData(RECORDS, Environment(), Path("run"))
+    for render in (render_console, render_markdown, render_html):
+        text = render(data)
+        assert "What the steps of the winner contribute" in text
+        assert "Front of the recipes" in text
+    assert "the winner is int8+cuda_graph" in " ".join(render_console(data).split())
