@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from profiling.results.run_folder import write_text
 from profiling.run.job import RunConfig
 from profiling.run.runner import Run, exit_code
 from profiling.run.runner import execute as run_cells
+from profiling.tune.devices import Shared, searching
 from profiling.tune.search import Search
 from profiling.tune.space import Space
 
@@ -27,12 +29,20 @@ TUNED = "tuned"
 def run(cfg: DictConfig, folder: Path) -> int:
     """Search the recipes of a component."""
     config, space = checked(cfg)
+    devices = devices_of(config)
+    if devices:
+        config = replace(config, settings=replace(config.settings, device=devices[0]))
 
     def perform(run: Run) -> int:
         for name, reason in Space.read(config.source["step"], space.max_rel_l2).excluded().items():
             run.progress.say(f"left out: {name} ({reason})")
-        search = Search(space, config.seconds or 0.0)
-        run_cells((run,), search)
+        seconds, shared = config.seconds or 0.0, config.source["shared"]
+        with ExitStack() as stack:
+            others = None if shared is None else Shared(Path(shared))
+            if len(devices) > 1:
+                others = stack.enter_context(searching(folder.absolute(), devices[1:], seconds))
+            search = Search(space, seconds, shared=others)
+            run_cells((run,), search)
         return finished(run, search.space)
 
     return execute(TUNE, config, folder, perform)
@@ -62,6 +72,25 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space]:
             raise InputError(f"{name} does not fit a search, whose recipes are timed in processes of their own.")
     variants, refusable = space.variants()
     return replace(config, variants={BASELINE: config.variants[BASELINE], **variants}, refusable=refusable), space
+
+
+def devices_of(config: RunConfig) -> list[str]:
+    """Return the devices that are searched at once; none where `devices` is not given.
+
+    Raises:
+        InputError: no list of names, one of which is given twice, or `device` beside it.
+
+    """
+    devices = config.source.get("devices")
+    if devices is None:
+        return []
+    if not isinstance(devices, list) or not devices or not all(isinstance(each, str) for each in devices):
+        raise InputError(f"devices={devices}: write devices=[cuda:0,cuda:1], for example, or device=cuda:1 for one.")
+    if len({*devices}) < len(devices):
+        raise InputError(f"devices=[{','.join(devices)}]: one is named twice, whose searches would disturb each other.")
+    if config.settings.device != "auto":
+        raise InputError(f"device={config.settings.device} and devices are given. Leave one out.")
+    return devices
 
 
 def finished(run: Run, space: Space) -> int:

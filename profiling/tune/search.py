@@ -7,6 +7,7 @@ stays prepared in its process. A recipe whose output is wrong ends at once. Ever
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from profiling.run.process import Isolated
 from profiling.run.rounds import with_speedup
 from profiling.run.runner import Run
 from profiling.run.turns import window_of
+from profiling.tune.devices import SEARCHING, Shared
 from profiling.tune.space import Chosen, Space
 
 #: Recipes that are prepared before the next halving, and those that a halving leaves at least.
@@ -38,6 +40,8 @@ BLOCKS = LEAST_VALUES + 2
 GRACE = 30.0
 #: Share of the budget that is kept for timing the winner beside what it is compared with at the end (0 to 1).
 FINAL_SHARE = 0.05
+#: Seconds between two looks at what other devices have found.
+POLL = 0.5
 #: Why a recipe has no measurement.
 NOT_TRIED = "not tried: preparing it was expected to take more than what was left of the budget"
 _EAGER: Chosen = frozenset()
@@ -47,12 +51,14 @@ _EAGER: Chosen = frozenset()
 class Search:
     """A search in progress: the schedule of a run whose variants are the baseline and the steps of the space.
 
-    `budget` is in seconds, of the clock `now`, from when this object is made.
+    `budget` is in seconds, of the clock `now`, from when this object is made. `shared` are the searches on other
+    devices; the one that has started them ends with what they have found.
     """
 
     space: Space
     budget: float
     now: Callable[[], float] = time.monotonic
+    shared: Shared | None = None
     _run: Run = field(init=False)
     _turns: CellsInTurns = field(init=False)
     _began: float = field(init=False)
@@ -72,12 +78,16 @@ class Search:
         self._leave_out_steps()
         self._resume()
         with CellsInTurns(self.now, again=None) as self._turns:
-            while batch := self._next_batch():
+            while (batch := self._next_batch()) or self._waits_for_others():
                 for chosen in batch:
-                    if chosen == _EAGER or self._is_affordable(chosen):
+                    if chosen == _EAGER or (self._is_affordable(chosen) and self._is_claimed(chosen)):
                         self._prepare(chosen)
-                self._halve()
-            self._explain_winner()
+                if batch:
+                    self._halve()
+                    self._publish()
+            if self.shared is None or self.shared.processes:
+                self._take_over()
+                self._explain_winner()
             self._finish(sorted(self._alive, key=len))  # the baseline first
         self._keep_not_tried()
         self._run.cells.complete()
@@ -133,7 +143,9 @@ class Search:
 
     def _untried(self, parent: Chosen) -> list[Chosen]:
         """Return the neighbours of a recipe that were not tried, and add steps to none that is wrong or was refused."""
+        claimed = self.shared.claims if self.shared is not None else {}
         untried = (each for each in self.space.neighbours(parent) if each not in self._tried)
+        untried = (each for each in untried if self.space.name(each) not in claimed)
         return [each for each in untried if not any(refused <= each for refused in self._refused)]
 
     def _note_refused(self, chosen: Chosen, record: Record) -> None:
@@ -150,6 +162,9 @@ class Search:
     def _gains(self) -> dict[Chosen, float]:
         """Return how much faster than the baseline each correct recipe is that was timed beside it."""
         gains = {self.space.chosen(each.variant): gain(each) for each in self._records()}
+        if self.shared is not None:  # beside the baseline of another device
+            others = self.shared.claims.items()
+            gains = {**{self.space.chosen(name): each.gain for name, each in others}, **gains}
         return {chosen: value for chosen, value in gains.items() if chosen is not None and value is not None}
 
     def _records(self) -> list[Record]:
@@ -168,8 +183,12 @@ class Search:
 
     def _is_affordable(self, chosen: Chosen) -> bool:
         """Return whether the recipe, and if it wins what explains it, can still be prepared and timed."""
-        explaining = sum(self._expected(each) for each in self._unexplained(chosen))
-        return self._fits(chosen, explaining + (0.0 if _EAGER in self._alive else self._expected(_EAGER)))
+        others = 0.0 if _EAGER in self._alive else self._expected(_EAGER)
+        if self.shared is None:
+            others += sum(self._expected(each) for each in self._unexplained(chosen))
+        elif self.shared.processes:
+            others += (1 - SEARCHING) * self.budget
+        return self._fits(chosen, others)
 
     def _fits(self, chosen: Chosen, others: float = 0.0) -> bool:
         """Return whether the recipe can be prepared within the budget, if others take that many seconds."""
@@ -246,6 +265,39 @@ class Search:
             if chosen and (compared := self._with_speedup(record)) != record:
                 self._run.cells.keep(compared)
             del self._alive[chosen]
+
+    # Other devices
+
+    def _is_claimed(self, chosen: Chosen) -> bool:
+        """Return whether this device has taken the recipe; another one may have been first."""
+        return self.shared is None or self.shared.claim(self.space.name(chosen))
+
+    def _publish(self) -> None:
+        """Tell the other devices what this one has found so far."""
+        if self.shared is None:
+            return
+        gains, claims = self._gains(), self.shared.claims
+        for chosen in self._tried:
+            name = self.space.name(chosen)
+            if chosen and (name not in claims or claims[name].process == os.getpid()):
+                self.shared.publish(name, gains.get(chosen))
+
+    def _waits_for_others(self) -> bool:
+        """Wait a moment where another device is busy, after which there may be more to try; False where none is."""
+        if self.shared is None or not any(each.is_busy for each in self.shared.claims.values()):
+            return False
+        if not self._fits(_EAGER, (1 - SEARCHING) * self.budget if self.shared.processes else 0.0):
+            return False
+        time.sleep(POLL)
+        return True
+
+    def _take_over(self) -> None:
+        """Wait until the other devices have ended, and keep their records beside those of this one."""
+        for record in self.shared.join() if self.shared is not None else ():
+            chosen = self.space.chosen(record.variant)
+            if chosen is not None and chosen not in self._tried:
+                self._tried[chosen] = 0.0
+                self._run.cells.keep(record)
 
     # The winner
 

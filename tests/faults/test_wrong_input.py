@@ -281,6 +281,18 @@ TARGETS = (
     ("tune: a negative limit of the error", "tune", ("component=[net]", "max_rel_l2=-1"), "max_rel_l2"),
     ("tune: two components", "tune", ("component=[net,image_decoder]",), "Start one for each"),
     ("tune: all in one process", "tune", ("component=[net]",), "isolation=none does not fit"),
+    (
+        "tune: a device twice",
+        "tune",
+        ("component=[net]", "devices=[cpu,cpu]", "device=auto", "isolation=process"),
+        "twice",
+    ),
+    (
+        "tune: devices that are no list",
+        "tune",
+        ("component=[net]", "devices=cpu", "isolation=process"),
+        "devices=[cuda:0",
+    ),
     ("tune: variants", "tune", ("component=[net]", "variant=[compile]"), "variant"),
 )
 

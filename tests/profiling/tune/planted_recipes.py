@@ -23,7 +23,7 @@ class Plans(dict):
 
     def __missing__(self, name):
         steps = frozenset() if name == "baseline" else frozenset(name.split("+"))
-        together = [factor for wanted, factor in self.factors.items() if set(wanted.split("+")) <= steps]
+        together = [factor for wanted, factor in self.factors.items() if set(filter(None, wanted.split("+"))) <= steps]
         seconds = LOAD_S + sum(self.seconds.get(step, 1.0) for step in steps)
         wrong = {"rel_l2": 0.5} if "wrong" in steps else {}
         self[name] = Plan(EAGER_MS * prod(together), prepare_s=seconds, **wrong)
@@ -35,17 +35,17 @@ def space_of(*names, **options):
     return Space.read({name: {"transforms": [{"_target_": name}], **options.get(name, {})} for name in names}, None)
 
 
-def searched(monkeypatch, folder, space, cells, budget=600.0, **options):
+def searched(monkeypatch, folder, space, cells, budget=600.0, shared=None, **options):
     """Search the space with fake cells; return (run, records by variant, seconds that the search took)."""
     variants, refusable = space.variants()
     component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
     given = {"isolation": "process", "cell_timeout": 1800.0, "resume": None, "source": {}, "seconds": budget} | options
     config = RunConfig((component,), {"baseline": {}, **variants}, {}, SETTINGS, refusable=refusable, **given)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans, server: cells)
     run = runner.Run("tune", config, folder, Silent(), "")
     began = cells.seconds
-    search = Search(space, budget, lambda: cells.seconds)
+    search = Search(space, budget, lambda: cells.seconds, shared)
     runner.execute((run,), search)
     return run, rows(folder), cells.seconds - began
 

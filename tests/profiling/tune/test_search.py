@@ -1,6 +1,7 @@
 """The search of recipes, on planted times, errors and preparations, and on a fake clock."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from fake_cells import FakeCells, Plan, dies, ends, interrupts
@@ -8,6 +9,7 @@ from planted_recipes import EAGER_MS, Plans, prepared, rows, searched, space_of
 
 from profiling.report.tune import contributions, front, winner
 from profiling.run.events import End
+from profiling.tune.devices import Shared
 from profiling.tune.search import GRACE, NOT_TRIED
 
 STEPS = ("wrong", "half", "slower", "fifth_off", "nothing", "together")
@@ -171,3 +173,36 @@ def test_resuming_a_complete_search_measures_nothing(tmp_path, monkeypatch):
     assert {name: record.wall_p50 for name, record in records.items()} == {
         name: record.wall_p50 for name, record in before.items()
     }
+
+
+def test_devices_share_what_they_try(tmp_path, monkeypatch):
+    """The second device is twice as slow: recipes are compared with the baseline on their own device."""
+    folder, space = tmp_path / "run", space_of(*STEPS)
+    others = FakeCells(Plans({**FACTORS, "": 2.0}, {}))
+    _, theirs, _ = searched(monkeypatch, folder / "devices" / "b", space, others, 100.0, Shared(folder))
+    assert theirs["baseline"].wall_p50 == pytest.approx(2 * EAGER_MS, rel=0.01)
+    assert theirs["half"].speedup.wall == pytest.approx(2.0, rel=0.01)
+    cells, ended = cells_of(), SimpleNamespace(wait=lambda seconds: 0)
+    _, records, _ = searched(monkeypatch, folder, space, cells, 600.0, Shared(folder, [ended]))
+    best = winner(records.values())
+    assert best.variant == "half+fifth_off+together"
+    assert records["half"].speedup.wall == pytest.approx(2.0, rel=0.01)
+    assert set(prepared(cells)) & {name for name, each in theirs.items() if each.status == "ok"} <= {
+        "baseline",
+        best.variant,
+    }
+
+
+def test_a_recipe_belongs_to_the_device_that_claims_it_first(tmp_path):
+    one, other = Shared(tmp_path), Shared(tmp_path)
+    assert one.claim("a+b")
+    assert not other.claim("a+b")
+    assert other.claims["a+b"].gain is None
+    one.publish("a+b", 2.5)
+    assert other.claims["a+b"].gain == 2.5
+    (tmp_path / "claims" / "c.json").write_text('{"process": 1}')
+    assert other.claims["c"].is_busy
+    (tmp_path / "claims" / "c.json").write_text('{"process": 999999999}')
+    assert not other.claims["c"].is_busy, "its process has died"
+    (tmp_path / "claims" / "c.json").write_text('{"proc')
+    assert "c" not in other.claims

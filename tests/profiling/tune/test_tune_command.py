@@ -1,5 +1,6 @@
 """The search as a user starts it, on a CPU, and its winner as a variant of another target."""
 
+import pytest
 import yaml
 
 from profiling.report.tune import winner
@@ -23,3 +24,13 @@ def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp
     )
     assert used.code == 0, used.err
     assert used.records["image_decoder", "tuned"].status == "ok"
+
+
+@pytest.mark.slow
+def test_two_devices_are_searched_at_once(tune):
+    devices = ("devices=[cpu,cpu:0]", "device=auto")
+    done = tune("component=[image_decoder]", "step=[channels_last,fx_passes]", "seconds=90", *devices)
+    assert done.code == 0, done.err
+    theirs = done.folder / "devices" / "cpu_0"
+    assert (theirs / "results.jsonl").is_file(), theirs.with_suffix(".log").read_text()
+    assert {"baseline", "channels_last", "fx_passes"} <= {variant for _, variant in done.records}

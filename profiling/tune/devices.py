@@ -1,0 +1,118 @@
+"""Searches on several devices at once: a process tree and a run folder for each, which share what was tried.
+
+A recipe belongs to the device that claims it first. Each device has its own baseline, and recipes of different devices
+are compared by how much faster than that they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from profiling.errors import override
+from profiling.results.jsonl import RESULTS_FILE, read_records
+from profiling.results.record import BASELINE, Record
+from profiling.results.run_folder import write_text
+
+#: Share of the budget that searches on several devices have; in the rest the first one explains the winner (0 to 1).
+SEARCHING = 0.8
+#: Seconds that the other searches may take to end beyond their budget.
+ENDING = 120.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A recipe that a device has taken; `gain` is how much faster than eager it is, once it can be compared."""
+
+    process: int
+    gain: float | None = None
+    is_due: bool = True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether another process is about to prepare or time it."""
+        with suppress(OSError):
+            os.kill(self.process, 0)
+            return self.is_due and self.process != os.getpid()
+        return False
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the searches share: claims in the run `folder` of the first device, which has started the `processes`."""
+
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def claims(self) -> dict[str, Claim]:
+        """The recipes that were taken, by name."""
+        claims = {}
+        for path in self._files.glob("*.json"):
+            with suppress(OSError, ValueError, TypeError):
+                claims[path.stem] = Claim(**json.loads(path.read_text()))
+        return claims
+
+    def claim(self, name: str) -> bool:
+        """Take a recipe for this device; False where another one has it."""
+        self._files.mkdir(exist_ok=True)
+        with suppress(FileExistsError), (self._files / f"{name}.json").open("x") as file:
+            json.dump({"process": os.getpid()}, file)
+            return True
+        return False
+
+    def publish(self, name: str, gain: float | None) -> None:
+        """Tell the other devices how much faster than eager a recipe of this one is; None: it cannot be compared."""
+        text = json.dumps({"process": os.getpid(), "gain": gain, "is_due": False})
+        write_text(self._files / f"{name}.json", text)
+
+    def join(self) -> list[Record]:
+        """Wait until the other searches have ended, and return the records of their recipes."""
+        records = list[Record]()
+        for process in self.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING)
+        for folder in sorted((self.folder / "devices").glob("*/")):
+            if (folder / RESULTS_FILE).exists():
+                records += [each for each in read_records(folder).records if each.variant != BASELINE]
+        return records
+
+    @property
+    def _files(self) -> Path:
+        return self.folder / "claims"
+
+
+@contextmanager
+def searching(folder: Path, devices: Sequence[str], seconds: float) -> Iterator[Shared]:
+    """Search on further devices, with the command line of this process, while the block runs; they end with it."""
+    for claim in (folder / "claims").glob("*.json"):
+        claim.unlink()  # of a run that is resumed
+    replaced = ("devices=", "device=", "seconds=", "resume=", "hydra.run.dir=")
+    arguments = [each for each in sys.argv[1:] if not each.startswith(replaced)]
+    shared = Shared(folder)
+    try:
+        for device in devices:
+            theirs = folder / "devices" / device.replace(":", "_")
+            theirs.parent.mkdir(exist_ok=True)
+            begun = (theirs / RESULTS_FILE).exists()
+            options = [override("resume" if begun else "hydra.run.dir", theirs), override("shared", folder)]
+            options += [override("device", device), f"seconds={SEARCHING * seconds:g}"]
+            with theirs.with_suffix(".log").open("ab") as log:
+                command = [sys.executable, "-m", "profiling.tune", *arguments, *options]
+                shared.processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+        yield shared
+    finally:
+        for process in shared.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)  # it keeps what has ended
+        for process in shared.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING)
+            process.kill()
