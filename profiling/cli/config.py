@@ -14,7 +14,7 @@ from profiling.errors import InputError
 from profiling.run.job import RunConfig, as_recipe
 
 _SETTINGS = tuple(item.name for item in fields(Settings))
-_OF_THE_RUN = ("isolation", "cell_timeout", "resume", "resume_changed", "rounds", "seconds")
+_OF_THE_RUN = ("isolation", "cell_timeout", "prepare_timeout", "resume", "resume_changed", "rounds", "seconds")
 #: Keys of a component that no YAML may have.
 SET_BY_THE_TOOL = {"name", "point", "extra_inputs", "scale"}
 #: Keys that each component has, with an example.
@@ -58,11 +58,12 @@ def read_config(cfg: DictConfig) -> RunConfig:
         settings=_settings({name: plain[name] for name in _SETTINGS}),
         isolation=plain["isolation"],
         cell_timeout=_number("cell_timeout", plain["cell_timeout"]),
+        prepare_timeout=_optional("prepare_timeout", plain["prepare_timeout"]),
         resume=plain["resume"],
         resume_changed=_flag("resume_changed", plain["resume_changed"]),
         source=plain,
         rounds=plain["rounds"],
-        seconds=None if plain["seconds"] is None else _number("seconds", plain["seconds"]),
+        seconds=_optional("seconds", plain["seconds"]),
     )
 
 
@@ -104,3 +105,7 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{name}={value!r} is not a number.")
     return float(value)
+
+
+def _optional(name: str, value: Any) -> float | None:
+    return None if value is None else _number(name, value)

@@ -5,12 +5,12 @@ Parity compares one call. A network that keeps state passes each rounding error 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from profiling.components.component import Component
-from profiling.components.outputs import Outputs, difference, to_host
+from profiling.components.outputs import Difference, Outputs, difference, to_host
 from profiling.errors import check_number, check_whole
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Drift as DriftSection
@@ -36,20 +36,31 @@ class Drift(Metric):
         if self.tolerance is not None:
             check_number("tolerance", self.tolerance, above=0)
 
+    def expected(self, component: Component, seed: int) -> list[Outputs]:
+        """Return the outputs of eager calls, before a transform can change the module in place."""
+        outputs = self._outputs(component, component.call, seed)
+        component.refill(seed)
+        component.reset()
+        return outputs
+
     def measure(self, subject: Subject) -> Measured:
-        """Run eager, then the step, over the same calls, and compare each call."""
+        """Run the step over the same calls as eager, and compare each call."""
         component = subject.component
-        expected = self._outputs(component, component.call, subject.seed)
+        expected = subject.expected or self.expected(component, subject.seed)
         outputs = self._outputs(component, subject.step.run, subject.seed)
         component.refill(subject.seed)
         component.reset()
-        differences = [difference(*pair) for pair in zip(outputs, expected, strict=True)]
+        return self.compared(difference(*pair) for pair in zip(outputs, expected, strict=True))
+
+    def compared(self, differences: Iterable[Difference]) -> Measured:
+        """Return the section of the record, and the problem that the differences of the calls show, if any."""
+        differences = list(differences)
         for call, each in enumerate(differences):
             if each.fault is not None:
                 return Measured({}, ("failed", f"drift: unlike eager's in call {call}: {each.fault}"))
         errors = [each.error for each in differences]
         worst = max(errors)
-        section = DriftSection(calls=self.calls, rel_l2=tuple(errors), max=worst, last=errors[-1])
+        section = DriftSection(calls=len(errors), rel_l2=tuple(errors), max=worst, last=errors[-1])
         if self.tolerance is not None and worst > self.tolerance:
             reason = f"drift: relative L2 error {worst:.2g} in call {errors.index(worst)}, allowed {self.tolerance:.2g}"
             return Measured({"drift": section}, ("failed", reason))

@@ -53,6 +53,7 @@ class Subject:
     tolerance: float | None  # the variant's; None: the metric's own tolerance applies
     seed: int
     take_turns: TakeTurns | None = None  # None: nothing else is measured between its samples
+    expected: Any = None  # what the metric's own `expected` returned before the variant was prepared
 
 
 class Metric(ABC):
@@ -63,6 +64,10 @@ class Metric(ABC):
 
     def on_phase(self, phase: str, device: torch.device) -> None:  # noqa: B027 - most metrics observe nothing
         """Observe the process when the cell has reached `phase` (start, loaded, inputs, prepared)."""
+
+    def expected(self, component: Component, seed: int) -> Any:
+        """Return what `measure` needs of the module as it was before the variant, which may change it in place."""
+        return None
 
     @abstractmethod
     def measure(self, subject: Subject) -> Measured:

@@ -113,7 +113,7 @@ class Parity(Metric):
         numbers = {
             **limits,
             "max_abs": max((each.max_abs for each in errors if _is_output(each.path)), default=0.0),
-            **decibels(subject.component.kind, outputs, reference),
+            **similarity(subject.component.kind, outputs, reference),
         }
         if any(not each.exact for each in errors):
             numbers["rel_l2"] = max(each.error for each in errors if not each.exact)
@@ -190,18 +190,25 @@ def _reason(wrong: Sequence[_JudgedLeaf], reference: str) -> str:
     return f"{what} the {reference} reference, allowed {tolerance:.2g}{others}"
 
 
-def decibels(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[str, float]:
-    """Return PSNR for pictures (peak: the reference's range) and SNR for sound, of the worst output, in dB."""
-    if kind is None:
-        return {}
-    values = []
+def similarity(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[str, float]:
+    """Return PSNR of pictures (peak: the reference's range), else SNR, in dB, and cosine, each of the worst output.
+
+    Without a `kind` integers are left out, which may be indices.
+    """
+    ratios, cosines = [], []
     for path, leaf in reference.items():
         expected, actual = leaf.numbers, outputs[path].numbers
         if not _is_output(path) or expected is None or actual is None or leaf.kind == "complex" or not actual.numel():
             continue
-        wide = expected.double()
-        noise = float((actual.double() - wide).square().mean())
-        signal = float((wide.max() - wide.min()).square()) if kind == "image" else float(wide.square().mean())
+        if kind is None and leaf.kind != "floating":
+            continue
+        wide, other = expected.double(), actual.double()
+        noise, energy = float((other - wide).square().mean()), float(wide.square().mean())
+        signal = float((wide.max() - wide.min()).square()) if kind == "image" else energy
         if noise > 0 and signal > 0:
-            values.append(10 * math.log10(signal / noise))
-    return {"psnr_db" if kind == "image" else "snr_db": min(values)} if values else {}
+            ratios.append(10 * math.log10(signal / noise))
+        norms = math.sqrt(energy * float(other.square().mean()))
+        if norms > 0:
+            cosines.append(float((wide * other).mean()) / norms)
+    ratio = {"psnr_db" if kind == "image" else "snr_db": min(ratios)} if ratios else {}
+    return {**ratio, "cosine": min(cosines)} if cosines else ratio

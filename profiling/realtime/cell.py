@@ -14,16 +14,18 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from profiling.components.build import Blueprint
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
+from profiling.components.outputs import Difference, Outputs, difference, to_host
 from profiling.components.reference import CheckCalls, compute_reference, reference_name
 from profiling.components.spec import ComponentSpec
 from profiling.components.trees import tensors_in
 from profiling.errors import InputError
 from profiling.machine.gc_policy import gc_policy
+from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Subject
 from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.assemble import assemble
@@ -40,6 +42,7 @@ from profiling.realtime.prepare import (
     eager_outputs,
     load_stages,
     pipeline_subject,
+    play_session,
     refuse_shared_pools,
     session,
     stage_components,
@@ -48,7 +51,7 @@ from profiling.realtime.prepare import (
 from profiling.realtime.recovery import describe_loop
 from profiling.realtime.summary import median, stage_ms, summarize_frames
 from profiling.results.frames import Journal, Series, recover_series, stage_names
-from profiling.results.record import Parity, Prepare, TraceAnalysis
+from profiling.results.record import Parity, Prepare, TraceAnalysis, merge_metric
 from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, measured_by, metrics_of, prepare_phases, warm_up
 from profiling.run.environment import ceilings_in
@@ -82,9 +85,9 @@ class RealtimeCell(Cell):
         settings = self.job.settings
         variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
         for name, metric in metrics_of(self.job).items():
-            if not metric.needs_reference:
+            if not metric.needs_reference and not isinstance(metric, Drift):
                 raise InputError(
-                    f"metric.{name} times single steps, and the loop has its own clocks. Use metric=[parity]."
+                    f"metric.{name} times single steps, and the loop has its own clocks. Use metric=[parity,drift]."
                 )
         specs, graph = self._parsed
         prepared = self._load(graph, specs)
@@ -96,12 +99,14 @@ class RealtimeCell(Cell):
             weights_hints=prepared.weights_hints,
         )
         with torch.inference_mode(), ExitStack() as stack:
+            eager = self._eager_frames(prepared)  # before a variant can change the networks in place
             steps = self._prepare(variant, prepared, stack)
             calls = {name: step.run for name, step in steps.items()}
             pipeline = self._assembled(prepared.graph, prepared.components, calls, self.options)
             if self.options.schedule == "overlap" and pipeline.depth == 1:
                 self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
             self._check(variant, prepared, steps, pipeline)
+            self._check_drift(prepared, pipeline, eager)
             begin_session(prepared.components, pipeline)
             first_ms = self._first_frame_ms(prepared, pipeline)
             series = self._play(graph, prepared, pipeline, first_ms)
@@ -238,7 +243,7 @@ class RealtimeCell(Cell):
             if difference is not None:
                 self.note(f"{name}: {difference}")
         with self.phase("parity"):
-            for metric in metrics_of(self.job).values():
+            for metric in (each for each in metrics_of(self.job).values() if each.needs_reference):
                 for name, subject in subjects.items():
                     measured = measured_by(metric, subject)
                     checks[name] = measured.sections["parity"]
@@ -248,6 +253,40 @@ class RealtimeCell(Cell):
         if checks:
             worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
             self.add(parity=msgspec.structs.replace(worst, stages=checks))
+
+    @cached_property
+    def _drift(self) -> Drift | None:
+        return next((metric for metric in metrics_of(self.job).values() if isinstance(metric, Drift)), None)
+
+    def _eager_frames(self, prepared: Prepared) -> list[Outputs]:
+        """Return what each tick of an eager session in the run's dtype delivers; nothing without the metric drift."""
+        if self._drift is None:
+            return []
+        calls = {name: component.call for name, component in prepared.components.items()}
+        pipeline, frames = self._assembled(prepared.graph, prepared.components, calls, EAGER), list[Outputs]()
+        ticks = min(self._drift.calls, self._ticks)
+        with self.phase("eager session"):
+            play_session(
+                prepared.components, pipeline, ticks, lambda _, delivered: frames.append(to_host(output=delivered))
+            )
+        return frames
+
+    def _check_drift(self, prepared: Prepared, pipeline: StagedPipeline, eager: Sequence[Outputs]) -> None:
+        """Compare a session with the same one played eagerly: its stages hand their errors on to each other."""
+        if self._drift is None:
+            return
+        differences: list[Difference] = []
+
+        def compare(tick: int, delivered: Mapping[str, Tensor]) -> None:
+            differences.append(difference(to_host(output=delivered), eager[tick]))
+
+        with self.phase("drift"):
+            play_session(prepared.components, pipeline, len(eager), compare)
+        measured = self._drift.compared(differences)
+        if measured.problem is not None:
+            self.problems.append(measured.problem)
+        self.metrics, _ = merge_metric(self.metrics, measured.sections)
+        self.add(metrics=self.metrics)
 
     def _short_warmups(self, graph: Graph, prepared: Prepared) -> list[str]:
         """Return the stages that do not reach their steady state in the warm-up, so that timed frames do other work.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -171,16 +171,33 @@ def session(
     """
     delivered: dict[str, Mapping[str, Tensor]] = {}
 
+    def copied(tick: int, outputs: Mapping[str, Tensor]) -> None:
+        delivered[f"tick {tick}"] = {name: tensor.to("cpu", copy=True) for name, tensor in outputs.items()}
+
+    play_session(components, pipeline, session_ticks(graph), copied)
+    return delivered
+
+
+def play_session(
+    components: Mapping[str, Component],
+    pipeline: StagedPipeline,
+    ticks: int,
+    on_delivery: Callable[[int, Mapping[str, Tensor]], None],
+) -> None:
+    """Play the first ticks of a new session, with a call of `on_delivery` for what each of them delivers, by name.
+
+    Raises:
+        InputError: an output does not fit the input that it is handed to.
+
+    """
+
     def collect(tick: int, _frame_ms: float) -> Mapping[str, float]:
-        delivered[f"tick {tick}"] = {
-            name: tensor.to("cpu", copy=True) for name, tensor in pipeline.delivered(tick).items()
-        }
+        on_delivery(tick, pipeline.delivered(tick))
         return {}
 
     begin_session(components, pipeline)
-    FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(range(session_ticks(graph)), lambda row: None)
+    FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(range(ticks), lambda row: None)
     begin_session(components, pipeline)
-    return delivered
 
 
 def begin_session(components: Mapping[str, Component], pipeline: StagedPipeline) -> None:

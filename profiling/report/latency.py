@@ -163,6 +163,15 @@ def _tolerance(record: Record) -> float | None:
     return parity.loss_tolerance if parity.weights_judged is False else parity.tolerance
 
 
+def _of_parity(field: str) -> Read:
+    return lambda record: getattr(record.parity, field) if record.parity is not None else None
+
+
+def _angle(record: Record) -> float | None:
+    parity = record.parity
+    return None if parity is None or parity.cosine is None else max(0.0, 1 - parity.cosine)
+
+
 #: Costs of a variant besides its time: memory, preparation, accuracy.
 COST_COLUMNS = (
     Column[Record]("rel. L2 error", _error, "error"),
@@ -180,6 +189,10 @@ COST_COLUMNS = (
         depth="report",
     ),
     Column[Record]("allowed error", _tolerance, "error", depth="report"),
+    Column[Record]("max. abs. error", _of_parity("max_abs"), "error", depth="report"),
+    Column[Record]("PSNR", _of_parity("psnr_db"), "number", unit="dB", depth="report"),
+    Column[Record]("SNR", _of_parity("snr_db"), "number", unit="dB", depth="report"),
+    Column[Record]("1 − cosine", _angle, "error", depth="report"),
     Column[Record](
         "judged by",
         lambda record: "losses" if record.parity and record.parity.weights_judged is False else None,

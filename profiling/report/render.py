@@ -21,6 +21,7 @@ from profiling.report.latency import distribution_section, latency_section
 from profiling.report.launches import launches_section
 from profiling.report.memory import memory_section
 from profiling.report.page import Section, render_page
+from profiling.report.quantisation import quantisation_section
 from profiling.report.realtime import realtime_section
 from profiling.report.roofline import roofline_section
 from profiling.report.run_data import RunData, load_run
@@ -51,6 +52,7 @@ _SECTIONS = (
     *(
         starts_section,
         recipe_section,
+        quantisation_section,
         graphs_section,
         roofline_section,
         trace_section,

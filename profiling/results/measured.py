@@ -252,7 +252,8 @@ class ParityCheck(Section, frozen=True, kw_only=True):
         tuple[OutputError, ...], about("errors of single outputs and of inputs that were changed, the worst 16 first")
     ] = ()
     psnr_db: Annotated[float | None, about("peak signal-to-noise ratio of images, worst output", "dB")] = None
-    snr_db: Annotated[float | None, about("signal-to-noise ratio of audio, worst output", "dB")] = None
+    snr_db: Annotated[float | None, about("signal-to-noise ratio of other outputs, worst output", "dB")] = None
+    cosine: Annotated[float | None, about("cosine of the angle to the reference, worst output", "-1 to 1")] = None
     statistics_rel_l2: Annotated[float | None, about("training: relative L2 error of running statistics")] = None
     chaotic: Annotated[bool | None, about("training: eager diverges from itself after a rounding error")] = None
     weights_judged: Annotated[bool | None, about("training: false where only losses can be judged")] = None

@@ -27,7 +27,7 @@ CONFIG_FILE = "config.yaml"
 LOCK_FILE = "run.lock"
 
 #: Keys that may differ between a run and its resumption: they do not change what is measured.
-FREE_KEYS = ("resume", "resume_changed", "cell_timeout")
+FREE_KEYS = ("resume", "resume_changed", "cell_timeout", "prepare_timeout")
 #: Keys that the config of every run has; a file without them is not the config of a run.
 _RUN_KEYS = {"component", "variant", "isolation", "resume"}
 #: Errors of file systems that have no locks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -69,13 +69,14 @@ class ForwardCell(Cell):
             component.refill(settings.seed)
             component.reset()
             self._describe_state(component, reference)
+            expected_by = {name: metric.expected(component, settings.seed) for name, metric in metrics.items()}
             reached("inputs")
             step = self.prepare(variant, component)
             try:
                 reached("prepared")
                 subject = Subject(component, step, reference, variant.tolerance, settings.seed, self.take_turns)
                 for name, metric in metrics.items():
-                    self.run_metric(name, metric, subject)
+                    self.run_metric(name, metric, replace(subject, expected=expected_by[name]))
                 self._check_after_timing(metrics, subject)
                 if with_reference:
                     self._check_other_shapes(component, step)

@@ -140,6 +140,7 @@ class RunConfig:
     files: CellFiles = field(default_factory=CellFiles)
     rounds: int = 1  # number of times that each cell runs that is not timed in turns with others
     seconds: float | None = None  # for timing the variants of a component in turns; None: by the limits of the metric
+    prepare_timeout: float | None = None  # in seconds, for preparing a cell's variant; None: cell_timeout alone
     resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
     refusable: frozenset[str] = frozenset()  # variants that are skipped where their steps refuse each other
 
@@ -166,6 +167,8 @@ class RunConfig:
         if self.settings.counters and not self.settings.check:
             self._check_counters()
         check_number("cell_timeout", self.cell_timeout, above=0)
+        if self.prepare_timeout is not None:
+            check_number("prepare_timeout", self.prepare_timeout, above=0)
         check_whole("rounds", self.rounds, most=10_000)
         if self.seconds is not None:
             check_number("seconds", self.seconds, above=0)

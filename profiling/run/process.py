@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -37,6 +38,8 @@ from profiling.run.starts import NoStartError, StartPass
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
+#: The phase of a cell to which `prepare_timeout` applies.
+PREPARE = "prepare"
 #: Timeout in seconds for probing the device, which takes a few: a driver that hangs must not hang the run.
 PROBE_SECONDS = 300.0
 #: Seconds that a process may take to exit after it has sent its result (CUDA teardown, worker pools).
@@ -112,6 +115,7 @@ class Isolated:
         timeout: float,
         caches: CompileCaches | None = None,
         starts: bool = False,
+        prepare_timeout: float | None = None,
         counters: bool = False,
         orphans: Orphans | None = None,
         checkout: Checkout | None = None,
@@ -120,6 +124,7 @@ class Isolated:
         self._server, self._starts = server, starts
         self._run, self._trace, self._caches = run, trace, caches
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
+        self._prepare_timeout = prepare_timeout
         self._counters = CounterPass(run) if counters else None
         self._orphans, self._checkout = orphans or Orphans(), checkout
 
@@ -167,6 +172,7 @@ class Isolated:
                     self._orphans.own,
                     turns=turns,
                     server=None if trace else self._server,
+                    prepare_timeout=self._prepare_timeout,
                 )
                 with closing(worker):
                     turn: Turn | None = None
@@ -297,16 +303,19 @@ def _compile_logs(folder: str | None) -> set[Path]:
 class Ending:
     """How a process ended: `exit_code` is negative for a signal, as in `subprocess`.
 
-    It was killed at the `timeout`, or because it `lingered` after its result; else it has exited by itself.
+    It was killed at the `timeout`, at that of its preparation, or because it `lingered` after its result; else it has
+    exited by itself.
     """
 
-    kind: Literal["exited", "timeout", "lingered"]
+    kind: Literal["exited", "timeout", "prepare_timeout", "lingered"]
     exit_code: int
 
     def describe(self, log: Path) -> str:
         """Return one line with the timeout, exit code or signal, and the last lines of the log."""
         if self.kind == "timeout":
             ending = "hung: killed at the cell_timeout"
+        elif self.kind == "prepare_timeout":
+            ending = "preparing the variant took longer than the prepare_timeout: killed"
         elif self.kind == "lingered":
             ending = f"did not exit within {EXIT_SECONDS:g} s and was killed"
         elif self.exit_code < 0:
@@ -329,12 +338,14 @@ def run_isolated(
     *,
     turns: bool,
     server: ForkServer | None = None,
+    prepare_timeout: float | None = None,
 ) -> Session:
     """Run `task` in a process with the variables `environment`, forked by `server`; its output is in `<files>.log`.
 
-    `timeout` is in seconds. The process leads a process group, which is killed as a whole when the process has ended,
-    at the timeout, when the session is closed, and when this process is interrupted or dies, whatever kills it. While
-    it lives, `own` holds the ids of the processes that were started here.
+    `timeout` is in seconds, as is `prepare_timeout`, for the phase in which the variant is prepared. The process leads
+    a process group, which is killed as a whole when the process has ended, at a timeout, when the session is closed,
+    and when this process is interrupted or dies, whatever kills it. While it lives, `own` holds the ids of the
+    processes that were started here.
 
     Raises:
         OSError: a file of the cell, or the process, cannot be made.
@@ -346,7 +357,7 @@ def run_isolated(
         task_file.write_text(json.dumps(task))
         with log_of(files).open("wb") as output:
             ending = yield from _run_worker(
-                task_file, output, timeout, reader, on_event, environment, own, turns, server
+                task_file, output, (timeout, prepare_timeout), reader, on_event, environment, own, turns, server
             )
     finally:
         task_file.unlink(missing_ok=True)
@@ -358,7 +369,7 @@ def run_isolated(
 def _run_worker(
     task_file: Path,
     output: Any,
-    timeout: float,
+    timeouts: tuple[float, float | None],
     reader: EventReader,
     on_event: Emit,
     environment: Mapping[str, str],
@@ -380,7 +391,7 @@ def _run_worker(
             os.close(turn_read)
         with guarded_group(process.pid, own):
             try:
-                for event in _events(pipe, process, timeout, reader):
+                for event in _events(pipe, process, timeouts, reader):
                     if isinstance(event, Waiting):
                         turn = yield event
                         with contextlib.suppress(OSError):  # it has died while it waited, which the next event tells
@@ -388,8 +399,9 @@ def _run_worker(
                     else:
                         on_event(event)
                 return Ending("exited", process.wait())
-            except subprocess.TimeoutExpired:
-                return Ending("lingered" if reader.has_result else "timeout", kill_group(process))
+            except subprocess.TimeoutExpired as error:
+                kind = "prepare_timeout" if error.cmd == PREPARE else "timeout"
+                return Ending("lingered" if reader.has_result else kind, kill_group(process))
             finally:
                 kill_group(process)
 
@@ -423,23 +435,29 @@ def last_lines(log: Path) -> list[str]:
     return []
 
 
-def _events(pipe: Any, process: AnyProcess, timeout: float, reader: EventReader) -> Iterator[Event]:
+def _events(
+    pipe: Any, process: AnyProcess, timeouts: tuple[float, float | None], reader: EventReader
+) -> Iterator[Event]:
     """Yield events until the process has ended, whoever else holds the pipe open.
 
     After its result a process has `EXIT_SECONDS` to exit.
 
     Raises:
-        subprocess.TimeoutExpired: the process has not ended after `timeout` seconds, those not counted in which it
-            waited for its turn.
+        subprocess.TimeoutExpired: the process has not ended after the first of `timeouts`, in seconds, those not
+            counted in which it waited for its turn; or its phase `PREPARE` has not after the second one.
 
     """
     os.set_blocking(pipe.fileno(), False)
+    timeout, prepare_timeout = timeouts
     deadline, has_result = time.monotonic() + timeout, False
+    prepared_by = inf  # the end of the time for the phase that is under way
 
     def yielded(chunk: bytes) -> Iterator[Event]:
-        nonlocal deadline
+        nonlocal deadline, prepared_by
         for event in reader.feed(chunk):
             since = time.monotonic()
+            if isinstance(event, Phase):
+                prepared_by = inf if prepare_timeout is None or event.phase != PREPARE else since + prepare_timeout
             yield event
             if isinstance(event, Waiting):
                 deadline += time.monotonic() - since
@@ -450,9 +468,10 @@ def _events(pipe: Any, process: AnyProcess, timeout: float, reader: EventReader)
             selector.register(pipe, selectors.EVENT_READ)
             selector.register(process_descriptor, selectors.EVENT_READ)
             while True:
-                left = deadline - time.monotonic()
+                left = min(deadline, prepared_by) - time.monotonic()
                 if left <= 0:
-                    raise subprocess.TimeoutExpired("cell", timeout)
+                    late = PREPARE if prepared_by < deadline else "cell"
+                    raise subprocess.TimeoutExpired(late, timeout)
                 ready = [key.fileobj for key, _ in selector.select(min(left, LONGEST_WAIT))]
                 if process_descriptor in ready:
                     break

@@ -130,6 +130,7 @@ class Run:
             timeout=self.config.cell_timeout,
             caches=self.caches,
             starts=settings.starts,
+            prepare_timeout=self.config.prepare_timeout,
             counters=settings.counters,
             orphans=orphans,
             checkout=self.checkout,

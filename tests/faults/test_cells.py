@@ -507,13 +507,13 @@ def start(*command, **options):
 def isolated(monkeypatch, tmp_path):
     """Run a task whose process is a Python script; return its record. `SEND` and `FD` are its channel."""
 
-    def run(script, *, timeout=60.0):
+    def run(script, *, timeout=60.0, prepare_timeout=None):
         program = tmp_path / "python"
         program.write_text(f"#!{sys._base_executable} -IS\n{CHANNEL}{script}\n")
         program.chmod(0o755)
         monkeypatch.setenv("PID", str(tmp_path / "pid"))
         monkeypatch.setattr(process, "sys", SimpleNamespace(executable=str(program)))
-        executor = Isolated(tmp_path, trace=False, timeout=timeout)
+        executor = Isolated(tmp_path, trace=False, timeout=timeout, prepare_timeout=prepare_timeout)
         seen = received(None)
         seen.performed = executor.perform({"cell": "{}"}, "net.tried", seen.receive)
         append_record(tmp_path, seen.record())
@@ -597,6 +597,22 @@ def test_a_process_that_lingers(monkeypatch, isolated):
     record = isolated(f"{SENT}end()\ntime.sleep(60)")
     assert record.status == "ok"
     assert "did not exit within" in record.notes[0]
+
+
+@fault("preparing a variant takes longer than prepare_timeout", "the cell is killed, and its row says so", "other rows")
+def test_a_preparation_without_end(isolated):
+    script = 'send(event="phase", phase="prepare")\n' + SENT + "import time; time.sleep(600)"
+    record = isolated(script, prepare_timeout=1.0)
+    assert record.status == "failed"
+    assert "preparing the variant took longer than the prepare_timeout: killed" in record.reason
+    assert record.parameters == 7
+
+
+@fault("a cell takes longer than prepare_timeout after its preparation", "only its preparation counts", "its row")
+def test_a_preparation_that_has_ended(isolated):
+    script = 'send(event="phase", phase="prepare")\nsend(event="phase", phase="parity")\n' + SENT
+    record = isolated(script + 'import time; time.sleep(2); send(event="end", status="ok")', prepare_timeout=1.0)
+    assert record.status == "ok", record.reason
 
 
 @fault("a process writes to the channel without end", "killed at the cell_timeout", "all that arrived")

@@ -1,6 +1,7 @@
 """Drift against a network whose error after n calls is known."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,6 +58,14 @@ def test_an_error_handed_on_grows_from_call_to_call():
     assert errors[0] == 0.0
     assert all(later > earlier for earlier, later in itertools.pairwise(errors))
     assert section.max == section.last == errors[-1] == pytest.approx(49 / 2 * 1e-4, rel=0.05)
+
+
+def test_a_variant_that_changes_the_module_in_place_drifts_from_what_it_was():
+    subject, metric = subject_of(), Drift(calls=10)
+    expected = metric.expected(subject.component, subject.seed)
+    subject.component.module.register_forward_hook(lambda module, args, output: output * 1.5)
+    errors = metric.measure(replace(subject, expected=expected)).sections["drift"].rel_l2
+    assert errors == pytest.approx([0.5] * 10)
 
 
 def test_a_tolerance_is_kept_or_the_cell_fails():

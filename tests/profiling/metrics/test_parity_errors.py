@@ -12,7 +12,7 @@ from profiling.components.outputs import relative_l2, to_host
 from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, outputs_of
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
-from profiling.metrics.parity import Parity, decibels
+from profiling.metrics.parity import Parity, similarity
 from profiling.variants.variant import Step
 
 
@@ -91,13 +91,16 @@ def test_the_worst_output_counts():
     assert relative_l2({"a": torch.ones(2)}, {"a": torch.zeros(2)}) == math.inf
 
 
-def test_decibels_against_their_definition():
+def test_similarity_against_its_definition():
     numbers = torch.tensor([0.0, 1.0, 0.0, 1.0])
     reference, outputs = to_host(output=numbers), to_host(output=numbers + 0.1)
-    assert decibels("image", outputs, reference)["psnr_db"] == pytest.approx(20.0, abs=1e-4)
-    assert decibels("audio", outputs, reference)["snr_db"] == pytest.approx(10 * math.log10(0.5 / 0.01), abs=1e-4)
-    assert decibels(None, outputs, reference) == {}
-    assert decibels("image", reference, reference) == {}, "no noise, no ratio"
+    assert similarity("image", outputs, reference)["psnr_db"] == pytest.approx(20.0, abs=1e-4)
+    assert similarity("audio", outputs, reference)["snr_db"] == pytest.approx(10 * math.log10(0.5 / 0.01), abs=1e-4)
+    assert similarity(None, outputs, reference) == similarity("audio", outputs, reference)
+    assert similarity("image", reference, reference) == {"cosine": pytest.approx(1.0)}, "no noise, no ratio"
+    cosine = (0.1 * 0 + 1 * 1.1) * 2 / (math.sqrt(2) * math.sqrt(2 * (0.01 + 1.21)))
+    assert similarity("image", outputs, reference)["cosine"] == pytest.approx(cosine)
+    assert similarity(None, to_host(output=torch.arange(4)), to_host(output=torch.arange(4))) == {}, "may be indices"
 
 
 @pytest.mark.parametrize("wrong", [{"factor": 0.5}, {"floor": -1.0}])

@@ -136,6 +136,19 @@ FAILING = (
 )
 
 
+def test_a_loop_whose_variant_changes_the_networks_says_how_far_it_drifts(realtime):
+    mixed = ("variant=[baseline,own_eight_bits]", "mix={world:own_eight_bits,picture:baseline,sound:baseline}")
+    outcome = realtime(*mixed, "metric=[parity,drift]", "metric.drift.calls=6", HERE, *FEW)
+    assert outcome.code in (0, 1), outcome.out + outcome.err
+    (record,) = read_records(outcome.folder).records
+    drift = record.metrics.drift
+    assert drift is not None, record.reason
+    assert drift.calls == 6
+    assert 0 < drift.last < 0.5
+    assert [(step.stage, step.name) for step in record.recipe] == [("world", "SkinnyLinears")]
+    assert record.recipe[0].choices.replaced > 0
+
+
 def test_frames_before_a_failure_are_kept(realtime):
     """Two failures in the same call of the same network: an error, and the death of the process."""
     frames = {}

@@ -1,0 +1,85 @@
+"""Quantised layers on a GPU: every ready recipe, the kernels that it runs, and what kernels refuse."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from profiling.cli.app import CONF
+from profiling.components.component import Component
+from profiling.components.instantiate import instantiate
+from profiling.components.outputs import difference, to_host
+from profiling.run.job import as_recipe
+from profiling.variants.quantize import Quantize
+from profiling.variants.recipe import Recipe
+
+pytest.importorskip("torchao")
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+RECIPES = ("int8_weights", "int8_dynamic", "int4_weights", "fp8_weights", "fp8_per_tensor", "fp8_per_row")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.one = nn.Linear(1024, 2048), nn.Linear(2048, 1024), nn.Linear(1024, 1024)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu()) + self.one(x.mean(0, keepdim=True))
+
+
+def component(rows):
+    torch.manual_seed(0)
+    x = torch.randn(rows, 1024, device=CUDA, dtype=torch.bfloat16)
+    module = Net().to(CUDA, torch.bfloat16).eval()
+    return Component("net", module, {"x": x}, lambda _: {"x": x}, CUDA, torch.bfloat16, 1, "random")
+
+
+def recipe(name):
+    node = yaml.safe_load((CONF / "variant" / f"{name}.yaml").read_text())[name]
+    return instantiate(as_recipe(node), f"variant.{name}")
+
+
+@pytest.mark.parametrize("suffix", ["", "_compiled"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_ready_recipe_is_quantised_and_within_its_tolerance(name, suffix, tmp_path):
+    with torch.inference_mode():
+        net, variant = component(32), recipe(name + suffix)
+        assert variant.unavailable(CUDA) is None
+        expected = to_host(output=net.call())
+        step = variant.prepare(net, tmp_path)
+        try:
+            error = difference(to_host(output=step.run()), expected).error
+            assert 0 < error < variant.tolerance
+            choices = step.recipe[0].choices
+            assert choices.replaced >= 2, choices.left
+            assert "Parameter" not in choices.now
+        finally:
+            step.close()
+
+
+def test_one_row_stays_out_of_int8_products(tmp_path):
+    with torch.inference_mode():
+        step = recipe("int8_dynamic").prepare(component(32), tmp_path)
+        assert step.recipe[0].choices.left == {"called with 1 row, and the kernel needs 17 or more": 1}
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("fp8_per_tensor", "scaled_mm"), ("int8_dynamic", "_int_mm")])
+def test_the_quantised_kernel_is_in_the_trace(name, kernel, tmp_path):
+    with torch.inference_mode():
+        step = recipe(name).prepare(component(32), tmp_path)
+        with torch.profiler.profile() as profiler:
+            step.run()
+        assert any(kernel in event.key for event in profiler.key_averages())
+
+
+def test_each_layer_alone_is_timed_compiled_and_captured():
+    config = "Float8WeightOnlyConfig"
+    with torch.inference_mode():
+        step = Recipe(transforms=[Quantize(config=config, sensitivity=True)])(component(32), Path())
+        section = step.explain()["sensitivity"]
+        assert "captured" in section.timed
+        assert {layer.name for layer in section.layers} == {"first", "last", "one"}
+        assert all(0 < layer.ms.before < 1 and 0 < layer.ms.after < 1 for layer in section.layers)
