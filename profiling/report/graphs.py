@@ -9,7 +9,7 @@ from profiling.report.format import Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, first, itself, name_of
 from profiling.report.table import Column
-from profiling.results.record import FxPass, Graphs, KernelFile, RecipeStep, Record
+from profiling.results.record import FxPass, Graphs, KernelFile, Package, RecipeStep, Record
 
 #: Most lines of compiler reasons for a cell in the console; `report.md` holds all.
 _MOST = 8
@@ -36,10 +36,12 @@ _Kernel = tuple[Record, KernelFile]
 
 
 def recipe_section(data: RunData) -> Section:
-    """Return the table of the steps of each recipe: what they took, changed and allocated."""
+    """Return the tables of the steps of each recipe (what they took, changed and allocated) and of their files."""
     steps = [(record, step) for record in data.records for step in record.recipe or ()]
     table = cell_table("Steps of the recipes", _STEPS, steps, first, keys=4, depth="report")
-    return Section("recipe", "Recipes", tables=(table,))
+    packages = [(record, package) for record, step in steps for package in step.packages or ()]
+    files = cell_table("Files compiled ahead of time", _PACKAGES, packages, first, keys=3, depth="report")
+    return Section("recipe", "Recipes", tables=(table, files))
 
 
 def graphs_section(data: RunData) -> Section:
@@ -198,6 +200,16 @@ _STEPS = (
     Column[_Step]("allocated before", lambda row: getattr(row[1].memory_bytes, "before", None), "MiB"),
     Column[_Step]("allocated after", lambda row: getattr(row[1].memory_bytes, "after", None), "MiB"),
     Column[_Step]("notes", lambda row: "; ".join(row[1].notes) or None, wrap=40),
+)
+
+_Package = tuple[Record, Package]
+_PACKAGES = (
+    Column[_Package]("file", lambda row: row[1].file),
+    Column[_Package]("size", lambda row: row[1].bytes, "MiB"),
+    Column[_Package]("export", lambda row: row[1].export_s, "s"),
+    Column[_Package]("compile", lambda row: row[1].compile_s, "s"),
+    Column[_Package]("load", lambda row: row[1].load_s, "s"),
+    Column[_Package]("dynamic axes", lambda row: ", ".join(row[1].dynamic) or None),
 )
 
 _Pass = tuple[Record, FxPass]

@@ -84,13 +84,13 @@ class AOTInductor(Compiler):
             RuntimeError: inductor cannot make a package of what was exported.
 
         """
-        expected = _in_a_row(module, module, examples[-1])
+        expected = calls_in_a_row(module, module, examples[-1])
         made = [
             self._package(module, group, folder, expected)
             for group in ([examples] if self.dynamic else [[each] for each in examples])
         ]
-        call = made[0].call if len(made) == 1 else _ByShape({shapes_of(each.example): each.call for each in made})
-        _check_second_call(expected, _in_a_row(call, module, examples[-1]))
+        call = made[0].call if len(made) == 1 else ByShape({shapes_of(each.example): each.call for each in made})
+        check_second_call(expected, calls_in_a_row(call, module, examples[-1]))
         return Outcome(
             call,
             changed=len(made),
@@ -99,10 +99,10 @@ class AOTInductor(Compiler):
         )
 
     def _package(
-        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, calls: _TwoCalls
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, calls: TwoCalls
     ) -> _Loaded:
         started = perf_counter()
-        program, dynamic = exported(module, examples, strict=self.strict)
+        program = exported(module, examples, strict=self.strict)
         export_s, started = perf_counter() - started, perf_counter()
         file = new_file(folder, f"{type(module).__name__}.pt2")
         options = {**self.options}
@@ -113,7 +113,9 @@ class AOTInductor(Compiler):
             options |= _KEEP_BUFFERS
         with _without_warnings():
             try:
-                torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
+                torch._inductor.aoti_compile_and_package(
+                    program.program, package_path=str(file), inductor_configs=options
+                )
             except Exception as error:
                 if is_device_failure(error):
                     raise
@@ -136,9 +138,9 @@ class AOTInductor(Compiler):
             export_s=export_s,
             compile_s=compile_s,
             load_s=perf_counter() - started,
-            dynamic=dynamic,
+            dynamic=program.axes,
         )
-        return _Loaded(runner, examples[-1], package, tuple(_remarks(program, bound)))
+        return _Loaded(runner, examples[-1], package, tuple(_remarks(program.program, bound)))
 
 
 @dataclass(frozen=True)
@@ -168,39 +170,69 @@ def _is_of_torch(operator: torch._ops.OpOverload) -> bool:
 # Exporting. ---------------------------------------------------------------------------------------------------------
 
 
-def exported(
-    module: nn.Module, examples: Sequence[Mapping[str, Any]], *, strict: bool = False
-) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """Export the module for the arguments in `examples`; return the program and the names of its dynamic axes.
+@dataclass(frozen=True)
+class Exported:
+    """A program of torch.export, the arguments that it was exported with, and its axes of several sizes.
 
-    An axis is dynamic if its sizes differ between the examples: `x.0` is the first of the input `x`.
+    `shapes` are the `dynamic_shapes` of torch.export, None without such axes. `axes` names them: `x.0` is the first of
+    the input `x`.
+    """
+
+    program: torch.export.ExportedProgram
+    example: Mapping[str, Any]
+    shapes: Mapping[str, Any] | None
+    axes: tuple[str, ...]
+
+
+def exported(module: nn.Module, examples: Sequence[Mapping[str, Any]], *, strict: bool = False) -> Exported:
+    """Export the module for the arguments in `examples`; an axis whose sizes differ between them is dynamic.
 
     Raises:
         InputError: the module cannot be exported, with the line at which it fails; or inputs differ in more than sizes.
 
     """
-    example, shapes, dynamic = _dynamic_shapes(examples)
+    example = max(examples, key=lambda each: sum(tensor.numel() for tensor in tensors_in(each)))
+    sizes = sizes_of(examples)
+    axes = {
+        keys: [i for i, values in enumerate(zip(*shapes, strict=True)) if len(set(values)) > 1]
+        for keys, shapes in sizes.items()
+    }
+    names = tuple(f"{dotted(keys)}.{axis}" for keys, dynamic in axes.items() for axis in dynamic)
+    dimensions = iter(
+        {
+            axis: torch.export.Dim.DYNAMIC(
+                min=min(each[axis] for each in sizes[keys]), max=max(each[axis] for each in sizes[keys])
+            )
+            for axis in axes[keys]
+        }
+        or None
+        for keys, _ in keyed_tensors(example)
+    )
+    # The tree of the inputs with the axes in place of each tensor, and None in place of other values.
+    shapes = (
+        tree_map(lambda leaf: next(dimensions) if isinstance(leaf, Tensor) else None, dict(example)) if names else None
+    )
     with _without_warnings():
         try:
-            program = torch.export.export(
-                module, (), dict(example), dynamic_shapes=shapes if dynamic else None, strict=strict
-            )
+            program = torch.export.export(module, (), dict(example), dynamic_shapes=shapes, strict=strict)
         except Exception as error:
             if is_device_failure(error):
                 raise
             raise InputError(
                 f"compiler: torch.export cannot export {type(module).__name__}{place_of(error)}: {reason_of(error)}"
             ) from error
-    return program, tuple(dynamic)
+    return Exported(program, example, shapes, names)
 
 
-def _dynamic_shapes(examples: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Any, list[str]]:
-    """Return the largest of the examples, its `dynamic_shapes` for torch.export, and the names of the dynamic axes."""
-    largest = max(examples, key=lambda each: sum(tensor.numel() for tensor in tensors_in(each)))
-    if len(examples) == 1:
-        return largest, None, []
+def sizes_of(examples: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[tuple[int, ...]]]:
+    """Return the shapes of each tensor of the inputs, one for each of `examples`, by its keys.
+
+    Raises:
+        InputError: the inputs differ in more than sizes.
+
+    """
     rows = [dict(keyed_leaves(each)) for each in examples]
-    sizes: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    sizes = {}
     for keys, leaf in rows[0].items():
         others = [row.get(keys) for row in rows[1:]]
         if isinstance(leaf, Tensor):
@@ -208,24 +240,10 @@ def _dynamic_shapes(examples: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str,
                 isinstance(each, Tensor) and (each.dim(), each.dtype) == (leaf.dim(), leaf.dtype) for each in others
             ):
                 raise _other_inputs(dotted(keys))
-            sizes[keys] = [tuple(each.shape) for each in (leaf, *others)]  # pyright: ignore[reportOptionalMemberAccess]
-        elif any(each != leaf for each in others):
+            sizes[keys] = [tuple(row[keys].shape) for row in rows]
+        elif any(isinstance(each, Tensor) or each != leaf for each in others):
             raise _other_inputs(dotted(keys))
-    names, specs = [], {}
-    for keys, shapes in sizes.items():
-        axes = {}
-        for axis, values in enumerate(zip(*shapes, strict=True)):
-            if len(set(values)) > 1:
-                axes[axis] = torch.export.Dim.DYNAMIC(min=min(values), max=max(values))
-                names.append(f"{dotted(keys)}.{axis}")
-        specs[keys] = axes or None
-    in_order = iter(specs[keys] for keys, _ in keyed_tensors(largest))
-    # The tree of the inputs with a specification in place of each tensor, and None in place of other values.
-    return (
-        largest,
-        tree_map(lambda leaf: next(in_order) if isinstance(leaf, Tensor) else None, dict(largest)),
-        names,
-    )
+    return sizes
 
 
 def _other_inputs(path: str) -> InputError:
@@ -269,7 +287,7 @@ def _is_library(file: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _TwoCalls:
+class TwoCalls:
     """What two calls in a row returned and changed.
 
     `changed` are the buffers that they wrote to, by name; `unbound` the paths of everything else that they changed.
@@ -280,7 +298,7 @@ class _TwoCalls:
     unbound: tuple[str, ...]
 
 
-def _in_a_row(call: Callable[..., Any], module: nn.Module, inputs: Mapping[str, Any]) -> _TwoCalls:
+def calls_in_a_row(call: Callable[..., Any], module: nn.Module, inputs: Mapping[str, Any]) -> TwoCalls:
     """Call twice, then put back what the calls changed."""
     state = Snapshot({"": module, "inputs": inputs}, {id(each) for each in module.parameters()})
     try:
@@ -295,10 +313,10 @@ def _in_a_row(call: Callable[..., Any], module: nn.Module, inputs: Mapping[str, 
             other += [holder.place(name) for name in names]
     finally:
         state.restore()
-    return _TwoCalls(outputs, changed, tuple(dict.fromkeys(other)))
+    return TwoCalls(outputs, changed, tuple(dict.fromkeys(other)))
 
 
-def _check_second_call(expected: _TwoCalls, calls: _TwoCalls) -> None:
+def check_second_call(expected: TwoCalls, calls: TwoCalls) -> None:
     """Refuse a package whose second call is farther from the module's than the first.
 
     Raises:
@@ -311,7 +329,7 @@ def _check_second_call(expected: _TwoCalls, calls: _TwoCalls) -> None:
         raise InputError(_with_changes(message, expected))
 
 
-def _with_changes(message: str, calls: _TwoCalls) -> str:
+def _with_changes(message: str, calls: TwoCalls) -> str:
     names = [*calls.unbound, *calls.changed]
     if not names:
         return f"compiler: {message}. Use Inductor."
@@ -331,12 +349,13 @@ def shapes_of(inputs: Mapping[str, Any]) -> Hashable:
 
 
 @dataclass(frozen=True)
-class _ByShape:
+class ByShape:
     """Calls the package of the shapes that it is called with."""
 
     runners: Mapping[Hashable, Callable[..., Any]]
 
     def __call__(self, /, **inputs: Any) -> Any:
+        """Call it; KeyError: there is none for these shapes."""
         return self.runners[shapes_of(inputs)](**inputs)
 
 

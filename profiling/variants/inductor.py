@@ -67,7 +67,7 @@ class _RecompileLimit:
             self._patch.close()
 
 
-_RECOMPILE_LIMIT = _RecompileLimit()
+RECOMPILE_LIMIT = _RecompileLimit()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Inductor(Compiler):
         """Set the global flags that the options need; closing the stack restores them."""
         with ExitStack() as stack:
             stack.callback(torch._dynamo.reset)  # the next variant must not reuse what this one compiled
-            stack.enter_context(_RECOMPILE_LIMIT)
+            stack.enter_context(RECOMPILE_LIMIT)
             if self.keep_kernels:
                 stack.enter_context(kept_kernels(folder))
             return stack.pop_all()

@@ -1,5 +1,7 @@
 """Faults in the steps of a recipe: each costs its own row."""
 
+from importlib.util import find_spec
+
 import pytest
 from as_user import Outcome, command, finished
 
@@ -12,7 +14,7 @@ def fault(planted, happens, variant, says):
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
-    variants = "variant=[baseline,own_halved_twice,own_raising,own_nothing,own_wrong,compile_regional]"
+    variants = "variant=[baseline,own_halved_twice,own_raising,own_nothing,own_wrong,compile_regional,tensorrt]"
     done = finished(command(folder / "run", "component=[net]", variants, "isolation=none"), folder)
     outcome = Outcome(done.returncode, done.stdout, done.stderr, folder / "run")
     return {variant: record for (_, variant), record in outcome.records.items()}
@@ -26,6 +28,15 @@ def test_a_transform_of_a_users_own_is_measured_and_recorded(records):
     assert (step.kind, step.name, step.changed) == ("transform", "halved_twice", None)
     assert step.seconds <= record.prepare.seconds
     assert records["baseline"].recipe is None
+
+
+@pytest.mark.fault(
+    "torch_tensorrt is missing", happens="the row is skipped, with the command that installs it", kept="the other rows"
+)
+@pytest.mark.skipif(find_spec("torch_tensorrt") is not None, reason="it is installed")
+def test_a_missing_extra_skips_the_row(records):
+    assert records["tensorrt"].status == "skipped"
+    assert "-m pip install torch_tensorrt" in records["tensorrt"].reason
 
 
 @pytest.mark.parametrize(
