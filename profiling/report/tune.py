@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from profiling.errors import printable
 from profiling.report.answer import median_of
+from profiling.report.charts import Chart, Figure, View, axis, figure, plain, points, scale
 from profiling.report.format import Computed, Estimate, Value, estimate, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, name_of
@@ -142,7 +143,21 @@ def tune_section(data: RunData) -> Section:
         Table("What the steps of the winner contribute", _STEPS, steps, [_NOTE], keys=1),
         Table("Front of the recipes", _FRONT, best, [_LEGEND], keys=1, name=name_of),
     )
-    return Section("tune", "Search of recipes", tuple(map(printable, lines)), tables=tables)
+    views = [View(component, _figure(group)) for component, group in by_component(records).items() if front(group)]
+    charts = (Chart("tune", "Recipes: time against error", views, "Point at a recipe for its name."),)
+    return Section("tune", "Search of recipes", tuple(map(printable, lines)), tables=tables, charts=charts)
+
+
+def _figure(group: Sequence[Record]) -> Figure:
+    best = front(group)
+    others = [each for each in group if gain(each) is not None and each not in best]
+    traces, errors, times = [], list[float](), list[float]()
+    for name, symbol, records in (("front", "circle", best), ("others", "circle-open", others)):
+        x, y = [_costs(each)[1] for each in records], [each.wall_p50 or 0.0 for each in records]
+        names = [plain(f"{each.variant}: {significant(each.wall_p50)} ms") for each in records]
+        traces.append(points(name, x, y, symbol, text=names, hovertemplate="%{text}"))
+        errors, times = errors + x, times + y
+    return figure(traces, axis("relative L2 error", **scale(errors)), axis("p50, ms", **scale(times)))
 
 
 def _winner_line(won: Record, group: Sequence[Record]) -> str:

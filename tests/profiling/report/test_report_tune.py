@@ -55,4 +55,5 @@ def test_it_is_in_every_rendering():
         text = render(data)
         assert "What the steps of the winner contribute" in text
         assert "Front of the recipes" in text
+    assert "Recipes: time against error" in render_html(data)
     assert "the winner is int8+cuda_graph" in " ".join(render_console(data).split())
