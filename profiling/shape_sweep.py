@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,29 @@ def run(cfg: DictConfig, folder: Path) -> int:
     """Run every component at every point of its sweep under every variant."""
     config = read_config(cfg)
     points = [point for spec in config.components for point in points_of(cfg, spec)]
-    return execute(TARGET, replace(config, components=tuple(points)), folder)
+    variants = with_dynamic(config.variants, cfg.dynamic)
+    return execute(TARGET, replace(config, components=tuple(points), variants=variants), folder)
+
+
+def with_dynamic(variants: Mapping[str, Mapping[str, Any]], values: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return the variants with each compiled one at each of the `values` of its compiler's option `dynamic`.
+
+    Raises:
+        InputError: a value is none of false, true and null.
+
+    """
+    chosen = list(values) if OmegaConf.is_list(values) or isinstance(values, list | tuple) else [values]
+    if any(value is not None and not isinstance(value, bool) for value in chosen):
+        raise InputError(f"dynamic={chosen}: must be values of torch.compile's option, dynamic=[false,true,null].")
+    expanded: dict[str, Mapping[str, Any]] = {}
+    for name, node in variants.items():
+        compiler = node.get("compiler")
+        if not chosen or not isinstance(compiler, Mapping) or "dynamic" not in compiler:
+            expanded[name] = node
+            continue
+        for value in chosen:
+            expanded[f"{name}@dynamic={json.dumps(value)}"] = {**node, "compiler": {**compiler, "dynamic": value}}
+    return expanded
 
 
 def points_of(cfg: DictConfig, spec: ComponentSpec) -> list[ComponentSpec]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from profiling.errors import printable
 from profiling.report.charts import Chart, Figure, View, axis, figure, line
 from profiling.report.format import Computed, Value, count_of
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, cell_words, itself
+from profiling.report.run_data import RunData, cell_table, cell_words, first, itself
 from profiling.report.table import Column
 from profiling.results.judgement import by_component, claimed_speedup, correct_baseline
-from profiling.results.record import Record
+from profiling.results.record import Record, ShapeCompile
 
 Read = Callable[[Record], Value | None]
 
@@ -38,7 +39,11 @@ def sweep_section(data: RunData) -> Section:
     correct = by_component(record for record in rows if record.is_correct and record.prepare is not None)
     views = [View(component, _figure(data, group)) for component, group in correct.items()]
     note = "Hollow: computed from the time of a call. Failed and invalid cells are left out."
+    compiled = [(r, shape) for r in rows for step in r.recipe or () for shape in step.shapes or ()]
+    if compiled:
+        legend.append("Shape after shape: 0 graphs where code of an earlier shape served the new one.")
     tables = (
+        cell_table("Compiling shape after shape, in one process", _SHAPES, compiled, first, keys=3),
         cell_table("Total time with preparation", (*totals[True], *pays), rows, itself),
         cell_table("Total time without preparation", totals[False], rows, itself, depth="report"),
         cell_table("Memory held", _MEMORY, rows, itself, depth="report"),
@@ -99,6 +104,14 @@ def _graphs_held(record: Record) -> float | None:
         return held
     return record.prepare.cudagraph_captures if record.prepare is not None else None
 
+
+_Shape = tuple[Record, ShapeCompile]
+_SHAPES = (
+    Column[_Shape]("new shape", lambda row: printable(row[1].inputs), wrap=34),
+    Column[_Shape]("first call", lambda row: row[1].seconds, "s"),
+    Column[_Shape]("graphs", lambda row: row[1].graphs, "count"),
+    Column[_Shape]("recompiles", lambda row: row[1].recompiles, "count"),
+)
 
 _MEMORY = (
     Column[Record]("allocated", _phase("allocated"), "MiB"),

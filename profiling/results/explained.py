@@ -78,6 +78,15 @@ class Package(Section, frozen=True, kw_only=True):
     ] = ()
 
 
+class ShapeCompile(Section, frozen=True, kw_only=True):
+    """The first call of a compiled module on inputs of one shape, after those of the shapes before it."""
+
+    inputs: Annotated[str, about("what differs from the other shapes: `x float32 [4, 8]`")]
+    seconds: Annotated[float, about("until the call returned, compiling included", "s")]
+    graphs: Annotated[int, about("FX graphs that were given to a back end; 0: code of an earlier shape served it")] = 0
+    recompiles: Annotated[int, about("compiles of a function that was compiled before")] = 0
+
+
 class RecipeStep(Section, frozen=True, kw_only=True):
     """A step of a recipe: a transform of the module, its compiler, or its capture."""
 
@@ -93,6 +102,9 @@ class RecipeStep(Section, frozen=True, kw_only=True):
     )
     choices: Annotated[Choices | None, about("layers that a transform replaced and left")] = None
     packages: Annotated[tuple[Package, ...] | None, about("files that it made of the module, and loaded")] = None
+    shapes: Annotated[
+        tuple[ShapeCompile, ...] | None, about("its first calls in their order, where the inputs have several shapes")
+    ] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
 
 

@@ -68,6 +68,7 @@ from profiling.results.explained import (  # noqa: F401 - readers and producers 
     Roofline,
     RooflinePart,
     Sensitivity,
+    ShapeCompile,
     TraceAnalysis,
     TraceFiles,
 )

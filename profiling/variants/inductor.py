@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor import cpp_builder, exc
 
-from profiling.errors import InputError, did_you_mean
+from profiling.components.trees import dotted, form_of, keyed_leaves
+from profiling.errors import InputError, did_you_mean, printable
+from profiling.results.record import ShapeCompile
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.generated_code import kept_kernels
 from profiling.variants.cuda_graph import CudaGraph
@@ -154,12 +157,11 @@ class Inductor(Compiler):
         call = self._compiled(module)
         if self.own_graphs is not None:
             call = partial(_new_step, call)
-        for inputs in examples:
-            for _ in range(1 if self.own_graphs is None else 3):  # graph trees warm up, then record, then replay
-                call(**inputs)
+        # Graph trees warm up, then record, then replay.
+        shapes = first_calls(call, examples, times=1 if self.own_graphs is None else 3)
         counters = snapshot().since(before)
         self._check(counters, module)
-        return Outcome(call, changed=counters.graphs)
+        return Outcome(call, changed=counters.graphs, shapes=shapes)
 
     def _compile_blocks(self, module: nn.Module, examples: Sequence[Mapping[str, Any]]) -> Outcome:
         blocks = repeated_blocks(module)
@@ -170,8 +172,7 @@ class Inductor(Compiler):
             )
         before, regions = snapshot(), _Regions(module, blocks, self._compiled)
         try:
-            for inputs in examples:
-                regions(**inputs)
+            shapes = first_calls(regions, examples)
             called = regions.called
             if not called:
                 raise InputError(
@@ -187,7 +188,7 @@ class Inductor(Compiler):
         kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in called))
         compiled = "1 graph" if graphs == 1 else f"{graphs} graphs"
         note = f"{compiled} compiled for {len(called)} repeated blocks ({kinds}); the rest is eager"
-        return Outcome(regions, changed=graphs, notes=(note,), close=regions.close)
+        return Outcome(regions, changed=graphs, notes=(note,), close=regions.close, shapes=shapes)
 
     def _compiled(self, module: Callable[..., Any]) -> Callable[..., Any]:
         """Return the module, or a method of it, under torch.compile, which compiles at its first call."""
@@ -207,6 +208,25 @@ class Inductor(Compiler):
                 f"inductor skipped {counters.cudagraph_skips} of the CUDA graphs that {self.own_graphs} promises: "
                 "trace=true records the reasons, variant=[compile] needs no CUDA graphs"
             )
+
+
+def first_calls(
+    call: Callable[..., Any], examples: Sequence[Mapping[str, Any]], times: int = 1
+) -> tuple[ShapeCompile, ...]:
+    """Call with each of the arguments in `examples`, `times` times, and return what that took and compiled."""
+    forms = [{dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(inputs)} for inputs in examples]
+    calls = []
+    for inputs, form in zip(examples, forms, strict=True):
+        before, started = snapshot(), perf_counter()
+        for _ in range(times):
+            call(**inputs)
+        seconds, counters = perf_counter() - started, snapshot().since(before)
+        differing = [f"{path} {each}" for path, each in form.items() if any(o.get(path) != each for o in forms)]
+        words = printable(", ".join(differing), 200)
+        calls.append(
+            ShapeCompile(inputs=words, seconds=seconds, graphs=counters.graphs, recompiles=counters.recompiles)
+        )
+    return tuple(calls)
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:

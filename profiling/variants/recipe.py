@@ -26,7 +26,7 @@ from profiling.errors import InputError, MissingExtraError, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache, preserved_state
-from profiling.results.record import BeforeAfter, Choices, ModuleChoice, Package, RecipeStep
+from profiling.results.record import BeforeAfter, Choices, ModuleChoice, Package, RecipeStep, ShapeCompile
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, eager_step
@@ -46,6 +46,7 @@ class Outcome:
         changed: number of places, modules or graphs that it changed or made; None: not counted.
         notes: remarks for the record, one line each.
         packages: files that a compiler made ahead of time, for the record.
+        shapes: the first call of a compiled module on the inputs of each shape.
         explain: returns sections of the record that only this step can fill, as `Step.explain` does.
         close: undoes what must not outlast the prepared step, in the module for example.
         choices: the layers that a transform replaced or left; `changed` is then the number of those replaced.
@@ -56,6 +57,7 @@ class Outcome:
     changed: int | None = None
     notes: tuple[str, ...] = ()
     packages: tuple[Package, ...] = ()
+    shapes: tuple[ShapeCompile, ...] = ()
     explain: Callable[[], Mapping[str, Any]] = dict
     close: Callable[[], Any] = tuple
     choices: tuple[ModuleChoice, ...] = ()
@@ -295,6 +297,7 @@ class _Log:
         choices = outcomes[-1].choices
         counts = [each.changed for each in outcomes if each.changed is not None]
         counts += [sum(one.left is None for one in each.choices) for each in outcomes if each.choices]
+        shapes = tuple(shape for each in outcomes for shape in each.shapes)
         self.explain.append(outcomes[-1].explain)
         self.steps.append(
             RecipeStep(
@@ -305,6 +308,7 @@ class _Log:
                 memory_bytes=None if before is None else BeforeAfter(before=before, after=after),
                 choices=_choices_section(choices) if choices else None,
                 packages=tuple(package for each in outcomes for package in each.packages) or None,
+                shapes=shapes if len(shapes) > 1 else None,
                 notes=tuple(dict.fromkeys(note for each in outcomes for note in each.notes)),
             )
         )
