@@ -1,6 +1,7 @@
 """Linear layers for few rows: in one Triton kernel each, with weights of 8 bits and a scale for each output.
 
-With few rows a linear layer is bound by reading its weights, so weights of half the bytes take about half the time.
+With one row a linear layer is bound by reading its weights, so weights of half the bytes take about half the time. With
+17 rows they took longer than bf16 on an H200 (docs/results/h200/skinny_linear.txt): what they save there is memory.
 `SkinnyLinear` stores them quantised and stands in for an `nn.Linear`; `SkinnyLinears` puts it into any module. Numbers
 of 8 bits are widened exactly in the kernel; activations keep their dtype, and sums are fp32.
 """

@@ -30,9 +30,11 @@ class Tile(NamedTuple):
     warps: int
 
 
-#: Four float8_e4m3fn numbers to bf16 in integer arithmetic, which is faster than the conversion of the hardware. Sign,
-#: exponent and mantissa go to their places in bf16; times 2^120, the distance of the exponents' offsets. Not for NaN.
-#: In one line: inductor copies it into the code that it generates, where a line break would end the text.
+# Assembly that widens four numbers of 8 bits, in fewer instructions than the compiler's own. In one line each: inductor
+# copies the text into the code that it generates, where a line break would end it.
+
+#: float8_e4m3fn to bf16: sign, exponent and mantissa go to their places; times 2^120, the distance of the exponents'
+#: offsets. Not for NaN.
 _E4M3_TO_BF16 = tl.constexpr(
     """{
 .reg .b32 low, high, a, b, power, zero;
@@ -50,17 +52,58 @@ fma.rn.bf16x2 $0, a, power, zero;
 fma.rn.bf16x2 $1, b, power, zero;
 }""".replace("\n", " ")
 )
+#: int8 to bf16: (128 + the lower seven bits) - (128, or 256 where the sign bit is set), each made by setting bits.
+_INT8_TO_BF16 = tl.constexpr(
+    """{
+.reg .b32 low, high, a, b, minus;
+mov.b32 minus, 0xbf80bf80;
+prmt.b32 low, $2, 0, 0x1100;
+prmt.b32 high, $2, 0, 0x3322;
+lop3.b32 a, low, 0x007f007f, 0x43004300, 0xea;
+lop3.b32 b, low, 0x00800080, 0x43004300, 0xea;
+fma.rn.bf16x2 $0, b, minus, a;
+lop3.b32 a, high, 0x007f007f, 0x43004300, 0xea;
+lop3.b32 b, high, 0x00800080, 0x43004300, 0xea;
+fma.rn.bf16x2 $1, b, minus, a;
+}""".replace("\n", " ")
+)
+#: int8 to fp32: (2^23 + 128 + number), whose lowest byte is the number with its sign bit flipped, less 2^23 + 128.
+_INT8_TO_FP32 = tl.constexpr(
+    """{
+.reg .b32 flipped, one, two, three, four;
+xor.b32 flipped, $4, 0x80808080;
+prmt.b32 one, flipped, 0x4b000000, 0x7440;
+prmt.b32 two, flipped, 0x4b000000, 0x7441;
+prmt.b32 three, flipped, 0x4b000000, 0x7442;
+prmt.b32 four, flipped, 0x4b000000, 0x7443;
+add.f32 $0, one, 0fcb000080;
+add.f32 $1, two, 0fcb000080;
+add.f32 $2, three, 0fcb000080;
+add.f32 $3, four, 0fcb000080;
+}""".replace("\n", " ")
+)
 #: The interpreter takes no assembly, and gets a cast of integers to bf16 wrong.
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
 def _widen(weights, dtype: tl.constexpr):
-    """Return `weights` of 8 or 16 bits in `dtype`, fp16 or bf16, exactly."""
-    if weights.dtype == tl.float8e4nv and dtype == tl.bfloat16 and not _INTERPRETED:
+    """Return `weights` of 8 or 16 bits in `dtype`, of 16 or 32 bits, exactly."""
+    # Not pure: the compiler moves pure conversions behind the exchange between threads that a product on tensor cores
+    # needs. That exchange then loads 2 bytes at a time, and each instruction of the product waits for the one before.
+    if not _INTERPRETED and dtype == tl.bfloat16:
+        if weights.dtype == tl.float8e4nv:
+            return tl.inline_asm_elementwise(
+                _E4M3_TO_BF16, "=r,=r,r", [weights], dtype=tl.bfloat16, is_pure=False, pack=4
+            )
+        if weights.dtype == tl.int8:
+            return tl.inline_asm_elementwise(
+                _INT8_TO_BF16, "=r,=r,r", [weights], dtype=tl.bfloat16, is_pure=False, pack=4
+            )
+    if not _INTERPRETED and dtype == tl.float32 and weights.dtype == tl.int8:
         return tl.inline_asm_elementwise(
-            _E4M3_TO_BF16, "=r,=r,r", [weights], dtype=tl.bfloat16, is_pure=True, pack=4
-        )  # fmt: skip
+            _INT8_TO_FP32, "=f,=f,=f,=f,r", [weights], dtype=tl.float32, is_pure=True, pack=4
+        )
     return weights.to(dtype)
 
 
@@ -75,18 +118,22 @@ def _skinny_linear(
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     part = tl.program_id(1)
     row = tl.arange(0, block)
-    if block == 1:  # a single row: multiply and add, and sum over the inputs at the end
+    eight: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth == 8
+    if block <= 2:  # multiply and add without tensor cores, and sum over the inputs at the end
         sums = tl.zeros((columns, inner), tl.float32)
+        second = tl.zeros((columns, inner), tl.float32)
         for start in tl.range(0, k // parts, inner, num_stages=stages):
             at = part * (k // parts) + start + tl.arange(0, inner)
             weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
-            inputs = tl.load(x + at, eviction_policy="evict_last")
-            if weights.dtype == tl.int8 and not _INTERPRETED:
-                weights = weights.to(tl.bfloat16)  # from there fp32 is a shift; from int8 it is a slow conversion
-            sums += weights.to(tl.float32) * inputs.to(tl.float32)[None, :]
+            weights = _widen(weights, tl.float32)
+            sums += weights * tl.load(x + at, eviction_policy="evict_last").to(tl.float32)[None, :]
+            if block == 2:
+                second += weights * tl.load(x + k + at, eviction_policy="evict_last").to(tl.float32)[None, :]
         total = tl.sum(sums, 1)[:, None]
+        if block == 2:
+            total = tl.join(tl.sum(sums, 1), tl.sum(second, 1))
     else:
-        total = tl.zeros((columns, block), tl.float32)
+        total = tl.zeros((block, columns) if eight else (columns, block), tl.float32)
         for start in tl.range(0, k // parts, inner, num_stages=stages):
             at = part * (k // parts) + start + tl.arange(0, inner)
             # Each weight is read once and must not evict the rows from the cache, which all programs read.
@@ -94,8 +141,12 @@ def _skinny_linear(
             inputs = tl.load(
                 x + row[:, None] * k + at[None, :], mask=row[:, None] < rows, other=0.0, eviction_policy="evict_last"
             )
-            # Weights are the left operand: the wide side. All numbers of 8 bits are exact in fp16 and bf16.
-            total = tl.dot(_widen(weights, inputs.dtype), tl.trans(inputs), total)
+            if eight:  # the right operand comes from shared memory: written in 16 bytes, read by no thread
+                total = tl.dot(inputs, tl.trans(_widen(weights, inputs.dtype)), total)
+            else:  # the left operand, which is the wide side
+                total = tl.dot(weights, tl.trans(inputs), total)
+        if eight:
+            total = tl.trans(total)
     if scaled:
         total = total * tl.load(scale + column)[:, None]
     if biased:
@@ -113,20 +164,41 @@ def supports(x: Tensor, *weights: Tensor) -> bool:
     return few and all(fits(w) and w.is_contiguous() for w in weights)
 
 
-def part_count(n: int, k: int, columns: int = 64) -> int:
-    """Return the number of parts that k inputs of n outputs are split into: a power of two, up to `WAVE` programs."""
+def part_count(n: int, k: int, columns: int = 64, wave: int = WAVE) -> int:
+    """Return the number of parts that k inputs of n outputs are split into: a power of two, up to `wave` programs."""
     parts = 1
-    while triton.cdiv(n, columns) * parts < WAVE and k % (2 * parts * 64) == 0:
+    while triton.cdiv(n, columns) * parts < wave and k % (2 * parts * 64) == 0:
         parts *= 2
     return parts
 
 
+#: Tiles of weights in 8 bits, by the largest number of rows that they are for; inputs are split by `part_count`. The
+#: last is narrow, so that no multiprocessor is left out, and fits twice into one: one widens while the other waits.
+_EIGHT_BITS = {
+    1: Tile(columns=32, inner=256, parts=1, stages=3, warps=4),
+    2: Tile(columns=32, inner=256, parts=1, stages=3, warps=4),
+    MAX_ROWS: Tile(columns=32, inner=128, parts=1, stages=4, warps=4),
+}
+
+
 def choose_tile(n: int, k: int, rows: int, weight_bytes: int, *, split: bool) -> Tile:
     """Return the tile for [rows, k] inputs and n outputs; without `split`, all inputs belong to one part."""
-    columns, inner = 64, 128 if weight_bytes == 2 else 256  # 64: the minimum of a Hopper warp-group MMA
+    if weight_bytes == 1:
+        tile = next(tile for most, tile in _EIGHT_BITS.items() if rows <= most)
+        return tile._replace(parts=part_count(n, k, tile.columns, 2 * WAVE) if split else 1)
+    columns, inner = 64, 128  # 64: the minimum of a Hopper warp-group MMA
     parts = part_count(n, k, columns) if split else 1
     # As many stages as fit into a Hopper SM's 227 KiB of shared memory.
     return Tile(columns, inner, parts, stages=6 if rows <= 32 else 4, warps=4)
+
+
+def row_block(rows: int, weight_bytes: int, warps: int) -> int:
+    """Return the number of rows that a program computes: `rows` and the zeros that a product on tensor cores needs."""
+    if rows <= (2 if weight_bytes == 1 else 1):
+        return rows
+    if weight_bytes == 1 and warps >= 4:
+        return 64  # rows are the left operand: the minimum of a Hopper warp-group MMA
+    return max(triton.next_power_of_2(rows), 16)
 
 
 @triton_op("models::linear", mutates_args=())
@@ -177,12 +249,12 @@ def _launch(
 ) -> None:  # fmt: skip
     n, k = weight.shape
     rows = x.numel() // k
-    block = 1 if rows == 1 else max(triton.next_power_of_2(rows), 16)  # a product on tensor cores has 16 at least
     columns, inner, parts, stages, warps = choose_tile(n, k, rows, weight.itemsize, split=split)
     while (k // parts) % inner:
         inner //= 2
     wrap_triton(_skinny_linear)[(n // columns, parts)](
         x.contiguous(), weight, weight if scale is None else scale, weight if bias is None else bias, out, rows,
         n=n, k=k, parts=parts, scaled=scale is not None, biased=bias is not None, silu=silu,
-        block=block, columns=columns, inner=inner, stages=min(stages, k // parts // inner), num_warps=warps,
+        block=row_block(rows, weight.itemsize, warps), columns=columns, inner=inner,
+        stages=min(stages, k // parts // inner), num_warps=warps,
     )  # fmt: skip

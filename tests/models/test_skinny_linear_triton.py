@@ -13,7 +13,7 @@ from models.skinny_linear import quantise
 
 HALVES = [torch.bfloat16, torch.float16]
 #: rows, inputs k, outputs n: k that few powers of two divide, and one program's outputs or many.
-SHAPES = list(itertools.product((1, 17, 34, 64), (192, 384, 1024), (64, 320)))
+SHAPES = list(itertools.product((1, 2, 17, 64), (192, 384, 1024), (64, 320)))
 FULL = [(17, 1536, 1536), (17, 1536, 6144), (34, 6144, 1536), (64, 6144, 1536)]
 
 
@@ -89,6 +89,83 @@ def test_what_it_serves():
     assert part_count(64, 64) == 1
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 17, 64])
+def test_tiles_of_8_bits_fill_an_h200_and_fit_into_its_shared_memory(rows):
+    pytest.importorskip("triton")
+    from models.skinny_linear_triton import choose_tile, row_block
+
+    for (n, k), split in itertools.product(((4608, 1536), (1536, 1536), (1536, 6144), (64, 64)), (False, True)):
+        tile = choose_tile(n, k, rows, 1, split=split)
+        block = row_block(rows, 1, tile.warps)
+        assert n % tile.columns == k % tile.parts == 0
+        assert rows <= block <= 64
+        assert split or tile.parts == 1
+        assert n == 64 or not split or n // tile.columns * tile.parts >= 132, "a program for each multiprocessor"
+        loads = tile.stages * tile.inner * (tile.columns + 2 * block)
+        assert loads + 2 * tile.inner * tile.columns <= 227 * 1024
+
+
+SIMPLE = {
+    "mov.b32": int,
+    "and.b32": int.__and__,
+    "xor.b32": int.__xor__,
+    "shr.u32": int.__rshift__,
+}
+
+
+def execute(assembly, operand):
+    """Return what `assembly` (the few PTX instructions used here) writes to its outputs, given 32 bits of input."""
+    lines = [line.strip().replace(",", "").split() for line in assembly.strip("{} ").split(";") if ".reg" not in line]
+    given = "$" + str(sum(line[1].startswith("$") for line in lines if line))
+    bits = {given: operand}
+
+    def read(word):
+        return bits[word] if word in bits else int(word.removeprefix("0f"), 16 if "0f" in word else 0)
+
+    def floats(word, dtype):
+        return torch.tensor([read(word)], dtype=torch.uint32).view(dtype)
+
+    for name, to, *words in filter(None, lines):
+        if name == "prmt.b32":
+            source = (read(words[0]) | read(words[1]) << 32).to_bytes(8, "little")
+            picked = [source[read(words[2]) >> 4 * byte & 7] for byte in range(4)]
+            bits[to] = int.from_bytes(bytes(picked), "little")
+        elif name == "lop3.b32":
+            assert words[3] == "0xea", "(a and b) or c"
+            bits[to] = read(words[0]) & read(words[1]) | read(words[2])
+        elif name in ("fma.rn.bf16x2", "add.f32"):
+            one, *others = (floats(word, torch.float32 if name == "add.f32" else torch.bfloat16) for word in words)
+            result = (
+                one + others[0] if name == "add.f32" else (one.double() * others[0].double() + others[1]).bfloat16()
+            )
+            bits[to] = int(result.view(torch.int32)) & 0xFFFFFFFF
+        else:
+            bits[to] = SIMPLE[name](*map(read, words))
+    return [bits[f"${number}"] for number in range(int(given[1:]))]
+
+
+@pytest.mark.parametrize(
+    ("assembly", "stored", "widened"),
+    [
+        ("_INT8_TO_BF16", torch.int8, torch.bfloat16),
+        ("_INT8_TO_FP32", torch.int8, torch.float32),
+        ("_E4M3_TO_BF16", torch.float8_e4m3fn, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_assembly_widens_every_number(assembly, stored, widened):
+    pytest.importorskip("triton")
+    from models import skinny_linear_triton
+
+    numbers = torch.arange(256, dtype=torch.uint8)
+    numbers = numbers[~numbers.view(stored).float().isnan()]
+    for four in numbers.roll(1)[: len(numbers) // 4 * 4].view(-1, 4), numbers[: len(numbers) // 4 * 4].view(-1, 4):
+        for each in four:
+            outputs = execute(getattr(skinny_linear_triton, assembly).value, int(each.view(torch.uint32)))
+            actual = torch.tensor(outputs, dtype=torch.uint32).view(widened)
+            assert torch.equal(actual, each.view(stored).to(widened)), each
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, *FULL], ids=str)
@@ -102,7 +179,7 @@ def test_as_exact_as_plain_operations(shape, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("shape", [*SHAPES[::4], *FULL, (1, 1536, 4608)], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[::4], *FULL, (1, 1536, 4608), (2, 1536, 4608)], ids=str)
 def test_weights_of_8_bits_give_the_product_of_the_dequantised_ones(shape, dtype, weights):
     given = quantised(*draw_inputs(*shape, dtype, "cuda"), weights)
     exact = plain(*in_float64(given))
@@ -122,7 +199,7 @@ def test_every_number_of_8_bits_is_widened_exactly(weights):
     real = ~stored.float().isnan()  # the two NaN of float8, which `quantise` never stores
     weight = torch.zeros(256, 64, dtype=torch.uint8, device="cuda").view(stored.dtype)
     weight.view(torch.uint8)[:, 5] = stored.view(torch.uint8)
-    for rows, dtype in itertools.product((1, 3), HALVES):
+    for rows, dtype in itertools.product((1, 2, 3, 20), HALVES):
         x = torch.zeros(rows, 64, dtype=dtype, device="cuda")
         x[-1, 5] = 1
         with torch.no_grad():
