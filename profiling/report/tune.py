@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from profiling.errors import printable
 from profiling.report.answer import median_of
 from profiling.report.charts import Chart, Figure, View, axis, figure, plain, points, scale
+from profiling.report.doubts import doubts_of
 from profiling.report.format import Computed, Estimate, Value, estimate, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, name_of
 from profiling.report.table import Column, Table
 from profiling.results.judgement import (
     by_component,
+    can_be_ranked,
+    correct_baseline,
     intervals_overlap,
     paired_speedup,
     same_code_share,
@@ -163,7 +166,10 @@ def _figure(group: Sequence[Record]) -> Figure:
 def _winner_line(won: Record, group: Sequence[Record]) -> str:
     facts = [f"p50 {significant(typical_ms(won))} ms"]
     if won.variant != BASELINE:
-        facts.append(f"{significant(gain(won), 3)}× as fast as eager")
+        baseline = correct_baseline(group)
+        ranked = baseline is not None and can_be_ranked(won, baseline)
+        unsure = "" if ranked else ", which noise or other processes could explain"
+        facts.append(f"{significant(gain(won), 3)}× as fast as eager{unsure}")
     if won.parity is not None and won.parity.rel_l2 is not None:
         facts.append(f"relative L2 error {won.parity.rel_l2:.2g}")
     if won.prepare is not None:
@@ -176,6 +182,11 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
 
 def _slower(row: Contribution) -> Value | None:
     return row.ratio if row.ratio is not None else f"not correct: {row.without.status}"
+
+
+def _marks(record: Record) -> str | None:
+    doubts = doubts_of(record)
+    return f"! {', '.join(doubt.mark for doubt in doubts)}" if doubts else None
 
 
 _STEPS = (
@@ -204,5 +215,6 @@ _FRONT = (
     ),
     Column[Record]("relative L2", lambda row: row.parity.rel_l2 if row.parity is not None else None, "error"),
     Column[Record]("prepare", lambda row: row.prepare.seconds if row.prepare is not None else None, "s"),
+    Column[Record]("conditions", _marks, "marks", wrap=22),
     Column[Record]("device", lambda row: row.device, depth="report"),
 )
