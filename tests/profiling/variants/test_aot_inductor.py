@@ -179,3 +179,14 @@ def test_inputs_that_differ_in_more_than_sizes_are_no_dynamic_shapes():
 def test_options_are_checked_when_they_are_read(option, says):
     with pytest.raises(InputError, match=says):
         AOTInductor(options={option: True})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["image_decoder", "audio_decoder", "world_model"])
+def test_the_networks_of_the_main_job_run_as_packages(profile, name):
+    outcome = profile(f"component=[{name}]", "variant=[aot_inductor]", "isolation=none")
+    record = outcome.records[name, "aot_inductor"]
+    assert record.status == "ok", record.reason
+    assert 0 < record.parity.rel_l2 < 1e-5
+    (package,) = record.recipe[0].packages
+    assert (outcome.folder / package.file).stat().st_size == package.bytes
