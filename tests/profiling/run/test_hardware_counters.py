@@ -220,7 +220,7 @@ def test_kernels_whose_names_a_record_cannot_tell_apart_are_one():
 def session(tmp_path, traced, monkeypatch):
     """Perform a cell whose process sends the traced sections; return what reached the record's process."""
 
-    def worker(task, files, timeout, on_event, environment, own, *, turns, server):
+    def worker(task, files, timeout, on_event, environment, own, **_):
         on_event(Sections(encode_sections(**traced)))
         on_event(End("ok"))
         return Performed()
