@@ -50,8 +50,18 @@ class MergedLinears(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Move all weights into one tensor and all biases (and scales) into another, unless they are there already."""
+        """Move all weights into one tensor and all biases (and scales) into another, unless they are there already.
+
+        Raises:
+            ValueError: some of the layers have quantised weights, and others do not.
+
+        """
         layers = [operands(getattr(owner, name)) for owner, name in self._owners]
+        if len(kinds := {str(weight.dtype).removeprefix("torch.") for weight, _, _ in layers}) > 1:
+            raise ValueError(
+                f"one product of {len(layers)} layers has weights in {' and '.join(sorted(kinds))}: quantise all of "
+                "the layers that modulate (AdaLN and gates), or none"
+            )
         self._dtype = layers[0][1].dtype
         for name, parts in zip(("weight", "bias", "scale"), zip(*layers, strict=True), strict=True):
             if parts[0] is not None and not self._is_merged(name, parts):

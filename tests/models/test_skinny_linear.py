@@ -194,6 +194,14 @@ def test_a_world_model_in_8_bits(weights, bound):
     assert isinstance(model, WorldModelStep)
 
 
+def test_a_part_of_the_layers_of_one_product_is_not_quantised():
+    """The product reads all of their weights as one tensor, and would read the others as if they had a scale."""
+    step = draw_step("bf16", torch.bfloat16)
+    with pytest.raises(ValueError, match="bfloat16 and int8: quantise all of the layers that modulate"):
+        SkinnyLinears("int8", include=["*gate1*"])(step).reset()
+    SkinnyLinears("int8", include=["*attn*"])(draw_step("bf16", torch.bfloat16)).reset()
+
+
 def test_a_world_model_too_narrow_for_8_bits_is_refused():
     sizes = {name: getattr(WIDE, name) for name in WIDE.__dataclass_fields__} | {"d_model": 96, "n_heads": 2}
     with pytest.raises(ValueError, match="weights='int8' needs a d_model that is a multiple of 64, not 96"):
