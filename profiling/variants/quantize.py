@@ -154,7 +154,7 @@ class Quantize(Transform):
 
         """
         try:
-            from torchao import quantization
+            from torchao import quantization  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError as error:
             raise MissingExtraError(install_hint("torchao")) from error
         options = {**CONFIGS[self.config].options, **self.options}
