@@ -205,8 +205,8 @@ def similarity(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[s
         wide, other = expected.double(), actual.double()
         noise, energy = float((other - wide).square().mean()), float(wide.square().mean())
         signal = float((wide.max() - wide.min()).square()) if kind == "image" else energy
-        if noise > 0 and signal > 0:
-            ratios.append(10 * math.log10(signal / noise))
+        if 0 < noise < math.inf and 0 < signal < math.inf:
+            ratios.append(10 * (math.log10(signal) - math.log10(noise)))
         norms = math.sqrt(energy * float(other.square().mean()))
         if norms > 0:
             cosines.append(float((wide * other).mean()) / norms)

@@ -98,7 +98,7 @@ def test_options_of_a_component_that_was_replaced_are_dropped():
 def test_input_that_only_a_cell_can_refuse(realtime, tmp_path):
     """Exit code 2 and the reason on the terminal, from a cell in a process of its own or in this one."""
     np.savez(tmp_path / "narrow.npz", mouse=np.zeros((5, 3)), btn=np.zeros((5, 11)))
-    latency = "metric.latency times single steps, and the loop has its own clocks. Use metric=[parity]"
+    latency = "metric.latency times single steps, and the loop has its own clocks. Use metric=[parity,drift]"
     cases = (
         ([f"pipeline.sources.action.file={tmp_path / 'narrow.npz'}"], "its values are [5, 3]. Give [n, 1, 2]"),
         (["metric=[latency]", "isolation=none"], latency),
