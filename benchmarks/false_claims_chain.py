@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -48,8 +49,12 @@ class Again(Variant):
         return self.variant.unavailable(device)
 
     def __call__(self, component: Component, folder: Path) -> Step:
-        """Add the planted links to the cell's own copy of the chain, and prepare it."""
+        """Prepare a chain with the same weight and the planted links more.
+
+        It is another module: the cell restores what changes in its own, and would take the links away again.
+        """
         chain = component.module
         assert isinstance(chain, Chain)
-        chain.links += chain.planted
-        return self.variant(component, folder)
+        longer = copy(chain)
+        longer.links += longer.planted
+        return self.variant(replace(component, module=longer), folder)

@@ -28,11 +28,11 @@ PROCESS_SHARE = 0.006
 #: there: 37 of 38 equal pairs, with a working set about as large as L2, differed by up to 1.43%, and one by 2.4%; 12 in
 #: one process by up to 0.9%.
 NEAR_CACHE_SHARE, NEAR_CACHE = 0.015, 4.0
-#: The same on a CPU, where memory also decides what stays in the caches: 20 equal pairs with one thread on a core of
-#: its own differed by at most 2.5%.
+#: The same on a CPU for cells that took turns on the same cores of their own: 80 equal pairs with one thread, on an
+#: idle machine of 2 cores, differed by at most 2.1%, and 20 others by 2.5%.
 PINNED_CPU_SHARE = 0.03
-#: The same on a CPU where the threads may use any core, and share it with others: 32 equal pairs on an idle machine of
-#: 2 cores with 2 threads differed by 0 to 11%.
+#: The same on a CPU for others: 32 equal pairs with 2 threads on 2 cores differed by up to 11%, and 80 pairs of cells
+#: of two runs, minutes apart, with one thread on a core of its own, by up to 9.5%.
 CPU_PROCESS_SHARE = 0.12
 #: Level of the interval beyond which one of two cells is called faster. It is above 95%, since a claim that holds 19
 #: times in 20 is false once in 20 equal pairs, and since neighbouring windows are not quite independent.
@@ -225,7 +225,8 @@ def claimed_speedup(record: Record, group: Sequence[Record]) -> float | None:
 def same_code_share(one: Record, other: Record) -> float:
     """Return by how much the times of two cells may differ although they run the same code, as a fraction of 1."""
     if (one.device or "").startswith("cpu"):
-        return PINNED_CPU_SHARE if _is_pinned(one) and _is_pinned(other) else CPU_PROCESS_SHARE
+        is_pinned = took_turns(one, other) and _is_pinned(one) and _is_pinned(other)
+        return PINNED_CPU_SHARE if is_pinned else CPU_PROCESS_SHARE
     return NEAR_CACHE_SHARE if _is_near_cache(one) or _is_near_cache(other) else PROCESS_SHARE
 
 
