@@ -120,12 +120,14 @@ def test_the_chain_has_the_planted_links_more_and_the_same_output(benchmark, pla
     from false_claims_chain import Again, Chain
     from torch.utils.flop_counter import FlopCounterMode
 
+    from profiling.components.component import Component
     from profiling.variants.recipe import Recipe
 
-    chain, x = Chain(width=16, links=100, planted=planted), torch.randn(8, 16)
-    expected = chain(x)
-    component = SimpleNamespace(module=chain, inputs={"x": x}, extra_inputs=(), device=x.device)
-    step = Again(variant=Recipe())(component, Path())  # pyright: ignore[reportArgumentType]
+    chain, inputs = Chain(width=16, links=100, planted=planted), {"x": torch.randn(8, 16)}
+    expected = chain(**inputs)
+    component = Component("c", chain, inputs, lambda _: inputs, torch.device("cpu"), torch.float32, 1, "random")
+    step = Again(variant=Recipe()).prepare(component, Path())
+    component.reset()  # as before each metric: what was planted must stay
     with FlopCounterMode(display=False) as counted:
         output = step.run()
     assert counted.get_total_flops() == (100 + planted) * 2 * 8 * 16 * 16
