@@ -191,8 +191,10 @@ def _are_apart(faster: Record, slower: Record) -> bool:
 
 
 def took_turns(one: Record, other: Record) -> bool:
-    """Return whether two cells were timed in turns with each other."""
-    return one.turns is not None and other.turns is not None and one.turns.began == other.turns.began
+    """Return whether two cells were timed in turns with each other: one may have ended before the other began."""
+    if one.turns is None or other.turns is None or one.turns.began != other.turns.began:
+        return False
+    return not {window.block for window in one.turns.windows}.isdisjoint(window.block for window in other.turns.windows)
 
 
 def _common_blocks(one: Record, other: Record) -> frozenset[int]:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from make_record import record, summary
 
@@ -22,6 +23,7 @@ from profiling.results.judgement import (
     is_disturbed,
     paired_speedup,
     samples_by_round,
+    took_turns,
     typical_ms,
 )
 from profiling.results.record import (
@@ -213,6 +215,16 @@ def test_a_few_windows_that_nobody_disturbed_are_no_disturbance():
     one, other = in_windows("one", [0.0] * 4, 1.0), in_windows("other", [0.0] * 4, 1.25)
     assert disturbance_explains(one, other) is None
     assert intervals_overlap(one, other) is None
+
+
+def test_cells_of_one_group_that_share_no_window_did_not_take_turns():
+    """A cell that ended before another began: their windows lie apart, and are paired with nothing."""
+    one, later = in_windows("one", [0.0] * 8, 1.0), in_windows("later", [0.0] * 8, 1.25)
+    assert took_turns(one, later)
+    windows = tuple(msgspec.structs.replace(each, block=each.block + 8) for each in later.turns.windows)
+    later = msgspec.structs.replace(later, turns=msgspec.structs.replace(later.turns, windows=windows))
+    assert not took_turns(one, later)
+    assert not took_turns(later, one)
 
 
 def test_few_windows_rank_two_cells_whose_calls_are_all_apart():
