@@ -79,14 +79,14 @@ class _Rewritten(nn.Module):
 
     def __init__(self, graph: fx.GraphModule, inputs: Mapping[str, Any]) -> None:
         super().__init__()
-        self.graph = graph
+        self.traced = graph  # not `graph`: torch.export copies names, and each of its modules has a graph of its own
         names = placeholders(inputs)
         # By keys, which a compiler can trace, and not by the names of all tensors in each call.
         self._keys = dict(zip(names, (keys for keys, _ in keyed_tensors(inputs)), strict=True))
 
     def forward(self, /, **inputs: Any) -> Any:
         """Call the graph with the tensors in `inputs`; the other values are those of the trace."""
-        return self.graph(**{name: _at(inputs, keys) for name, keys in self._keys.items()})
+        return self.traced(**{name: _at(inputs, keys) for name, keys in self._keys.items()})
 
 
 def _at(inputs: Any, keys: Sequence[Any]) -> Tensor:

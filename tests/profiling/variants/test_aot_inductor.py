@@ -14,20 +14,35 @@ import profiling
 from profiling.components.component import Component
 from profiling.components.reference import learning_calls
 from profiling.errors import InputError
+from profiling.fx_passes.convolution import FoldBatchNorm
 from profiling.variants.aot_inductor import AOTInductor, exported
 from profiling.variants.recipe import Recipe
+from profiling.variants.rewrite import Rewrite
 
 pytestmark = pytest.mark.skipif(AOTInductor().unavailable(torch.device("cpu")) is not None, reason="no C++ compiler")
 
 
-def prepared(module, *inputs, folder, **options):
+def prepared(module, *inputs, folder, transforms=(), **options):
     first, *extra = [each if isinstance(each, dict) else {"x": each} for each in inputs]
     net = Component("net", module.eval(), first, lambda _: first, torch.device("cpu"), torch.float32, 1, "random")
     net = replace(net, extra_inputs=tuple(extra))
     with torch.inference_mode():
         learning_calls(net, 0)
         net.reset()
-        return net, Recipe(compiler=AOTInductor(**options)).prepare(net, folder / "kernels" / "net.aot")
+        return net, Recipe(transforms=transforms, compiler=AOTInductor(**options)).prepare(
+            net, folder / "kernels" / "net.aot"
+        )
+
+
+def test_a_rewritten_module_is_exported(tmp_path):
+    """The graph of the passes is called by a module, whose names an export copies."""
+    module = nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
+    passes = Rewrite(passes=[FoldBatchNorm()])
+    net, step = prepared(module, {"input": torch.randn(2, 4, 9)}, folder=tmp_path, transforms=[passes])
+    with torch.inference_mode():
+        assert [row.changed for row in step.recipe] == [1, 1]
+        torch.testing.assert_close(step.run(), net.call())
+    step.close()
 
 
 class Remembers(nn.Module):
