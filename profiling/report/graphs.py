@@ -49,7 +49,8 @@ def graphs_section(data: RunData) -> Section:
     captured = [record for record in data.records if record.graphs is not None]
     passes = [(record, each) for record in data.records for each in record.passes or ()]
     graphs = cell_table("CUDA graphs: a call without and with replay", _GRAPHS, captured, itself)
-    table = cell_table("torch.fx passes, each against the module before it", _PASSES, passes, first, keys=3)
+    title = "torch.fx passes, each against the module before it"
+    table = cell_table(title, _PASSES, passes, first, keys=3, depth="report")
     return Section("graphs", "CUDA graphs", tables=(graphs, table))
 
 

@@ -55,13 +55,16 @@ def gain(record: Record) -> float | None:
 def winner(records: Iterable[Record]) -> Record | None:
     """Return the fastest correct recipe, without the steps that contribute nothing that can be told from noise."""
     records = tuple(records)
-    best = max(((value, each) for each in records if (value := gain(each))), key=lambda pair: pair[0], default=None)
-    if best is None:
+    record = _fastest(records)
+    if record is None:
         return None
-    record = best[1]
     while equal := [each.without for each in contributions(records, record) if each.is_nothing]:
         record = min(equal, key=lambda each: len(steps_of(each)))
     return record
+
+
+def _fastest(records: Iterable[Record]) -> Record | None:
+    return max((each for each in records if gain(each)), key=lambda each: gain(each) or 0.0, default=None)
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,10 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
     if won.prepare is not None:
         facts.append(f"prepared in {significant(won.prepare.seconds, 3)} s")
     tried = sum(each.status != "skipped" for each in group)
+    fastest = _fastest(group)
+    if fastest is not None and fastest is not won:
+        more = f"{significant((gain(fastest) or 1.0) / (gain(won) or 1.0), 3)}×"
+        facts.append(f"{fastest.variant} was {more} as fast as it, which cannot be told from noise")
     use = f"variant/tuned.yaml holds it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
     words = "eager is the fastest correct way to run it" if won.variant == BASELINE else "the winner is"
     return f"{won.component}: {words} {won.variant} ({', '.join(facts)}; {tried} recipes were tried). {use}"

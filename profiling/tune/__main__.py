@@ -34,8 +34,10 @@ def run(cfg: DictConfig, folder: Path) -> int:
         config = replace(config, settings=replace(config.settings, device=devices[0]))
 
     def perform(run: Run) -> int:
-        for name, reason in Space.read(config.source["step"], space.max_rel_l2).excluded().items():
-            run.progress.say(f"left out: {name} ({reason})")
+        excluded = Space.read(config.source["step"], space.max_rel_l2).excluded()
+        for reason in dict.fromkeys(excluded.values()):
+            names = ", ".join(name for name, each in excluded.items() if each == reason)
+            run.progress.say(f"left out: {names} ({reason})")
         seconds, shared = config.seconds or 0.0, config.source["shared"]
         with ExitStack() as stack:
             others = None if shared is None else Shared(Path(shared))

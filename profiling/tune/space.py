@@ -76,10 +76,10 @@ class Space:
         reasons: dict[str, str] = {}
         for name, step in self.steps.items():
             if step.inexact and self.max_rel_l2 is None:
-                reasons[name] = "it changes the result by design: max_rel_l2=0.03 accepts such an error, for example"
+                reasons[name] = "changes the result by design; max_rel_l2=0.03, for example, accepts such an error"
             elif step.needs and not self.steps.keys() & set(step.needs):
                 near = did_you_mean(step.needs[0], [each for each in self.steps if each != name])
-                reasons[name] = f"it needs {' or '.join(step.needs)}, which is not among the steps.{near}"
+                reasons[name] = f"needs {' or '.join(step.needs)}, which is not among the steps.{near}"
         return reasons
 
     def only(self, names: Iterable[str]) -> Space:

@@ -57,3 +57,10 @@ def test_it_is_in_every_rendering():
         assert "Front of the recipes" in text
     assert "Recipes: time against error" in render_html(data)
     assert "the winner is int8+cuda_graph" in " ".join(render_console(data).split())
+
+
+def test_a_faster_recipe_than_the_winner_is_named_with_why_it_did_not_win():
+    exact = tuple(each for each in RECORDS if "int" not in each.variant)
+    text = " ".join(render_console(RunData(exact, Environment(), Path("run"))).split())
+    assert "compile+pdl+cuda_graph was 1.00× as fast as it, which cannot be told from noise" in text
+    assert "as fast as it" not in " ".join(render_console(RunData(RECORDS, Environment(), Path("run"))).split())
