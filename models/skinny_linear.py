@@ -191,13 +191,15 @@ class SkinnyLinears:
             ValueError: no layer would be replaced, or a pattern matches none.
         """
         layers = dict(_linears(module))
+        if not layers:
+            raise ValueError(f"{type(module).__name__} has no linear layer that could be replaced")
         for pattern in (*self.include, *self.exclude):
             if not any(fnmatchcase(name, pattern) for name in layers):
-                some = ", ".join(list(layers)[:3]) or "it has none"
+                some = ", ".join(list(layers)[:3])
                 raise ValueError(f"{pattern!r} matches no linear layer of {type(module).__name__} (such as: {some})")
         choices = self.choices(module)
         if all(choice.left for choice in choices):
-            why = "; ".join(dict.fromkeys(choice.left or "" for choice in choices)) or "it has no linear layer"
+            why = "; ".join(dict.fromkeys(choice.left or "" for choice in choices))
             raise ValueError(f"SkinnyLinears replaces no layer of {type(module).__name__}: {why}")
         made: dict[int, SkinnyLinear] = {}  # by layer: a layer may have several names
         for name in [choice.name for choice in choices if choice.left is None]:

@@ -195,8 +195,18 @@ def _grid(facts: Facts, blocks: float | None, occupancy: float | None) -> str:
     return words + (f", estimated occupancy {occupancy:.0%}" if occupancy is not None and occupancy < MOST else "")
 
 
+#: Ranges of torch's profiler that are no operators, by the start of their name: their own time is that of such code.
+_RANGES = {
+    "Torch-Compiled Region": "code that torch.compile generated",
+    "TorchDynamo Cache Lookup": "the guards of torch.compile",
+}
+
+
 def short_name(kernel: str) -> str:
     """Return a kernel's name without return type, namespaces and template arguments, at most 44 characters."""
+    for start, words in _RANGES.items():
+        if kernel.startswith(start):
+            return words
     name = re.sub(r"\(anonymous namespace\)::", "", kernel.removeprefix("void "))
     name = re.split(r"[<(]", name, maxsplit=1)[0]
     name = name if name.startswith("aten::") else name.rpartition("::")[2] or name

@@ -4,6 +4,7 @@ import pytest
 from fake_ncu import sample
 
 from profiling.results.environment import Ceilings
+from profiling.roofline.evidence import short_name
 from profiling.roofline.kernel_bounds import bound_by_counters, bound_by_trace
 from profiling.trace.nsight_compute import read_launches
 
@@ -111,3 +112,15 @@ def test_a_gemm_of_17_rows_that_reads_34_mb_is_at_the_limit():
     assert bound_by_counters(launch.dram, launch.l2, launch.tensor, None) == "memory bandwidth"
     assert launch.seconds is not None
     assert 2 * 4096 * 4096 / launch.seconds / H200.read_bytes_per_s == pytest.approx(0.66, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("void at::native::(anonymous namespace)::RowwiseMoments<float>(long, float const*)", "RowwiseMoments"),
+        ("Torch-Compiled Region: 0/0", "code that torch.compile generated"),
+        ("TorchDynamo Cache Lookup", "the guards of torch.compile"),
+    ],
+)
+def test_a_kernel_is_named_in_words(kernel, name):
+    assert short_name(kernel) == name
