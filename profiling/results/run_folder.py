@@ -25,6 +25,8 @@ from profiling.results.record import Record
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = "run.lock"
+#: What a sweep writes into the folder of a run before the run begins: its state, and what its process prints.
+JOB_FILE, JOB_LOG = "job.json", "job.log"
 
 #: Keys that may differ between a run and its resumption: they do not change what is measured.
 FREE_KEYS = ("resume", "resume_changed", "cell_timeout", "prepare_timeout")
@@ -106,7 +108,7 @@ def claimed(run: Path, resume: str | None, warn: Callable[[str], None], *, start
 
 
 def _check_is_empty(run: Path) -> None:
-    names = sorted(path.name for path in run.iterdir() if path.name != LOCK_FILE)
+    names = sorted(path.name for path in run.iterdir() if path.name not in (LOCK_FILE, JOB_FILE, JOB_LOG))
     if names and _is_run(run):
         resumption = shell_words([override("resume", run)])
         raise InputError(f"{run} holds a run already. Choose another hydra.run.dir, or add {resumption} to go on.")
