@@ -1,18 +1,19 @@
 """How often does the tool claim a difference that is not there? python benchmarks/false_claims.py
 
-Two variants of a component are the same code (A/A), or one has a planted slowdown. They take turns as in any run, and
-what the answer of the run says of them is counted: `baseline` is fastest, `again` is fastest, or it cannot tell.
+Variants of a component take turns as in any run: `baseline`, `again` of the same code (A/A), and one for each planted
+slowdown. What the tool says of a pair of them is counted: `baseline` is fastest, the other is, or it cannot tell.
 
   A/A        40 comparisons: at most 1 claim that one of them is faster
   slowdown   40 comparisons: 5% is found in at least 36 on a CPU; 3% in 38 and 1% in 30 of captured calls on a GPU
   two runs   the same cells in two runs of equal code, through `profiling.compare`: at most 1 verdict in 40 other than
              `same` and `cannot tell`
 
-A component is a chain of 100 equal links; `again` runs it with 0, 1, 3 or 5 links more. Each comparison is a component
-of its own with processes of its own; half of the comparisons are made in a first run and half in a second one. On a GPU
-both variants are captured, and --gpus 4 spreads the comparisons over four GPUs of a host. --isolation none makes all
-comparisons of a run in one process. On a GPU the tensors of a link are together about as large as the L2 cache of an
-H200, where their places in memory matter most; with --rows 131072 they are far larger.
+A component is a chain of 100 equal links; a planted slowdown has 1, 3 or 5 links more. Each comparison of a kind is of
+a component of its own with processes of its own; half of the components are in a first run and half in a second one.
+On a GPU all variants are captured, and --gpus 2 spreads the components over two GPUs of a host. --isolation none makes
+all comparisons of a run in one process. On a GPU the tensors of a link are together six times as large as the L2 cache
+of an H200, as those of a network are; with --rows 32768 they are about as large, where their places in memory matter
+most.
 
 --busy 2 starts two processes beside it that compute all the time. It exits with 1 where a bar is missed.
 """
@@ -40,19 +41,22 @@ import yaml
 from profiling.compare.cells import compare_cells
 from profiling.compare.loaded_run import read_run
 from profiling.errors import InputError, shell_words
-from profiling.report.answer import Answer, answers_of
+from profiling.report.answer import Answer, answer_of
 from profiling.report.format import estimate, listed, show
 from profiling.report.run_data import load_run, wrong_because
 from profiling.report.table import Column, Table, markdown
 from profiling.results.environment import read_environment
+from profiling.results.judgement import by_component
 from profiling.results.record import BASELINE
 
 ROOT, HERE = Path(__file__).resolve().parents[1], Path(__file__).resolve().parent
-LINKS, AGAIN, THRESHOLD = 100, "again", 0.02
+LINKS, THRESHOLD = 100, 0.02
 #: [rows, width] of a link: kernels long enough that the device, and not the host that launches them, sets the time.
-SIZES = {"cuda": (32768, 256), "cpu": (32, 128)}
-#: How the call of both cells is captured; on a CPU both are eager.
+SIZES = {"cuda": (131072, 256), "cpu": (32, 128)}
+#: How the call of each cell is captured; on a CPU all are eager.
 CAPTURES = {"cuda": {"_target_": "profiling.variants.cuda_graph.CudaGraph"}, "cpu": None}
+#: The recipe of all cells.
+RECIPE = "false_claims_chain.Longer"
 #: Least fraction of the comparisons in which a planted slowdown is found, by the number of planted links.
 FOUND = {"cuda": {3: 38 / 40, 1: 30 / 40}, "cpu": {5: 36 / 40}}
 #: Comparisons in which one false claim is allowed.
@@ -64,14 +68,14 @@ BUSY = "import math, os\nparent = os.getppid()\nwhile os.getppid() == parent: su
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the tool said of `again` beside `baseline`, or of run B beside run A; `words` are its numbers."""
+    """What the tool said of a variant beside `baseline`, or of run B beside run A; `words` are its numbers."""
 
     kind: Literal["in turns", "two runs"]
     planted: int  # links more
     name: str
     said: Said
     words: str
-    ratio: float | None = None  # baseline over `again`, or B over A
+    ratio: float | None = None  # baseline over the variant, or B over A
 
     @property
     def is_false(self) -> bool:
@@ -94,20 +98,22 @@ class Job:
     rows: int | None
     keys: Sequence[str]
 
-    def run(self, folder: Path, planted: Sequence[int], gpu: int) -> None:
-        """Run a comparison for each of `planted` into `folder`.
+    def run(self, folder: Path, planted: Sequence[int], components: int, gpu: int) -> None:
+        """Run `components` components into `folder`, each under `baseline` and a variant for each of `planted`.
 
         Raises:
             SystemExit: the run was refused, or ended without a record.
 
         """
-        names = [f"plant_{links}_{place:02}" for place, links in enumerate(planted)]
-        config = write_config(folder.with_name(f"{folder.name}_config"), dict(zip(names, planted, strict=True)), self)
+        names = [f"chain_{number:02}" for number in range(components)]
+        config = write_config(folder.with_name(f"{folder.name}_config"), names, planted, self)
+        variants = [BASELINE, *map(variant_of, planted)]
         command = [sys.executable, "-m", "profiling.generic_forward", f"--config-dir={config}"]
-        command += [f"hydra.run.dir={folder}", f"component=[{','.join(names)}]", f"variant=[{BASELINE},{AGAIN}]"]
+        command += [f"hydra.run.dir={folder}", f"component=[{','.join(names)}]", f"variant=[{','.join(variants)}]"]
         command += ["metric=[parity,latency]", f"device={self.device}", f"isolation={self.isolation}", "ceilings=off"]
         command += [f"seconds={self.seconds:g}", *self.keys]
-        if capture := CAPTURES[self.device]:  # of the tool's own YAML; the one of `again` is written here
+        command.append(f"+variant.{BASELINE}._target_={RECIPE}")  # of the tool's own YAML; the others are written here
+        if capture := CAPTURES[self.device]:
             command.append(f"variant.{BASELINE}.capture={{_target_:{capture['_target_']}}}")
         paths = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": paths}
@@ -120,17 +126,20 @@ class Job:
             raise SystemExit(f"{' '.join(command)}\nended with {ended.returncode}:\n{ended.stderr[-2000:]}")
 
 
-def write_config(folder: Path, planted: dict[str, int], job: Job) -> Path:
-    """Write a folder for --config-dir: a component for each name, and the variant that is compared with `baseline`."""
+def variant_of(planted: int) -> str:
+    """Return the name of the variant with this number of links more."""
+    return f"slower_{planted}" if planted else "again"
+
+
+def write_config(folder: Path, names: Sequence[str], planted: Sequence[int], job: Job) -> Path:
+    """Write a folder for --config-dir: components of these names, and the variants beside `baseline`."""
     rows, width = SIZES[job.device]
-    rows = job.rows or rows
-    variant = {"_target_": "profiling.variants.recipe.Recipe", "capture": CAPTURES[job.device]}
-    again = {"_target_": "false_claims_chain.Again", "variant": variant}
-    files: dict[str, object] = {f"variant/{AGAIN}": {AGAIN: again}}
-    for name, links in planted.items():
-        chain = {"_target_": "false_claims_chain.Chain", "width": width, "links": LINKS, "planted": links}
-        node = {"module": chain, "inputs": {"x": {"shape": [rows, width]}}, "checkpoint": None}
-        files[f"component/{name}"] = {name: node}
+    chain = {"_target_": "false_claims_chain.Chain", "width": width, "links": LINKS}
+    node = {"module": chain, "inputs": {"x": {"shape": [job.rows or rows, width]}}, "checkpoint": None}
+    files = {f"component/{name}": {name: node} for name in names}
+    for links in planted:
+        variant = {"_target_": RECIPE, "capture": CAPTURES[job.device], "planted": links}
+        files[f"variant/{variant_of(links)}"] = {variant_of(links): variant}
     for path, content in files.items():
         file = folder / f"{path}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -139,28 +148,34 @@ def write_config(folder: Path, planted: dict[str, int], job: Job) -> Path:
 
 
 def in_turns(folder: Path) -> list[Comparison]:
-    """Return what a run says of the two variants of each of its components."""
-    return [
-        Comparison("in turns", int(answer.component.split("_")[1]), f"{folder.name} {answer.component}", *said(answer))
-        for answer in answers_of(load_run(folder))
-    ]
+    """Return what a run says of each variant beside the baseline of its component."""
+    comparisons = []
+    for component, group in by_component(load_run(folder).records).items():
+        baseline, *others = sorted(group, key=lambda record: record.variant != BASELINE)
+        for other in others:
+            links = int(other.variant.rpartition("_")[2]) if other.variant != variant_of(0) else 0
+            answer = answer_of(component, (baseline, other))
+            comparisons.append(
+                Comparison("in turns", links, f"{folder.name} {component} {other.variant}", *said(answer))
+            )
+    return comparisons
 
 
 def said(answer: Answer) -> tuple[Said, str, float | None]:
-    """Return what the answer table says of `again`, its words and the ratio; a tie, or no ranking, claims nothing."""
+    """Return what the answer says of a variant beside its baseline, its words and the ratio; a tie claims nothing."""
     wrong = [f"{each.variant} {wrong_because(each)}: {each.reason}" for each in answer.group if wrong_because(each)]
     timed = [each for each in answer.group if each.is_correct and each.median_ms is not None]
     if answer.fastest is None or len(timed) < 2:
         return "not measured", "; ".join(wrong) or "a cell without times", None
     doubts = [doubt.mark for doubt in answer.doubts]
-    again = next(record for record in answer.group if record.variant == AGAIN)
-    value = None if again.speedup is None else again.speedup.wall
-    ratio = None if again.speedup is None else show(estimate(again.speedup.wall, again.speedup.ci95), "ratio")
-    windows = 0 if again.turns is None else len(again.turns.windows)
-    words = f"{answer.fastest.variant} is fastest, again {ratio}, {windows} windows; {', '.join(doubts)}"
+    other = next(record for record in answer.group if record.variant != BASELINE)
+    value = None if other.speedup is None else other.speedup.wall
+    ratio = None if other.speedup is None else show(estimate(other.speedup.wall, other.speedup.ci95), "ratio")
+    windows = 0 if other.turns is None else len(other.turns.windows)
+    words = f"{answer.fastest.variant} is fastest, {other.variant} {ratio}, {windows} windows; {', '.join(doubts)}"
     if not answer.is_ranked or "tied" in doubts:
         return "cannot tell", words, value
-    return ("faster" if answer.fastest is again else "slower"), words, value
+    return ("faster" if answer.fastest is other else "slower"), words, value
 
 
 def over_runs(a: Path, b: Path) -> list[Comparison]:
@@ -313,10 +328,10 @@ def parse_options() -> argparse.Namespace:
         metavar="FACTOR",
         help="1.05: 5%% slower; 1: none; may be repeated (default 1.05; on a GPU 1.03 and 1.01; none with --busy)",
     )
-    parser.add_argument("--seconds", type=float, default=6.0, help="at most for the turns of a comparison (default 6)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="at most for the turns of a component (default 6)")
     parser.add_argument("--isolation", choices=("process", "none"), default="process", help="default: process")
-    parser.add_argument("--rows", type=int, metavar="N", help="rows of a link (default 32; on a GPU 32768)")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs to spread the comparisons over (1)")
+    parser.add_argument("--rows", type=int, metavar="N", help="rows of a link (default 32; on a GPU 131072)")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs to spread the components over (1)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder of the runs (default: they are deleted)")
     parser.add_argument("--read", type=Path, metavar="FOLDER", help="judge the runs of --keep again, and measure none")
     options = parser.parse_args()
@@ -327,25 +342,23 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def shares(planted: Sequence[int], pairs: int, parts: int) -> list[list[int]]:
-    """Return the planted links of the comparisons of each run: A/A and each slowdown `pairs` times, in turns."""
-    plan = [links for _ in range(pairs) for links in (0, *planted)]
-    each = len({0, *planted})
-    bounds = [each * -(-part * pairs // parts) for part in range(parts + 1)]
-    return [plan[low:high] for low, high in pairwise(bounds)]
+def shares(components: int, parts: int) -> list[int]:
+    """Return how many of the components each part has."""
+    bounds = [-(-part * components // parts) for part in range(parts + 1)]
+    return [high - low for low, high in pairwise(bounds)]
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[Comparison]:
     """Make two runs on each GPU, one after the other, and judge what they say."""
     folder.mkdir(parents=True, exist_ok=True)
     job = Job(options.device, options.isolation, options.seconds, options.rows, options.keys)
-    plans = shares(options.planted, options.pairs, 2 * options.gpus)
+    components = shares(options.pairs, 2 * options.gpus)
 
     def on_gpu(gpu: int) -> list[Comparison]:
         runs = [folder / f"run_{2 * gpu + half}" for half in (0, 1)]
-        for run, plan in zip(runs, plans[2 * gpu :], strict=False):
-            if plan:
-                job.run(run, plan, gpu)
+        for run, number in zip(runs, components[2 * gpu :], strict=False):
+            if number:
+                job.run(run, (0, *options.planted), number, gpu)
         made = [run for run in runs if run.exists()]
         over = over_runs(*made) if len(made) == 2 else []
         return [each for run in made for each in in_turns(run)] + over

@@ -1,4 +1,4 @@
-"""The component of `false_claims.py`, a chain of equal steps, and a variant that adds steps: the planted slowdown."""
+"""The component of `false_claims.py`, a chain of equal steps, and a recipe that adds steps: the planted slowdown."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.variants.variant import Step, Variant
+from profiling.variants.recipe import Recipe
+from profiling.variants.variant import Step
 
 
 class Chain(nn.Module):
-    """`links` times: a matrix product, a sum and a tanh, each of which writes [rows, width].
+    """`links` times: a matrix product, a sum and a tanh, each of which writes [rows, width]."""
 
-    `planted` is the number of links more that `Again` gives it.
-    """
-
-    def __init__(self, *, width: int, links: int, planted: int) -> None:
+    def __init__(self, *, width: int, links: int) -> None:
         super().__init__()
         # One weight for all links, small enough that an error shrinks from link to link: bfloat16 stays near float32,
         # and some links more do not change the output.
         self.weight = nn.Parameter(torch.randn(width, width) * 0.5 / width**0.5)
-        self.links, self.planted = links, planted
+        self.links = links
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the first 256 rows, [<= 256, width], for x [rows, width].
@@ -39,14 +37,13 @@ class Chain(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again(Variant):
-    """Run the chain with its planted links under `variant`; without any it is the same code as `variant` alone."""
+class Longer(Recipe):
+    """Run the chain with `planted` links more; with 0 it is the same code as the recipe alone.
 
-    variant: Variant
+    It explains nothing after the timing: what a graph gains would take as long as the comparison.
+    """
 
-    def unavailable(self, device: torch.device) -> str | None:
-        """Return why `variant` cannot run on `device`, or None."""
-        return self.variant.unavailable(device)
+    planted: int = 0
 
     def __call__(self, component: Component, folder: Path) -> Step:
         """Prepare a chain with the same weight and the planted links more.
@@ -56,5 +53,5 @@ class Again(Variant):
         chain = component.module
         assert isinstance(chain, Chain)
         longer = copy(chain)
-        longer.links += longer.planted
-        return self.variant(replace(component, module=longer), folder)
+        longer.links += self.planted
+        return replace(super().__call__(replace(component, module=longer), folder), explain=dict)
