@@ -22,7 +22,8 @@ from profiling.results.record import BeforeAfter, Graphs, LayerSensitivity, Memo
 from profiling.trace.counters import CompileCounters
 from profiling.trace.device_work import host_launches as launches_of
 
-_WALL_ROUNDS = 31
+#: Rounds in which an eager call and a replay are timed: as many as fit into the seconds, within these limits.
+_LEAST_WALL_ROUNDS, _WALL_ROUNDS, _WALL_SECONDS = 5, 31, 0.5
 _REPLAY_ROUNDS = 11
 #: Milliseconds of one timed series of replays: long compared with the resolution of events and the first launch.
 _SERIES_MS = 20.0
@@ -77,10 +78,9 @@ def _wall_ms(before: Callable[[], Any], after: Callable[[], Any]) -> tuple[float
         return (time.perf_counter() - start) * 1e3
 
     for _ in range(3):
-        before()
-        after()
-    torch.cuda.synchronize()
-    return interleaved_medians(partial(wall_ms, before), partial(wall_ms, after), _WALL_ROUNDS)
+        round_ms = wall_ms(before) + wall_ms(after)
+    rounds = min(_WALL_ROUNDS, max(_LEAST_WALL_ROUNDS, round(_WALL_SECONDS * 1e3 / round_ms)))
+    return interleaved_medians(partial(wall_ms, before), partial(wall_ms, after), rounds)
 
 
 def replay_ms(
