@@ -52,16 +52,16 @@ def median_interval(*rounds: Samples, resamples: int = 2000, seed: int = 0) -> t
     """Return the 95% bootstrap interval of the median, in the samples' unit; of several rounds with their drift.
 
     None where the values cannot carry one: fewer than six samples, or two rounds. Three to five rounds estimate their
-    spread poorly: the interval is that of Student's t in place of the normal distribution.
+    spread poorly: the interval is that of Student's t in place of the normal distribution, on the logarithms, so that
+    an interval of times has no negative end.
     """
     count = len(rounds)
     if count == 2 or sum(map(len, rounds)) < LEAST_VALUES:
         return None
     drawn = _round_medians(rounds, resamples, seed)
     if 2 < count < LEAST_VALUES:
-        median = np.median(np.concatenate([np.asarray(each, dtype=np.float64) for each in rounds]))
-        widening = np.sqrt((count - 1) / np.random.default_rng(seed + 2).chisquare(count - 1, resamples))
-        drawn = median + (drawn - median) * widening
+        median = float(np.median(np.concatenate([np.asarray(each, dtype=np.float64) for each in rounds])))
+        drawn = _widened(drawn, median, count - 1, seed + 2)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return float(low), float(high)
 
@@ -155,11 +155,16 @@ def ratio_interval(
     ratio = float(np.median(np.concatenate(numerator)) / np.median(np.concatenate(denominator)))
     drawn = _round_medians(numerator, resamples, seed) / _round_medians(denominator, resamples, seed + 1)
     freedom = len(numerator) + len(denominator) - 2
-    if freedom:  # few rounds estimate their spread poorly: Student's t in place of the normal distribution
-        widening = np.sqrt(freedom / np.random.default_rng(seed + 2).chisquare(freedom, resamples))
-        drawn = ratio * (drawn / ratio) ** widening
+    if freedom:  # few rounds estimate their spread poorly
+        drawn = _widened(drawn, ratio, freedom, seed + 2)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return ratio, float(low), float(high)
+
+
+def _widened(drawn: NDArray[np.float64], centre: float, freedom: int, seed: int) -> NDArray[np.float64]:
+    """Return draws of a bootstrap around `centre` with the tails of Student's t; linear where `centre` is 0."""
+    widening = np.sqrt(freedom / np.random.default_rng(seed).chisquare(freedom, drawn.size))
+    return centre * (drawn / centre) ** widening if centre else drawn * widening
 
 
 def relative_half_width(samples: Samples) -> float:

@@ -255,6 +255,20 @@ def test_few_rounds_have_a_wide_interval_of_the_median(rounds):
     assert hits / 200 >= 0.88
 
 
+@pytest.mark.parametrize("rounds", [3, 4, 5])
+def test_few_rounds_on_a_busy_machine_have_no_negative_end(rounds):
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        samples = [10 * np.exp(rng.normal(0, 1.0) + rng.normal(0, 0.1, 20)) for _ in range(rounds)]
+        low, high = median_interval(*samples, seed=seed, resamples=500)
+        assert 0 < low < high
+
+
+def test_few_rounds_of_a_clock_that_stands_still_have_an_interval():
+    """The device time of a call without work is 0."""
+    assert median_interval([0.0] * 4, [0.0] * 4, [0.0] * 4) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("rounds", [[[1.0, 2.0]], [[1.0, 2.0, 3.0, 4.0, 5.0]], [[1.0] * 50, [2.0] * 50], [[1.0]] * 5])
 def test_few_values_carry_no_interval(rounds):
     assert median_interval(*rounds) is None
