@@ -150,8 +150,8 @@ def take_turns(
     budget = sum(resident.ready.max_seconds for resident in residents) if seconds is None else seconds
     first = 1 + max((block for resident in residents for block, _ in resident.windows), default=-1)
     rng, start, block = random.Random(seed), now(), first
-    order, stopped_by = list(residents), None
-    while stopped_by is None:
+    order, alive, stopped_by = list(residents), list(residents), None
+    while alive and stopped_by is None:
         if (block - first) % 2 == 0:
             rng.shuffle(order)
         else:
@@ -161,7 +161,7 @@ def take_turns(
                 resident.take(block)
         block += 1
         alive = [resident for resident in residents if not resident.has_ended]
-        stopped_by = _stopped_by(alive, first, block, budget, now() - start)
+        stopped_by = _stopped_by(alive, first, block, budget, now() - start) if alive else None
     for resident in residents:
         resident.stopped_by = stopped_by
 

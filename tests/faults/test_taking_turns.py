@@ -42,6 +42,17 @@ def test_a_resident_dies(tmp_path, monkeypatch):
     assert records["w"].speedup.ci95 is not None
 
 
+@pytest.mark.parametrize("step", [1, 2, 3])
+@fault("all variants crash in the same windows", "their rows fail, and the run ends", "their windows")
+def test_all_residents_die(tmp_path, monkeypatch, step):
+    dying = FakeCells({name: Plan(happens={step: dies}) for name in ("baseline", "v", "w")})
+    run = run_of(monkeypatch, tmp_path / "run", dying)
+    assert run.execute() == 1
+    for record in rows(run).values():
+        assert "SIGSEGV" in record.reason
+        assert len(record.turns.windows if record.turns else ()) == step - 1
+
+
 @fault("a variant's process crashes before it is ready", "its row fails", "the others take turns")
 def test_a_cell_that_is_never_ready(tmp_path, monkeypatch):
     run = run_of(monkeypatch, tmp_path / "run", three(v=Plan(happens={"ready": dies})))
