@@ -198,7 +198,7 @@ class Isolated:
         return replace(performed, notes=(*performed.notes, *notes))
 
     def _measure_starts(self, task: Mapping[str, Any], cache: Lease, on_event: Emit) -> tuple[str, ...]:
-        """Measure and send how the cell starts in fresh processes; return a note where that is not known."""
+        """Measure and send how the cell starts in fresh processes; return a note where a start failed."""
         if not self._starts or "cell" not in task:
             return ()
         on_event(Phase("starts"))
@@ -207,11 +207,11 @@ class Isolated:
             return run_guarded(command, log, timeout, variables, self._orphans.own)
 
         try:
-            section = StartPass(self._run, self.timeout, execute).measure(task, cache)
+            section, notes = StartPass(self._run, self.timeout, execute).measure(task, cache)
         except NoStartError as error:
             return (f"no starts: {error}",)
         on_event(Sections(encode_sections(starts=section)))
-        return ()
+        return notes
 
     def _counted(
         self, counters: CounterPass, job: str, sections: Mapping[str, Any], variables: dict[str, str], on_event: Emit

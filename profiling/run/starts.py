@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from profiling.results.record import Start, Starts
 from profiling.run.compile_caches import Lease, cache_variables
@@ -49,11 +50,13 @@ class StartPass:
     timeout: float
     execute: Execute
 
-    def measure(self, task: Mapping[str, Any], lease: Lease) -> Starts:
-        """Return the section of a cell, whose cache the cold start fills where it is shared and empty.
+    def measure(self, task: Mapping[str, Any], lease: Lease) -> tuple[Starts, tuple[str, ...]]:
+        """Return the section of a cell, and a note for a later start that failed, which costs only itself.
+
+        The cold start fills the cell's cache where that is shared and empty.
 
         Raises:
-            NoStartError: a start failed.
+            NoStartError: the cold start failed.
 
         """
         with TemporaryDirectory(prefix="start-", ignore_cleanup_errors=True) as temporary:
@@ -62,20 +65,23 @@ class StartPass:
             cache = dict(lease.variables) if fills else cache_variables(str(folder / "cold"))
             artifacts = folder / "artifacts"
             try:
-                cold = self._start(task, "cold", cache, folder, save=str(artifacts))
+                starts = Starts(cold=self._start(task, "cold", cache, folder, save=str(artifacts)))
             except NoStartError:
                 lease.empty()
                 raise
-            if not cold.graphs:
-                return Starts(cold=cold)
+            if not starts.cold.graphs:
+                return starts, ()
             if fills:
-                lease.fill(cold)
-            warm = self._start(task, "warm", cache, folder)
-            if not artifacts.is_file():
-                return Starts(cold=cold, warm=warm)
-            moved = cache_variables(str(folder / "moved"))
-            portable = self._start(task, "portable", moved, folder, load=str(artifacts))
-            return Starts(cold=cold, warm=warm, portable=portable, artifact_bytes=artifacts.stat().st_size)
+                lease.fill(starts.cold)
+            try:
+                starts = replace(starts, warm=self._start(task, "warm", cache, folder))
+                if artifacts.is_file():
+                    starts = replace(starts, artifact_bytes=artifacts.stat().st_size)
+                    moved = cache_variables(str(folder / "moved"))
+                    starts = replace(starts, portable=self._start(task, "portable", moved, folder, load=str(artifacts)))
+            except NoStartError as error:
+                return starts, (f"starts are incomplete: {error}",)
+            return starts, ()
 
     def _start(self, task: Mapping[str, Any], kind: str, cache: Mapping[str, str], folder: Path, **files: str) -> Start:
         name = Job.from_json(task["cell"]).name

@@ -56,7 +56,9 @@ class Processes:
 
 def measured(tmp_path, processes, leased, variant="compile"):
     task = {"cell": job(variant, compiler=COMPILER).to_json()}
-    return StartPass(tmp_path, 60.0, processes).measure(task, leased)
+    starts, notes = StartPass(tmp_path, 60.0, processes).measure(task, leased)
+    assert not notes
+    return starts
 
 
 def test_cold_warm_and_portable_starts(tmp_path, monkeypatch):
