@@ -162,10 +162,12 @@ def _serve(channel: socket.socket) -> _Request:
         if not request:
             raise SystemExit
         status, output, *rest = descriptors
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # threads of BLAS, which allows it
-            pid = os.fork()
-        if pid:
-            children[pid] = status
+        pid = _forked()
+        if pid != 0:
+            if pid is None:
+                os.close(status)  # the caller starts a fresh process; those that were forked before go on
+            else:
+                children[pid] = status
             for each in (output, *rest):
                 os.close(each)
             continue
@@ -187,6 +189,13 @@ def _serve(channel: socket.socket) -> _Request:
         os.close(status)
         end_with(server)
         return _Request(task_file, rest[0], rest[1] if len(rest) > 1 else None)
+
+
+def _forked() -> int | None:
+    """Return what `os.fork` does; None where the system has no room for a process."""
+    with contextlib.suppress(OSError), warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        return os.fork()  # the warning is of threads of BLAS, which allows it
+    return None
 
 
 def _reap(children: dict[int, int]) -> None:

@@ -15,8 +15,17 @@ import pytest
 from profiling.run.fork_server import ForkServer
 from profiling.run.process_groups import kill_group
 
-#: A module in place of the worker, whose tasks are lines of Python.
-WORKER = "def work(task, events, turns):\n    exec(open(task).read(), dict(events=events, turns=turns))\n"
+#: A module in place of the worker, whose tasks are lines of Python; forks fail while there is a file `full` beside it.
+WORKER = """
+import errno, os, pathlib
+def work(task, events, turns):
+    exec(open(task).read(), dict(events=events, turns=turns))
+def fork(fork=os.fork):
+    if pathlib.Path(__file__).with_name("full").exists():
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+os.fork = fork
+"""
 
 
 @pytest.fixture
@@ -112,6 +121,17 @@ def test_processes_run_beside_each_other_and_end_alone(start):
     with pytest.raises(subprocess.TimeoutExpired):
         slow.wait(0.1)
     assert kill_group(slow) == -signal.SIGKILL
+
+
+def test_where_no_process_can_be_forked_a_fresh_one_is_asked_for(start, tmp_path):
+    slow, full = start("import time; time.sleep(60)"), tmp_path / "modules" / "full"
+    full.touch()
+    assert start("pass") is None
+    full.unlink()
+    assert ended(start("pass")) == 0
+    with pytest.raises(subprocess.TimeoutExpired):
+        slow.wait(0.1)
+    assert kill_group(slow) == -signal.SIGKILL, "it was not lost with the server"
 
 
 def test_a_server_that_was_killed_takes_its_processes_with_it(server, start):
