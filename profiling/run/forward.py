@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -14,7 +14,7 @@ from profiling.components.build import Blueprint, build
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.outputs import Difference, difference, to_host
+from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.reference import (
     CHECK_SEED,
     CheckCalls,
@@ -69,7 +69,11 @@ class ForwardCell(Cell):
             component.refill(settings.seed)
             component.reset()
             self._describe_state(component, reference)
+            # Before a variant can change the module in place.
             expected_by = {name: metric.expected(component, settings.seed) for name, metric in metrics.items()}
+            every = (component.inputs, *component.extra_inputs) if with_reference and component.extra_inputs else ()
+            eager = _outputs(component, [partial(component.module, **inputs) for inputs in every])
+            component.reset()
             reached("inputs")
             step = self.prepare(variant, component)
             try:
@@ -79,7 +83,7 @@ class ForwardCell(Cell):
                     self.run_metric(name, metric, replace(subject, expected=expected_by[name]))
                 self._check_after_timing(metrics, subject)
                 if with_reference:
-                    self._check_other_shapes(component, step)
+                    self._check_other_shapes(component, step, eager)
                 self.explain(step)
                 self.explain_roofline(component, step)
                 if settings.trace:
@@ -157,16 +161,18 @@ class ForwardCell(Cell):
                 self.problems.append((status, f"correct before the timing, wrong after it: {reason}"))
                 self.add(**merge_metric(self.metrics, again.sections)[1])
 
-    def _check_other_shapes(self, component: Component, step: Step) -> None:
-        """Compare the steps of the other shapes with eager, because preparing one shape may break another."""
+    def _check_other_shapes(self, component: Component, step: Step, eager: Sequence[Outputs]) -> None:
+        """Compare the steps of the other shapes with eager, because preparing one shape may break another.
+
+        `eager` are its outputs at the timed shape and the others, before the variant was prepared.
+        """
         if len(step.extra_steps) < len(component.extra_inputs):
             self.note("the variant returns no steps for the other shapes, so those were not checked")
             return
         if not component.extra_inputs:
             return
-        timed = _distance(component, step.run, component.call)
-        pairs = zip(step.extra_steps, component.extra_inputs, strict=True)
-        others = [_distance(component, run, partial(component.module, **inputs)) for run, inputs in pairs]
+        outputs = _outputs(component, (step.run, *step.extra_steps))
+        timed, *others = [difference(*pair) for pair in zip(outputs, eager, strict=True)]
         if (fault := next((each.fault for each in (timed, *others) if each.fault), None)) is not None:
             self.problems.append(("failed", f"beside other prepared shapes, unlike eager's: {fault}"))
             return
@@ -178,10 +184,10 @@ class ForwardCell(Cell):
             self.problems.append(("failed", reason))
 
 
-def _distance(component: Component, run: Callable[[], Any], eager: Callable[[], Any]) -> Difference:
-    """Return the difference of the output of `run` from that of `eager`, each from the initial state."""
+def _outputs(component: Component, calls: Iterable[Callable[[], Any]]) -> list[Outputs]:
+    """Return the output of each call, from the initial state."""
     outputs = []
-    for call in (eager, run):  # eager first: it must not read inputs that the step has changed
+    for call in calls:
         component.reset()
         outputs.append(to_host(output=call()))
-    return difference(outputs[1], outputs[0])
+    return outputs

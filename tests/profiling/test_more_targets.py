@@ -124,6 +124,15 @@ def test_a_wrong_extra_shape_fails_the_cell(tmp_path):
     assert "another prepared shape" in records["net@batch=1-4"].reason
 
 
+def test_a_layer_that_a_transform_put_in_place_is_compared_with_the_one_before_at_every_shape(tmp_path):
+    options = ("component=[net]", "values=[1,4]", "scale=tiny", *QUICK_LATENCY, "metric=[parity,latency]")
+    started("shape_sweep", tmp_path / "run", *options, "variant=[own_wrong_with_one_row]", "isolation=none", code=1)
+    records = {record.component: record for record in read_records(tmp_path / "run").records}
+    assert "parity" in records["net@batch=1"].reason
+    assert records["net@batch=4"].status == "ok"
+    assert "relative L2 to eager of another prepared shape" in records["net@batch=1-4"].reason
+
+
 def test_a_training_step_without_loader_processes(tmp_path):
     options = ("component=[world_model_training]", "training.steps=6", "training.workers=0", *QUICK_LATENCY)
     autocast = ("training.autocast=bfloat16", "training.tolerance=1", "training.loss_tolerance=1", "ceilings=auto")

@@ -26,6 +26,21 @@ def wrong(module: nn.Module) -> nn.Module:
     return Scaled(module, 2.0)
 
 
+def wrong_in_place(module: nn.Module, rows: int) -> nn.Module:
+    """Put a layer into the module that is wrong with so many rows, and return the module itself."""
+    module.first = WrongWith(module.first, rows)
+    return module
+
+
+class WrongWith(nn.Module):
+    def __init__(self, layer, rows):
+        super().__init__()
+        self.layer, self.rows = layer, rows
+
+    def forward(self, x):
+        return self.layer(x) * (2.0 if len(x) == self.rows else 1.0)
+
+
 def raising(module: nn.Module) -> nn.Module:
     """Raise."""
     raise ValueError("planted failure")
