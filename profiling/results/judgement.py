@@ -21,13 +21,13 @@ DISTURBED_SHARE = 0.05
 SLICE_MS = 4.0
 #: The interval of a ratio must lie beyond this difference: less than that is a tie, whatever the number of windows.
 TIE_SHARE = 0.003
-#: Two processes with the same code may differ by this share on a GPU, because their memory lies elsewhere: 20 equal
-#: pairs on an H200, with a working set of six times the L2 cache, differed by up to 0.58%.
-PROCESS_SHARE = 0.006
+#: Two processes with the same code may differ by this share on a GPU, because their memory lies elsewhere: 60 equal
+#: pairs on an H200, measured on two days with a working set of six times the L2 cache, differed by up to 0.6%.
+PROCESS_SHARE = 0.007
 #: The same where the cell's memory is less than `NEAR_CACHE` times the L2 cache, so that its place decides what stays
-#: there: 37 of 38 equal pairs, with a working set about as large as L2, differed by up to 1.43%, and one by 2.4%; 12 in
+#: there: 37 of 38 equal pairs, with a working set about as large as L2, differed by up to 1.4%, and one by 2.4%; 12 in
 #: one process by up to 0.9%.
-NEAR_CACHE_SHARE, NEAR_CACHE = 0.015, 4.0
+NEAR_CACHE_SHARE, NEAR_CACHE = 0.025, 4.0
 #: The same on a CPU for cells that took turns on the same cores of their own: 80 equal pairs with one thread, on an
 #: idle machine of 2 cores, differed by at most 2.1%, and 20 others by 2.5%.
 PINNED_CPU_SHARE = 0.03
@@ -246,12 +246,16 @@ def _is_near_cache(record: Record) -> bool:
 
 
 def same_code_explains(one: Record, other: Record) -> bool:
-    """Return whether two different times are so close that the same code could have taken them."""
+    """Return whether two different times are so close that the same code could have taken them.
+
+    Of cells that took turns, by the ratio of their windows, in which a drift of the machine cancels out.
+    """
     one_ms, other_ms = typical_ms(one), typical_ms(other)
     if not one_ms or not other_ms:
         return False
-    ratio = max(one_ms, other_ms) / min(one_ms, other_ms)
-    return 1 + TIE_SHARE < ratio <= 1 + same_code_share(one, other)
+    paired = paired_speedup(one, other)
+    ratio = one_ms / other_ms if paired is None else paired[0]
+    return 1 + TIE_SHARE < max(ratio, 1 / ratio) <= 1 + same_code_share(one, other)
 
 
 def sm_clock(record: Record) -> float | None:
