@@ -50,8 +50,9 @@ Call = Callable[[], object]
 Measure = Callable[[float], float]  # seconds of a window -> ms of a call
 #: Allowed difference where the device, and where launches set the time; and how well the ratio is to be known.
 DEVICE_BOUND, LAUNCH_BOUND, WIDTH = 0.01, 0.02, 0.003
-#: At most for the turns of a row, in seconds; at least and at most so many windows of each side.
-SECONDS, LEAST, MOST = 20.0, 8, 60
+#: At most for the turns of a row, in seconds, also where the host sets the time, whose speed varies more; at least and
+#: at most so many windows of each side.
+SECONDS, LAUNCH_SECONDS, LEAST, MOST = 20.0, 50.0, 8, 120
 #: Windows of each side where their number is fixed, and the seconds of one.
 FIXED_WINDOWS, WINDOW_SECONDS = 12, 0.15
 #: Seconds after which nvbench's process is given up.
@@ -63,14 +64,14 @@ WARM_UP_MS = 30
 def callables(device: str) -> dict[str, Call]:
     """Return calls bound by arithmetic, by memory and by launches; each writes to memory of its own.
 
-    On a GPU each takes milliseconds, so that the start of an idle device does not matter. The product is one of small
-    whole numbers, which draws less power than one of random numbers: at its power limit a device has a clock that
-    depends on what ran before, and on the length of the pauses.
+    On a GPU each takes milliseconds, so that the start of an idle device does not matter. The product is one of
+    zeros, which takes as long as one of other numbers and draws the least power: at its power limit a device has a
+    clock that depends on what ran before, and on the length of the pauses.
     """
     cuda = device == "cuda"
     rows, side, length, count = (16384, 8192, 2**30, 4000) if cuda else (512, 512, 2**23, 50)
     dtype = torch.bfloat16 if cuda else torch.float32
-    left, right = (torch.randint(-1, 2, (lines, side), device=device).to(dtype) for lines in (rows, side))
+    left, right = (torch.zeros(lines, side, device=device, dtype=dtype) for lines in (rows, side))
     product = torch.empty_like(left)
     source = torch.randn(length, device=device, dtype=torch.float64)
     target = torch.empty_like(source)
@@ -153,7 +154,8 @@ class Rows:
     def in_turns(self, ours: Measure, referees: Mapping[str, Measure], *, is_bar: bool = True) -> Iterator[Row]:
         """Let this tool and the referees take turns, as the variants of a run do, and yield a row for each referee."""
         sides = [_resident(name, measure) for name, measure in {"ours": ours, **referees}.items()]
-        take_turns(sides, SECONDS * len(sides) / 2, seed=0)
+        seconds = LAUNCH_SECONDS if self.tolerance == LAUNCH_BOUND else SECONDS
+        take_turns(sides, seconds * len(sides) / 2, seed=0)
         own = _by_block(sides[0])
         for side in sides[1:]:
             theirs = _by_block(side)

@@ -10,7 +10,7 @@ compile_cuda_graph. The bar is then 0.6.
 
 Its bar: the ratio of the two, neighbouring runs compared, is not above 1 (or --bar) by its 95% interval (from 6 pairs
 on; with fewer, by all of the ratios). It exits with 1 where it is. On an H200 a run takes minutes: --pairs 1 is one of
-each.
+each. With --gpus 2 the two runs of a pair are made at the same time, each on a GPU and half of the cores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +76,10 @@ class Pair:
 
 @contextmanager
 def checkout(revision: str, folder: Path) -> Iterator[Path]:
-    """Yield a folder with the files of `revision`."""
+    """Yield a folder with the files of `revision`, which may be a folder itself."""
+    if Path(revision).is_dir():
+        yield Path(revision).absolute()
+        return
     subprocess.run(
         ["git", "-C", ROOT, "worktree", "add", "--detach", folder, revision], check=True, capture_output=True
     )
@@ -86,9 +90,9 @@ def checkout(revision: str, folder: Path) -> Iterator[Path]:
 
 
 def timed_run(
-    code: Path, folder: Path, config: Path, device: str, keys: Sequence[str], variants: Sequence[str]
+    code: Path, folder: Path, config: Path, device: str, keys: Sequence[str], variants: Sequence[str], gpu: int | None
 ) -> Timed:
-    """Run the main job of the checkout `code` into `folder`.
+    """Run the main job of the checkout `code` into `folder`; `gpu` 0 or 1 is one of two, with half of the cores.
 
     Raises:
         SystemExit: the run was refused, or one of its cells failed.
@@ -96,10 +100,15 @@ def timed_run(
     """
     command = [sys.executable, "-m", "profiling.generic_forward", f"--config-dir={config}", f"hydra.run.dir={folder}"]
     command += [f"device={device}", f"variant=[{','.join(variants)}]", "ceilings=off", *keys]
+    paths = os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment, pinned = {**os.environ, "PYTHONPATH": paths}, []
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        cores = sorted(os.sched_getaffinity(0))
+        half = len(cores) // 2
+        pinned = ["taskset", "-c", ",".join(map(str, cores[gpu * half : (gpu + 1) * half]))]
     started = time.perf_counter()
-    ended = subprocess.run(
-        command, cwd=code, env={**os.environ, "PYTHONPATH": str(code)}, capture_output=True, text=True
-    )
+    ended = subprocess.run([*pinned, *command], cwd=code, env=environment, capture_output=True, text=True)
     seconds = time.perf_counter() - started
     if ended.returncode:
         raise SystemExit(f"{' '.join(command)}\nin {code} ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
@@ -140,28 +149,30 @@ def main() -> None:
     parser.add_argument("--against", default=WHOLE_CELLS, metavar="REVISION", help=f"default {WHOLE_CELLS}")
     parser.add_argument("--sharing", action="store_true", help="shared compiles against cold ones, of this checkout")
     parser.add_argument("--bar", type=float, help=f"most that the ratio may be (default {BAR:g}; shared {SHARING_BAR})")
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="2: both runs of a pair at the same time")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder of the runs (default: they are deleted)")
     options = parser.parse_args()
     bar = options.bar or (SHARING_BAR if options.sharing else BAR)
     variants = SHARING if options.sharing and options.device == "cpu" else VARIANTS[options.device]
     names = ("shared compiles", "cold compiles") if options.sharing else ("in turns", "whole cells")
     pairs: list[Pair] = []
     with tempfile.TemporaryDirectory(prefix="run-time-") as temporary:
-        folder = Path(temporary)
+        folder = (options.keep or Path(temporary)).absolute()
         config = folder / "config"
-        (config / "variant").mkdir(parents=True)
+        (config / "variant").mkdir(parents=True, exist_ok=True)
         for name, node in COPIES.items():
             (config / "variant" / f"{name}.yaml").write_text(yaml.safe_dump({name: node}))
         load = os.getloadavg()[0]
-        with nullcontext(ROOT) if options.sharing else checkout(options.against, folder / "whole") as whole:
+        against = str(ROOT) if options.sharing else options.against
+        with checkout(against, folder / "whole") as whole, ThreadPoolExecutor(options.gpus) as pool:
             for number in range(1, options.pairs + 1):
-                timed: dict[str, Timed] = {}
+                runs = {}
                 for side, code in sorted({"turns": ROOT, "whole": whole}.items(), reverse=number % 2 == 0):
-                    run = folder / f"{side}_{number}"
-                    keys = (
-                        [*options.keys, "compile_cache=cold"] if options.sharing and side == "whole" else options.keys
-                    )
-                    timed[side] = timed_run(code, run, config, options.device, keys, variants)
-                pairs.append(Pair(number, **timed))
+                    cold = ["compile_cache=cold"] if options.sharing and side == "whole" else []
+                    gpu = None if options.gpus == 1 else len(runs)
+                    where = (code, folder / f"{side}_{number}", config, options.device)
+                    runs[side] = pool.submit(timed_run, *where, [*options.keys, *cold], variants, gpu)
+                pairs.append(Pair(number, **{side: run.result() for side, run in runs.items()}))
                 print(pairs[-1], file=sys.stderr, flush=True)
     name = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {os.cpu_count()} cores"
     print(f"run time on {name}, torch {torch.__version__}, load average {load:.1f} before and ", end="")

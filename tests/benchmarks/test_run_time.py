@@ -28,7 +28,7 @@ def test_runs_alternate_and_their_ratio_decides(run_time, monkeypatch, capsys, p
         assert revision == "abc"
         yield folder
 
-    def timed(code, folder, config, device, keys, variants):
+    def timed(code, folder, config, device, keys, variants, gpu):
         assert (device, keys) == ("cpu", ["scale=tiny"])
         assert variants == run_time.VARIANTS["cpu"]
         assert {file.stem for file in (config / "variant").iterdir()} == {"eager_2", "eager_3", "compile_2"}
@@ -50,7 +50,7 @@ def test_runs_alternate_and_their_ratio_decides(run_time, monkeypatch, capsys, p
 def test_shared_compiles_against_cold_ones(run_time, monkeypatch, capsys, share, met):
     order = []
 
-    def timed(code, folder, config, device, keys, variants):
+    def timed(code, folder, config, device, keys, variants, gpu):
         assert code == run_time.ROOT
         assert variants == ("baseline", "compile", "eager_2", "compile_2")
         order.append("cold" if "compile_cache=cold" in keys else "shared")
