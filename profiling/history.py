@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from profiling.compare.cells import loop_work
 from profiling.compare.command import check_page_path, describe_error, parse_options, section_text, write_page
 from profiling.compare.loaded_run import LoadedRun, median_ms, read_run
 from profiling.errors import InputError, prepare_output, print_text, printable
@@ -25,7 +24,7 @@ from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table
 from profiling.results.environment import Environment
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judgement import fastest_correct, lost
+from profiling.results.judgement import fastest_correct, loop_work, lost
 from profiling.results.record import Record
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "hexagon")

@@ -20,6 +20,7 @@ from profiling.results.judgement import (
     paired_speedup,
     same_code_share,
     took_turns,
+    work_of,
 )
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import Record
@@ -107,36 +108,15 @@ def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
     return UNKNOWN if undecided or not compared or any(cell.unmatched for cell in cells) else PASSED
 
 
-def loop_work(record: Record) -> dict[str, object]:
-    """Return what a frame of a loop computes, by name: options that were recorded; empty for a call."""
-    loop = record.realtime
-    if loop is None:
-        return {}
-    chunk = None if loop.frames_per_tick == 1 else loop.frames_per_tick
-    work = {"pace": loop.pace, "deliver": loop.deliver, "frames in a chunk": chunk, **loop.settings}
-    return {name: value for name, value in work.items() if value is not None}
-
-
 def different_work(a: Record, b: Record) -> str:
     """Return the differences that make two times incomparable (`steps 4 → 1`); empty if there are none.
 
     Variant, schedule and dtype do not count: they are how the work is run, which is what runs are compared for. A value
     that one of the records lacks is no difference: older records have fewer.
     """
-    before, after = _work(a), _work(b)
+    before, after = work_of(a), work_of(b)
     names = [name for name in before if name in after and before[name] != after[name]]
     return ", ".join(f"{name} {before[name]} → {after[name]}" for name in names)
-
-
-def _work(record: Record) -> dict[str, object]:
-    conditions = record.metrics.latency
-    work = {
-        **{"target": record.target, "scale": record.scale, "parameters": record.parameters},
-        "frames per call": record.frames_per_call,
-        "cold": conditions and conditions.cold,
-        **loop_work(record),
-    }
-    return {name: value for name, value in work.items() if value is not None}
 
 
 def _sampled(a: LoadedRun, b: LoadedRun, name: tuple[str, str]) -> CellComparison | _Sampled:

@@ -12,10 +12,9 @@ from statistics import median
 
 from profiling.compare.loaded_run import LoadedRun
 from profiling.report.format import significant
+from profiling.results.judgement import HOST_FACTOR
 from profiling.results.record import Record
 
-#: Hosts differ where the times of equal launches do by more than this factor.
-LEAST_FACTOR = 1.1
 #: A cell whose host time is at most this share of its device time only replays what was captured.
 REPLAY_SHARE = 0.1
 #: Least number of replaying cells from which the host is judged.
@@ -66,11 +65,11 @@ def host_change(a: LoadedRun, b: LoadedRun) -> HostChange | None:
         pairs = {cell: pair for cell in _both(a, b) if (pair := _pair(a.records[cell], b.records[cell], "host_ms"))}
         replays = [pairs[cell] for cell in pairs if _replays(a.records[cell]) and _replays(b.records[cell])]
         ratios = [after / before for before, after in replays]
-        same_way = min(ratios, default=1.0) > LEAST_FACTOR or max(ratios, default=1.0) < 1 / LEAST_FACTOR
+        same_way = min(ratios, default=1.0) > HOST_FACTOR or max(ratios, default=1.0) < 1 / HOST_FACTOR
         if len(ratios) < LEAST_REPLAYS or not same_way:
             return None
         factor = median(after / before for before, after in pairs.values())
-    return HostChange(factor) if max(factor, 1 / factor) > LEAST_FACTOR else None
+    return HostChange(factor) if max(factor, 1 / factor) > HOST_FACTOR else None
 
 
 def _both(a: LoadedRun, b: LoadedRun) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Render a run again from its records: `python -m profiling.report RUN`. Needs no torch, measures nothing."""
+"""Render a run or a sweep from its records: `python -m profiling.report RUN`. Needs no torch, measures nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from profiling.errors import InputError, prepare_output, print_text, printable
 from profiling.report.export import as_csv, as_json, as_junit
 from profiling.report.render import render_classic, render_console, render_markdown, write_report
 from profiling.report.run_data import RunData, load_run
+from profiling.report.sweep import sweep_as, write_sweep_report
+from profiling.results.sweep import is_sweep
 
 _FORMATS: Mapping[str, Callable[[RunData], str]] = {
     "table": render_console,
@@ -23,14 +25,15 @@ _FORMATS: Mapping[str, Callable[[RunData], str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a run's report and rewrite its files; return 0, or 2 where the folder is no run."""
+    """Print the report of a run or a sweep and rewrite its files; return 0, or 2 where the folder is neither."""
     prepare_output()
     parser = argparse.ArgumentParser(
         prog="python -m profiling.report",
-        description="Print a run again and rewrite its report.md, report.html and classic.txt.",
-        epilog="exit code: 0 done, 2 the folder is no run",
+        description="Print a run again and rewrite its report.md, report.html and classic.txt; of a sweep, also while "
+        "it runs: one report.md and report.html over all of its runs.",
+        epilog="exit code: 0 done, 2 the folder is neither a run nor a sweep",
     )
-    parser.add_argument("run", type=Path, help="the run's folder, printed at the end of the run")
+    parser.add_argument("run", type=Path, help="the folder of a run, or of a sweep (--multirun), printed at its end")
     parser.add_argument("--format", choices=tuple(_FORMATS), help="print only this and write no file")
     chosen = parser.parse_args(arguments)
     try:
@@ -42,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _text(run: Path, form: str | None) -> str:
+    if is_sweep(run):
+        return write_sweep_report(run) if form is None else sweep_as(form, run).rstrip()
     data = load_run(run)
     if not data.records:  # a file of that name that no run wrote, perhaps beside a report.md of the user
         raise InputError(f"{run} is no run: its results.jsonl holds no record. Name a folder that a run printed.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -44,11 +44,15 @@ def as_json(data: RunData) -> str:
 def as_csv(data: RunData) -> str:
     """Return a row for each cell, calibrations left out; headers name the units, and an empty field is not measured."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for group in data.groups.values():
-        writer.writerows([read(record, group) for read in _COLUMNS.values()] for record in group)
+    csv.writer(text, lineterminator="\n").writerows(cell_rows(data))
     return text.getvalue()
+
+
+def cell_rows(data: RunData) -> Iterator[Sequence[Cell]]:
+    """Yield the headers, then a row for each cell, calibrations left out."""
+    yield tuple(_COLUMNS)
+    for group in data.groups.values():
+        yield from (tuple(read(record, group) for read in _COLUMNS.values()) for record in group)
 
 
 def as_junit(data: RunData) -> str:

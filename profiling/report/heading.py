@@ -36,11 +36,11 @@ def ceilings_line(environment: Environment) -> str:
     if ceilings is None:
         return ""
     parts = [
-        f"copy {_rate(ceilings.copy_bytes_per_s, 'B/s')}, read {_rate(ceilings.read_bytes_per_s, 'B/s')}",
-        f"{ceilings.dtype} matrix products {_rate(ceilings.matmul_flops_per_s, 'FLOP/s')}",
+        f"copy {rate_text(ceilings.copy_bytes_per_s, 'B/s')}, read {rate_text(ceilings.read_bytes_per_s, 'B/s')}",
+        f"{ceilings.dtype} matrix products {rate_text(ceilings.matmul_flops_per_s, 'FLOP/s')}",
     ]
     if ceilings.conv_flops_per_s:
-        parts.append(f"convolutions {_rate(ceilings.conv_flops_per_s, 'FLOP/s')}")
+        parts.append(f"convolutions {rate_text(ceilings.conv_flops_per_s, 'FLOP/s')}")
     costs = (("launch", ceilings.launch_us), ("gap in a graph", ceilings.gap_us), ("replay", ceilings.replay_us))
     parts += [f"{name} {significant(time, 3)} µs" for name, time in costs if time is not None]
     return printable(f"Measured ceilings: {', '.join(parts)}.")
@@ -120,7 +120,8 @@ def _git(what: str, git: Git | None) -> str:
     return f"{what} {git.revision[:12]}{' (dirty)' if git.dirty else ''}"
 
 
-def _rate(rate: float, unit: str) -> str:
+def rate_text(rate: float, unit: str) -> str:
+    """Return `4.31 TB/s`."""
     size, name = next(((size, name) for size, name in ((1e12, "T"), (1e9, "G")) if rate >= size), (1e6, "M"))
     return f"{significant(rate / size, 3)} {name}{unit}"
 

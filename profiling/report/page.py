@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from profiling.report.charts import Chart
 
 
+#: The page of a run, or of a sweep, in its folder.
+PAGE_FILE = "report.html"
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of a report under a heading. An empty section is false, and is left out."""

@@ -6,7 +6,7 @@ A rendering never fails for one record: see `rendered`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +20,13 @@ from profiling.report.heading import heading_lines, network_section, origin_sect
 from profiling.report.latency import distribution_section, latency_section
 from profiling.report.launches import launches_section
 from profiling.report.memory import memory_section
-from profiling.report.page import Section, render_page
+from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.quantisation import quantisation_section
 from profiling.report.realtime import realtime_section
 from profiling.report.roofline import roofline_section
 from profiling.report.run_data import RunData, load_run
+from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.starts import starts_section
-from profiling.report.sweep import sweep_section
 from profiling.report.table import WIDTH, console, fits, markdown, wrapped_line
 from profiling.report.trace import trace_section
 from profiling.report.training import training_section
@@ -35,7 +35,7 @@ from profiling.results.environment import Environment
 from profiling.results.record import Record
 from profiling.results.run_folder import write_text
 
-REPORT_FILE, PAGE_FILE, CLASSIC_FILE = "report.md", "report.html", "classic.txt"
+REPORT_FILE, CLASSIC_FILE = "report.md", "classic.txt"
 
 _SECTIONS = (
     *(
@@ -45,7 +45,7 @@ _SECTIONS = (
         latency_section,
         realtime_section,
         launches_section,
-        sweep_section,
+        shape_sweep_section,
         training_section,
         tune_section,
     ),
@@ -74,23 +74,28 @@ def write_report(folder: Path) -> str:
 
     """
     data = load_run(folder)
-    left = [REPORT_FILE, CLASSIC_FILE, PAGE_FILE]
-    lost = ""
+    files = {
+        REPORT_FILE: lambda: render_markdown(data),
+        CLASSIC_FILE: lambda: render_classic(data) + "\n",
+        PAGE_FILE: lambda: render_html(data),
+    }
+    return "\n".join((render_console(data), *write_files(folder, files)))
+
+
+def write_files(folder: Path, files: Mapping[str, Callable[[], str]]) -> list[str]:
+    """Write the report's files into the folder, the page last; return a line with its path, or why one is missing."""
+    left = list(files)
     try:
-        write_text(folder / REPORT_FILE, render_markdown(data))
-        left.remove(REPORT_FILE)
-        write_text(folder / CLASSIC_FILE, render_classic(data) + "\n")
-        left.remove(CLASSIC_FILE)
-        write_text(folder / PAGE_FILE, render_html(data))
-        left.remove(PAGE_FILE)
+        for name, render in files.items():
+            write_text(folder / name, render())
+            left.remove(name)
     except OSError as error:
         cause = error.strerror or type(error).__name__
         again = f"Make room or change the permissions, then: {command('-m', 'profiling.report', folder)}"
-        lost = f"{listed(left)} could not be written: {cause}. {again}"
+        return [f"{listed(left)} could not be written: {cause}. {again}"]
     except ModuleNotFoundError as error:
-        lost = f"{PAGE_FILE} was not written: {install_hint(error.name)}"
-    page = "" if PAGE_FILE in left else f"report: {printable(folder / PAGE_FILE)}"
-    return "\n".join(filter(None, (render_console(data), page, lost)))
+        return [f"{PAGE_FILE} was not written: {install_hint(error.name)}"]
+    return [f"report: {printable(folder / PAGE_FILE)}"]
 
 
 def sections_of(data: RunData) -> tuple[Section, ...]:
@@ -179,11 +184,14 @@ def render_classic(data: RunData) -> str:
 
 
 def _console(data: RunData, sections: Sequence[Section]) -> str:
+    return console_text(heading_lines(data), sections, (*file_lines(data), f"run: {printable(data.folder)}"))
+
+
+def console_text(heading: Sequence[str], sections: Sequence[Section], files: Sequence[str]) -> str:
+    """Return the first section, then the heading, the other sections of the console, and the paths to open."""
     shown = [section_text(section) for section in sections if section.depth == "console"]
     lead, *rest = [text for text in shown if text] or [""]
-    heading = [shortened_line(line) for line in heading_lines(data)]
-    blocks = [[lead], heading, *([text] for text in rest)]
-    blocks.append([*file_lines(data), f"run: {printable(data.folder)}"])
+    blocks = [[lead], [shortened_line(line) for line in heading], *([text] for text in rest), list(files)]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -199,8 +207,13 @@ def section_text(section: Section) -> str:
 
 
 def _markdown(data: RunData, sections: Sequence[Section]) -> str:
+    return markdown_text(_title(data), heading_lines(data), sections)
+
+
+def markdown_text(title: str, heading: Sequence[str], sections: Sequence[Section]) -> str:
+    """Return `report.md`: the first section, then the heading and the others."""
     shown = [text for section in sections if (text := _section_markdown(section))]
-    parts = [f"## {escaped(_title(data))}", *shown[:1], _bullets(heading_lines(data)), *shown[1:]]
+    parts = [f"## {escaped(title)}", *shown[:1], _bullets(heading), *shown[1:]]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -115,6 +115,17 @@ class Environment(Section, frozen=True, kw_only=True):
     unreadable: Annotated[tuple[str, ...], about("damaged fields that reading dropped; never written")] = ()
 
     @property
+    def device_kind(self) -> str | None:
+        """The model of the device, of a CPU with its number of cores: only times on one kind can be ranked."""
+        if self.device is None:
+            return None
+        if self.device.type != "cpu":
+            return self.device.name
+        cpu = self.cpu or Cpu()
+        cores = f"{cpu.cores} core{'s' * (cpu.cores != 1)}" if cpu.cores else ""
+        return " · ".join(filter(None, (cpu.model or self.device.name or "CPU", cores)))
+
+    @property
     def is_known(self) -> bool:
         """Whether anything is known."""
         return self != Environment(unreadable=self.unreadable)

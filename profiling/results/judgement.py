@@ -11,6 +11,8 @@ from itertools import accumulate
 from statistics import median
 from typing import Literal, Protocol
 
+from msgspec.structs import replace
+
 from profiling.results.measured import LEAST_VALUES, ClockConditions, Summary
 from profiling.results.record import BASELINE, Record
 
@@ -34,6 +36,10 @@ PINNED_CPU_SHARE = 0.03
 #: The same on a CPU for others: 32 equal pairs with 2 threads on 2 cores differed by up to 11%, and 80 pairs of cells
 #: of two runs, minutes apart, with one thread on a core of its own, by up to 9.5%.
 CPU_PROCESS_SHARE = 0.12
+#: Two runs of the same code, one after the other, differ by up to this share on the best machine.
+RUNS_SHARE = 0.02
+#: Hosts differ where the times of equal launches do by more than this factor.
+HOST_FACTOR = 1.1
 #: Level of the interval beyond which one of two cells is called faster. It is above 95%, since a claim that holds 19
 #: times in 20 is false once in 20 equal pairs, and since neighbouring windows are not quite independent.
 CLAIM_LEVEL = 0.99
@@ -180,6 +186,56 @@ def can_be_ranked(one: Record, other: Record) -> bool:
     if (paired := paired_speedup(one, other)) is not None and paired[1] is None and not _are_apart(faster, slower):
         return False
     return disturbance_explains(faster, slower) is None
+
+
+def can_be_ranked_across_runs(faster: Record, slower: Record, launch_factor: float = 1.0) -> bool:
+    """Return whether two cells of different runs, on devices of one kind, differ by more than equal code would.
+
+    What one run knows of its neighbouring windows is unknown here: the medians must differ by more than two runs of the
+    same code do, and their 95% intervals must not meet. `launch_factor` is the time of a launch on the slower cell's
+    host over that on the faster one's: where it is beyond `HOST_FACTOR`, it could make a difference as large.
+    """
+    one, other = _times(faster), _times(slower)
+    one_ms, other_ms = typical_ms(faster), typical_ms(slower)
+    if not one_ms or not other_ms or one is None or other is None or one.ci95 is None or other.ci95 is None:
+        return False
+    share = max(RUNS_SHARE, same_code_share(faster, slower), launch_factor - 1 if launch_factor > HOST_FACTOR else 0.0)
+    if other_ms / one_ms <= 1 + share or one.ci95[1] >= other.ci95[0]:
+        return False
+    return can_be_ranked(faster, slower)
+
+
+def without_samples(record: Record) -> Record:
+    """Return the record without the samples that comparing it with a cell of another run does not need.
+
+    Those are all of them, unless others disturbed some of its windows, so that the median is that of the rest.
+    """
+    wall, turns = record.metrics.wall_ms, record.turns
+    if wall is not None and (turns is None or len(undisturbed_blocks(record)) in (0, len(turns.windows))):
+        wall, turns = replace(wall, samples=()), None if turns is None else replace(turns, windows=())
+    return replace(record, metrics=replace(record.metrics, wall_ms=wall, device_ms=None, host_ms=None), turns=turns)
+
+
+def loop_work(record: Record) -> dict[str, object]:
+    """Return what a frame of a loop computes, by name: options that were recorded; empty for a call."""
+    loop = record.realtime
+    if loop is None:
+        return {}
+    chunk = None if loop.frames_per_tick == 1 else loop.frames_per_tick
+    work = {"pace": loop.pace, "deliver": loop.deliver, "frames in a chunk": chunk, **loop.settings}
+    return {name: value for name, value in work.items() if value is not None}
+
+
+def work_of(record: Record) -> dict[str, object]:
+    """Return what a call or a frame computes, by name: only times of equal work can be compared."""
+    conditions = record.metrics.latency
+    work = {
+        **{"target": record.target, "scale": record.scale, "parameters": record.parameters},
+        "frames per call": record.frames_per_call,
+        "cold": conditions and conditions.cold,
+        **loop_work(record),
+    }
+    return {name: value for name, value in work.items() if value is not None}
 
 
 def _are_apart(faster: Record, slower: Record) -> bool:

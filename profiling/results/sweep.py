@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
-import psutil
 
 from profiling.errors import InputError
 from profiling.results.field import Section, about
@@ -134,8 +133,11 @@ def keep_alive(folder: Path, job: SweepJob) -> Iterator[None]:
 
 
 def _is_alive(job: SweepJob, path: Path) -> bool:
-    if job.host == socket.gethostname() and job.pid is not None and not psutil.pid_exists(job.pid):
-        return False
+    if job.host == socket.gethostname() and job.pid is not None:
+        import psutil  # imported here, because a report also uses this module and must not require psutil
+
+        if not psutil.pid_exists(job.pid):
+            return False
     with suppress(OSError):
         return time.time() - path.stat().st_mtime < SILENT_SECONDS
     return False

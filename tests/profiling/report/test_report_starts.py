@@ -7,8 +7,8 @@ from profiling.report.answer import notes_section
 from profiling.report.format import Computed
 from profiling.report.render import render_console, render_markdown
 from profiling.report.run_data import RunData
+from profiling.report.shape_sweep import total_seconds
 from profiling.report.starts import starts_section
-from profiling.report.sweep import total_seconds
 from profiling.results.environment import Environment
 from profiling.results.record import Calls, CallsPoint, Metrics, Prepare, Start, Starts
 from profiling.run.rounds import break_even_calls

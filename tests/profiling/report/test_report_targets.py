@@ -12,7 +12,7 @@ from report_records import build, faster, rows, run_data, titled, traces
 
 from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
 from profiling.report.launches import launches_section
-from profiling.report.sweep import sweep_section
+from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.training import training_section
 from profiling.results.record import Record
 
@@ -48,7 +48,7 @@ def values(row: dict[str, str]) -> list[str]:
 
 
 def test_totals_with_and_without_preparation_hold_the_planted_numbers(sweep: tuple[Record, ...]) -> None:
-    found = titled(sweep_section(run_data(*sweep)))
+    found = titled(shape_sweep_section(run_data(*sweep)))
     assert found[WITH][0] == {
         **{"component": SHAPE, "variant": "baseline", "1 call, s": "0.510", "10 calls, s": "0.600"},
         **{"100 calls, s": "1.50", "1,000 calls, s": "~10.5", "a call ms": "10.00", "speedup": "–"},
@@ -60,22 +60,22 @@ def test_totals_with_and_without_preparation_hold_the_planted_numbers(sweep: tup
 
 
 def test_a_wrong_answer_is_struck_out_and_pays_nothing(sweep: tuple[Record, ...]) -> None:
-    row = titled(sweep_section(run_data(*sweep)))[WITH][3]
+    row = titled(shape_sweep_section(run_data(*sweep)))[WITH][3]
     assert values(row) == ["~~2.00~~", "~~2.01~~", "~~2.10~~", "~~~3.00~~", "~~1.000~~", "–", "–"]
-    section = sweep_section(run_data(*sweep))
+    section = shape_sweep_section(run_data(*sweep))
     assert "quantized" not in {name for view in range(1) for name in traces(section.charts[0], view)}
 
 
 def test_what_was_computed_and_not_measured_is_explained_where_it_stands(sweep: tuple[Record, ...]) -> None:
-    assert any(line.startswith("~: computed") for line in sweep_section(run_data(*sweep)).legend)
+    assert any(line.startswith("~: computed") for line in shape_sweep_section(run_data(*sweep)).legend)
     measured = cell("baseline", 0.01, 0.5, metrics=calls(0.01, computed=()))
-    assert not any("computed" in line for line in sweep_section(run_data(measured)).legend)
+    assert not any("computed" in line for line in shape_sweep_section(run_data(measured)).legend)
     ranged = cell("baseline", 0.01, 0.5, point={"component": "clip", "axis": "batch", "value": "all"})
-    assert any("all shapes prepared in one process" in line for line in sweep_section(run_data(ranged)).legend)
+    assert any("all shapes prepared in one process" in line for line in shape_sweep_section(run_data(ranged)).legend)
 
 
 def test_without_a_correct_baseline_nothing_pays(sweep: tuple[Record, ...]) -> None:
-    found = titled(sweep_section(run_data(*sweep[1:])))[WITH]
+    found = titled(shape_sweep_section(run_data(*sweep[1:])))[WITH]
     assert not {"speedup", "pays after calls"} & set(found[0])
 
 
@@ -84,13 +84,13 @@ def test_what_a_sweep_holds() -> None:
     captured = cell("compile", 0.004, 2.0, memory=memory, prepare={"seconds": 2.0, "cudagraph_captures": 7})
     by_hand = cell("cuda_graph", 0.004, 2.0, graphs={"held": 3})
     uncounted = cell("fx", 0.004, 2.0, passes=[{"name": "fold"}], prepare={"seconds": 2.0, "cudagraph_captures": 0})
-    found = titled(sweep_section(run_data(captured, by_hand, uncounted)))["Memory held"]
+    found = titled(shape_sweep_section(run_data(captured, by_hand, uncounted)))["Memory held"]
     assert [row["graphs held"] for row in found] == ["7", "3", "–"]
     assert values(found[0])[:2] == ["1.0", "2.0"]
 
 
 def test_a_chart_of_totals_has_hollow_points_where_they_are_computed(sweep: tuple[Record, ...]) -> None:
-    line = traces(sweep_section(run_data(*sweep)).charts[0])["compile"]
+    line = traces(shape_sweep_section(run_data(*sweep)).charts[0])["compile"]
     assert (line["x"], line["y"]) == ([1, 10, 100, 1000], [20.504, 20.54, 20.9, 24.5])
     assert line["marker"]["symbol"] == ["circle"] * 3 + ["circle-open"]
 
@@ -285,6 +285,13 @@ def test_only_files_of_the_run_are_linked(path: str, href: str | None, tmp_path:
 
 def test_what_a_run_has_nothing_of_is_absent() -> None:
     data = run_data(build("baseline", 1.0))
-    for section in (sweep_section, training_section, launches_section, graphs_section, compile_section, files_section):
+    for section in (
+        shape_sweep_section,
+        training_section,
+        launches_section,
+        graphs_section,
+        compile_section,
+        files_section,
+    ):
         assert not section(data)
     assert json.dumps([file_lines(data)]) == "[[]]"

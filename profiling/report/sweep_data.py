@@ -1,0 +1,366 @@
+"""A sweep as its report reads it: the jobs, what they measured, and which recipe is the fastest correct one.
+
+Runs are read one after the other, and only what is compared between them is kept. A recipe is a variant with the
+overrides that change how work is run (dtype, threads, options of the variant). Every other override changes the work:
+a `Contest` holds the cells of which component, work and kind of device are the same.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import quote
+
+from msgspec.structs import replace as replaced
+
+from profiling.errors import InputError, reason_of
+from profiling.report.answer import Answer, answer_of
+from profiling.report.doubts import Doubt
+from profiling.report.format import Estimate, Link, percent
+from profiling.report.page import PAGE_FILE
+from profiling.report.run_data import load_run
+from profiling.results.environment import Environment
+from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.judgement import (
+    HOST_FACTOR,
+    RUNS_SHARE,
+    by_component,
+    can_be_ranked_across_runs,
+    clocks_differ,
+    clocks_explain,
+    disturbance_explains,
+    same_code_share,
+    typical_ms,
+    without_samples,
+    work_of,
+)
+from profiling.results.record import Record
+from profiling.results.sweep import Sweep, SweepJob, read_sweep
+
+#: Keys, and all below them, that change how the same work is run.
+_RECIPE = (
+    *("variant", "step", "dtype", "tf32", "threads", "mix", "dynamic", "max_rel_l2"),
+    *("loop.schedule", "loop.gc", "training.autocast"),
+)
+#: Keys, and all below them, that change how, where or how long it is measured.
+_MEASURING = (
+    *("seed", "seconds", "rounds", "metric", "trace", "starts", "counters", "stacks", "memory_snapshot", "isolation"),
+    *("ceilings", "compile_cache", "cell_timeout", "prepare_timeout", "device", "devices", "loop.frames"),
+)
+#: Keys of the launching, and those whose values are the component and the variant of a cell.
+_NOT_SHOWN = re.compile(r"hydra(\.|$)|(launcher|retries|resume|resume_changed|component|variant)$")
+_OF_ONE = re.compile(r"(component|variant)\.([^.]+)\.")
+#: Shares of the roofline on two kinds of device are equal within this share: ceilings are measurements, too.
+SAME_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """A job and what its run has measured so far, without samples; `trouble`: why nothing of it can be read."""
+
+    job: SweepJob
+    values: Mapping[str, str]  # of the overrides that differ between jobs, by key
+    environment: Environment = field(default_factory=Environment)
+    groups: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)  # by component
+    answers: Mapping[str, Answer] = field(default_factory=dict)  # by component, where a cell ran
+    page: str | None = None  # the run's own, relative to the sweep
+    trouble: str = ""
+
+    @property
+    def device(self) -> str | None:
+        """The kind of device that it measured."""
+        return self.environment.device_kind
+
+    @property
+    def link(self) -> Link:
+        """The number of the job, linked to the run's page."""
+        return Link(str(self.job.number), self.page)
+
+    def values_of(self, record: Record) -> dict[str, str]:
+        """Return the values of the overrides that concern a cell: not those of another component or variant."""
+        return {key: value for key, value in self.values.items() if _concerns(key, record)}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A cell of a job."""
+
+    run: SweptRun
+    record: Record
+
+    @cached_property
+    def recipe(self) -> tuple[str, ...]:
+        """The variant and the values of the overrides that change how the work is run."""
+        values = self.run.values_of(self.record)
+        return self.record.variant, *(f"{short(key)}={values[key]}" for key in values if is_recipe(key))
+
+    @cached_property
+    def ms(self) -> float:
+        """The typical time of a call or a frame in milliseconds, infinite where it is not correct or not known."""
+        known = typical_ms(self.record) if self.record.is_correct else None
+        return math.inf if known is None else known
+
+    @property
+    def words(self) -> str:
+        """The recipe and the job."""
+        return f"{', '.join(self.recipe)} (job {self.run.job.number})"
+
+    @property
+    def roofline_share(self) -> float | None:
+        """The roofline time over the median time (0 to 1)."""
+        roofline = self.record.roofline
+        least = roofline.roofline_ms if roofline is not None else None
+        return None if least is None or not self.record.median_ms else least / self.record.median_ms
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The cells of one component that did the same work on one kind of device, and the fastest correct of them.
+
+    Of a recipe that several jobs measured, `fastest` is the median one. It is ranked where each run that has it says
+    so, and where it was faster, also at its slowest, than each cell of other runs by more than two runs of equal code
+    differ.
+    """
+
+    component: str
+    work: Mapping[str, str]  # values of the overrides that change the work
+    device: str | None
+    cells: tuple[Measurement, ...]
+
+    @cached_property
+    def fastest(self) -> Measurement | None:
+        """The fastest correct cell."""
+        recipes = _by_recipe(cell for cell in self.cells if cell.ms < math.inf).values()
+        middles = [sorted(cells, key=lambda cell: cell.ms)[(len(cells) - 1) // 2] for cells in recipes]
+        return min(middles, key=lambda cell: cell.ms, default=None)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the fastest recipe may be called that."""
+        return self.fastest is not None and not self._objections
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What stands against the claim, then the doubts of the run in which the fastest was measured."""
+        if self.fastest is None:
+            return (Doubt("no variant is correct"),)
+        answer = self.fastest.run.answers.get(self.component)
+        return (*self._objections, *(answer.doubts if answer is not None else ()))
+
+    @property
+    def speedup(self) -> Estimate | float | None:
+        """The speedup over the baseline of the same run, where that run claims one."""
+        answer = self.fastest.run.answers.get(self.component) if self.fastest is not None else None
+        is_same = answer is not None and self.fastest is not None and answer.fastest is self.fastest.record
+        return answer.speedup if answer is not None and is_same else None
+
+    @cached_property
+    def _objections(self) -> tuple[Doubt, ...]:
+        assert self.fastest is not None
+        own = [cell for cell in self.cells if cell.recipe == self.fastest.recipe and cell.ms < math.inf]
+        for cell in own:
+            answer = cell.run.answers.get(self.component)
+            if answer is None or answer.fastest is not cell.record:
+                rival = "another" if answer is None or answer.fastest is None else answer.fastest.variant
+                return (Doubt("not in every job", f"{rival} is faster than {cell.words} in the same run"),)
+            if not answer.is_ranked:
+                return (Doubt("not ranked", f"the run of {cell.words} cannot tell which variant is fastest"),)
+        slowest, runs = max(own, key=lambda cell: cell.ms), {id(cell.run) for cell in own}
+        rivals = sorted((cell for cell in self.cells if cell.ms < math.inf), key=lambda cell: cell.ms)
+        for rival in rivals:
+            if id(rival.run) not in runs and not can_be_ranked_across_runs(
+                slowest.record, rival.record, _launch_factor(slowest, rival)
+            ):
+                return (_why_not(slowest, rival),)
+        return ()
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """A sweep: its plan, its runs in the order of their numbers, and its folder."""
+
+    sweep: Sweep
+    runs: tuple[SweptRun, ...]
+    folder: Path
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The overrides that differ between jobs."""
+        return tuple(dict.fromkeys(key for run in self.runs for key in run.values))
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of device that runs measured."""
+        return tuple(dict.fromkeys(run.device for run in self.runs if run.device is not None))
+
+    @property
+    def contests(self) -> tuple[Contest, ...]:
+        """The contests in the order of the jobs; those of the same work on several kinds of device are neighbours."""
+        return tuple(contest for same in self.by_work for contest in same)
+
+    @cached_property
+    def by_work(self) -> tuple[tuple[Contest, ...], ...]:
+        """The contests of each component and work, one for each kind of device; sorted by the swept values."""
+        cells: dict[tuple[str, ...], dict[str | None, list[Measurement]]] = {}
+        works: dict[tuple[str, ...], dict[str, str]] = {}
+        for run in self.runs:
+            for component, answer in run.answers.items():
+                values = run.values_of(answer.group[0])
+                work = {key: value for key, value in values.items() if is_work(key)}
+                facts = {name: fact for record in answer.group for name, fact in work_of(record).items()}
+                same = (component, *sorted(f"{name}={value}" for name, value in (*work.items(), *facts.items())))
+                works[same] = work
+                on_device = cells.setdefault(same, {}).setdefault(run.device, [])
+                on_device += [Measurement(run, record) for record in answer.group]
+        components = list(dict.fromkeys(same[0] for same in cells))
+        ordered = sorted(cells, key=lambda same: (components.index(same[0]), *map(_place, works[same].values())))
+        return tuple(
+            tuple(Contest(same[0], works[same], device, tuple(found)) for device, found in cells[same].items())
+            for same in ordered
+        )
+
+
+def load_sweep(folder: Path) -> SweepData:
+    """Read a sweep and what its runs have measured so far.
+
+    Raises:
+        InputError: the folder holds no sweep that can be read.
+
+    """
+    sweep = read_sweep(folder)
+    runs = (_read(folder, job, values) for job, values in zip(sweep.jobs, swept_values(sweep), strict=True))
+    return SweepData(sweep, tuple(runs), folder)
+
+
+def swept_values(sweep: Sweep) -> list[dict[str, str]]:
+    """Return for each job the values of the overrides that differ between jobs, by key."""
+    given = [dict(map(_key_and_value, job.overrides)) for job in sweep.jobs]
+    keys = dict.fromkeys(key for values in given for key in values if not _NOT_SHOWN.match(key))
+    differing = [key for key in keys if len({values.get(key) for values in given}) > 1]
+    return [{key: values[key] for key in differing if key in values} for values in given]
+
+
+def is_work(key: str) -> bool:
+    """Return whether an override changes what is computed, and not how, where or how long it is measured."""
+    return not _is_below(key, (*_RECIPE, *_MEASURING))
+
+
+def is_recipe(key: str) -> bool:
+    """Return whether an override changes how the same work is run."""
+    return _is_below(key, _RECIPE)
+
+
+def short(key: str) -> str:
+    """Return the last name of a dotted key."""
+    return key.rpartition(".")[2]
+
+
+def number(value: str | None) -> float | None:
+    """Return the value of an override as a number; None where it is none."""
+    try:
+        found = float(value or "")
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _place(value: str) -> tuple[float, str]:
+    """Return what values are sorted by: numbers by size, then text."""
+    return (math.inf if (found := number(value)) is None else found, value)
+
+
+def _read(folder: Path, job: SweepJob, values: Mapping[str, str]) -> SweptRun:
+    run = SweptRun(job, values)
+    path = folder / job.folder
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            return replace(run, trouble=f"{job.folder} lies outside of the sweep")
+        if not (path / RESULTS_FILE).is_file():
+            return run
+        data = load_run(path)
+        page = quote(f"{job.folder}/{PAGE_FILE}") if (path / PAGE_FILE).is_file() else None
+        records = [record for record in data.records if record.launches is None and record.check is None]
+        groups, answers = dict[str, tuple[Record, ...]](), dict[str, Answer]()
+        for component, group in by_component(records).items():
+            groups[component] = tuple(map(_thin, group))
+            if any(record.status != "skipped" for record in group):
+                answer, kept = answer_of(component, group), {each.cell: each for each in groups[component]}
+                fastest = kept[answer.fastest.cell] if answer.fastest is not None else None
+                answers[component] = replace(answer, group=groups[component], fastest=fastest)
+        return replace(run, environment=data.environment, groups=groups, answers=answers, page=page)
+    except (InputError, OSError) as error:
+        return replace(run, trouble=str(error))
+    except Exception as error:  # a fault in one run must not hide the others
+        return replace(run, trouble=reason_of(error))
+
+
+def _thin(record: Record) -> Record:
+    """Return what comparing the cell with others needs of a record."""
+    kept = without_samples(record)
+    roofline = record.roofline
+    if roofline is not None:
+        roofline = replaced(roofline, kernels=(), findings=(), steps=(), evidence=())
+    identity = ("target", "component", "variant", "status", "reason", "device", "dtype", "scale", "parameters")
+    facts = (
+        "frames_per_call",
+        "metrics",
+        "parity",
+        "prepare",
+        "speedup",
+        "training",
+        "realtime",
+        "turns",
+        "unreadable",
+    )
+    return Record(**{name: getattr(kept, name) for name in (*identity, *facts)}, roofline=roofline)
+
+
+def _key_and_value(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return (key[1:], "left out") if key.startswith("~") else (key.lstrip("+"), value)
+
+
+def _is_below(key: str, roots: Sequence[str]) -> bool:
+    return any(key == root or key.startswith(f"{root}.") for root in roots)
+
+
+def _concerns(key: str, record: Record) -> bool:
+    """Return whether an override can concern a cell; a loop may run any component."""
+    match = _OF_ONE.match(key)
+    if match is None or record.is_realtime:
+        return True
+    name = record.component if match[1] == "component" else record.variant
+    return match[2] == name.partition("@")[0]
+
+
+def _by_recipe(cells: Iterator[Measurement]) -> dict[tuple[str, ...], list[Measurement]]:
+    recipes: dict[tuple[str, ...], list[Measurement]] = {}
+    for cell in cells:
+        recipes.setdefault(cell.recipe, []).append(cell)
+    return recipes
+
+
+def _launch_factor(one: Measurement, other: Measurement) -> float:
+    """Return the time of a launch on the host of `other` over that on the host of `one`; 1 where it is not known."""
+    before, after = one.run.environment.ceilings, other.run.environment.ceilings
+    return after.launch_us / before.launch_us if before and after and before.launch_us and after.launch_us else 1.0
+
+
+def _why_not(one: Measurement, other: Measurement) -> Doubt:
+    """Say why two cells of different runs are not ranked."""
+    pair = f"{one.words} and {other.words}"
+    faster, slower = (one, other) if one.ms <= other.ms else (other, one)
+    if clocks_explain(one.record, other.record, one.ms / other.ms):
+        words = f"{clocks_differ(one.record, other.record)} could explain the difference of {pair}"
+        return Doubt("clocks differ", words)
+    if taken := disturbance_explains(faster.record, slower.record):
+        return Doubt("disturbed", f"{taken.words} while one of {pair} was timed")
+    if (factor := _launch_factor(one, other)) > HOST_FACTOR and other.ms / one.ms <= factor:
+        return Doubt("hosts differ", f"a launch takes {factor:.2g}× as long on the host of {other.words}, of {pair}")
+    share = max(RUNS_SHARE, same_code_share(one.record, other.record))
+    words = f"{pair} are not ranked: two runs of equal code differ by up to {percent(share)}"
+    return Doubt("within noise", words)

@@ -1,0 +1,81 @@
+"""Sweeps made by hand: known jobs with known times, so that what a report must conclude is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from report_records import build, clocks, faster
+
+from profiling.results.environment import ENVIRONMENT_FILE
+from profiling.results.jsonl import RESULTS_FILE, append_record
+from profiling.results.record import Record
+from profiling.results.sweep import State, Sweep, SweepJob, write_job, write_sweep
+
+H200 = {"type": "cuda", "name": "NVIDIA H200", "clock_sm_max_mhz": 1980, "power_limit_w": 700.0}
+H100 = {"type": "cuda", "name": "NVIDIA H100", "clock_sm_max_mhz": 1755, "power_limit_w": 700.0}
+
+
+def ceilings(launch_us: float = 5.0, **changes: Any) -> dict[str, Any]:
+    return {
+        **{"dtype": "bfloat16", "copy_bytes_per_s": 4.2e12, "read_bytes_per_s": 4.3e12, "seconds": 1.0},
+        **{"bandwidth": [[1 << 30, 4.2e12]], "matmul_flops_per_s": 8e14, "launch_us": launch_us},
+        **changes,
+    }
+
+
+@dataclass
+class Job:
+    """A job to plant: its overrides, its records, and what is not as usual."""
+
+    overrides: str
+    records: Sequence[Record] = ()
+    state: State = "done"
+    device: Mapping[str, Any] = field(default_factory=lambda: H200)
+    ceilings: Mapping[str, Any] = field(default_factory=ceilings)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of the SweepJob
+
+
+def cell(component: str, variant: str, p50: float, sm_clock: float | None = None, **changes: Any) -> Record:
+    """Make a correct cell whose roofline is 1 ms."""
+    metrics = clocks(p50, half=0.001 * p50, max=1.05 * p50, p99=1.04 * p50, min=0.99 * p50)
+    if sm_clock is not None:
+        metrics["latency"] |= {"sm_clock_median_mhz": sm_clock}
+    content = {"metrics": metrics, "roofline": {"roofline_ms": 1.0, "over_roofline": p50, "bound": "memory bandwidth"}}
+    return build(variant, p50, component=component, **(content | changes))
+
+
+def pair(component: str, eager: float, compiled: float, **changes: Any) -> tuple[Record, Record]:
+    """Make a baseline and a compiled variant that is faster."""
+    speedup = faster(eager / compiled)
+    return cell(component, "baseline", eager, **changes), cell(
+        component, "compile", compiled, speedup=speedup, **changes
+    )
+
+
+def plant(folder: Path, *jobs: Job) -> Path:
+    """Write the sweep and return its folder."""
+    folder.mkdir(parents=True)
+    planned = []
+    for number, each in enumerate(jobs):
+        words = tuple(each.overrides.split())
+        job = SweepJob(number=number, folder=str(number), overrides=words, **{"state": each.state, **each.facts})
+        planned.append(SweepJob(number=number, folder=str(number), overrides=words))
+        if each.state == "waiting":
+            continue
+        run = folder / job.folder
+        run.mkdir()
+        write_job(folder, job)
+        if each.records:
+            (run / RESULTS_FILE).touch()
+            environment = {"device": each.device, "ceilings": each.ceilings, "cpu": {"model": "CPU", "cores": 8}}
+            (run / ENVIRONMENT_FILE).write_text(json.dumps(environment))
+            for record in each.records:
+                append_record(run, record)
+    began = "2026-01-02T03:04:05+00:00"
+    argv = ("--multirun", "dtype=bfloat16,float16")
+    write_sweep(folder, Sweep(target="generic_forward", launcher="local", began=began, argv=argv, jobs=tuple(planned)))
+    return folder

@@ -1,0 +1,332 @@
+"""The report over a sweep: pivot, best recipe, devices, charts, jobs; of sweeps whose numbers are known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import ALL
+from msgspec.structs import replace
+from parsed_page import Parsed
+from planted_sweep import H100, Job, ceilings, cell, pair, plant
+from report_records import build_loop, frame_loop, rows, traces
+
+from profiling.report import sweep as report
+from profiling.report.__main__ import main
+from profiling.report.page import Section
+from profiling.report.sweep import heading_lines, sections_of, write_sweep_report
+from profiling.report.sweep_data import Contest, load_sweep
+from profiling.report.table import AnyTable
+
+BEST, PIVOT = "Best recipe by component", "p50 by override, component and variant"
+
+
+def sections(folder: Path) -> dict[str, Section]:
+    return {section.key: section for section in sections_of(load_sweep(folder))}
+
+
+def table(section: Section, title: str) -> list[dict[str, str]]:
+    return rows(next(each for each in section.tables if each.title == title))
+
+
+def contest(folder: Path, **work: str) -> Contest:
+    (found,) = [each for each in load_sweep(folder).contests if dict(each.work) == work]
+    return found
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    """Two dtypes × two frame counts × two components; float16 halves the time of frames, whose number doubles it."""
+    jobs = []
+    for dtype, factor in (("bfloat16", 1.0), ("float16", 0.5)):
+        for frames in (1, 2):
+            world, audio = pair("world", 8 * factor * frames, 4 * factor * frames), pair("audio", 20.0, 10.0)
+            jobs.append(Job(f"seed=0 dtype={dtype} component.world.inputs.frames={frames}", (*world, *audio)))
+    return plant(tmp_path / "sweep", *jobs)
+
+
+def test_the_pivot_has_the_overrides_that_differ_as_columns(grid: Path) -> None:
+    found = table(sections(grid)["pivot"], PIVOT)
+    times = [
+        (row["job"], row["dtype"], row["frames"], row["component"], row["baseline ms"], row["compile ms"])
+        for row in found
+    ]
+    assert times == [
+        ("0", "bfloat16", "1", "world", "8.000", "4.000"),
+        ("0", "bfloat16", "–", "audio", "20.00", "10.00"),
+        ("1", "bfloat16", "2", "world", "16.00", "8.000"),
+        ("1", "bfloat16", "–", "audio", "20.00", "10.00"),
+        ("2", "float16", "1", "world", "4.000", "2.000"),
+        ("2", "float16", "–", "audio", "20.00", "10.00"),
+        ("3", "float16", "2", "world", "8.000", "4.000"),
+        ("3", "float16", "–", "audio", "20.00", "10.00"),
+    ]
+    assert not any("seed" in header for header in found[0])
+    assert {row["fastest correct"] for row in found} == {"compile"}
+
+
+def test_the_best_recipe_of_each_work(grid: Path) -> None:
+    found = table(sections(grid)["best"], BEST)
+    facts = [[row[name] for name in ("component", "frames", "fastest correct", "dtype", "p50 ms")] for row in found]
+    assert facts == [
+        ["world", "1", "compile", "float16", "2.000"],
+        ["world", "2", "compile", "float16", "4.000"],
+        ["audio", "–", "cannot tell (compile)", "bfloat16", "10.00"],  # the dtypes take equally long
+    ]
+    assert [row["of roofline"] for row in found] == ["50%", "25%", "10%"]
+    assert [row["speedup in its run"] for row in found] == ["2.00×", "2.00×", "–"]
+    (doubt,) = sections(grid)["best"].lines
+    assert doubt.startswith("! within noise (audio): compile, dtype=bfloat16 (job")
+    assert "2.0%" in doubt
+
+
+@pytest.mark.parametrize(
+    ("second", "more", "mark"),
+    [
+        pytest.param(4.2, {}, None, id="5% apart"),
+        pytest.param(4.06, {}, "within noise", id="1.5% apart"),
+        pytest.param(4.4, {"sm_clock": 1700.0}, "clocks differ", id="SM clocks"),
+        pytest.param(4.2, {"ceilings": 6.0}, "hosts differ", id="slower host"),
+        pytest.param(5.2, {"ceilings": 6.0}, None, id="slower than the host explains"),
+        pytest.param(4.2, {"lost": 0.5}, "disturbed", id="other processes"),
+        pytest.param(4.2, {"wide": True}, "within noise", id="intervals meet"),
+    ],
+)
+def test_cells_of_two_runs_are_ranked_beyond_what_two_runs_differ_by(
+    tmp_path: Path, second: float, more: dict[str, Any], mark: str | None
+) -> None:
+    clock = more.get("sm_clock")
+    one = pair("net", 8.0, 4.0, sm_clock=1980.0 if clock else None)
+    two = list(pair("net", 9.0, second, sm_clock=clock))
+    if "lost" in more:
+        two = [with_lost(record, more["lost"]) for record in two]
+    if "wide" in more:
+        two = [with_interval(record, 0.2) for record in two]
+    slow = ceilings(launch_us=more.get("ceilings", 5.0))
+    folder = plant(tmp_path / "s", Job("dtype=bfloat16", one), Job("dtype=float16", two, ceilings=slow))
+    found = contest(folder)
+    assert found.fastest is not None
+    assert found.fastest.recipe == ("compile", "dtype=bfloat16")
+    assert found.is_ranked == (mark is None)
+    assert [doubt.mark for doubt in found.doubts] == ([] if mark is None else [mark])
+
+
+def with_lost(record: Any, share: float) -> Any:
+    latency = replace(record.metrics.latency, cpu_lost_share=share)
+    return replace(record, metrics=replace(record.metrics, latency=latency))
+
+
+def with_interval(record: Any, half: float) -> Any:
+    wall = record.metrics.wall_ms
+    return replace(
+        record, metrics=replace(record.metrics, wall_ms=replace(wall, ci95=(wall.p50 - half, wall.p50 + half)))
+    )
+
+
+def test_other_work_is_never_ranked(tmp_path: Path) -> None:
+    jobs = [Job(f"component.net.inputs.batch={n}", pair("net", 2.0 * n, 1.0 * n)) for n in (1, 2)]
+    found = load_sweep(plant(tmp_path / "s", *jobs)).contests
+    assert [(each.work["component.net.inputs.batch"], len(each.cells)) for each in found] == [("1", 2), ("2", 2)]
+    assert all(each.is_ranked for each in found)
+
+
+def test_an_option_of_one_variant_says_nothing_of_the_others(tmp_path: Path) -> None:
+    jobs = [Job(f"variant.compile.mode={mode}", pair("net", 8.0, ms)) for mode, ms in (("default", 4.0), ("fast", 3.0))]
+    found = contest(plant(tmp_path / "s", *jobs))
+    assert {cell.recipe for cell in found.cells} == {
+        ("baseline",),
+        ("compile", "mode=default"),
+        ("compile", "mode=fast"),
+    }
+    assert found.is_ranked
+    assert found.fastest is not None
+    assert found.fastest.recipe == ("compile", "mode=fast")
+
+
+def test_a_recipe_that_was_measured_again_is_ranked_by_its_slowest_and_shown_by_its_median(tmp_path: Path) -> None:
+    def jobs(*times: float) -> list[Job]:
+        return [Job(f"dtype=float16 seed={i}", pair("net", 9.0, ms)) for i, ms in enumerate(times)]
+
+    rival = Job("dtype=bfloat16 seed=0", pair("net", 9.0, 4.5))
+    steady = contest(plant(tmp_path / "steady", *jobs(4.0, 4.1, 4.2), rival))
+    assert steady.fastest is not None
+    assert steady.fastest.record.median_ms == 4.1
+    assert steady.is_ranked
+    unsteady = contest(plant(tmp_path / "unsteady", *jobs(4.0, 4.1, 4.6), rival))
+    assert [doubt.mark for doubt in unsteady.doubts] == ["within noise"]
+
+
+def test_what_a_run_cannot_tell_the_sweep_cannot_either(tmp_path: Path) -> None:
+    near = (*pair("net", 8.0, 4.0), cell("net", "cuda_graph", 4.02))
+    far = pair("net", 9.0, 6.0)
+    found = contest(plant(tmp_path / "s", Job("dtype=bfloat16", near), Job("dtype=float16", far)))
+    assert not found.is_ranked
+    assert "not ranked" in [doubt.mark for doubt in found.doubts]
+
+
+def test_a_variant_that_wins_elsewhere_and_not_in_each_of_its_runs_is_not_the_fastest(tmp_path: Path) -> None:
+    one = (*pair("net", 8.0, 4.0), cell("net", "cuda_graph", 5.0))
+    two = (*pair("net", 8.0, 4.4), cell("net", "cuda_graph", 4.2))
+    found = contest(plant(tmp_path / "s", Job("seed=0", one), Job("seed=1", two)))
+    assert next(doubt.mark for doubt in found.doubts) == "not in every job"
+
+
+def test_devices_stand_side_by_side_and_only_shares_of_the_roofline_are_ranked(tmp_path: Path) -> None:
+    slower = {"copy_bytes_per_s": 2.1e12}
+    folder = plant(
+        tmp_path / "s",
+        Job("seed=0", pair("net", 8.0, 4.0, sm_clock=1980.0)),
+        Job("seed=1", pair("net", 4.0, 2.0, sm_clock=1755.0), device=H100, ceilings=ceilings(**slower)),
+    )
+    found = load_sweep(folder).contests
+    assert [(each.device, each.is_ranked, len(each.cells)) for each in found] == [
+        ("NVIDIA H200", True, 2),
+        ("NVIDIA H100", True, 2),
+    ]
+    (row,) = table(sections(folder)["best"], "On several kinds of device")
+    assert row["NVIDIA H200: p50 ms"] == "4.000"
+    assert row["NVIDIA H100: p50 ms"] == "2.000"
+    assert row["NVIDIA H200: of roofline"] == "25%"
+    assert row["NVIDIA H100: of roofline"] == "50%"
+    assert row["nearest its roofline"] == "NVIDIA H100"
+    h200, h100 = table(sections(folder)["devices"], "Devices")
+    assert (h200["SM clock while timed"], h100["SM clock while timed"]) == ("1980 MHz", "1755 MHz")
+    assert (h200["copy"], h100["copy"]) == ("4.20 TB/s", "2.10 TB/s")
+
+
+def test_shares_that_ceilings_could_make_are_not_ranked(tmp_path: Path) -> None:
+    jobs = [Job("seed=0", pair("net", 8.0, 4.0)), Job("seed=1", pair("net", 8.0, 4.1), device=H100)]
+    (row,) = table(sections(plant(tmp_path / "s", *jobs))["best"], "On several kinds of device")
+    assert row["nearest its roofline"] == "cannot tell"
+
+
+def test_cpus_with_other_numbers_of_cores_are_other_devices(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "s", *(Job(f"seed={i}", pair("net", 8.0, 4.0), device={"type": "cpu"}) for i in (0, 1)))
+    environment = folder / "1" / "environment.json"
+    environment.write_text(environment.read_text().replace('"cores": 8', '"cores": 1'))
+    assert load_sweep(folder).devices == ("CPU · 8 cores", "CPU · 1 core")
+
+
+def test_a_wrong_cell_is_named_and_never_the_best(tmp_path: Path) -> None:
+    wrong = cell("net", "compile", 1.0, status="failed", reason="out of memory")
+    jobs = [Job(f"seed={i}", (cell("net", "baseline", 8.0), wrong)) for i in (0, 1)]
+    folder = plant(tmp_path / "s", *jobs)
+    found = contest(folder)
+    assert found.fastest is not None
+    assert found.fastest.record.variant == "baseline"
+    assert {row["compile ms"] for row in table(sections(folder)["pivot"], PIVOT)} == {"failed"}
+    (line,) = sections(folder)["failures"].lines
+    assert line == "2 cells failed: out of memory (net.compile in job 0, for example)"
+
+
+def test_a_sweep_that_runs_shows_what_there_is_and_each_job_that_is_not_done(tmp_path: Path) -> None:
+    died = Job("seed=1", state="died", facts={"exit_code": -9, "reason": "killed by signal 9", "tries": 2})
+    folder = plant(tmp_path / "s", Job("seed=0", pair("net", 8.0, 4.0)), died, Job("seed=2", state="waiting"))
+    assert "3 jobs: 1 done, 1 died, 1 waiting" in heading_lines(load_sweep(folder))[0]
+    jobs = sections(folder)["jobs"]
+    assert jobs.lines == ("1 job of 3 did not start yet.",)
+    (row,) = table(jobs, "Jobs that are not done")
+    assert (row["seed"], row["state"], row["exit code"], row["reason"]) == (
+        *("1", "died", "-9"),
+        "killed by signal 9",
+    )
+    assert contest(folder).is_ranked
+
+
+def test_before_the_first_cell_has_ended(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "s", Job("seed=0", state="waiting"), Job("seed=1", state="waiting"))
+    assert "No cell has ended yet." in write_sweep_report(folder)
+
+
+def test_charts_over_a_swept_number(grid: Path) -> None:
+    (chart,) = sections(grid)["charts"].charts
+    assert chart.title == "p50 over component.world.inputs.frames"
+    assert [view.label for view in chart.views] == ["world · dtype=bfloat16", "world · dtype=float16"]
+    drawn = traces(chart, 1)
+    assert (drawn["compile"]["x"], drawn["compile"]["y"]) == ([1, 2], [2.0, 4.0])
+    assert drawn["baseline"]["y"] == [4.0, 8.0]
+
+
+def test_of_many_variants_the_fastest_is_shown(tmp_path: Path) -> None:
+    many = [cell("net", "baseline", 9.0), *(cell("net", f"recipe_{i}", 8.0 - 0.5 * i) for i in range(10))]
+    (row,) = table(sections(plant(tmp_path / "s", Job("seed=0", many), Job("seed=1")))["pivot"], PIVOT)
+    assert (row["fastest correct"], row["p50 ms"]) == ("recipe_9", "3.500")
+    assert "recipe_1 ms" not in row
+
+
+def test_loops_of_frames_are_compared_by_their_frames(tmp_path: Path) -> None:
+    jobs = [
+        Job(f"loop.schedule={name}", (build_loop("baseline", frame_loop(ms)),)) for name, ms in (("a", 9.0), ("b", 8.0))
+    ]
+    found = contest(plant(tmp_path / "s", *jobs))
+    assert found.is_ranked
+    assert found.fastest is not None
+    assert found.fastest.recipe == ("baseline", "schedule=b")
+
+
+def test_the_page_has_a_limit(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_PAGE", 3)
+    pivot = next(each for each in sections(grid)["pivot"].tables)
+    assert len(pivot.rows) == 3
+    assert any("The first 3 of 8 rows" in note and "--format csv" in note for note in pivot.notes)
+
+
+def test_long_tables_are_left_to_the_files(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_CONSOLE", 3)
+    text = write_sweep_report(grid)
+    assert "8 rows in report.md" in text
+    assert "16.00" not in text
+    assert "16.00" in (grid / "report.md").read_text()
+
+
+def test_the_command_writes_both_files_and_links_to_the_runs(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (grid / "2" / "report.html").touch()
+    assert main([str(grid)]) == 0
+    out = capsys.readouterr().out
+    assert "cannot tell" in out
+    assert str(grid / "report.html") in out
+    page = (grid / "report.html").read_text(encoding="utf-8")
+    assert 'href="2/report.html"' in page
+    assert 'href="1/report.html"' not in page
+    assert "#### Best recipe" not in (grid / "report.md").read_text()
+
+
+def test_as_csv_and_json(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(grid), "--format", "csv"]) == 0
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(found) == 16
+    assert {row["dtype"] for row in found} == {"bfloat16", "float16"}
+    assert [float(row["p50 ms"]) for row in found if row["job"] == "3" and row["component"] == "world"] == [8.0, 4.0]
+    assert main([str(grid), "--format", "json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [(each["fastest_correct"], each["is_ranked"]) for each in content["best"]] == [
+        (["compile", "dtype=float16"], True),
+        (["compile", "dtype=float16"], True),
+        (["compile", "dtype=bfloat16"], False),
+    ]
+    assert not (grid / "report.md").exists()
+
+
+def test_names_from_outside_stay_text_on_the_page(tmp_path: Path) -> None:
+    jobs = [
+        Job(f"dtype={text.replace(' ', '_')} n={n}", pair(text, 2.0 * n, 1.0 * n), facts={"reason": text, "host": text})
+        for text in ALL
+        for n in (1, 2)
+    ]
+    folder = plant(tmp_path / "s", *jobs)
+    write_sweep_report(folder)
+    parsed = Parsed((folder / "report.html").read_text(encoding="utf-8"))
+    assert not parsed.all("img")
+    assert not parsed.all("b")
+    assert not [attributes for _, attributes in parsed.elements if "onmouseover" in attributes]
+    assert all((a["href"] or "").startswith("#") for a in parsed.all("a"))
+    assert parsed.specs()
+
+
+def test_every_table_of_a_sweep_can_be_empty(tmp_path: Path) -> None:
+    found: list[AnyTable] = [each for s in sections(plant(tmp_path / "s", Job("a=1"))).values() for each in s.tables]
+    assert all(isinstance(rows(each), list) for each in found)
