@@ -206,7 +206,9 @@ def _legend(history: History) -> list[str]:
     if any(point.vs_first is not None for point in every):
         lines.append("vs first, vs previous: the other run's p50 over this one's; above 1, this run is faster.")
     if any(point.disturbed for point in every):
-        lines.append("disturbed: other processes took more than 5% of the CPU or the GPU; the time is theirs, too.")
+        lines.append(
+            "disturbed: other processes took more than 5% of the CPU or the GPU, and may have lengthened the time."
+        )
     if any(point.revision for point in every):
         git = "git: revision of your code (+: with uncommitted changes)"
         tool = any((point.revision or "").startswith(_TOOL) for point in every)

@@ -409,9 +409,12 @@ def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
     text = " ".join(str(error).split())
     if match := re.search(r"Could not override '([^']+)'", text):
         near = _near_key(match[1], target, folders)
-        return f"there is no key {match[1]!r} in the config.{near} --cfg job lists all keys."
-    detail = " ".join(str(cause).split())
-    return f"{detail or text} --help shows the usage."
+        return (
+            f"there is no key {match[1]!r} in the config.{near} --cfg job lists all keys; "
+            f"to add one, write +{match[1]}=VALUE"
+        )
+    detail = " ".join(str(cause).split()) or text
+    return f"{detail.rstrip('.')}. --help shows the usage."
 
 
 def _config_folders() -> list[Path]:
@@ -421,13 +424,20 @@ def _config_folders() -> list[Path]:
 
 
 def _near_key(key: str, target: str, folders: Sequence[Path]) -> str:
-    """Return `" Did you mean …?"` with similar keys of the config that the command line selects, or ""."""
+    """Return `" Did you mean …?"` with similar keys of the config that the command line selects, or "".
+
+    Where the mapping above the key exists, these are its other keys, or keys of the same name elsewhere.
+    """
     groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric|pipeline)=", argument)]
     searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in folders[1:])}]"
     GlobalHydra.instance().clear()
     with contextlib.suppress(Exception), initialize_config_dir(str(folders[0]), version_base=None):
         config = OmegaConf.to_container(compose(target, [*groups, searchpath]), resolve=False)
-        return did_you_mean(key, _dotted_keys(config))
+        keys, (parent, _, name) = _dotted_keys(config), key.rpartition(".")
+        places = [each.rpartition(".") for each in keys]
+        if siblings := [last for above, _, last in places if above == parent]:
+            keys = [".".join((above, last)) for above, _, last in places if last == name]  # it stands elsewhere
+        return did_you_mean(name, siblings) or did_you_mean(key, keys)
     return ""
 
 

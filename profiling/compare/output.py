@@ -105,10 +105,13 @@ def conclusion(comparison: Comparison) -> tuple[str, str]:
     numbers = Counter(cell.verdict for cell in comparison.cells)
     counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in get_args(Verdict) if numbers[verdict])
     limit, code = f"{100 * comparison.threshold:.4g}%", comparison.exit_code
+    unknown = f"Cannot tell for every cell whether B is slower by more than {limit}"
+    if set(numbers) == {"not compared"}:
+        unknown = "Nothing was compared: no cell was measured, and correct, in both"
     answer = {
         PASSED: f"No cell of B is slower than A by more than {limit}",
         SLOWER: f"B is slower than A by more than {limit} in {count_of(numbers['slower'], 'cell')}",
-    }.get(code, f"Cannot tell of every cell whether it is slower by more than {limit}")
+    }.get(code, unknown)
     return f"{count_of(len(comparison.cells), 'cell')}: {counts}.", f"{answer} (exit code {code})."
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -315,7 +315,7 @@ class ComponentSpec:
     part: str | None = None
     cast: str = "module"
     frames_per_call: int = 1
-    kind: Literal["image", "audio"] | None = None
+    kind: str | None = None
     warmup_inputs: tuple[Mapping[str, Any], ...] = ()
     state: str = "snapshot"
     sweep: Mapping[str, Any] | None = None

@@ -70,10 +70,10 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
         return None, None
     if spec.checkpoint is not None:
         return Path(spec.checkpoint), None
-    hint = f"no checkpoint is published; to load yours: {name}=PATH"
+    hint = f"no checkpoint is published; to load yours: ++{name}=PATH"
     entry = next((entry for entry in load_manifest() if spec.key in entry.components), None)
     if entry is not None and settings.scale != "full":
-        hint = f"the published checkpoint fits scale=full; to load yours: {name}=PATH"
+        hint = f"the published checkpoint fits scale=full; to load yours: ++{name}=PATH"
     elif entry is not None:
         if entry.file.is_file():
             return entry.file, None

@@ -175,7 +175,8 @@ def held_rate(record: Record) -> str | None:
     """Return the highest common frame rate (24 to 120 FPS) that the record holds.
 
     A call that makes several frames and holds all these rates is "real time". A loop is judged by its own deadlines, a
-    call by its p99, of few calls by the longest: a late frame is dropped.
+    call by its p99, of few calls by the longest: a late frame is dropped. Rates that other processes may have prevented
+    are not judged.
     """
     if record.is_realtime:
         held = [deadline.fps for deadline in record.deadlines if deadline.holds]
@@ -185,10 +186,27 @@ def held_rate(record: Record) -> str | None:
     if wall is None or record.training is not None:  # a training step delivers no frames
         return None
     frames = record.frames_per_call or 1
-    held = [rate for rate in FRAME_RATES if wall.tail[1] <= frames * 1000 / rate]
+    fits = {rate: fits_budget(record, frames * 1000 / rate) for rate in FRAME_RATES}
+    held = [rate for rate, is_held in fits.items() if is_held]
+    if None in fits.values():
+        return f"{held[-1]} FPS or more" if held else CANNOT_TELL
     if not held:
         return f"below {FRAME_RATES[0]} FPS"
     return "real time" if frames > 1 and len(held) == len(FRAME_RATES) else f"{held[-1]} FPS"
+
+
+def fits_budget(record: Record, budget_ms: float) -> bool | None:
+    """Return whether the p99 of a call (of few calls: the longest) fits; None if others may be why it does not.
+
+    Other processes only lengthen calls: a disturbed record that fits would fit alone, too; one whose shortest call does
+    not fit would not.
+    """
+    wall, taken = record.metrics.wall_ms, lost(record)
+    if wall is None:
+        return None
+    if wall.tail[1] <= budget_ms:
+        return True
+    return None if taken is not None and taken.disturbs and wall.min <= budget_ms else False
 
 
 def summary_of(record: Record) -> Summary | None:

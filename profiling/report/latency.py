@@ -113,6 +113,13 @@ def _variants(data: RunData, baselines: set[str]) -> tuple[Column[Record], ...]:
         Column("FPS", lambda record: record.metrics.fps.mean if record.metrics.fps else None, "fps", measured=True),
         Column(against, lambda record: _speedup(record, data.groups[record.component]), "ratio"),
         *COST_COLUMNS,
+        Column(
+            "pays after",
+            lambda record: _pays_after(record, data.groups[record.component]),
+            "count",
+            unit="calls",
+            depth="report",
+        ),
         Column("conditions", marks_of, "marks", wrap=22),
     )
 
@@ -126,6 +133,13 @@ def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
     if record.is_correct and not can_be_ranked(record, baseline):
         return CANNOT_TELL
     return estimate(claimed_speedup(record, group), record.speedup.ci95 if record.speedup else None)
+
+
+def _pays_after(record: Record, group: Sequence[Record]) -> int | None:
+    """Return the calls after which preparation has paid off; None where no speedup may be claimed."""
+    if record.speedup is None or _speedup(record, group) in (None, CANNOT_TELL):
+        return None
+    return record.speedup.break_even_calls
 
 
 def _clock(clock: str, key: str, title: str) -> Column[Record]:
@@ -180,13 +194,6 @@ COST_COLUMNS = (
     Column[Record]("prepare", prepare_seconds, "s"),
     Column[Record](
         "warm-up inputs", lambda record: record.prepare.warmup_inputs_s if record.prepare else None, "s", depth="report"
-    ),
-    Column[Record](
-        "pays after",
-        lambda record: record.speedup.break_even_calls if record.speedup else None,
-        "count",
-        unit="calls",
-        depth="report",
     ),
     Column[Record]("allowed error", _tolerance, "error", depth="report"),
     Column[Record]("max. abs. error", _of_parity("max_abs"), "error", depth="report"),

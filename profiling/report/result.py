@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from profiling.errors import InputError
-from profiling.report.answer import answer_section, notes_section, status_section
+from profiling.report.answer import answer_section, fits_budget, notes_section, status_section
 from profiling.report.format import significant
 from profiling.report.page import Section, render_fragment
 from profiling.report.realtime import realtime_section
@@ -100,6 +100,8 @@ class RunResult:
             return []
         budget_ms = (record.frames_per_call or 1) * 1000 / self._fps
         name, tail_ms = wall.tail
-        times = f"{name} {significant(tail_ms)} ms, {significant(budget_ms)} ms a call"
-        held = "yes" if tail_ms <= budget_ms else "no"
-        return [f"{self._fps:g} FPS: {held}. {record.component}, {record.variant}: {times}."]
+        held = {True: "yes", False: "no", None: "cannot tell, other processes may have lengthened calls"}
+        times = f"{name} {significant(tail_ms)} ms of a budget of {significant(budget_ms)} ms a call"
+        return [
+            f"{self._fps:g} FPS: {held[fits_budget(record, budget_ms)]}. {record.component}, {record.variant}: {times}."
+        ]

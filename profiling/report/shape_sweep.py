@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from profiling.errors import printable
+from profiling.report.answer import CANNOT_TELL
 from profiling.report.charts import Chart, Figure, View, axis, figure, line
 from profiling.report.format import Computed, Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, first, itself
 from profiling.report.table import Column
-from profiling.results.judgement import by_component, claimed_speedup, correct_baseline
+from profiling.results.judgement import by_component, can_be_ranked, claimed_speedup, correct_baseline
 from profiling.results.record import Record, ShapeCompile
 
 Read = Callable[[Record], Value | None]
@@ -70,10 +71,12 @@ def _call_ms(record: Record) -> float | None:
     return 1e3 * record.metrics.calls.seconds_per_call if record.metrics.calls is not None else None
 
 
-def _speedup(record: Record, group: Sequence[Record]) -> float | None:
+def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
     baseline = correct_baseline(group)
     if baseline is None or baseline.cell == record.cell or not record.is_correct:
         return None
+    if not can_be_ranked(record, baseline):
+        return CANNOT_TELL
     eager, own = _call_ms(baseline), _call_ms(record)
     return eager / own if eager and own else None
 
@@ -82,6 +85,8 @@ def _pays(record: Record, group: Sequence[Record]) -> float | None:
     """Return after how many calls preparation has paid off; infinite where it never does."""
     baseline = correct_baseline(group)
     if baseline is None or baseline.cell == record.cell or not record.is_correct or record.speedup is None:
+        return None
+    if not can_be_ranked(record, baseline):
         return None
     if record.speedup.break_even_calls is not None:
         return record.speedup.break_even_calls

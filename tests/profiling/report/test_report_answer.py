@@ -16,6 +16,8 @@ from profiling.results.record import Record
 
 #: Two loops, of which others disturbed the second: variant, median frame time in ms, share.
 PAIR = (("sequential", 9.0, 0.0), ("overlap", 9.2, 0.3))
+#: Conditions of a timed window in which nothing else happened.
+QUIET = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True}
 
 
 def answer(*records: Record) -> dict[str, str]:
@@ -33,8 +35,7 @@ def words(*records: Record) -> str:
 
 
 def disturbed(record: Record, share: float | None = 0.38, **latency: Any) -> Record:
-    conditions: dict[str, Any] = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True}
-    conditions |= {} if share is None else {"cpu_lost_share": share}
+    conditions: dict[str, Any] = QUIET if share is None else {**QUIET, "cpu_lost_share": share}
     wall = clocks(record.wall_p50 or 1.0)["wall_ms"]
     metrics = {"wall_ms": wall, "latency": conditions | latency}
     return build(record.variant, record.wall_p50, metrics=metrics, speedup=faster(11.5))
@@ -175,6 +176,30 @@ def test_a_doubt_of_several_components_is_one_line_that_names_them() -> None:
 )
 def test_the_highest_frame_rate_whose_budget_the_p99_fits(p99: float, frames: int, held: str) -> None:
     assert held_rate(build("baseline", metrics=clocks(5.0, p99=p99), frames_per_call=frames)) == held
+
+
+@pytest.mark.parametrize(
+    ("shortest", "p99", "held"),
+    [(4.9, 8.3, "120 FPS"), (4.9, 20.0, "30 FPS or more"), (10.0, 16.6, "60 FPS"), (4.9, 50.0, "cannot tell")],
+)
+def test_a_rate_that_others_may_have_prevented_is_not_judged(shortest: float, p99: float, held: str) -> None:
+    metrics = clocks(12.0, p99=p99, min=shortest) | {"latency": {"cpu_lost_share": 0.38, **QUIET}}
+    assert held_rate(build("baseline", metrics=metrics)) == held
+    assert held_rate(build("baseline", metrics=clocks(60.0, p99=70.0, min=50.0) | {"latency": metrics["latency"]})) == (
+        "below 24 FPS"
+    )
+
+
+def test_nothing_pays_where_no_speedup_is_claimed() -> None:
+    paying = {"speedup": faster(2.5, break_even_calls=3334)}
+
+    def pays(*records: Record) -> str | None:
+        return titled(latency_section(run_data(*records)))["Variants"][1].get("pays after calls")
+
+    baseline, compiled = build("baseline", 5.0), build("compile", 2.0, **paying)
+    assert pays(baseline, compiled) == "3334"
+    busy = disturbed(baseline, 0.6)
+    assert pays(busy, build("compile", 4.9, **paying)) is None
 
 
 @pytest.mark.parametrize(("n", "shown", "held"), [(100, "8.200", "120 FPS"), (99, "max 40.00", "24 FPS")])
