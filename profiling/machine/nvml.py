@@ -149,6 +149,31 @@ def power_limit_w(device: torch.device) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
 
 
+def energy_mj(device: torch.device) -> int:
+    """Return the energy that the GPU has taken since the driver was loaded, in millijoules, for all processes on it.
+
+    Raises:
+        pynvml.NVMLError: there is no such counter, or it may not be read.
+
+    """
+    handle = _handle(device)
+    if handle is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+
+
+def is_mig(device: torch.device) -> bool:
+    """Return whether the GPU is divided into instances (MIG)."""
+    modes = _query(device, pynvml.nvmlDeviceGetMigMode)
+    return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+
+
+def utilisation(device: torch.device) -> float | None:
+    """Return the share of the last second or less (0 to 1) in which a kernel of any process ran; None if unknown."""
+    rates = _query(device, pynvml.nvmlDeviceGetUtilizationRates)
+    return None if rates is None else rates.gpu / 100
+
+
 def other_processes(device: torch.device) -> int | None:
     """Return the number of other processes that compute on the device; None if they cannot be told from this process.
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from profiling.machine.run_queue import ThreadWaits
 from profiling.metrics.slow_samples import CAUSES, slow_section, threshold_ms
-from profiling.results.frames import Array
+from profiling.results.frames import ENERGY, Array
 from profiling.results.measured import ClockConditions, SlowFrames
 from profiling.results.record import Steady
 from profiling.trace.counters import compile_ids, compile_totals
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from profiling.machine import nvml
+    from profiling.machine.energy import EnergyCounter
 
 #: Frames between two queries of the driver, and of the other processes on the device.
 DRIVER_EVERY, OTHERS_EVERY = 16, 64
@@ -57,14 +58,15 @@ class FrameMonitor:
     `events` are recompiles: {"frame", "kind": "recompile", "id"}. `throttle_reasons` are the limits on the clocks that
     the driver reported in any frame; `clocks()` are the SM clocks since the start. The allocator and /proc are read
     every `every` frames, and after a long one. With `calibrate`, a cudaMalloc is timed first, which waits for the
-    device; without it the time of those inside frames is not known. With `ask_others`, a thread asks the driver for the
-    use of the device by other processes while there are any.
+    device; without it the time of those inside frames is not known. With `of_loop`, the energy counter is read with the
+    clocks, and a thread asks the driver for the use of the device by other processes while there are any.
+    `energy_reason` says why there is no energy.
     """
 
     def __init__(
-        self, device: torch.device | None = None, *, every: int = 1, calibrate: bool = False, ask_others: bool = True
+        self, device: torch.device | None = None, *, every: int = 1, calibrate: bool = False, of_loop: bool = True
     ) -> None:
-        self._ask_others = ask_others
+        self._of_loop = of_loop
         self._cuda = None if device is None or device.type != "cuda" else device
         self._every = every
         self._malloc_cost: tuple[float, float] | None = None
@@ -84,6 +86,8 @@ class FrameMonitor:
         self._tick_ms = 1e3 / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
         self._waits = ThreadWaits(workers=self._cuda is None)
         self._others: nvml.OthersMonitor | None = None
+        self._energy: EnergyCounter | None = None
+        self.energy_reason: str | None = None
         gc.callbacks.append(self._on_collection)
         self.start()
 
@@ -124,11 +128,16 @@ class FrameMonitor:
 
     def _start_clocks(self) -> None:
         if self._cuda is not None:
+            from profiling.machine.energy import EnergyCounter, NoEnergy
             from profiling.machine.nvml import ClockMonitor, OthersMonitor
 
             self._clocks = ClockMonitor(self._cuda)
-            if self._ask_others:
+            if self._of_loop:
                 self._others = self._others or OthersMonitor(self._cuda)
+                try:
+                    self._energy, self.energy_reason = EnergyCounter(self._cuda), None
+                except NoEnergy as reason:
+                    self._energy, self.energy_reason = None, str(reason)
 
     def __call__(self, frame: int, frame_ms: float, *, long: bool | None = None) -> Mapping[str, float]:
         """Return the series of a frame: counts and ms since the call before, and bytes held now.
@@ -225,11 +234,22 @@ class FrameMonitor:
         row: dict[str, float] = {}
         if self._clocks is not None and (clock := self._clocks.read()) is not None:
             row["sm_clock_mhz"] = clock
+        if self._energy is not None and (joules := self._read_energy(self._energy)) is not None:
+            row[ENERGY] = joules
         free, total = torch.cuda.mem_get_info(device)
         row["device_used"] = total - free
         if others and self._others is not None and (share := self._others.share()) is not None:
             row["others_ms"] = share * frame_ms
         return row
+
+    def _read_energy(self, counter: EnergyCounter) -> float | None:
+        from profiling.machine.energy import NoEnergy
+
+        try:
+            return counter.read()
+        except NoEnergy as reason:
+            self._energy, self.energy_reason = None, str(reason)
+            return None
 
     def _on_collection(self, phase: str, _info: dict[str, int]) -> None:
         if phase == "start":
@@ -250,7 +270,7 @@ class CallMonitor:
 
     def __init__(self, device: torch.device) -> None:
         # No thread: it would run beside the timed calls of the cells with which this one takes turns.
-        self._monitor = FrameMonitor(device, calibrate=True, ask_others=False)
+        self._monitor = FrameMonitor(device, calibrate=True, of_loop=False)
         self._typical, self._calls = 0.0, 0
         self._rows: list[_Reading] = []
         self._last_long = -LONG_EVERY

@@ -24,6 +24,7 @@ from profiling.components.reference import CheckCalls, compute_reference, refere
 from profiling.components.spec import ComponentSpec
 from profiling.components.trees import tensors_in
 from profiling.errors import InputError
+from profiling.machine.energy import EnergyCounter, NoEnergy, idle_power
 from profiling.machine.gc_policy import gc_policy
 from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Subject
@@ -49,7 +50,8 @@ from profiling.realtime.prepare import (
     stage_variant,
 )
 from profiling.realtime.recovery import describe_loop
-from profiling.realtime.summary import median, stage_ms, summarize_frames
+from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
+from profiling.results.energy import Energy
 from profiling.results.frames import Journal, Series, recover_series, stage_names
 from profiling.results.record import Parity, Prepare, TraceAnalysis, merge_metric
 from profiling.roofline.section import frame_roofline
@@ -79,6 +81,7 @@ class RealtimeCell(Cell):
     stages: str = "{}"  # the specs of the components by stage, as JSON
     fused_stages: set[str] = field(default_factory=set)  # stages whose operators a compiler fused
     calibration: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # what stages have chosen, by stage
+    energy: Energy | None = None  # before the loop: the idle power, or why there is no energy
 
     def measure(self) -> None:
         """Load, compute references, prepare, check, play, trace, and compare the frames with their roofline."""
@@ -109,6 +112,7 @@ class RealtimeCell(Cell):
             self._check_drift(prepared, pipeline, eager)
             begin_session(prepared.components, pipeline)
             first_ms = self._first_frame_ms(prepared, pipeline)
+            self._measure_idle_power(torch.device(settings.device))
             series = self._play(graph, prepared, pipeline, first_ms)
             if settings.trace:
                 self._trace(prepared, pipeline, torch.device(settings.device))
@@ -321,6 +325,18 @@ class RealtimeCell(Cell):
             begin_session(prepared.components, pipeline)
         return statistics.median(row["latency_ms"] for row in rows)
 
+    def _measure_idle_power(self, device: torch.device) -> None:
+        """Measure the power of the idle GPU, with everything prepared, for a second or two."""
+        if device.type != "cuda":
+            return
+        synchronize(device)
+        with self.phase("idle power"), self.best_effort("measuring the idle power"):
+            try:
+                idle = idle_power(EnergyCounter(device))
+                self.energy = Energy(idle_w=idle.watts, step_ms=1e3 * idle.step_s)
+            except NoEnergy as reason:
+                self.energy = Energy(reason=str(reason))
+
     def _play(self, graph: Graph, prepared: Prepared, pipeline: StagedPipeline, first_ms: float) -> Series:
         """Play all frames and return their series; a loop that fails leaves the frames before the failure on disk."""
         options, run = self.options, Path(self.job.run)
@@ -366,6 +382,13 @@ class RealtimeCell(Cell):
             series, loop, graph, events=monitor.events, media_rate=graph.frame_rate if audible else None
         )
         self.add(realtime=section)
+        energy = self.energy
+        if energy is not None and energy.reason is None:
+            energy = loop_energy(series, section, idle_w=energy.idle_w, step_ms=energy.step_ms)
+            if energy is None and monitor.energy_reason is not None:
+                energy = Energy(reason=monitor.energy_reason)
+        if energy is not None:
+            self.add(energy=energy)
         changed = _compiled_or_captured(series, monitor.events)
         if changed is not None:
             self.problems.append(("invalid", f"after the warm-up: {changed}"))

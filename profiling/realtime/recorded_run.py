@@ -216,7 +216,7 @@ def _write_run(
     notes: Iterable[str],
     events: Sequence[Mapping[str, Any]],
 ) -> RunResult:
-    from profiling.realtime.summary import summarize_frames  # imports scipy, which takes a second
+    from profiling.realtime.summary import loop_energy, summarize_frames  # imports scipy, which takes a second
     from profiling.report.render import write_report
     from profiling.report.result import RunResult
 
@@ -226,6 +226,7 @@ def _write_run(
     loop = msgspec.structs.replace(loop, schedule="overlap" if overlapping else "sequential")
     section = summarize_frames(series, loop, events=events)
     record = _record(section, device, (*notes, *_remarks(series, section)))
+    record = msgspec.structs.replace(record, energy=loop_energy(series, section))
     (run / "cells").mkdir(parents=True, exist_ok=True)
     write_json(run / ENVIRONMENT_FILE, encode_environment(_environment(device or "cpu")))
     write_series(run / series_file(CELL), series)

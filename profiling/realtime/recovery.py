@@ -69,10 +69,12 @@ class FrameFiles(CellFiles):
         series = recover_series(folder, job.name)
         if series is None:
             return {}
-        from profiling.realtime.summary import summarize_frames  # imports scipy, which takes 1 s
+        from profiling.realtime.summary import loop_energy, summarize_frames  # imports scipy, which takes 1 s
 
         loop, graph = _loop_of(job)
-        return {"realtime": summarize_frames(series, loop, graph)}
+        section = summarize_frames(series, loop, graph)
+        energy = loop_energy(series, section)
+        return {"realtime": section} | ({} if energy is None else {"energy": energy})
 
     def keep_round(self, folder: Path, cell: str, round_: int) -> None:
         """Copy the npz."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ from profiling.realtime.deadlines import COMMON_FPS, deadlines, delivered_fps, r
 from profiling.realtime.graph import DELIVER, Graph
 from profiling.realtime.slow_frames import find_period, find_slow_frames
 from profiling.realtime.trend import find_steady, fit_line, slope_section, unsteady_times
-from profiling.results.frames import MEMORY, Array, Series, check_series, frame_count, stage_names
+from profiling.results.energy import Energy, EnergyWindow, energy_section, others_reason
+from profiling.results.frames import ENERGY, MEMORY, Array, Series, check_series, frame_count, stage_names
 from profiling.results.record import Budget, BudgetPart, Gap, MemoryTrend, Realtime, Summary
 from profiling.results.stats import summarize
 
@@ -22,6 +24,9 @@ BUFFERS = (0, 1, 2, 3)
 #: Least growth over the run, in bytes, that counts as a leak. The allocator's counter is exact; the memory of a device
 #: or a process also changes for other reasons.
 SMALLEST_LEAK = {"allocated": 4096, "reserved": 4096, "device_used": 8 * 2**20, "host_rss": 8 * 2**20}
+#: Most windows into which the energy of a loop is divided, and the least seconds of one: ten steps of a counter that
+#: steps every 0.1 s. The whole must have two of them.
+ENERGY_WINDOWS, ENERGY_WINDOW_S = 20, 1.0
 
 
 def summarize_frames(
@@ -81,6 +86,38 @@ def summarize_frames(
         cpu_lost_share=_lost_share(series, "run_queue_ms", "steal_ms"),
         gpu_lost_share=_lost_share(series, "others_ms"),
     )
+
+
+def loop_energy(
+    series: Series, loop: Realtime, *, idle_w: float | None = None, step_ms: float | None = None
+) -> Energy | None:
+    """Return the energy of the frames between the first and the last reading of the counter; None without a reading.
+
+    `loop` is what `summarize_frames` returned.
+    """
+    frames = np.flatnonzero(np.isfinite(series[ENERGY])) if ENERGY in series else np.zeros(0, dtype=np.intp)
+    if frames.size < 2:
+        return None
+    ends_s, joules = series["delivered_ms"][frames] / 1e3, series[ENERGY][frames]
+    seconds = float(ends_s[-1] - ends_s[0])
+    count = min(ENERGY_WINDOWS, frames.size - 1, int(seconds / max(ENERGY_WINDOW_S, 0.01 * (step_ms or 0.0))))
+    reason = others_reason(loop.gpu_lost_share)
+    if count < 2:
+        reason = f"{seconds:.2g} s of frames are too short for the steps of the counter. Use more frames"
+    elif not joules[-1] > joules[0]:
+        reason = f"the driver's energy counter did not change for {seconds:.3g} s"
+    if reason is not None:
+        return Energy(reason=reason, idle_w=idle_w, step_ms=step_ms)
+    places = np.unique(np.searchsorted(ends_s, ends_s[0] + seconds * np.arange(count + 1) / count - 1e-9))
+    windows = [
+        EnergyWindow(
+            seconds=float(ends_s[end] - ends_s[begin]),
+            calls=float(frames[end] - frames[begin]),
+            joules=float(joules[end] - joules[begin]),
+        )
+        for begin, end in pairwise(places)
+    ]
+    return energy_section(windows, frames_per_call=loop.frames_per_tick or 1, idle_w=idle_w, step_ms=step_ms)
 
 
 def _lost_share(series: Series, *names: str) -> float | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from profiling.errors import printable
 from profiling.report.charts import FRAME_RATES
 from profiling.report.doubts import Doubt, doubts_of
+from profiling.report.energy import joules_per_frame
 from profiling.report.format import Estimate, Link, Longest, Value, estimate, listed, percent, significant
 from profiling.report.page import Section
 from profiling.report.roofline import REASONS, deciding, link_to_findings, next_step
@@ -244,6 +245,7 @@ def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
         Column("bound by", _bound, wrap=12),
         Column("next", _next, wrap=16),
         Column("conditions", _marks, "marks", wrap=22),
+        Column("J/frame", lambda row: joules_per_frame(row.fastest) if row.fastest else None, "number", depth="report"),
         Column("trace", lambda row: _trace(row, data), depth="page"),
         Column("kernels", _kernels, depth="page"),
     )

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from profiling.errors import printable
 from profiling.report.answer import Answer, answers_of, held_rate, summary_of
 from profiling.report.doubts import doubts_of
+from profiling.report.energy import joules_per_frame
 from profiling.report.format import Estimate, number_of
 from profiling.report.roofline import deciding
 from profiling.report.run_data import RunData, name_of, wrong_because
@@ -97,6 +98,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "speedup": number_of(speedup),
         "speedup_ci95": [speedup.low, speedup.high] if isinstance(speedup, Estimate) else None,
         "holds": answer.holds,
+        "joules_per_frame": number_of(joules_per_frame(record)) if record is not None else None,
         "bound_by": answer.bound,
         "next": answer.next,
         "conditions": [{"mark": doubt.mark, "words": doubt.words} for doubt in answer.doubts],
@@ -155,6 +157,7 @@ _COLUMNS: Mapping[str, Read] = {
     "rel. L2 error": lambda record, _: record.parity.rel_l2 if record.parity is not None else None,
     "peak memory bytes": lambda record, _: record.peak_memory[1] if record.peak_memory else None,
     "peak memory kind": lambda record, _: record.peak_memory[0] if record.peak_memory else None,
+    "energy J/frame": lambda record, _: number_of(joules_per_frame(record)),
     "prepare s": lambda record, _: record.prepare.from_cold if record.prepare is not None else None,
     "bound by": _bound,
     "conditions": lambda record, _: ", ".join(doubt.mark for doubt in doubts_of(record)) or None,

@@ -14,6 +14,7 @@ from profiling.errors import command, install_hint, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.check import check_section
 from profiling.report.classic import classic_blocks
+from profiling.report.energy import energy_section
 from profiling.report.format import escaped, listed
 from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
 from profiling.report.heading import heading_lines, network_section, origin_sections
@@ -44,6 +45,7 @@ _SECTIONS = (
         check_section,
         latency_section,
         realtime_section,
+        energy_section,
         launches_section,
         shape_sweep_section,
         training_section,

@@ -31,6 +31,8 @@ Series = Mapping[str, Array]
 TIMES = ("action_ms", "delivered_ms", "frame_ms", "latency_ms")
 #: Bytes held after the frame, by kind.
 MEMORY = ("allocated", "reserved", "device_used", "host_rss")
+#: Joules that the GPU has taken since the first frame began, by the driver's counter; read after some frames only.
+ENERGY = "energy_j"
 #: What happened inside a frame: counts of events, the SM clock, and the milliseconds that events took.
 DISTURBANCES = (
     *("compiles", "captures", "graphs_recorded", "alloc_retries", "device_allocs", "collections", "switches"),
@@ -38,7 +40,7 @@ DISTURBANCES = (
     *("compile_ms", "capture_ms", "malloc_ms", "collection_ms", "run_queue_ms", "steal_ms", "others_ms"),
 )
 #: Names of every series. Each stage adds `host_<stage>_ms` and `device_<stage>_ms`.
-NAMES = (*TIMES, "due_ms", "wait_ms", "rest_ms", "gap_ms", *MEMORY, *DISTURBANCES)
+NAMES = (*TIMES, "due_ms", "wait_ms", "rest_ms", "gap_ms", *MEMORY, ENERGY, *DISTURBANCES)
 
 #: Resolution of the host's clock: times closer than this are equal.
 TICK_MS = 1e-6

@@ -30,6 +30,7 @@ from profiling.results.check import (  # noqa: F401 - readers and producers impo
     StateForm,
     TensorForm,
 )
+from profiling.results.energy import Energy, EnergyWindow  # noqa: F401 - readers and producers import them from here
 from profiling.results.explained import (  # noqa: F401 - readers and producers import every struct from here
     BeforeAfter,
     Bound,
@@ -153,6 +154,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     load: Annotated[Load | None, about("building the module and its weights")] = None
     metrics: Annotated[Metrics, about("results of the metrics")] = Metrics()
     memory: Annotated[Memory | None, about("memory by kind and phase")] = None
+    energy: Annotated[Energy | None, about("energy of the GPU: of a call and of a frame")] = None
     state: Annotated[State | None, about("state that calls change")] = None
     parity: Annotated[Parity | None, about("comparison with the reference")] = None
     prepare: Annotated[Prepare | None, about("preparing the variant")] = None
@@ -244,7 +246,7 @@ _IDENTITY = ("target", "component", "variant", "status", "reason", "bad_input", 
 #: Fields that a cell sends while it runs; identity and status are the parent's.
 SECTIONS = frozenset(_TYPES) - set(_IDENTITY)
 #: Sections of the record that a metric may measure; whatever else it returns goes into `metrics`.
-METRIC_SECTIONS = frozenset({"memory", "parity"})
+METRIC_SECTIONS = frozenset({"memory", "parity", "energy"})
 _METRICS: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(Metrics) if field.name != "extra"
 }

@@ -105,6 +105,68 @@ def _drift(logs: NDArray[np.float64]) -> float:
     return (1 + bounded) / (1 - bounded)
 
 
+def total_ratio(parts: Samples, wholes: Samples, *, level: float = 0.95) -> tuple[float, tuple[float, float] | None]:
+    """Return (sum of the parts over sum of the wholes, its interval): joules a call, of windows of unequal length.
+
+    Both are above 0, one value a window. The interval is Student's t on the residuals of the windows (ratio estimator),
+    widened where consecutive ones are correlated; below `LEAST_VALUES` windows there is none. Source: Cochran, Sampling
+    Techniques (1977), chapter 6.
+
+    Raises:
+        ValueError: no window, other lengths, or a sum that is not above 0.
+
+    """
+    ratio, spread = _total_and_spread(parts, wholes)
+    if spread is None:
+        return ratio, None
+    reach = _student(level, len(parts) - 1) * spread
+    return ratio, (ratio * (1 - reach), ratio * (1 + reach))
+
+
+def ratio_of_totals(
+    one: tuple[Samples, Samples], other: tuple[Samples, Samples], *, level: float = 0.95
+) -> tuple[float, tuple[float, float] | None]:
+    """Return (total ratio of `one` over that of `other`, its interval), each given as (parts, wholes).
+
+    The two were measured independently: the interval is Welch's, on the logarithm.
+
+    Raises:
+        ValueError: as in `total_ratio`.
+
+    """
+    (first, spread), (second, others) = _total_and_spread(*one), _total_and_spread(*other)
+    ratio = first / second
+    if spread is None or others is None:
+        return ratio, None
+    variances = np.array([spread, others]) ** 2
+    if not variances.any():
+        return ratio, (ratio, ratio)
+    freedom = variances.sum() ** 2 / (variances**2 / (np.array([len(one[0]), len(other[0])]) - 1)).sum()
+    reach = np.exp(_student(level, freedom) * np.sqrt(variances.sum()))
+    return ratio, (float(ratio / reach), float(ratio * reach))
+
+
+def _total_and_spread(parts: Samples, wholes: Samples) -> tuple[float, float | None]:
+    """Return (ratio of the sums, its relative standard error); None for the latter below `LEAST_VALUES` windows."""
+    part, whole = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
+    if part.size == 0 or part.size != whole.size or not part.sum() > 0 or not whole.sum() > 0:
+        raise ValueError("a ratio of totals needs windows whose sums are above 0")
+    ratio = float(part.sum() / whole.sum())
+    if part.size < LEAST_VALUES:
+        return ratio, None
+    residuals = part - ratio * whole
+    if not residuals.any():
+        return ratio, 0.0
+    variance = part.size / (part.size - 1) * float((residuals**2).sum()) * _drift(residuals)
+    return ratio, float(np.sqrt(variance) / part.sum())
+
+
+def _student(level: float, freedom: float) -> float:
+    from scipy.special import stdtrit  # takes a moment to import, and a reader of records needs none of it
+
+    return float(stdtrit(freedom, (1 + level) / 2))
+
+
 def is_decided(medians: Sequence[Samples], *, width: float = 0.01) -> bool:
     """Return whether cells that took turns were measured long enough to compare them.
 

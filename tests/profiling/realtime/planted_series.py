@@ -22,7 +22,7 @@ def series_of(frame_ms, **planted):
     series |= {"frame_ms": frame_ms, "latency_ms": frame_ms.copy(), "due_ms": np.full(frame_ms.size, np.nan)}
     for stage, share in (("world", 0.6), ("picture", 0.2), ("sound", 0.1), ("deliver", 0.05)):
         series |= {f"host_{stage}_ms": 0.01 * frame_ms, f"device_{stage}_ms": share * frame_ms}
-    series |= {"sm_clock_mhz": np.full(frame_ms.size, np.nan)}
+    series |= {name: np.full(frame_ms.size, np.nan) for name in ("sm_clock_mhz", "energy_j")}
     series |= {"wait_ms": 0.9 * frame_ms, "rest_ms": 0.06 * frame_ms}
     series |= {name: np.full(frame_ms.size, 2.0**30) for name in ("allocated", "reserved", "device_used", "host_rss")}
     return series | planted

@@ -6,7 +6,7 @@ from planted_series import loop, noise, series_of
 
 from profiling.realtime.graph import parse_graph
 from profiling.realtime.slow_frames import find_period
-from profiling.realtime.summary import memory_section, summarize_frames
+from profiling.realtime.summary import loop_energy, memory_section, summarize_frames
 from profiling.results.record import BudgetPart, Spikes, encode_sections
 
 FRAMES = 600
@@ -406,3 +406,42 @@ def test_what_others_took_of_the_frames(planted, cpu, gpu):
     series = series_of([5.0] * 100, **unread | {name: np.array(values) for name, values in planted.items()})
     section = summarize_frames(series, loop())
     assert (section.cpu_lost_share, section.gpu_lost_share) == (pytest.approx(cpu), pytest.approx(gpu))
+
+
+def loop_of_joules(frames=600, *, watts=300.0, every=16, step_s=0.1, fps=30.0, **options):
+    """Return the section and the energy of a paced loop whose counter is read after some frames, and steps."""
+    delivered_s = np.arange(1, frames + 1) / fps
+    joules = np.full(frames, np.nan)
+    joules[::every] = watts * np.floor(delivered_s[::every] / step_s) * step_s
+    series = series_of(np.full(frames, 20.0), delivered_ms=1e3 * delivered_s, energy_j=joules)
+    section = summarize_frames(series, loop(**options))
+    return loop_energy(series, section, idle_w=100.0, step_ms=1e3 * step_s)
+
+
+def test_energy_of_a_frame_is_that_of_the_frames_between_two_readings():
+    energy = loop_of_joules()
+    assert energy.joules_per_frame == pytest.approx(300 / 30, rel=0.01)
+    assert energy.watts == pytest.approx(300, rel=0.01)
+    assert energy.above_idle_per_frame == pytest.approx(200 / 30, rel=0.02)
+    low, high = energy.joules_per_call_ci95
+    assert low <= 300 / 30 <= high
+    assert high - low < 0.1 * 10
+    assert sum(each.calls for each in energy.windows) == 592
+
+
+def test_energy_of_a_loop_that_delivers_several_frames_at_once():
+    energy = loop_of_joules(frames_per_tick=4)
+    assert energy.joules_per_call == pytest.approx(10, rel=0.01)
+    assert energy.joules_per_frame == pytest.approx(2.5, rel=0.01)
+
+
+def test_energy_without_an_interval_and_energy_of_too_few_frames():
+    assert loop_of_joules(frames=140).joules_per_call_ci95 is None
+    assert "too short" in loop_of_joules(frames=40).reason
+    assert loop_of_joules(frames=140, watts=0.0).reason == "the driver's energy counter did not change for 4.27 s"
+    assert loop_energy(series_of(np.full(600, 20.0)), loop()) is None
+
+
+def test_energy_of_a_gpu_that_others_use_is_not_known():
+    series = series_of(np.full(600, 20.0), energy_j=np.arange(600.0), others_ms=np.full(600, 4.0))
+    assert "other processes used the GPU for 20% of the time" in loop_energy(series, summary(series)).reason

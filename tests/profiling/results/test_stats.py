@@ -12,8 +12,10 @@ from profiling.results.stats import (
     median_interval,
     paired_ratio,
     ratio_interval,
+    ratio_of_totals,
     relative_half_width,
     summarize,
+    total_ratio,
 )
 
 
@@ -280,3 +282,28 @@ def test_six_values_carry_an_interval():
     """The median lies between the least and the largest of six with a probability of 97%."""
     low, high = median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     assert 1.0 <= low < 3.5 < high <= 6.0
+
+
+def test_a_ratio_of_totals_weighs_windows_by_their_length():
+    ratio, interval = total_ratio([10.0, 30.0, 20.0, 10.0, 10.0, 10.0], [1.0, 3.0, 2.0, 1.0, 1.0, 1.0])
+    assert ratio == 10.0
+    assert interval == (10.0, 10.0)
+    assert total_ratio([10.0, 30.0], [1.0, 3.0]) == (10.0, None)
+    assert ratio_of_totals(([10.0] * 6, [1.0] * 6), ([5.0] * 6, [1.0] * 6)) == (2.0, (2.0, 2.0))
+    assert ratio_of_totals(([10.0] * 5, [1.0] * 5), ([5.0] * 6, [1.0] * 6)) == (2.0, None)
+    with pytest.raises(ValueError, match="above 0"):
+        total_ratio([0.0], [1.0])
+
+
+@pytest.mark.parametrize("windows", [6, 8, 20])
+def test_intervals_of_totals_hold_the_truth_as_often_as_they_say(windows):
+    rng, inside, both = np.random.default_rng(0), 0, 0
+    for _ in range(600):
+        calls = rng.uniform(10, 30, (2, windows))
+        joules = calls * np.array([[3.0], [2.0]]) * (1 + 0.02 * rng.standard_normal((2, windows)))
+        low, high = total_ratio(joules[0], calls[0])[1]
+        inside += low <= 3.0 <= high
+        low, high = ratio_of_totals((joules[0], calls[0]), (joules[1], calls[1]))[1]
+        both += low <= 1.5 <= high
+    assert inside >= 0.92 * 600
+    assert both >= 0.92 * 600

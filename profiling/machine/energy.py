@@ -1,0 +1,215 @@
+"""Energy of a GPU by the driver's counter: its step, the idle power, and windows of calls between two of its steps.
+
+The counter (millijoules since the driver was loaded) does not run on: it steps, every 20 to 100 ms by what others have
+seen. A window therefore begins and ends where it was seen to step, and the calls in it are counted between these
+two moments, as fractions where a call reaches beyond one. What the counter lags behind is the same at both ends.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import pynvml
+import torch
+
+from profiling.machine import nvml
+from profiling.results.energy import EnergyWindow
+
+#: Seconds between two readings while a step is awaited. A reading takes at most this share of the time (0 to 1).
+POLL_S, POLL_SHARE = 1e-3, 0.05
+#: A counter that does not change for so many seconds counts nothing: an idle GPU takes some joules in that time.
+STUCK_S = 2.0
+#: Seconds for which the GPU may stay in use while this process does nothing: the driver's utilisation is that of the
+#: last second at most.
+BUSY_S = 3.0
+#: Before idle power is measured, seconds for the power to fall; then the least steps and seconds over which it is.
+FALL_S, IDLE_STEPS, IDLE_S = 0.5, 5, 0.5
+#: Calls that a window should hold, and those that it holds at least however long a call is.
+CALLS, LEAST_CALLS = 10, 2
+
+
+class NoEnergy(Exception):  # noqa: N818 - a result rather than an error: the message is the reason in the record
+    """The energy of this device cannot be told; the message says why, in one line."""
+
+
+class EnergyCounter:
+    """The driver's energy counter of a CUDA device, which counts for all processes on it.
+
+    Raises:
+        NoEnergy: the driver has none for this device, or it is not of this device alone.
+
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if nvml.is_mig(device):
+            raise NoEnergy("MIG is on: the driver counts the energy of the whole GPU, and others may use parts of it")
+        self._first = self._last = self._millijoules()
+
+    def now(self) -> float:
+        """Return the seconds of the host's monotonic clock."""
+        return perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for so long."""
+        time.sleep(seconds)
+
+    def read(self) -> float:
+        """Return the joules since the counter was made.
+
+        Raises:
+            NoEnergy: it cannot be read any more, or went back.
+
+        """
+        now = self._millijoules()
+        if now < self._last:
+            raise NoEnergy(f"the driver's energy counter went back by {(self._last - now) / 1000:.4g} J")
+        self._last = now
+        return (now - self._first) / 1000
+
+    def _millijoules(self) -> int:
+        try:
+            return nvml.energy_mj(self._device)
+        except pynvml.NVMLError as error:
+            reasons = {
+                pynvml.NVML_ERROR_NOT_SUPPORTED: "the driver has no energy counter for this GPU",
+                pynvml.NVML_ERROR_NO_PERMISSION: "the driver does not permit this user to read the energy counter",
+                pynvml.NVML_ERROR_NOT_FOUND: "the driver library (NVML) is missing or does not know this GPU",
+            }
+            code: int = getattr(error, "value", -1)
+            raise NoEnergy(reasons.get(code, f"the driver's energy counter cannot be read: {error}")) from None
+
+    def use_by_others(self) -> float:
+        """Return the use of the GPU in the last fraction of a second, 0 to 1, while this process does nothing there."""
+        return nvml.utilisation(self._device) or 0.0
+
+
+class Edge(NamedTuple):
+    """A step of the counter: when it was, and the joules from then on."""
+
+    seconds: float
+    joules: float
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Mean power of the GPU while nothing ran on it, in watts, and the time between two steps of the counter."""
+
+    watts: float
+    step_s: float
+
+
+def idle_power(counter: EnergyCounter) -> Idle:
+    """Do nothing for one to a few seconds and return the power of the GPU meanwhile. The device must be idle.
+
+    Raises:
+        NoEnergy: the counter stands still, or somebody else uses the GPU.
+
+    """
+    started = counter.now()
+    while (use := counter.use_by_others()) > 0:
+        if counter.now() - started > BUSY_S:
+            raise NoEnergy(f"other processes use the GPU ({use:.0%}), and the driver counts their energy too")
+        counter.sleep(0.05)
+    fallen, edges = counter.now() + FALL_S, _Edges(counter)
+    while True:
+        edges.poll()
+        steps = [edge for edge in edges.seen if edge.seconds >= fallen]
+        if len(steps) > IDLE_STEPS and steps[-1].seconds - steps[0].seconds >= IDLE_S:
+            break
+        counter.sleep(POLL_S)
+    if (use := counter.use_by_others()) > 0:
+        raise NoEnergy(f"other processes use the GPU ({use:.0%}), and the driver counts their energy too")
+    seconds = steps[-1].seconds - steps[0].seconds
+    times = [edge.seconds for edge in steps]
+    return Idle(
+        watts=(steps[-1].joules - steps[0].joules) / seconds,
+        step_s=median(after - before for before, after in pairwise(times)),
+    )
+
+
+def energy_windows(
+    call: Callable[[Callable[[], None]], None],
+    counter: EnergyCounter,
+    step_s: float,
+    *,
+    windows: int,
+    window_steps: int,
+    settle_s: float,
+    max_s: float,
+) -> tuple[EnergyWindow, ...]:
+    """Make calls without a break, `settle_s` of them first, and return the energy of so many windows of them.
+
+    `call(poll)` makes a call and waits for its end, and calls `poll()` as often as it can meanwhile. A window has at
+    least `window_steps` steps of the counter, and ten calls where these fit into `max_s` seconds for all windows.
+
+    Raises:
+        NoEnergy: the counter stands still or goes back, or cannot be read any more.
+
+    """
+    ends = [counter.now()]  # when each call ended
+    while ends[-1] - ends[0] < settle_s or len(ends) <= LEAST_CALLS:
+        call(_nothing)
+        ends.append(counter.now())
+    call_s = (ends[-1] - ends[0]) / (len(ends) - 1)
+    window_s = max(window_steps * step_s, min(CALLS * call_s, max_s / windows), LEAST_CALLS * call_s)
+    edges = _Edges(counter, step_s, window_s)
+    while len(edges.seen) <= windows:
+        call(edges.poll)
+        ends.append(counter.now())
+    counts = [_calls_until(edge.seconds, ends) for edge in edges.seen]
+    pairs = list(zip(edges.seen, counts, strict=True))[: windows + 1]
+    return tuple(
+        EnergyWindow(seconds=end.seconds - begin.seconds, calls=after - before, joules=end.joules - begin.joules)
+        for (begin, before), (end, after) in pairwise(pairs)
+    )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _calls_until(moment: float, ends: list[float]) -> float:
+    """Return how many calls had been made at a moment; of the one under way, the share of its time that had passed."""
+    place = min(max(bisect_right(ends, moment), 1), len(ends) - 1)
+    begin, end = ends[place - 1], ends[place]
+    return place - 1 + (min(max((moment - begin) / (end - begin), 0.0), 1.0) if end > begin else 0.0)
+
+
+class _Edges:
+    """Watches a counter for its steps: for each one, or for the first step after each `window_s`.
+
+    A step lies between two readings, at most `step_s` before the later one; its time is the middle.
+    """
+
+    def __init__(self, counter: EnergyCounter, step_s: float = inf, window_s: float = 0.0) -> None:
+        self._counter, self._step_s, self._window_s = counter, step_s, window_s
+        self.seen: list[Edge] = []
+        self._due, self._before, self._since = -inf, Edge(inf, inf), inf
+
+    def poll(self) -> None:
+        """Read the counter if a step is awaited and the last reading is not too short ago."""
+        asked = self._counter.now()
+        if asked < self._due:
+            return
+        joules, read = self._counter.read(), self._counter.now()
+        if self._before.joules == inf:
+            self._since = read
+        elif joules > self._before.joules:
+            self.seen.append(Edge((max(self._before.seconds, read - self._step_s) + read) / 2, joules))
+            rest = self._window_s - self._step_s
+            self._due, self._before = read + rest, Edge(inf, inf)
+            if rest > 0:
+                return
+            self._since = read
+        elif read - self._since > STUCK_S:
+            raise NoEnergy(f"the driver's energy counter has not changed for {STUCK_S:g} s")
+        self._before, self._due = Edge(read, joules), read + max(POLL_S, (read - asked) / POLL_SHARE)

@@ -1,0 +1,85 @@
+"""The section `energy` of a record: joules of a call and of a frame, from windows of the driver's energy counter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from profiling.results.field import Duration, Section, about
+from profiling.results.measured import Interval
+
+#: Where other processes used the GPU for more than this share of the time (0 to 1), their energy is in the numbers.
+OTHERS_SHARE = 0.02
+
+
+class EnergyWindow(Section, frozen=True, kw_only=True):
+    """One window between two steps of the counter, in which calls (of a loop: frames) followed each other."""
+
+    seconds: Annotated[Duration, about("length of the window", "s")]
+    calls: Annotated[float, about("calls in the window; of one that reaches beyond it, the fraction inside")]
+    joules: Annotated[Duration, about("energy of the GPU in the window", "J")]
+
+
+class Energy(Section, frozen=True, kw_only=True):
+    """Energy of the GPU, by the driver's counter: of calls one after the other, or over the frames of a loop.
+
+    A call is a pass through the pipeline where the cell is a loop. It covers the whole GPU with its memory, and not the
+    host. Above idle: without the power that the GPU took before, while this process did nothing.
+    """
+
+    reason: Annotated[str | None, about("why the energy is not known")] = None
+    step_ms: Annotated[float | None, about("measured time between two steps of the counter", "ms")] = None
+    idle_w: Annotated[float | None, about("mean power before, while nothing ran on the GPU", "W")] = None
+    watts: Annotated[float | None, about("mean power over all windows", "W")] = None
+    joules_per_call: Annotated[float | None, about("energy of all windows over their calls", "J")] = None
+    joules_per_call_ci95: Annotated[Interval | None, about("95% interval of it, absent below six windows", "J")] = None
+    above_idle_per_call: Annotated[float | None, about("the same without the idle power", "J")] = None
+    joules_per_frame: Annotated[float | None, about("joules_per_call over the frames of a call", "J")] = None
+    above_idle_per_frame: Annotated[float | None, about("above_idle_per_call over the frames of a call", "J")] = None
+    frames_per_joule: Annotated[float | None, about("1 / joules_per_frame", "frames/J")] = None
+    windows: Annotated[tuple[EnergyWindow, ...], about("the windows in their order, one beginning where one ends")] = ()
+
+    @property
+    def totals(self) -> tuple[list[float], list[float]]:
+        """(Joules of each window, its calls)."""
+        return [each.joules for each in self.windows], [each.calls for each in self.windows]
+
+
+def others_reason(share: float | None) -> str | None:
+    """Return why energy is not known where other processes took this share of the GPU; None: they took too little."""
+    if share is None or share <= OTHERS_SHARE:
+        return None
+    return f"other processes used the GPU for {share:.0%} of the time, and the driver counts their energy too"
+
+
+def energy_section(
+    windows: Sequence[EnergyWindow],
+    *,
+    frames_per_call: int = 1,
+    idle_w: float | None = None,
+    step_ms: float | None = None,
+) -> Energy:
+    """Return the section of these windows, which hold at least a part of a call and some energy.
+
+    Raises:
+        ValueError: there is no window, or there are no calls or no energy in them.
+
+    """
+    from profiling.results.stats import total_ratio  # numpy, which readers of records do not need
+
+    seconds = sum(each.seconds for each in windows)
+    joules, calls = [each.joules for each in windows], [each.calls for each in windows]
+    per_call, interval = total_ratio(joules, calls)
+    above = None if idle_w is None else per_call - idle_w * seconds / sum(calls)
+    return Energy(
+        step_ms=step_ms,
+        idle_w=idle_w,
+        watts=sum(joules) / seconds,
+        joules_per_call=per_call,
+        joules_per_call_ci95=interval,
+        above_idle_per_call=above,
+        joules_per_frame=per_call / frames_per_call,
+        above_idle_per_frame=None if above is None else above / frames_per_call,
+        frames_per_joule=frames_per_call / per_call,
+        windows=tuple(windows),
+    )

@@ -1,0 +1,99 @@
+"""Energy."""
+
+import pynvml
+import pytest
+from fake_energy import DEVICE, FakeGpu, fails, gpu, measured  # noqa: F401 - a fixture
+
+from profiling.machine import nvml
+from profiling.metrics.monitor import FrameMonitor
+
+ABSENT = "the record says `energy.reason`, and has no joules: they are never 0"
+KEPT = "everything else that the cell measured"
+
+
+def fault(planted, happens=ABSENT, kept=KEPT):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+def stuck(_value):
+    return 5_000_000_000
+
+
+class Later:
+    """Shows the right value for a number of readings, then what `fault` makes of it."""
+
+    def __init__(self, readings, fault):
+        self.left, self.fault = readings, fault
+
+    def __call__(self, value):
+        self.left -= 1
+        return value if self.left > 0 else self.fault(value)
+
+
+COUNTERS = (
+    ("the driver has no energy counter for the GPU", fails(pynvml.NVML_ERROR_NOT_SUPPORTED), "has no energy counter"),
+    ("the user may not read the energy counter", fails(pynvml.NVML_ERROR_NO_PERMISSION), "does not permit this user"),
+    ("there is no driver library", fails(pynvml.NVML_ERROR_NOT_FOUND), "NVML"),
+    ("the driver fails when it is asked for the energy", fails(pynvml.NVML_ERROR_UNKNOWN), "cannot be read: Unknown"),
+    ("the GPU is lost while its energy is measured", Later(900, fails(pynvml.NVML_ERROR_GPU_IS_LOST)), "GPU is lost"),
+    ("the energy counter stands still", stuck, "has not changed for 2 s"),
+    ("the energy counter stands still once calls run", Later(1200, lambda value: 6_000_000_000), "has not changed"),
+    ("the energy counter goes back", Later(1500, lambda value: value - 7_000_000), "went back by"),
+)
+
+
+@pytest.mark.parametrize(
+    ("shows", "says"), [pytest.param(*row[1:], id=row[0], marks=fault(row[0])) for row in COUNTERS]
+)
+def test_a_counter_that_cannot_tell(gpu, shows, says):  # noqa: F811
+    gpu.fault = shows
+    section = measured()
+    assert says in section.reason
+    assert section.joules_per_call is None
+    assert section.watts is None
+    assert not section.windows
+
+
+@fault("the GPU is divided (MIG): the counter is that of all parts")
+def test_a_part_of_a_gpu(gpu, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(nvml, "is_mig", lambda device: True)
+    assert "MIG is on" in measured().reason
+
+
+@fault("another process uses the GPU before the calls, and the driver does not tell processes apart")
+def test_others_before_the_calls(gpu):  # noqa: F811
+    gpu.use = 0.1
+    assert "other processes use the GPU (10%)" in measured().reason
+
+
+@fault("another process uses the GPU beside the calls")
+def test_others_beside_the_calls(gpu, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(nvml, "share_beside_run", lambda device, seconds: 0.3)
+    assert "other processes used the GPU for 30% of the time" in measured().reason
+
+
+@fault("the counter fails in the middle of a loop of frames", "its frames have no energy from then on", "the frames")
+def test_a_counter_that_fails_in_a_loop(monkeypatch):
+    made = FakeGpu()
+    made.install(monkeypatch)
+    monkeypatch.setattr(nvml, "limited_ns", lambda device: {})
+    monkeypatch.setattr(nvml, "throttle_reasons", lambda device: frozenset())
+    monkeypatch.setattr(nvml, "clock_mhz", lambda device, which: None)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1, 2))
+    monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", _no_memory)
+    monitor = FrameMonitor(DEVICE)
+    rows = []
+    for frame in range(96):
+        made.work(0.02)
+        if frame == 48:
+            made.fault = fails(pynvml.NVML_ERROR_GPU_IS_LOST)
+        rows.append(monitor(frame, 20.0, long=False))
+    monitor.close()
+    assert [frame for frame, row in enumerate(rows) if "energy_j" in row] == [0, 16, 32]
+    assert "GPU is lost" in monitor.energy_reason
+    assert rows[32]["energy_j"] == pytest.approx(33 * 0.02 * 600, abs=0.1 * 600)
+
+
+def _no_memory(_device):
+    sizes = {"all": {"current": 0}}
+    return {"num_alloc_retries": 0, "num_device_alloc": 0, "allocated_bytes": sizes, "reserved_bytes": sizes}
