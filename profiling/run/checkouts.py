@@ -45,7 +45,8 @@ class Checkout:
     def enter(self) -> None:
         """Make this process import the user's code from the checkout, and work in its folder.
 
-        What was imported of the user's code so far is forgotten, and imported again from the checkout.
+        What was imported from another checkout so far is forgotten, and imported again from this one. A package that
+        lies elsewhere, installed with `pip install --target` for example, is the same for all.
         """
         entries = [self.counterpart(entry) for entry in sys.path]
         variable = os.environ.get("PYTHONPATH", "")
@@ -55,7 +56,7 @@ class Checkout:
         if places:  # for processes that the user's code starts
             os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
         for name, file in _users_modules():
-            if not file.is_relative_to(self.root):
+            if self._is_foreign(file):
                 del sys.modules[name]
         importlib.invalidate_caches()
 
@@ -77,11 +78,15 @@ class Checkout:
 
         """
         for name, file in _users_modules():
-            if not file.is_relative_to(self.root) and any(file.is_relative_to(other) for other in self.others):
+            if self._is_foreign(file):
                 raise InputError(
                     f"{name} is imported from {file}, which is not in this checkout. Add the folder that it is "
                     "imported from to PYTHONPATH, or start the command there."
                 )
+
+    def _is_foreign(self, file: Path) -> bool:
+        """Return whether a file is another checkout's."""
+        return not file.is_relative_to(self.root) and any(file.is_relative_to(other) for other in self.others)
 
 
 def _users_modules() -> list[tuple[str, Path]]:

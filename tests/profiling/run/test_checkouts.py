@@ -167,6 +167,20 @@ def test_a_module_that_a_revision_lacks_is_not_taken_from_the_working_tree(tmp_p
     assert "No module named 'user_code'" in error
 
 
+def test_a_package_that_lies_in_no_checkout_stays_imported(tmp_path, monkeypatch):
+    """Libraries in a folder of `pip install --target`: two copies of one would not recognise each other's types."""
+    repository, libraries = tmp_path / "repository", tmp_path / "libraries"
+    commit(repository, code("", "one"))
+    (repository / "profiling" / "__init__.py").unlink()
+    libraries.mkdir()
+    (libraries / "library.py").write_text("class Kind: pass\n")
+    monkeypatch.chdir(repository)
+    then = "import library\nkind = library.Kind\ncheckout.enter()\nimport library\nassert library.Kind is kind"
+    with opened(("HEAD", ".")) as checkouts:
+        found = [imported(each, repository, [ROOT, repository, libraries], then)[:2] for each in checkouts]
+    assert found == [["one", "one"]] * 2
+
+
 _FINDER = """
 import importlib.util
 class Finder:  # as an installed package has it that was installed to be edited
