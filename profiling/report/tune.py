@@ -1,12 +1,12 @@
-"""What a search of recipes found: the winner, what each of its steps contributes, and the front of the others."""
+"""The results of a search: the winner, what each of its steps contributes, and the front of all recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from profiling.errors import printable
-from profiling.report.answer import median_of
+from profiling.report.answer import CANNOT_TELL, median_of
 from profiling.report.charts import Chart, Figure, View, axis, figure, plain, points, scale
 from profiling.report.doubts import doubts_of
 from profiling.report.format import Computed, Estimate, Value, estimate, listed, significant
@@ -17,6 +17,7 @@ from profiling.results.judgement import (
     by_component,
     can_be_ranked,
     correct_baseline,
+    disturbance,
     intervals_overlap,
     paired_speedup,
     same_code_share,
@@ -27,7 +28,7 @@ from profiling.results.record import BASELINE, Record
 
 #: The target whose runs are searches, and what stands between the steps in the name of a recipe.
 TUNE, AND = "tune", "+"
-#: Errors that differ by less than this factor are the same to the front: roundings of another order of the same sums.
+#: The front counts errors within this factor as equal: they differ only in the order in which sums are rounded.
 SAME_ERROR = 1.1
 
 _LEGEND = (
@@ -35,25 +36,25 @@ _LEGEND = (
     f"Errors within {SAME_ERROR:g}× count as equal."
 )
 _NOTE = (
-    "slower without it: time of the winner without the step over that of the winner, from neighbouring windows; "
-    "~: from their speedups over eager, since they were not timed beside each other."
+    "slower without it: time without the step over time of the winner, timed in turns; "
+    "~: computed from the speedups of both over eager, since they did not take turns."
 )
 
 
 def steps_of(record: Record) -> frozenset[str]:
-    """Return the steps of the recipe, which its name lists; none of the baseline."""
+    """Return the steps in the recipe's name; none for the baseline."""
     return frozenset() if record.variant == BASELINE else frozenset(record.variant.split(AND))
 
 
 def gain(record: Record) -> float | None:
-    """Return how many times faster than the baseline a correct recipe was, measured beside it; else None."""
+    """Return the measured speedup of a correct recipe over the baseline; else None."""
     if not record.is_correct or record.wall_p50 is None:
         return None
     return 1.0 if record.variant == BASELINE else record.speedup.wall if record.speedup is not None else None
 
 
 def winner(records: Iterable[Record]) -> Record | None:
-    """Return the fastest correct recipe, without the steps that contribute nothing that can be told from noise."""
+    """Return the fastest correct recipe, less the steps whose contribution cannot be told from noise."""
     records = tuple(records)
     record = _fastest(records)
     if record is None:
@@ -69,7 +70,7 @@ def _fastest(records: Iterable[Record]) -> Record | None:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What steps of a recipe contribute: it is compared with the measured recipe that has all others."""
+    """What `steps` contribute to a recipe: `recipe` has them, `without` is the measured recipe with all others."""
 
     steps: tuple[str, ...]
     recipe: Record
@@ -89,7 +90,7 @@ class Contribution:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the recipe without the steps is as fast, as far as can be told."""
+        """Whether no difference to the recipe without the steps can be claimed."""
         ratio = self.ratio
         if ratio is None:
             return False
@@ -100,7 +101,7 @@ class Contribution:
 
 
 def contributions(records: Iterable[Record], recipe: Record) -> list[Contribution]:
-    """Return what each step of a recipe contributes, as far as the recipe without it was measured."""
+    """Return what each step of a recipe contributes, if the recipe without it was measured."""
     steps, found = steps_of(recipe), dict[frozenset[str], Record]()
     measured = [each for each in records if steps_of(each) < steps and each.wall_p50 is not None]
     for step in sorted(steps):
@@ -147,7 +148,7 @@ def tune_section(data: RunData) -> Section:
         best += front(group)
     tables = (
         Table("What the steps of the winner contribute", _STEPS, steps, [_NOTE], keys=1),
-        Table("Front of the recipes", _FRONT, best, [_LEGEND], keys=1, name=name_of),
+        Table("Front of the recipes", _front_columns(by_component(records)), best, [_LEGEND], keys=1, name=name_of),
     )
     views = [View(component, _figure(group)) for component, group in by_component(records).items() if front(group)]
     charts = (Chart("tune", "Recipes: time against error", views, "Point at a recipe for its name."),)
@@ -181,10 +182,12 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
     fastest = _fastest(group)
     if fastest is not None and fastest is not won:
         more = f"{significant((gain(fastest) or 1.0) / (gain(won) or 1.0), 3)}×"
-        facts.append(f"{fastest.variant} was {more} as fast as it, which cannot be told from noise")
-    use = f"variant/tuned.yaml holds it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
-    words = "eager is the fastest correct way to run it" if won.variant == BASELINE else "the winner is"
-    return f"{won.component}: {words} {won.variant} ({', '.join(facts)}; {tried} recipes were tried). {use}"
+        facts.append(f"{fastest.variant} measured {more} as fast, which noise or other processes could explain")
+    use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
+    words = f"the winner is {won.variant}"
+    if won.variant == BASELINE:
+        use, words = "", f"no recipe {'was' if fastest is won else 'can be told to be'} faster than eager"
+    return f"{won.component}: {words} ({', '.join(facts)}; {tried} recipes were tried). {use}".rstrip()
 
 
 def _slower(row: Contribution) -> Value | None:
@@ -211,17 +214,23 @@ _STEPS = (
         "s",
     ),
 )
-_FRONT = (
-    Column[Record]("recipe", lambda row: row.variant, wrap=40),
-    Column[Record]("p50", median_of, "ms", wrap=14),
-    Column[Record](
-        "speedup vs eager",
-        lambda row: 1.0 if row.speedup is None else estimate(row.speedup.wall, row.speedup.ci95),
-        "ratio",
-        wrap=12,
-    ),
-    Column[Record]("relative L2", lambda row: row.parity.rel_l2 if row.parity is not None else None, "error"),
-    Column[Record]("prepare", lambda row: row.prepare.seconds if row.prepare is not None else None, "s"),
-    Column[Record]("conditions", _marks, "marks", wrap=22),
-    Column[Record]("device", lambda row: row.device, depth="report"),
-)
+
+
+def _front_columns(groups: Mapping[str, Sequence[Record]]) -> tuple[Column[Record], ...]:
+    def speedup(record: Record) -> Value | None:
+        beside = [each for each in groups[record.component] if each.device == record.device]
+        baseline = correct_baseline(beside)  # that of another device is not in this run
+        if record is baseline or record.speedup is None:
+            return 1.0
+        ranked = disturbance(record) is None if baseline is None else can_be_ranked(record, baseline)
+        return estimate(record.speedup.wall, record.speedup.ci95) if ranked else CANNOT_TELL
+
+    return (
+        Column[Record]("recipe", lambda row: row.variant, wrap=40),
+        Column[Record]("p50", median_of, "ms", wrap=14),
+        Column[Record]("speedup vs eager", speedup, "ratio", wrap=12),
+        Column[Record]("relative L2", lambda row: row.parity.rel_l2 if row.parity is not None else None, "error"),
+        Column[Record]("prepare", lambda row: row.prepare.seconds if row.prepare is not None else None, "s"),
+        Column[Record]("conditions", _marks, "marks", wrap=22),
+        Column[Record]("device", lambda row: row.device, depth="report"),
+    )

@@ -1,4 +1,4 @@
-"""Search the fastest correct recipe of a component within a budget: `python -m profiling.tune`."""
+"""Search for the fastest correct recipe of a component within a budget: `python -m profiling.tune`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig
 
-from profiling.cli.app import execute, main
+from profiling.cli.app import CONF, execute, main
 from profiling.cli.config import read_config
 from profiling.errors import InputError, command, printable
 from profiling.report.tune import TUNE, gain, winner
@@ -51,16 +51,16 @@ def run(cfg: DictConfig, folder: Path) -> int:
 
 
 def checked(cfg: DictConfig) -> tuple[RunConfig, Space]:
-    """Return the run's config, with a variant for each step and each pair of steps, which the probe checks.
+    """Return the run's config, with a variant for each step and each pair of steps, for the probe to check.
 
     Raises:
-        InputError: an option that a search does not have, or a step that is wrong.
+        InputError: an option that a search does not support, or a step that is wrong.
 
     """
     config = read_config(cfg)
     if len(config.components) > 1:
         names = ",".join(spec.name for spec in config.components)
-        raise InputError(f"component=[{names}]: a search has one component. Start one for each.")
+        raise InputError(f"component=[{names}]: a search takes one component. Start a search for each.")
     if config.seconds is None:
         raise InputError("seconds=null: a search needs a budget. Write seconds=600, for example.")
     space = Space.read(config.source.get("step"), config.source.get("max_rel_l2"))
@@ -71,16 +71,16 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space]:
         raise InputError(f"no step is left to search: {name}: {reason}.")
     for name, wrong in (("isolation=none", config.isolation == "none"), ("check=true", config.settings.check)):
         if wrong:
-            raise InputError(f"{name} does not fit a search, whose recipes are timed in processes of their own.")
+            raise InputError(f"{name}: a search times recipes in processes of their own. Leave it out.")
     variants, refusable = space.variants()
     return replace(config, variants={BASELINE: config.variants[BASELINE], **variants}, refusable=refusable), space
 
 
 def devices_of(config: RunConfig) -> list[str]:
-    """Return the devices that are searched at once; none where `devices` is not given.
+    """Return the devices to search on at once; empty if `devices` is not given.
 
     Raises:
-        InputError: no list of names, one of which is given twice, or `device` beside it.
+        InputError: `devices` is no list of names, names one twice, or `device` is given too.
 
     """
     devices = config.source.get("devices")
@@ -89,14 +89,17 @@ def devices_of(config: RunConfig) -> list[str]:
     if not isinstance(devices, list) or not devices or not all(isinstance(each, str) for each in devices):
         raise InputError(f"devices={devices}: write devices=[cuda:0,cuda:1], for example, or device=cuda:1 for one.")
     if len({*devices}) < len(devices):
-        raise InputError(f"devices=[{','.join(devices)}]: one is named twice, whose searches would disturb each other.")
+        raise InputError(f"devices=[{','.join(devices)}] names a device twice. Name each once.")
     if config.settings.device != "auto":
         raise InputError(f"device={config.settings.device} and devices are given. Leave one out.")
     return devices
 
 
 def finished(run: Run, space: Space) -> int:
-    """Write the winner as `variant/tuned.yaml` into the run folder, say how to use it, and return the exit code."""
+    """Write the winner as `variant/tuned.yaml` into the run folder, say how to use it, and return the exit code.
+
+    A component of the user's own is written beside it, since a command has one --config-dir.
+    """
     records = tuple(run.records.values())
     best = winner(records)
     if best is None:
@@ -107,14 +110,22 @@ def finished(run: Run, space: Space) -> int:
     path.parent.mkdir(exist_ok=True)
     recipe = yaml.safe_dump({TUNED: space.recipe(chosen)}, sort_keys=False)
     write_text(path, f"# {_evidence(best)}\n{recipe}")
+    own = Path("component", f"{best.component}.yaml")
+    if not (CONF / own).exists():
+        (run.folder / own).parent.mkdir(exist_ok=True)
+        node = {best.component: run.config.source["component"][best.component]}
+        write_text(run.folder / own, yaml.safe_dump(node, sort_keys=False))
     words = ["-m", "profiling.generic_forward", f"--config-dir={run.folder}"]
     words += [f"component=[{best.component}]", f"variant=[{BASELINE},{TUNED}]"]
-    run.progress.say(f"the winner is {best.variant}, {path}. To use it:\n  {command(*words)}")
+    won = (
+        "no recipe can be told to be faster than eager" if best.variant == BASELINE else f"the winner is {best.variant}"
+    )
+    run.progress.say(f"{won}: {path}. To use it:\n  {command(*words)}")
     return 0
 
 
 def _evidence(best: Record) -> str:
-    """Return in one line what the search measured of its winner."""
+    """Return the measurements of the winner in one line."""
     error = best.parity.rel_l2 if best.parity is not None else None
     facts = [f"{gain(best):.3g}x as fast as eager", *([] if error is None else [f"relative L2 error {error:.2g}"])]
     where = f"{best.component}, {best.scale}, {best.dtype} on {best.device}"

@@ -15,15 +15,19 @@ def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp
     records = {variant: record for (_, variant), record in done.records.items()}
     assert records["fx_passes"].status == "ok"
     best = winner(records.values())
-    assert f"the winner is {best.variant}" in done.err
+    won = (
+        "no recipe can be told to be faster than eager"
+        if best.variant == "baseline"
+        else f"the winner is {best.variant}"
+    )
+    assert won in done.err
     assert "Front of the recipes:" in done.out
     tuned = yaml.safe_load((done.folder / "variant" / "tuned.yaml").read_text())
     assert tuned["tuned"].keys() == {"transforms", "compiler", "capture", "tolerance"}
-    used = profile(
-        "component=[image_decoder]", "variant=[baseline,tuned]", f"--config-dir={done.folder}", "isolation=none"
-    )
+    both = "component=[image_decoder,net]"  # one of the tool's, and the user's own that was searched
+    used = profile(both, "variant=[baseline,tuned]", f"--config-dir={done.folder}", "isolation=none")
     assert used.code == 0, used.err
-    assert used.records["image_decoder", "tuned"].status == "ok"
+    assert used.records["image_decoder", "tuned"].status == used.records["net", "tuned"].status == "ok"
 
 
 @pytest.mark.slow
