@@ -25,7 +25,7 @@ from profiling.components.held import Held, Inputs, named_inputs
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import kept_generators
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.errors import InputError, did_you_mean, shell_words
+from profiling.errors import InputError, did_you_mean, printable, shell_words
 from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
 from profiling.results.jsonl import append_record
@@ -242,16 +242,30 @@ def _nodes(group: str, chosen: Chosen) -> dict[str, dict[str, Any]]:
 
 
 def _node(where: str, value: Any) -> Any:
-    """Return the mapping with a `_target_` that describes an object: a dataclass such as a Variant, or a function."""
+    """Return the mapping with a `_target_` that describes an object: a dataclass such as a Variant, or a function.
+
+    Raises:
+        InputError: an object that no YAML could describe.
+
+    """
     if isinstance(value, Mapping):
         return {key: _node(f"{where}.{key}", each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_node(where, each) for each in value]
     if isinstance(value, FunctionType | partial):
         function, options = (value.func, value.keywords) if isinstance(value, partial) else (value, {})
-        return {"_target_": _path_of(where, function), "_partial_": True, **_node(where, options)}
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        path = _path_of(where, function)
+        if isinstance(value, partial) and value.args:
+            name, given = path.rpartition(".")[2], printable(", ".join(map(repr, value.args)))
+            raise InputError(
+                f"{where}: {name} has arguments without a name: {given}. Write partial({name}, NAME=VALUE)."
+            )
+        return {"_target_": path, "_partial_": True, **_node(where, options)}
+    if value is None or isinstance(value, bool | int | float | str):
         return value
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        kind = type(value).__name__
+        raise InputError(f"{where}: a {kind} cannot be written as YAML. Make its class a dataclass, or use a function.")
     options = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
     return {"_target_": _path_of(where, type(value)), **_node(where, options)}
 

@@ -99,8 +99,27 @@ def test_a_recipe_with_transforms_of_the_callers_own():
     assert all(map(torch.equal, before, module.parameters())), "a copy was transformed"
     with profiling.prepare(module, inputs(), recipe) as step:
         torch.testing.assert_close(step(**inputs()), module(**inputs()))
-    with pytest.raises(InputError, match="defined inside a function"):
-        profiling.profile(module, inputs(), {"mine": Recipe(transforms=[lambda module: module])}, **QUICK)
+
+
+class Unchanged:
+    """A transform that no YAML can describe."""
+
+    def __call__(self, module):
+        return module
+
+
+@pytest.mark.parametrize(
+    ("transform", "says"),
+    [
+        (lambda module: module, "defined inside a function"),
+        (partial(rescaled, 3.0), r"rescaled has arguments without a name: 3\.0. Write partial\(rescaled, NAME=VALUE\)"),
+        (Unchanged(), "Unchanged cannot be written as YAML. Make its class a dataclass"),
+        (Unchanged().__call__, "method cannot be written as YAML"),
+    ],
+)
+def test_a_transform_that_another_process_cannot_be_told(transform, says):
+    with pytest.raises(InputError, match=says):
+        profiling.profile(Net(), inputs(), {"mine": Recipe(transforms=[transform])}, **QUICK)
 
 
 def test_records_and_the_answer(result):
