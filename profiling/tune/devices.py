@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from profiling.errors import override
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import BASELINE, Record
@@ -38,9 +40,10 @@ class Claim:
     @property
     def is_busy(self) -> bool:
         """Whether another process is about to prepare or time it."""
-        with suppress(OSError):
-            os.kill(self.process, 0)
-            return self.is_due and self.process != os.getpid()
+        if not self.is_due or self.process == os.getpid():
+            return False
+        with suppress(psutil.Error):
+            return psutil.Process(self.process).status() != psutil.STATUS_ZOMBIE
         return False
 
 

@@ -1,5 +1,9 @@
 """The search of recipes, on planted times, errors and preparations, and on a fake clock."""
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -204,5 +208,9 @@ def test_a_recipe_belongs_to_the_device_that_claims_it_first(tmp_path):
     assert other.claims["c"].is_busy
     (tmp_path / "claims" / "c.json").write_text('{"process": 999999999}')
     assert not other.claims["c"].is_busy, "its process has died"
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # as in a search that has not asked for its end yet
+        (tmp_path / "claims" / "c.json").write_text(json.dumps({"process": process.pid}))
+        assert not other.claims["c"].is_busy, "its process has died, and is not reaped"
     (tmp_path / "claims" / "c.json").write_text('{"proc')
     assert "c" not in other.claims
