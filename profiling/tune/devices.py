@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from profiling.errors import override
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import write_text
+from profiling.run.process_groups import guarded_group
 
 #: Share of the budget that searches on several devices have; in the rest the first one explains the winner (0 to 1).
 SEARCHING = 0.8
@@ -94,12 +95,15 @@ class Shared:
 
 @contextmanager
 def searching(folder: Path, devices: Sequence[str], seconds: float) -> Iterator[Shared]:
-    """Search on further devices, with the command line of this process, while the block runs; they end with it."""
+    """Search on further devices, with the command line of this process, while the block runs; they end with it.
+
+    They also end where this process is killed.
+    """
     for claim in (folder / "claims").glob("*.json"):
         claim.unlink()  # of a run that is resumed
     replaced = ("devices=", "device=", "seconds=", "resume=", "hydra.run.dir=")
     arguments = [each for each in sys.argv[1:] if not each.startswith(replaced)]
-    shared = Shared(folder)
+    shared, guards = Shared(folder), ExitStack()
     try:
         for device in devices:
             theirs = folder / "devices" / device.replace(":", "_")
@@ -109,7 +113,11 @@ def searching(folder: Path, devices: Sequence[str], seconds: float) -> Iterator[
             options += [override("device", device), f"seconds={SEARCHING * seconds:g}"]
             with theirs.with_suffix(".log").open("ab") as log:
                 command = [sys.executable, "-m", "profiling.tune", *arguments, *options]
-                shared.processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+                shared.processes.append(process)
+                guards.enter_context(guarded_group(process.pid, set()))
         yield shared
     finally:
         for process in shared.processes:
@@ -119,3 +127,4 @@ def searching(folder: Path, devices: Sequence[str], seconds: float) -> Iterator[
             with suppress(subprocess.TimeoutExpired):
                 process.wait(ENDING)
             process.kill()
+        guards.close()

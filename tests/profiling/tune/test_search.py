@@ -2,11 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from contextlib import suppress
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from fake_cells import FakeCells, Plan, dies, ends, interrupts
 from planted_recipes import EAGER_MS, Plans, prepared, rows, searched, space_of
@@ -214,3 +218,28 @@ def test_a_recipe_belongs_to_the_device_that_claims_it_first(tmp_path):
         assert not other.claims["c"].is_busy, "its process has died, and is not reaped"
     (tmp_path / "claims" / "c.json").write_text('{"proc')
     assert "c" not in other.claims
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from profiling.tune.devices import searching
+with searching(Path(sys.argv.pop()), ["cpu:0"], 600.0) as shared:
+    print(shared.processes[0].pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_searches_on_other_devices_end_with_a_process_that_is_killed(tmp_path):
+    started = [sys.executable, "-c", KILLED, "component=[image_decoder]", "scale=tiny", str(tmp_path)]
+    killed = subprocess.run(started, stdout=subprocess.PIPE, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    other = int(killed.stdout)
+    try:
+        deadline = time.monotonic() + 10
+        while psutil.pid_exists(other) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not psutil.pid_exists(other)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(other, signal.SIGKILL)
