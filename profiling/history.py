@@ -1,6 +1,7 @@
-"""Show the fastest correct variant of each component over a folder of runs: `python -m profiling.history FOLDER`.
+"""Show the fastest correct variant of each component over folders of runs: `python -m profiling.history FOLDER ...`.
 
-Needs no torch. Exit code 0: done; 2: the folder holds no runs, or the page could not be written.
+The runs of a sweep are points as others are; where it sweeps what changes the work, each value has a series of its own.
+Needs no torch. Exit code 0: done; 2: a folder holds no runs, or the page could not be written.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -25,7 +26,17 @@ from profiling.report.table import Column, Table
 from profiling.results.environment import Environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judgement import fastest_correct, loop_work, lost
+from profiling.results.overrides import (
+    concerns,
+    is_recipe,
+    is_work,
+    names_cells,
+    overrides_of,
+    setting,
+    swept_keys,
+)
 from profiling.results.record import Record
+from profiling.results.sweep import is_sweep, read_sweep
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "hexagon")
 _TOOL = "tool "
@@ -56,40 +67,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m profiling.history",
         description="The fastest correct variant of each component, run by run.",
-        epilog="exit code: 0 done, 2 the folder holds no runs, or the page could not be written",
+        epilog="exit code: 0 done, 2 a folder holds no runs, or the page could not be written",
     )
-    parser.add_argument("folder", type=Path, help="a folder with run folders anywhere below it")
+    parser.add_argument(
+        "folders",
+        metavar="FOLDER",
+        type=Path,
+        nargs="+",
+        help="a run, a sweep, or a folder with some anywhere below it",
+    )
     options = parse_options(parser, arguments)
     try:
         if options.html:
             check_page_path(options.html)
-        history = read_history(options.folder)
+        history = read_history(*options.folders)
         print_text(history_text(history, as_markdown=options.markdown))
     except (InputError, OSError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return InputError.exit_code
-    if options.html and not write_page(options.html, lambda: history_page(history, options.folder)):
+    if options.html and not write_page(options.html, lambda: history_page(history, *options.folders)):
         return InputError.exit_code
     return 0
 
 
-def read_history(folder: Path) -> History:
-    """Read every run below `folder`; runs without a date come first, by name.
+def read_history(*folders: Path) -> History:
+    """Read every run below `folders`; runs without a date come first, by name.
 
     A run that cannot be read is skipped with a line on stderr.
 
     Raises:
-        InputError: there is no run, or none has a correct cell with times.
+        InputError: a folder holds no run, or none has a correct cell with times.
 
     """
-    runs = sorted(path.parent for path in folder.rglob(RESULTS_FILE) if path.stat().st_size)
-    if not runs:
-        raise InputError(f"{folder} holds no runs: there is no {RESULTS_FILE} below it. Name a folder of run folders.")
+    runs: dict[Path, None] = {}
+    for folder in folders:
+        below = sorted(path.parent for path in folder.rglob(RESULTS_FILE) if path.stat().st_size)
+        if not below:
+            raise InputError(f"{folder} holds no runs: there is no {RESULTS_FILE} below it. Name a folder of runs.")
+        runs |= dict.fromkeys(below)
+    top, swept = _common(folders), _swept({run.parent for run in runs})
     history: dict[str, list[HistoryPoint]] = {}
     for run in runs:
         try:
             loaded = read_run(run)
-            points_of_run = _points(loaded, os.path.relpath(run, folder))
+            points_of_run = _points(loaded, os.path.relpath(run, top), swept.get(run, {}))
         except (InputError, OSError) as error:
             print(printable(f"skipped {run}: {error}"), file=sys.stderr)
             continue
@@ -101,9 +122,33 @@ def read_history(folder: Path) -> History:
         for title, point in points_of_run.items():
             history.setdefault(title, []).append(point)
     if not history:
-        raise InputError(f"{folder}: none of its {len(runs)} runs has a correct cell with times.")
+        names = ", ".join(map(str, folders))
+        raise InputError(f"{names}: none of its {len(runs)} runs has a correct cell with times.")
     longest_first = sorted(history.items(), key=lambda item: -len(item[1]))
     return {title: _ordered(series) for title, series in longest_first}
+
+
+def _common(folders: Sequence[Path]) -> Path:
+    """Return the folder that run names are relative to: the one that was named, or that which holds all of them."""
+    return folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.absolute() for folder in folders]))
+
+
+def _swept(folders: Iterable[Path]) -> dict[Path, dict[str, str]]:
+    """Return the values of the overrides that differ between the runs of a sweep, by run, for those in sweeps."""
+    values: dict[Path, dict[str, str]] = {}
+    for folder in folders:
+        if not is_sweep(folder):
+            continue
+        try:
+            sweep = read_sweep(folder)
+        except InputError as error:  # its runs are still points
+            print(printable(error), file=sys.stderr)
+            continue
+        keys = [key for key in swept_keys(sweep) if not names_cells(key)]
+        for job in sweep.jobs:
+            given = overrides_of(job)
+            values[folder / job.folder] = {key: given[key] for key in keys if key in given}
+    return values
 
 
 def _ordered(series: Sequence[HistoryPoint]) -> tuple[HistoryPoint, ...]:
@@ -120,16 +165,16 @@ def _speedup(before: HistoryPoint, after: HistoryPoint) -> float | None:
     return None if before.disturbed or after.disturbed else before.p50_ms / after.p50_ms
 
 
-def _points(run: LoadedRun, name: str) -> dict[str, HistoryPoint]:
+def _points(run: LoadedRun, name: str, swept: Mapping[str, str]) -> dict[str, HistoryPoint]:
     groups: dict[str, list[Record]] = {}
     for record in run.records.values():
         if record.is_correct and median_ms(record) is not None:
-            groups.setdefault(_title(run, record), []).append(record)
+            groups.setdefault(_title(run, record, swept), []).append(record)
     fastest = {title: fastest_correct(records) for title, records in groups.items()}
-    return {title: _point(run, record, name) for title, record in fastest.items() if record is not None}
+    return {title: _point(run, record, name, swept) for title, record in fastest.items() if record is not None}
 
 
-def _title(run: LoadedRun, record: Record) -> str:
+def _title(run: LoadedRun, record: Record, swept: Mapping[str, str]) -> str:
     """Return everything that makes times comparable: component, target, device and the work of a call or frame."""
     device, conditions = run.environment.device, record.metrics.latency
     parts = [record.component, record.target, device and device.name, record.dtype, record.scale]
@@ -138,6 +183,7 @@ def _title(run: LoadedRun, record: Record) -> str:
     if not record.is_realtime and record.frames_per_call not in (None, 1):
         parts.append(f"{record.frames_per_call} frames per call")
     parts += [f"{name} {value}" for name, value in loop_work(record).items()]
+    parts += [setting(key, value) for key, value in swept.items() if is_work(key) and concerns(key, record)]
     training = run.config.get("training")
     if isinstance(training, Mapping) and training.get("autocast"):
         parts.append(f"autocast {training['autocast']}")  # dtype is that of the weights
@@ -146,15 +192,19 @@ def _title(run: LoadedRun, record: Record) -> str:
     return " · ".join(filter(None, parts))
 
 
-def _point(run: LoadedRun, record: Record, name: str) -> HistoryPoint:
+def _point(run: LoadedRun, record: Record, name: str, swept: Mapping[str, str]) -> HistoryPoint:
     loop = record.realtime
     summary = record.metrics.wall_ms if loop is None else loop.frame_ms
     schedule = loop and loop.schedule
+    known = ("dtype", "loop.schedule")  # which stand in the title, and behind the variant
+    recipe = [
+        setting(key, swept[key]) for key in swept if is_recipe(key) and concerns(key, record) and key not in known
+    ]
     return HistoryPoint(
         run=name,
         date=run.environment.captured_at,
         revision=_revision(run.environment),
-        variant=f"{record.variant} ({schedule})" if schedule else record.variant,
+        variant=", ".join((f"{record.variant} ({schedule})" if schedule else record.variant, *recipe)),
         p50_ms=median_ms(record) or 0.0,
         ci95=summary and summary.ci95,
         disturbed=taken.words if (taken := lost(record)) is not None and taken.disturbs else "",
@@ -173,12 +223,16 @@ def history_text(history: History, *, as_markdown: bool) -> str:
     return section_text(_section(history), as_markdown=as_markdown)
 
 
-def history_page(history: History, folder: Path) -> str:
+def history_page(history: History, *folders: Path) -> str:
     """Return the page: the text with a chart."""
     runs = {point.run for series in history.values() for point in series}
     dates = sorted(point.date for series in history.values() for point in series if point.date)
-    heading = f"{folder}: {count_of(len(runs), 'run')}{f', {dates[0]} to {dates[-1]}' if dates else ''}"
-    return render_page(f"history: {printable(folder.resolve().name)}", [printable(heading)], [_section(history)])
+    heading = (
+        f"{', '.join(map(str, folders))}: {count_of(len(runs), 'run')}{f', {dates[0]} to {dates[-1]}' if dates else ''}"
+    )
+    return render_page(
+        f"history: {printable(_common(folders).resolve().name)}", [printable(heading)], [_section(history)]
+    )
 
 
 def _section(history: History) -> Section:

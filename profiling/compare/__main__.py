@@ -1,4 +1,4 @@
-"""Compare two runs, cell by cell: `python -m profiling.compare A B`. Needs no torch, measures nothing.
+"""Compare two runs, or two sweeps, cell by cell: `python -m profiling.compare A B`. Needs no torch, measures nothing.
 
 With two git revisions or two checkouts in the place of runs, measure them first, in turns.
 
@@ -16,12 +16,14 @@ from pathlib import Path
 from profiling.compare.command import check_page_path, describe_error, parse_options, write_page
 from profiling.compare.loaded_run import read_run
 from profiling.compare.output import EXIT_CODES, Comparison, comparison_page, comparison_text
+from profiling.compare.sweeps import SweepComparison, check_both, sweep_comparison_page, sweep_comparison_text
 from profiling.errors import InputError, prepare_output, print_text, printable, shell_words
 from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.sweep import is_sweep
 
 INTERRUPTED = 130
 _USAGE = """\
-%(prog)s [options] A B                  two runs: folders, or files
+%(prog)s [options] A B                  two runs: folders, or files; or two sweeps
        %(prog)s [options] A B [KEY=VALUE ...]  two git revisions or checkouts"""
 _EPILOG = """\
 Two revisions
@@ -41,12 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m profiling.compare",
         usage=_USAGE,
-        description="Compare two runs cell by cell, or measure two revisions of your code in turns and compare them.",
+        description="Compare two runs cell by cell, or two sweeps run by run; or measure two revisions of your code in "
+        "turns and compare them.",
         epilog=f"{_EPILOG}{EXIT_CODES};\na page that cannot be written is an error on stderr and changes no exit code",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name, role in (("A", "the run that B is compared with"), ("B", "the run that is judged")):
-        parser.add_argument(name.lower(), metavar=name, help=f"{role}: its folder, a file of records, or a revision")
+        parser.add_argument(
+            name.lower(), metavar=name, help=f"{role}: its folder (or a sweep's), a file of records, or a revision"
+        )
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what to measure of two revisions, and how")
     parser.add_argument(
         "--threshold", metavar="FRACTION", type=float, default=0.02, help="largest change that is the same (0.02: 2%%)"
@@ -72,7 +77,14 @@ def _compare(options: argparse.Namespace) -> int:
     if options.html:
         check_page_path(options.html)
     folders = Path(options.a), Path(options.b)
-    if _are_checkouts(options):
+    measures = _are_checkouts(options)
+    if check_both(*folders):
+        sweeps = SweepComparison(*folders, options.threshold, options.cells)
+        print_text(sweep_comparison_text(sweeps, as_markdown=options.markdown))
+        if options.html:
+            write_page(options.html, lambda: sweep_comparison_page(sweeps))
+        return sweeps.exit_code
+    if measures:
         from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
 
         folders = measure((options.a, options.b), options.overrides, options.config_dir)
@@ -93,12 +105,13 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
 
     """
     paths = [Path(options.a), Path(options.b)]
-    runs = [path for path in paths if path.is_file() or (path / RESULTS_FILE).is_file()]
+    runs = [path for path in paths if path.is_file() or (path / RESULTS_FILE).is_file() or is_sweep(path)]
     if options.overrides or options.config_dir:
         for path in runs:
+            kind, option = "sweep" if is_sweep(path) else "run", [*options.overrides][:1] or ["--config-dir"]
             raise InputError(
-                f"{path} is a run. To compare runs, leave {shell_words([*options.overrides][:1] or ['--config-dir'])} "
-                "out; to measure, name two revisions or checkouts."
+                f"{path} is a {kind}. To compare {kind}s, leave {shell_words(option)} out; to measure, name two "
+                "revisions or checkouts."
             )
         return True
     return not any(path.exists() and not (path / ".git").exists() for path in paths)

@@ -30,6 +30,8 @@ Verdict = Literal["slower", "faster", "same", "cannot tell", "not compared"]
 
 #: Probability that any cell of two equal runs is called faster or slower; divided among the cells (Bonferroni).
 FALSE_ALARM = 0.05
+#: Most resamples of all cells together, from which each has 2,000 at least.
+_MOST_RESAMPLES = 1_000_000
 #: Exit codes: no cell is slower, one is, cannot tell of all.
 PASSED, SLOWER, UNKNOWN = 0, 1, InputError.exit_code
 
@@ -49,6 +51,7 @@ class CellComparison:
     rounds: int = 1  # of the run that has fewer
     in_turns: bool = False  # whether both took turns, so that the ratio is that of neighbouring windows
     unmatched: bool = False  # A was measured and B has nothing to compare with it: exit code 2
+    job: str = ""  # of two sweeps: the swept overrides of the runs that hold the cell
 
     @property
     def cell(self) -> tuple[str, str]:
@@ -68,17 +71,26 @@ class _Sampled:
     clock_ratio: float | None  # B's SM clock over A's where they differ
 
 
-def compare_cells(a: LoadedRun, b: LoadedRun, threshold: float) -> tuple[CellComparison, ...]:
-    """Compare every cell of either run, in the order of A.
+def compare_cells(a: LoadedRun, b: LoadedRun, threshold: float, compared: int = 0) -> tuple[CellComparison, ...]:
+    """Compare every cell of either run, in the order of A, as `compared` cells in all, of other runs too.
 
     `same`: the whole interval of the ratio is within 1 ± `threshold`. `faster`, `slower`: the ratio is beyond the
     threshold and the whole interval is on that side of 1. Anything else is `cannot tell`.
     """
-    cells = [_sampled(a, b, name) for name in dict.fromkeys((*a.records, *b.records))]
-    level = confidence_level(sum(isinstance(cell, _Sampled) for cell in cells))
-    judged = [_judged(cell, threshold, level) if isinstance(cell, _Sampled) else cell for cell in cells]
+    cells = _all_sampled(a, b)
+    number = max(compared, sum(isinstance(cell, _Sampled) for cell in cells))
+    judged = [_judged(cell, threshold, number) if isinstance(cell, _Sampled) else cell for cell in cells]
     host = host_change(a, b)
     return tuple(judged) if host is None else tuple(_without_host(cell, host, a, b) for cell in judged)
+
+
+def count_compared(a: LoadedRun, b: LoadedRun) -> int:
+    """Return how many cells of two runs have samples that can be compared."""
+    return sum(isinstance(cell, _Sampled) for cell in _all_sampled(a, b))
+
+
+def _all_sampled(a: LoadedRun, b: LoadedRun) -> list[CellComparison | _Sampled]:
+    return [_sampled(a, b, name) for name in dict.fromkeys((*a.records, *b.records))]
 
 
 def _without_host(cell: CellComparison, host: HostChange, a: LoadedRun, b: LoadedRun) -> CellComparison:
@@ -149,15 +161,16 @@ def _sampled(a: LoadedRun, b: LoadedRun, name: tuple[str, str]) -> CellCompariso
     return _Sampled(cell, *samples, (one, two), clocks_differ(one, two), clock_ratio(one, two))
 
 
-def _judged(sampled: _Sampled, threshold: float, level: float) -> CellComparison:
-    cell, a, b = sampled.cell, sampled.a, sampled.b
+def _judged(sampled: _Sampled, threshold: float, compared: int) -> CellComparison:
+    cell, a, b, level = sampled.cell, sampled.a, sampled.b, confidence_level(compared)
     if np.array_equal(np.concatenate(a), np.concatenate(b)):  # one measurement, not two that agree
         return replace(cell, verdict="same", reason="both runs hold the same samples", ratio=1.0, interval=(1.0, 1.0))
     paired = paired_speedup(*sampled.records, level=level)
     if paired is not None and paired[1] is not None:
         cell, ratio, (low, high) = replace(cell, in_turns=True), paired[0], paired[1]
     else:
-        resamples = max(2000, round(20 / (1 - level)))  # ten beyond either end of the interval
+        # Ten beyond either end of the interval, as long as all cells together do not take minutes.
+        resamples = max(2000, min(round(20 / (1 - level)), _MOST_RESAMPLES // max(1, compared)))
         with np.errstate(all="ignore"):  # a resampled median may be 0
             ratio, low, high = ratio_interval(b, a, level=level, resamples=resamples)
     if not np.isfinite((ratio, low, high)).all():

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from profiling.compare.cells import PASSED, SLOWER, CellComparison, Verdict, compare_cells, confidence_level, exit_code
 from profiling.compare.command import paragraph, section_text
@@ -29,6 +29,8 @@ _MARKERS = {
 }
 #: Cells that one view has room for, and characters of a name beside it.
 _MOST_CELLS, _LONGEST_NAME = 20, 40
+#: Views of the chart.
+_MOST_VIEWS = 120
 #: The x axis shows at least this many times the threshold to either side of 1.
 _AXIS_MARGIN = 1.5
 #: Characters of a value before the console breaks it.
@@ -88,19 +90,35 @@ def _sections(comparison: Comparison) -> list[Section]:
     changes = [
         _table_of_differences(f"Changed in {' · '.join(cell.cell)}", cell.differences) for cell in comparison.changes
     ]
-    ratios, legend, cells = _ratio_chart(comparison), _legend(comparison), _cells_table(comparison)
+    verdicts, threshold = comparison.cells, comparison.threshold
     exit_codes = f"{EXIT_CODES.capitalize()}."
     commands = "\n\n".join(f"# {letter}\n{_command(run)}" for letter, run in comparison.runs)
     return [
         Section("verdict", "Verdict", (*conclusion(comparison), exit_codes), depth="page"),
         Section("differences", "Differences", unknown, tables=(difference_table,)),
-        Section("cells", "Cells", tables=(cells,), charts=(ratios,), legend=legend),
+        Section(
+            *("cells", "Cells"),
+            tables=(cells_table(verdicts),),
+            charts=(ratio_chart(verdicts, threshold),),
+            legend=legend(verdicts, threshold),
+        ),
         Section("changes", "What else changed", tables=changes, legend=_unmeasured(comparison)),
         Section("commands", "Commands of the runs", text=commands, depth="page"),
     ]
 
 
-def conclusion(comparison: Comparison) -> tuple[str, str]:
+class Verdicts(Protocol):
+    """Cells that were compared, of two runs or of two sweeps."""
+
+    @property
+    def cells(self) -> tuple[CellComparison, ...]: ...  # noqa: D102 - as of a Comparison
+    @property
+    def threshold(self) -> float: ...  # noqa: D102
+    @property
+    def exit_code(self) -> int: ...  # noqa: D102
+
+
+def conclusion(comparison: Verdicts) -> tuple[str, str]:
     """Return a line with the number of cells of each verdict, and one with the answer and the exit code."""
     numbers = Counter(cell.verdict for cell in comparison.cells)
     counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in get_args(Verdict) if numbers[verdict])
@@ -138,10 +156,12 @@ def _table_of_differences(title: str, differences: Sequence[Difference]) -> Tabl
     return Table(title, columns, differences, keys=1)
 
 
-def _cells_table(comparison: Comparison) -> Table[CellComparison]:
-    stated = dict.fromkeys(cell.reason for cell in comparison.cells if cell.reason)
+def cells_table(cells: Sequence[CellComparison]) -> Table[CellComparison]:
+    """Return the verdict on each cell, after the job that it is of; reasons stand below the table."""
+    stated = dict.fromkeys(cell.reason for cell in cells if cell.reason)
     marks = {reason: f"({number})" for number, reason in enumerate(stated, 1)}
     columns = (
+        Column[CellComparison]("job", lambda cell: cell.job or None, wrap=30),
         Column[CellComparison]("component", lambda cell: cell.component),
         Column[CellComparison]("variant", lambda cell: cell.variant),
         Column[CellComparison]("A p50", lambda cell: cell.a_ms, "ms"),
@@ -150,15 +170,15 @@ def _cells_table(comparison: Comparison) -> Table[CellComparison]:
         Column[CellComparison]("verdict", lambda cell: " ".join(filter(None, (cell.verdict, marks.get(cell.reason))))),
     )
     notes = [f"{mark} {reason}" for reason, mark in marks.items()]
-    return Table("Cells", columns, comparison.cells, notes)
+    return Table("Cells", columns, cells, notes, keys=3)
 
 
-def _legend(comparison: Comparison) -> list[str]:
+def legend(cells: Sequence[CellComparison], threshold: float) -> list[str]:
     """Return how to read the cells; empty where no ratio has an interval."""
-    compared = [cell for cell in comparison.cells if cell.interval is not None]
+    compared = [cell for cell in cells if cell.interval is not None]
     if not compared:
         return []
-    limit = f"{comparison.threshold:g}"
+    limit = f"{threshold:g}"
     level = f"{100 * confidence_level(len(compared)):.4g}%"
     of_runs, in_turns = f"of median times and its {level} bootstrap interval", sum(cell.in_turns for cell in compared)
     if in_turns:
@@ -185,21 +205,24 @@ def _unmeasured(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _ratio_chart(comparison: Comparison) -> charts.Chart:
+def ratio_chart(verdicts: Sequence[CellComparison], threshold: float) -> charts.Chart:
     """Return the chart: a view of all cells, or of each component where they are many; false without a ratio."""
-    cells = [cell for cell in comparison.cells if cell.ratio is not None]
-    groups = {"all cells": cells} if cells else {}
-    if len(cells) > _MOST_CELLS:
-        groups = {cell.component: [other for other in cells if other.component == cell.component] for cell in cells}
-    views = [charts.View(printable(name), _ratio_figure(group, comparison.threshold)) for name, group in groups.items()]
-    left_out = len(comparison.cells) - len(cells)
+    cells = [cell for cell in verdicts if cell.ratio is not None]
+    groups: dict[str, list[CellComparison]] = {}
+    for cell in cells:
+        name = " · ".join(filter(None, (cell.component, cell.job))) if len(cells) > _MOST_CELLS else "all cells"
+        groups.setdefault(name, []).append(cell)
+    views = [charts.View(printable(name), _ratio_figure(group, threshold)) for name, group in groups.items()]
+    left_out = len(verdicts) - len(cells) + sum(map(len, list(groups.values())[_MOST_VIEWS:]))
     note = (
         "Left of 1, B is faster; right of 1, it is slower. Bars: the interval of the ratio. "
-        f"Shaded: 1 ± {comparison.threshold:g}. Hollow: no interval."
+        f"Shaded: 1 ± {threshold:g}. Hollow: no interval."
     )
     if left_out:
-        note += f" Not drawn: {count_of(left_out, 'cell')} without a ratio."
-    return charts.Chart("ratios", "B / A of the median time", views, note)
+        note += (
+            f" Not drawn: {count_of(left_out, 'cell')} without a ratio{', or too many' * (len(views) > _MOST_VIEWS)}."
+        )
+    return charts.Chart("ratios", "B / A of the median time", views[:_MOST_VIEWS], note)
 
 
 def _ratio_figure(cells: Sequence[CellComparison], threshold: float) -> charts.Figure:
@@ -210,7 +233,7 @@ def _ratio_figure(cells: Sequence[CellComparison], threshold: float) -> charts.F
             if places:
                 traces.append(_ratio_trace(cells, places, verdict, known=known))
     # Cells are placed by number and not by name: two names that were shortened may be equal.
-    names = [charts.plain(printable(".".join(cell.cell), _LONGEST_NAME)) for cell in cells]
+    names = [charts.plain(printable(_name(cell), _LONGEST_NAME)) for cell in cells]
     ticks = {"tickmode": "array", "tickvals": list(range(len(cells))), "ticktext": names}
     y = charts.axis("cell", range=[len(cells) - 0.5, -0.5], zeroline=False, **ticks)
     shown = [max(1 - _AXIS_MARGIN * threshold, 0.01), 1 + _AXIS_MARGIN * threshold]
@@ -234,4 +257,8 @@ def _ratio_trace(cells: Sequence[CellComparison], places: Sequence[int], verdict
 
 def _hover_text(cell: CellComparison) -> str:
     ratio = show(estimate(cell.ratio, cell.interval), "number")
-    return f"{'.'.join(cell.cell)}: {cell.verdict}, {ratio}, {show(cell.a_ms, 'ms')} → {show(cell.b_ms, 'ms')} ms"
+    return f"{_name(cell)}: {cell.verdict}, {ratio}, {show(cell.a_ms, 'ms')} → {show(cell.b_ms, 'ms')} ms"
+
+
+def _name(cell: CellComparison) -> str:
+    return " ".join(filter(None, (".".join(cell.cell), cell.job)))

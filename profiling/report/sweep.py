@@ -32,13 +32,11 @@ from profiling.report.sweep_data import (
     Measurement,
     SweepData,
     SweptRun,
-    is_recipe,
     load_sweep,
-    number,
-    short,
 )
 from profiling.report.table import Column, Depth, Table
 from profiling.results.judgement import sm_clock
+from profiling.results.overrides import is_recipe, number, setting, short
 from profiling.results.record import Record
 
 #: Rows of a table that the console has room for, that `report.md` has, and that the page has.
@@ -288,7 +286,7 @@ def _chart(data: SweepData, key: str) -> Chart:
                 place = number(values.pop(key, None))
                 if place is None or not record.is_correct or record.median_ms is None:
                     continue
-                others = [f"{short(name)}={value}" for name, value in values.items()]
+                others = [setting(name, value) for name, value in values.items()]
                 device = [run.device or ""] if len(data.devices) > 1 else []
                 view = views.setdefault(" · ".join((component, *others, *device)), {})
                 view.setdefault(record.variant, []).append((place, record))

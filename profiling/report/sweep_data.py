@@ -8,7 +8,6 @@ a `Contest` holds the cells of which component, work and kind of device are the 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,22 +37,19 @@ from profiling.results.judgement import (
     without_samples,
     work_of,
 )
+from profiling.results.overrides import (
+    concerns,
+    is_recipe,
+    is_work,
+    names_cells,
+    number,
+    overrides_of,
+    setting,
+    swept_keys,
+)
 from profiling.results.record import Record
 from profiling.results.sweep import Sweep, SweepJob, read_sweep
 
-#: Keys, and all below them, that change how the same work is run.
-_RECIPE = (
-    *("variant", "step", "dtype", "tf32", "threads", "mix", "dynamic", "max_rel_l2"),
-    *("loop.schedule", "loop.gc", "training.autocast"),
-)
-#: Keys, and all below them, that change how, where or how long it is measured.
-_MEASURING = (
-    *("seed", "seconds", "rounds", "metric", "trace", "starts", "counters", "stacks", "memory_snapshot", "isolation"),
-    *("ceilings", "compile_cache", "cell_timeout", "prepare_timeout", "device", "devices", "loop.frames"),
-)
-#: Keys of the launching, and those whose values are the component and the variant of a cell.
-_NOT_SHOWN = re.compile(r"hydra(\.|$)|(launcher|retries|resume|resume_changed|component|variant)$")
-_OF_ONE = re.compile(r"(component|variant)\.([^.]+)\.")
 #: Shares of the roofline on two kinds of device are equal within this share: ceilings are measurements, too.
 SAME_SHARE = 0.05
 
@@ -82,7 +78,7 @@ class SweptRun:
 
     def values_of(self, record: Record) -> dict[str, str]:
         """Return the values of the overrides that concern a cell: not those of another component or variant."""
-        return {key: value for key, value in self.values.items() if _concerns(key, record)}
+        return {key: value for key, value in self.values.items() if concerns(key, record)}
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ class Measurement:
     def recipe(self) -> tuple[str, ...]:
         """The variant and the values of the overrides that change how the work is run."""
         values = self.run.values_of(self.record)
-        return self.record.variant, *(f"{short(key)}={values[key]}" for key in values if is_recipe(key))
+        return self.record.variant, *(setting(key, values[key]) for key in values if is_recipe(key))
 
     @cached_property
     def ms(self) -> float:
@@ -184,13 +180,9 @@ class SweepData:
     """A sweep: its plan, its runs in the order of their numbers, and its folder."""
 
     sweep: Sweep
+    keys: tuple[str, ...]  # of the overrides that differ between jobs, without the names of components and variants
     runs: tuple[SweptRun, ...]
     folder: Path
-
-    @cached_property
-    def keys(self) -> tuple[str, ...]:
-        """The overrides that differ between jobs."""
-        return tuple(dict.fromkeys(key for run in self.runs for key in run.values))
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -232,40 +224,8 @@ def load_sweep(folder: Path) -> SweepData:
 
     """
     sweep = read_sweep(folder)
-    runs = (_read(folder, job, values) for job, values in zip(sweep.jobs, swept_values(sweep), strict=True))
-    return SweepData(sweep, tuple(runs), folder)
-
-
-def swept_values(sweep: Sweep) -> list[dict[str, str]]:
-    """Return for each job the values of the overrides that differ between jobs, by key."""
-    given = [dict(map(_key_and_value, job.overrides)) for job in sweep.jobs]
-    keys = dict.fromkeys(key for values in given for key in values if not _NOT_SHOWN.match(key))
-    differing = [key for key in keys if len({values.get(key) for values in given}) > 1]
-    return [{key: values[key] for key in differing if key in values} for values in given]
-
-
-def is_work(key: str) -> bool:
-    """Return whether an override changes what is computed, and not how, where or how long it is measured."""
-    return not _is_below(key, (*_RECIPE, *_MEASURING))
-
-
-def is_recipe(key: str) -> bool:
-    """Return whether an override changes how the same work is run."""
-    return _is_below(key, _RECIPE)
-
-
-def short(key: str) -> str:
-    """Return the last name of a dotted key."""
-    return key.rpartition(".")[2]
-
-
-def number(value: str | None) -> float | None:
-    """Return the value of an override as a number; None where it is none."""
-    try:
-        found = float(value or "")
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
+    keys = tuple(key for key in swept_keys(sweep) if not names_cells(key))
+    return SweepData(sweep, keys, tuple(_read(folder, job, keys) for job in sweep.jobs), folder)
 
 
 def _place(value: str) -> tuple[float, str]:
@@ -273,8 +233,9 @@ def _place(value: str) -> tuple[float, str]:
     return (math.inf if (found := number(value)) is None else found, value)
 
 
-def _read(folder: Path, job: SweepJob, values: Mapping[str, str]) -> SweptRun:
-    run = SweptRun(job, values)
+def _read(folder: Path, job: SweepJob, keys: Sequence[str]) -> SweptRun:
+    values = overrides_of(job)
+    run = SweptRun(job, {key: values[key] for key in keys if key in values})
     path = folder / job.folder
     try:
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -317,24 +278,6 @@ def _thin(record: Record) -> Record:
         "unreadable",
     )
     return Record(**{name: getattr(kept, name) for name in (*identity, *facts)}, roofline=roofline)
-
-
-def _key_and_value(override: str) -> tuple[str, str]:
-    key, _, value = override.partition("=")
-    return (key[1:], "left out") if key.startswith("~") else (key.lstrip("+"), value)
-
-
-def _is_below(key: str, roots: Sequence[str]) -> bool:
-    return any(key == root or key.startswith(f"{root}.") for root in roots)
-
-
-def _concerns(key: str, record: Record) -> bool:
-    """Return whether an override can concern a cell; a loop may run any component."""
-    match = _OF_ONE.match(key)
-    if match is None or record.is_realtime:
-        return True
-    name = record.component if match[1] == "component" else record.variant
-    return match[2] == name.partition("@")[0]
 
 
 def _by_recipe(cells: Iterator[Measurement]) -> dict[tuple[str, ...], list[Measurement]]:

@@ -206,7 +206,9 @@ def ratio_interval(
     """Return (ratio of medians, low, high); numerator and denominator are resampled independently.
 
     Each is a sequence of rounds, often one. Of several, rounds are resampled first and then the samples inside them, so
-    that the interval contains the drift from round to round: roughly with two or three rounds, well with five.
+    that the interval contains the drift from round to round: roughly with two or three rounds, well with five. Beyond
+    the level at which ten resamples lie beyond either end, the interval grows as Student's t (one round: as the normal
+    distribution).
 
     Raises:
         ValueError: numerator or denominator has no round, or a round no samples.
@@ -219,8 +221,19 @@ def ratio_interval(
     freedom = len(numerator) + len(denominator) - 2
     if freedom:  # few rounds estimate their spread poorly
         drawn = _widened(drawn, ratio, freedom, seed + 2)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    held = min(level, 1 - 20 / resamples)
+    low, high = np.quantile(drawn, [(1 - held) / 2, (1 + held) / 2])
+    if level > held:
+        wider = _quantile(level, freedom) / _quantile(held, freedom)
+        low, high = ratio * (low / ratio) ** wider, ratio * (high / ratio) ** wider
     return ratio, float(low), float(high)
+
+
+def _quantile(level: float, freedom: int) -> float:
+    """Return how many standard errors an interval at `level` reaches, by Student's t; without freedom, the normal."""
+    from scipy.special import ndtri, stdtrit  # takes a moment to import, and a reader of records needs none of it
+
+    return float(stdtrit(freedom, (1 + level) / 2) if freedom else ndtri((1 + level) / 2))
 
 
 def _widened(drawn: NDArray[np.float64], centre: float, freedom: int, seed: int) -> NDArray[np.float64]:

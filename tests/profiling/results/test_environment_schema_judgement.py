@@ -13,6 +13,7 @@ from profiling.results.judgement import (
     baseline_name,
     by_component,
     can_be_ranked,
+    can_be_ranked_across_runs,
     claimed_speedup,
     comparable_samples,
     correct_baseline,
@@ -26,6 +27,7 @@ from profiling.results.judgement import (
     samples_by_round,
     took_turns,
     typical_ms,
+    without_samples,
 )
 from profiling.results.record import (
     LatencyConditions,
@@ -226,6 +228,19 @@ def test_cells_of_one_group_that_share_no_window_did_not_take_turns():
     later = msgspec.structs.replace(later, turns=msgspec.structs.replace(later.turns, windows=windows))
     assert not took_turns(one, later)
     assert not took_turns(later, one)
+
+
+@pytest.mark.parametrize("busy", [[0.0] * 8, [0.4, 0.0] * 2 + [0.0] * 4, [0.4] * 3 + [0.0] * 4, [0.4] * 8])
+@pytest.mark.parametrize("ms", [1.01, 1.03, 1.3, 3.0])
+def test_without_samples_a_cell_is_judged_against_cells_of_other_runs_as_with_them(busy, ms):
+    one, later = in_windows("one", [0.0] * 8, 1.0), in_windows("other", busy, ms)
+    other = msgspec.structs.replace(later, turns=msgspec.structs.replace(later.turns, began="later"))
+    thin = [without_samples(each) for each in (one, other)]
+    assert [typical_ms(each) for each in thin] == [typical_ms(one), typical_ms(other)]
+    assert [disturbance(each) for each in thin] == [disturbance(one), disturbance(other)]
+    assert can_be_ranked_across_runs(*thin) == can_be_ranked_across_runs(one, other)
+    assert thin[0].metrics.wall_ms.samples == ()
+    assert thin[0].turns.windows == ()
 
 
 def test_few_windows_rank_two_cells_whose_calls_are_all_apart():

@@ -8,7 +8,7 @@ import pytest
 from make_record import record, summary
 
 from profiling.errors import InputError
-from profiling.results import schema_1
+from profiling.results import jsonl, schema_1
 from profiling.results.jsonl import append_record, decode_record, encode_record, read_records, read_results
 from profiling.results.record import Metrics, Parity, leaves
 
@@ -206,3 +206,24 @@ def test_a_file_cannot_plant_what_reading_dropped():
     typed = decode_record(json.dumps({**LINE, "unreadable": ["all of it"]}).encode())
     assert typed is not None
     assert typed.unreadable == ()
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.parent.name)
+def test_a_line_is_read_alike_at_once_and_value_by_value(path, monkeypatch):
+    lines = [encode_record(each) for each in read_results(path).records]
+    at_once = [decode_record(line) for line in lines]
+    monkeypatch.setattr(jsonl, "_undamaged", lambda line: None)
+    assert [decode_record(line) for line in lines] == at_once
+
+
+@pytest.mark.parametrize("number", ["9223372036854775808", "-9223372036854775808", "1e999", "NaN", '"\\ud800"'])
+def test_what_may_be_damage_is_read_value_by_value(number):
+    line = json.dumps(LINE | {"parameters": 0}).replace('"parameters": 0', f'"parameters": {number}')
+    assert jsonl._undamaged(line.encode()) is None
+    assert [each.partition(":")[0] for each in decode_record(line.encode()).unreadable] == ["parameters"]
+
+
+def test_small_numbers_are_no_large_ones():
+    samples = (1.0000000000000002e-300, 0.00012345678901234567, 1234567890123456.7, 0.1)
+    known = record(metrics=Metrics(wall_ms=summary(2.0, samples=samples)))
+    assert jsonl._undamaged(encode_record(known)) == known

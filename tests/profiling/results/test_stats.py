@@ -307,3 +307,14 @@ def test_intervals_of_totals_hold_the_truth_as_often_as_they_say(windows):
         both += low <= 1.5 <= high
     assert inside >= 0.92 * 600
     assert both >= 0.92 * 600
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_an_interval_beyond_what_the_resamples_carry_grows_as_its_distribution_does(rounds):
+    rng = np.random.default_rng(3)
+    one, two = ([rng.normal(centre, 0.3, 300) for _ in range(rounds)] for centre in (20, 10))
+    _, *few = ratio_interval(one, two, level=0.999, resamples=2000)  # two draws beyond its ends
+    _, *many = ratio_interval(one, two, level=0.999, resamples=40_000)
+    ratio, *wider = ratio_interval(one, two, level=1 - 1e-6, resamples=2000)
+    assert few == pytest.approx(many, rel=0.004 if rounds == 1 else 0.2)
+    assert wider[0] < few[0] < ratio < few[1] < wider[1]

@@ -1,0 +1,91 @@
+"""The overrides of a sweep's jobs: which of them differ, and which change the work, the recipe, or the measuring."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from profiling.results.record import Record
+from profiling.results.sweep import Sweep, SweepJob
+
+#: Keys, and all below them, that change how the same work is run.
+_RECIPE = (
+    *("variant", "step", "dtype", "tf32", "threads", "mix", "dynamic", "max_rel_l2"),
+    *("loop.schedule", "loop.gc", "training.autocast"),
+)
+#: Keys, and all below them, that change how, where or how long it is measured.
+_MEASURING = (
+    *("seed", "seconds", "rounds", "metric", "trace", "starts", "counters", "stacks", "memory_snapshot", "isolation"),
+    *("ceilings", "compile_cache", "cell_timeout", "prepare_timeout", "device", "devices", "loop.frames"),
+)
+#: Keys of the launching, which concern no run.
+_LAUNCHING = ("hydra", "launcher", "retries", "job_timeout", "resume", "resume_changed")
+_OF_ONE = re.compile(r"(component|variant)\.([^.]+)\.")
+
+
+def overrides_of(job: SweepJob) -> dict[str, str]:
+    """Return the values of a job's overrides by key, without those that concern the launching."""
+    return {key: value for key, value in map(_key_and_value, job.overrides) if not _is_below(key, _LAUNCHING)}
+
+
+def swept_keys(*sweeps: Sweep) -> tuple[str, ...]:
+    """Return the keys whose values differ between jobs of a sweep, in the order in which they were given."""
+    differing: dict[str, None] = {}
+    for sweep in sweeps:
+        given = [overrides_of(job) for job in sweep.jobs]
+        keys = dict.fromkeys(key for values in given for key in values)
+        differing |= dict.fromkeys(key for key in keys if len({values.get(key) for values in given}) > 1)
+    return tuple(differing)
+
+
+def is_work(key: str) -> bool:
+    """Return whether an override changes what is computed, and not how, where or how long it is measured."""
+    return not _is_below(key, (*_RECIPE, *_MEASURING)) and not names_cells(key)
+
+
+def is_recipe(key: str) -> bool:
+    """Return whether an override changes how the same work is run."""
+    return _is_below(key, _RECIPE) and not names_cells(key)
+
+
+def names_cells(key: str) -> bool:
+    """Return whether the value of an override is the names of components or of variants."""
+    return key in ("component", "variant")
+
+
+def concerns(key: str, record: Record) -> bool:
+    """Return whether an override can concern a cell: not one of another component or variant; a loop may run any."""
+    match = _OF_ONE.match(key)
+    if match is None or record.is_realtime:
+        return True
+    name = record.component if match[1] == "component" else record.variant
+    return match[2] == name.partition("@")[0]
+
+
+def short(key: str) -> str:
+    """Return the last name of a dotted key."""
+    return key.rpartition(".")[2]
+
+
+def setting(key: str, value: str) -> str:
+    """Return `frames=4` of `component.NAME.inputs.frames=4`."""
+    return f"{short(key)}={value}"
+
+
+def number(value: str | None) -> float | None:
+    """Return the value of an override as a number; None where it is none."""
+    try:
+        found = float(value or "")
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _key_and_value(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return (key[1:], "left out") if key.startswith("~") else (key.lstrip("+"), value)
+
+
+def _is_below(key: str, roots: Sequence[str]) -> bool:
+    return any(key == root or key.startswith((f"{root}.", f"{root}/")) for root in roots)

@@ -1,0 +1,119 @@
+"""Sweeps, read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import profiling.compare.__main__ as compare
+import profiling.report.__main__ as report
+from profiling.results.jsonl import append_record
+from profiling.results.record import Metrics, Record
+from profiling.results.stats import summarize
+from profiling.results.sweep import SWEEP_FILE, Sweep, SweepJob, write_sweep
+
+WRONG = "one line, exit 2"
+
+
+def cell(p50: float) -> Record:
+    names = {"target": "generic_forward", "component": "net", "variant": "baseline", "status": "ok"}
+    return Record(**names, metrics=Metrics(wall_ms=summarize([p50, 1.01 * p50, 0.99 * p50] * 4)))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Three jobs; the second took 4 ms a call."""
+    folder = tmp_path / "sweep"
+    for number in range(3):
+        (folder / str(number)).mkdir(parents=True)
+        append_record(folder / str(number), cell(3.0 + number))
+    jobs = tuple(SweepJob(number=n, folder=str(n), overrides=(f"seed={n}",)) for n in range(3))
+    plan = Sweep(target="generic_forward", launcher="local", began="2026-01-02T03:04:05+00:00", argv=(), jobs=jobs)
+    write_sweep(folder, plan)
+    return folder
+
+
+def damage(folder: Path, file: str, text: str) -> None:
+    (folder / file).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        pytest.param(
+            *("0/results.jsonl", '{"schema": 99}\n', "job 0 cannot be read"),
+            marks=pytest.mark.fault(
+                "A run of a sweep was written by a newer version", happens="the report names the job", kept="all others"
+            ),
+            id="newer",
+        ),
+        pytest.param(
+            *("0/results.jsonl", "no record\n", "seed"),
+            marks=pytest.mark.fault(
+                "The results of a run of a sweep are garbage", happens="the job has no times", kept="all other jobs"
+            ),
+            id="garbage",
+        ),
+        pytest.param(
+            *("0/job.json", "{", "waiting"),
+            marks=pytest.mark.fault(
+                "The state of a job is cut off",
+                happens="it counts as waiting, as in the plan; its times are shown",
+                kept="everything",
+            ),
+            id="job",
+        ),
+        pytest.param(
+            *("0/environment.json", "[", "seed"),
+            marks=pytest.mark.fault(
+                "The environment of a run of a sweep is damaged",
+                happens="its device is not known, and nothing of it is ranked against other devices",
+                kept="everything else",
+            ),
+            id="environment",
+        ),
+    ],
+)
+def test_damage_in_one_run_costs_that_run(
+    sweep: Path, file: str, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(sweep, file, text)
+    assert report.main([str(sweep)]) == 0
+    out = capsys.readouterr().out
+    assert words in out
+    assert "4.000" in out
+    assert (sweep / "report.html").stat().st_size
+
+
+@pytest.mark.fault("The plan of a sweep is cut off", happens=WRONG, kept="its runs, which can be read one by one")
+def test_a_cut_off_plan(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(sweep, SWEEP_FILE, '{"schema": 1, "jobs"')
+    assert report.main([str(sweep)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert report.main([str(sweep / "1")]) == 0
+
+
+@pytest.mark.fault(
+    "The plan of a sweep names a folder outside of it", happens="the job is named and not read", kept="all other jobs"
+)
+def test_a_folder_outside(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = json.loads((sweep / SWEEP_FILE).read_text())
+    plan["jobs"][0]["folder"] = "../elsewhere"
+    damage(sweep, SWEEP_FILE, json.dumps(plan))
+    assert report.main([str(sweep)]) == 0
+    assert "../elsewhere lies outside of the sweep" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["junit", "classic"])
+@pytest.mark.fault("A format of runs is asked of a sweep", happens=WRONG, kept="no file is written")
+def test_a_format_that_only_runs_have(sweep: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(sweep), "--format", form]) == 2
+    assert f"--format {form} is of a run" in capsys.readouterr().err
+    assert not (sweep / "report.md").exists()
+
+
+@pytest.mark.fault("A run is compared with a sweep", happens=f"{WRONG}, which names the run to compare with", kept="both")
+def test_a_run_and_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([str(sweep / "0"), str(sweep)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "-m profiling.compare" in line
