@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from profiling.compare.cells import PASSED, SLOWER, CellComparison, Verdict, compare_cells, confidence_level, exit_code
 from profiling.compare.command import paragraph, section_text
@@ -72,7 +72,7 @@ def comparison_text(comparison: Comparison, *, as_markdown: bool) -> str:
     sections = [section for section in _sections(comparison) if section.depth == "console"]
     parts = [section_text(section, as_markdown=as_markdown) for section in sections]
     heading = paragraph(_run_lines(comparison), as_markdown=as_markdown)
-    return "\n\n".join(filter(None, (heading, *parts, paragraph(conclusion(comparison)))))
+    return "\n\n".join(filter(None, (heading, *parts, paragraph(conclusion(comparison.cells, comparison.threshold)))))
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -94,7 +94,7 @@ def _sections(comparison: Comparison) -> list[Section]:
     exit_codes = f"{EXIT_CODES.capitalize()}."
     commands = "\n\n".join(f"# {letter}\n{_command(run)}" for letter, run in comparison.runs)
     return [
-        Section("verdict", "Verdict", (*conclusion(comparison), exit_codes), depth="page"),
+        Section("verdict", "Verdict", (*conclusion(comparison.cells, comparison.threshold), exit_codes), depth="page"),
         Section("differences", "Differences", unknown, tables=(difference_table,)),
         Section(
             *("cells", "Cells"),
@@ -107,22 +107,11 @@ def _sections(comparison: Comparison) -> list[Section]:
     ]
 
 
-class Verdicts(Protocol):
-    """Cells that were compared, of two runs or of two sweeps."""
-
-    @property
-    def cells(self) -> tuple[CellComparison, ...]: ...  # noqa: D102 - as of a Comparison
-    @property
-    def threshold(self) -> float: ...  # noqa: D102
-    @property
-    def exit_code(self) -> int: ...  # noqa: D102
-
-
-def conclusion(comparison: Verdicts) -> tuple[str, str]:
+def conclusion(cells: Sequence[CellComparison], threshold: float) -> tuple[str, str]:
     """Return a line with the number of cells of each verdict, and one with the answer and the exit code."""
-    numbers = Counter(cell.verdict for cell in comparison.cells)
+    numbers = Counter(cell.verdict for cell in cells)
     counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in get_args(Verdict) if numbers[verdict])
-    limit, code = f"{100 * comparison.threshold:.4g}%", comparison.exit_code
+    limit, code = f"{100 * threshold:.4g}%", exit_code(cells, threshold)
     unknown = f"Cannot tell for every cell whether B is slower by more than {limit}"
     if set(numbers) == {"not compared"}:
         unknown = "Nothing was compared: no cell was measured, and correct, in both"
@@ -130,7 +119,7 @@ def conclusion(comparison: Verdicts) -> tuple[str, str]:
         PASSED: f"No cell of B is slower than A by more than {limit}",
         SLOWER: f"B is slower than A by more than {limit} in {count_of(numbers['slower'], 'cell')}",
     }.get(code, unknown)
-    return f"{count_of(len(comparison.cells), 'cell')}: {counts}.", f"{answer} (exit code {code})."
+    return f"{count_of(len(cells), 'cell')}: {counts}.", f"{answer} (exit code {code})."
 
 
 def _run_lines(comparison: Comparison) -> list[str]:

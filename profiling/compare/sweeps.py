@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from profiling.compare.cells import CellComparison, compare_cells, count_compared
+from profiling.compare.cells import CellComparison, compare_cells, count_compared, exit_code
 from profiling.compare.command import paragraph, section_text
 from profiling.compare.differences import Difference, run_differences
 from profiling.compare.loaded_run import LoadedRun, read_run
@@ -73,8 +73,6 @@ class SweepComparison:
     @property
     def exit_code(self) -> int:
         """0, 1 or 2, as for two runs."""
-        from profiling.compare.cells import exit_code
-
         return exit_code(self.cells, self.threshold)
 
     @cached_property
@@ -151,12 +149,12 @@ def sweep_comparison_text(comparison: SweepComparison, *, as_markdown: bool) -> 
     """Return the text: the sweeps, what differs between their runs, the verdicts, the conclusion."""
     parts = [section_text(section, as_markdown=as_markdown) for section in _sections(comparison, _CONSOLE)]
     heading = paragraph(_lines(comparison), as_markdown=as_markdown)
-    return "\n\n".join(filter(None, (heading, *parts, paragraph(conclusion(comparison)))))
+    return "\n\n".join(filter(None, (heading, *parts, paragraph(conclusion(comparison.cells, comparison.threshold)))))
 
 
 def sweep_comparison_page(comparison: SweepComparison) -> str:
     """Return the page: the conclusion, a chart of the ratios, and the verdicts."""
-    verdict = Section("verdict", "Verdict", conclusion(comparison))
+    verdict = Section("verdict", "Verdict", conclusion(comparison.cells, comparison.threshold))
     title = printable(f"{comparison.b.resolve().name} compared with {comparison.a.resolve().name}")
     return render_page(title, _lines(comparison), [verdict, *_sections(comparison, _PAGE)])
 

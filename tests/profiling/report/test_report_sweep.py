@@ -15,11 +15,12 @@ from parsed_page import Parsed
 from planted_sweep import H100, Job, ceilings, cell, pair, plant
 from report_records import build_loop, frame_loop, rows, traces
 
-from profiling.report import sweep as report
+from profiling.report import sweep_sections as report
 from profiling.report.__main__ import main
 from profiling.report.page import Section
-from profiling.report.sweep import heading_lines, sections_of, write_sweep_report
+from profiling.report.sweep import heading_lines, write_sweep_report
 from profiling.report.sweep_data import Contest, load_sweep
+from profiling.report.sweep_sections import sections_of
 from profiling.report.table import AnyTable
 
 BEST, PIVOT = "Best recipe by component", "p50 by override, component and variant"

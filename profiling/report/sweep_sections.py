@@ -1,0 +1,451 @@
+"""The sections of a sweep: best recipe by component, jobs, overrides × components × variants, charts, devices.
+
+It is thin: what one run says of itself stays in the report of that run, to which each row links.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from profiling.errors import LONGEST_COMMAND, command, printable, shell_words
+from profiling.report.answer import CANNOT_TELL, held_rate
+from profiling.report.charts import POINTS, Chart, Figure, View, axis, error_bars, figure, line, palette, scale
+from profiling.report.doubts import Doubt
+from profiling.report.energy import joules_per_frame
+from profiling.report.format import Value, count_of, listed, number_of, percent, significant
+from profiling.report.heading import rate_text
+from profiling.report.page import PAGE_FILE, Section
+from profiling.report.render import REPORT_FILE
+from profiling.report.roofline import deciding
+from profiling.report.run_data import name_of, wrong_because
+from profiling.report.sweep_data import (
+    SAME_SHARE,
+    Contest,
+    Measurement,
+    SweepData,
+    SweptRun,
+)
+from profiling.report.table import Column, Depth, Table
+from profiling.results.judgement import sm_clock
+from profiling.results.overrides import is_recipe, number, setting, short
+from profiling.results.record import Record
+
+#: Rows of a table that the console has room for, that `report.md` has, and that the page has.
+_CONSOLE, _REPORT, _PAGE = 60, 1_000, 4_000
+#: Variants that have a column each; of more the table shows the fastest, and the runs' reports the others.
+_MOST_VARIANTS = 8
+#: Views of a chart, and lines of doubts or of failures.
+_MOST_VIEWS, _MOST_LINES = 120, 12
+_LEGEND = (
+    "fastest correct: among the cells of all jobs with the same component and work, on one kind of device. Inside a "
+    "run, neighbouring windows rank it; cells of two runs are ranked only where they differ by more than two runs of "
+    "equal code do. of roofline: the least time that the device's measured ceilings allow, over p50."
+)
+_ACROSS = (
+    "Times on different kinds of device are not ranked. of roofline compares how far each recipe is from what its "
+    f"device can do; shares within {percent(SAME_SHARE)} of each other are equal."
+)
+
+
+_Same = tuple[Contest, ...]
+_Item = tuple[tuple[str, str], list[SweptRun]]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The cells of one component in one job, by variant."""
+
+    run: SweptRun
+    component: str
+    cells: Mapping[str, Record]
+
+    @property
+    def fastest(self) -> Measurement | None:
+        answer = self.run.answers.get(self.component)
+        return Measurement(self.run, answer.fastest) if answer is not None and answer.fastest is not None else None
+
+    def value(self, key: str) -> str | None:
+        return self.run.values_of(next(iter(self.cells.values()))).get(key)
+
+
+def sections_of(data: SweepData) -> tuple[Section, ...]:
+    """Return the sections of a sweep in their order; those that hold nothing are false."""
+    started_by = shell_words(["python", "-m", f"profiling.{data.sweep.target}", *data.sweep.argv])
+    return (
+        _best_section(data),
+        _jobs_section(data),
+        _pivot_section(data),
+        _charts_section(data),
+        _devices_section(data),
+        _failures_section(data),
+        Section("command", "Command", text=printable(started_by, LONGEST_COMMAND), depth="report"),
+    )
+
+
+def _best_section(data: SweepData) -> Section:
+    contests = data.contests
+    keys = [key for key in data.keys if any(key in contest.work for contest in contests)]
+    recipe_keys = [key for key in data.keys if is_recipe(key)]
+    names = _titles(data.keys, ("component", "device", "job"))
+    columns = (
+        Column[Contest]("component", lambda row: row.component, wrap=26),
+        *(Column[Contest](names[key], _work_value(key)) for key in keys),
+        Column[Contest](
+            "device", lambda row: row.device, wrap=20, depth="console" if len(data.devices) > 1 else "page"
+        ),
+        Column[Contest]("fastest correct", _fastest, wrap=26),
+        *(Column[Contest](names[key], _recipe_value(key), wrap=14) for key in recipe_keys),
+        Column[Contest]("p50", lambda row: row.fastest.record.median_ms if row.fastest else None, "ms"),
+        Column[Contest]("speedup in its run", lambda row: number_of(row.speedup) if row.is_ranked else None, "ratio"),
+        Column[Contest]("of roofline", lambda row: row.fastest.roofline_share if row.fastest else None, "percent"),
+        Column[Contest]("holds", lambda row: held_rate(row.fastest.record) if row.fastest else None, depth="report"),
+        Column[Contest]("bound by", _bound, depth="report"),
+        Column[Contest]("energy", _joules, "number", unit="J/frame", depth="report"),
+        Column[Contest]("SM clock", lambda row: _clock(row.fastest), "count", unit="MHz", depth="report"),
+        Column[Contest]("cells", lambda row: len(row.cells), "count", depth="report"),
+        Column[Contest]("conditions", _marks, "marks", depth="report"),
+        Column[Contest]("job", lambda row: row.fastest.run.link if row.fastest else None),
+    )
+    shown, notes = _limited(contests, data)
+    best = Table("Best recipe by component", columns, shown, [_LEGEND, *notes], keys=1 + len(keys))
+    lines = _doubt_lines(contests) if contests else ["No cell has ended yet."]
+    tables = (best, _across_table(data, keys, names))
+    return Section("best", "Best recipe by component", tuple(map(printable, lines)), tables=tables, leads=True)
+
+
+def _across_table(data: SweepData, keys: Sequence[str], names: Mapping[str, str]) -> Table[tuple[Contest, ...]]:
+    """Return a row for each work that several kinds of device did, with the time and the roofline share on each."""
+
+    def on(device: str, read: Callable[[Measurement], Value | None]) -> Callable[[_Same], Value | None]:
+        def value(row: _Same) -> Value | None:
+            contest = next((each for each in row if each.device == device), None)
+            return read(contest.fastest) if contest is not None and contest.fastest is not None else None
+
+        return value
+
+    columns = [
+        Column[_Same]("component", lambda row: row[0].component, wrap=26),
+        *(Column[_Same](names[key], lambda row, key=key: row[0].work.get(key)) for key in keys),
+    ]
+    for device in data.devices:
+        columns += [
+            Column[_Same](f"{device}: fastest", on(device, lambda cell: ", ".join(cell.recipe)), wrap=20),
+            Column[_Same](f"{device}: p50", on(device, lambda cell: cell.record.median_ms), "ms"),
+            Column[_Same](f"{device}: of roofline", on(device, lambda cell: cell.roofline_share), "percent"),
+            Column[_Same](f"{device}: SM clock", on(device, _clock), "count", unit="MHz", depth="report"),
+        ]
+    columns.append(Column[_Same]("nearest its roofline", _nearest, wrap=20))
+    rows = [same for same in data.by_work if len(same) > 1]
+    shown, notes = _limited(rows, data)
+    return Table("On several kinds of device", columns, shown, [_ACROSS, *notes], keys=1 + len(keys), depth="report")
+
+
+def _nearest(same: Sequence[Contest]) -> str | None:
+    shares = [
+        (share, str(contest.device))
+        for contest in same
+        if contest.fastest is not None and (share := contest.fastest.roofline_share) is not None
+    ]
+    if len(shares) < 2:
+        return None
+    (best, device), (next_best, _), *_ = sorted(shares, reverse=True)
+    return device if best > next_best * (1 + SAME_SHARE) else CANNOT_TELL
+
+
+def _jobs_section(data: SweepData) -> Section:
+    names = _titles(data.keys, ("job", "state", "device", "host", "tries"))
+    states = Counter(run.job.state for run in data.runs)
+    unusual = [run for run in data.runs if run.job.state not in ("done", "waiting") or run.trouble]
+    lines = (
+        [f"{count_of(states['waiting'], 'job')} of {len(data.runs)} did not start yet."] if states["waiting"] else []
+    )
+    lines += [f"job {run.job.number} cannot be read: {run.trouble}" for run in unusual if run.trouble][:_MOST_LINES]
+    columns = (
+        Column[SweptRun]("job", lambda row: row.link, "text"),
+        *(Column[SweptRun](names[key], lambda row, key=key: row.values.get(key)) for key in data.keys),
+        Column[SweptRun]("state", lambda row: row.job.state),
+        Column[SweptRun]("exit code", lambda row: row.job.exit_code, "count"),
+        Column[SweptRun]("reason", lambda row: row.job.reason, wrap=40),
+        Column[SweptRun]("host", lambda row: row.job.host),
+        Column[SweptRun]("device", lambda row: row.job.device or row.device),
+        Column[SweptRun]("tries", lambda row: row.job.tries or None, "count"),
+        Column[SweptRun]("minutes", lambda row: _minutes(row), "number"),
+    )
+    rest = tuple(run for run in data.runs if run not in unusual) if len(unusual) < len(data.runs) else ()
+    tables = []
+    for title, runs in (("Jobs that are not done", unusual), ("Other jobs", rest)):
+        shown, notes = _limited(runs, data)
+        depth = _depth(unusual) if runs is unusual else "page"
+        tables.append(Table(title, columns, shown, notes, keys=1, depth=depth))
+    return Section("jobs", "Jobs", tuple(map(printable, lines)), tables=tables)
+
+
+def _pivot_section(data: SweepData) -> Section:
+    rows = [
+        _Row(run, component, {record.variant: record for record in group})
+        for run in data.runs
+        for component, group in run.groups.items()
+    ]
+    variants = list(dict.fromkeys(variant for row in rows for variant in row.cells))
+    names = _titles(data.keys, ("job", "device", "component", *variants))
+    is_wide = len(variants) <= _MOST_VARIANTS
+    columns = (
+        Column[_Row]("job", lambda row: row.run.link),
+        *(Column[_Row](names[key], lambda row, key=key: row.value(key)) for key in data.keys),
+        *([Column[_Row]("device", lambda row: row.run.device, wrap=16)] if len(data.devices) > 1 else []),
+        Column[_Row]("component", lambda row: row.component),
+        *(Column[_Row](variant, _time_of(variant), "ms") for variant in variants if is_wide),
+        Column[_Row]("fastest correct", _fastest_in_run, wrap=24),
+        *([] if is_wide else [Column[_Row]("p50", lambda row: row.fastest and row.fastest.record.median_ms, "ms")]),
+        Column[_Row]("speedup", _speedup_in_run, "ratio"),
+        Column[_Row]("of roofline", lambda row: row.fastest.roofline_share if row.fastest else None, "percent"),
+        Column[_Row]("SM clock", lambda row: _clock(row.fastest), "count", unit="MHz", depth="report"),
+        Column[_Row]("conditions", _marks_in_run, "marks", depth="report"),
+    )
+    depth, title = _depth(rows), "p50 by override, component and variant"
+    file = {"console": "", "report": REPORT_FILE, "page": PAGE_FILE}[depth]
+    lines = [f"{title}: {count_of(len(rows), 'row')} in {file}"] if file else []
+    legend = ["p50 of a call (of a loop: of a frame)."]
+    if not is_wide:
+        legend.append(f"There are {len(variants)} variants: the report of each job shows them.")
+    shown, notes = _limited(rows, data)
+    keys = 2 + len(data.keys) + (len(data.devices) > 1)
+    table = Table(title, columns, shown, notes, keys=keys, depth=depth)
+    return Section("pivot", title, lines, legend, tables=(table,))
+
+
+def _charts_section(data: SweepData) -> Section:
+    charts = [
+        _chart(data, key) for key in data.keys if len({number(run.values.get(key)) for run in data.runs} - {None}) > 1
+    ]
+    return Section("charts", "Time over the swept numbers", charts=charts, depth="page")
+
+
+def _chart(data: SweepData, key: str) -> Chart:
+    """Return a view for each component and setting of the other overrides, a line for each variant."""
+    views: dict[str, dict[str, list[tuple[float, Record]]]] = {}
+    for run in data.runs:
+        for component, group in run.groups.items():
+            for record in group:
+                values = run.values_of(record)
+                place = number(values.pop(key, None))
+                if place is None or not record.is_correct or record.median_ms is None:
+                    continue
+                others = [setting(name, value) for name, value in values.items()]
+                device = [run.device or ""] if len(data.devices) > 1 else []
+                view = views.setdefault(" · ".join((component, *others, *device)), {})
+                view.setdefault(record.variant, []).append((place, record))
+    drawn = {name: series for name, series in views.items() if len({x for s in series.values() for x, _ in s}) > 1}
+    most = max(
+        1, min(_MOST_VIEWS, POINTS // max(1, max((sum(map(len, s.values())) for s in drawn.values()), default=1)))
+    )
+    colours = palette(variant for series in drawn.values() for variant in series)
+    chosen = [
+        View(printable(name), _figure(series, short(key), colours)) for name, series in list(drawn.items())[:most]
+    ]
+    note = "Medians of correct cells with their 95% intervals; a line joins the medians of one variant."
+    if len(drawn) > most:
+        note += f" The first {most} of {len(drawn)} views."
+    return Chart(f"swept-{key}", printable(f"p50 over {key}"), chosen, note)
+
+
+def _figure(series: Mapping[str, list[tuple[float, Record]]], name: str, colours: Mapping[str, str]) -> Figure:
+    traces, places, times = [], list[float](), list[float]()
+    for variant, found in series.items():
+        ordered = sorted(found, key=lambda each: each[0])
+        x, y = [place for place, _ in ordered], [record.median_ms or 0.0 for _, record in ordered]
+        summaries = [r.metrics.wall_ms if r.realtime is None else r.realtime.frame_ms for _, r in ordered]
+        bars = error_bars(y, [each.ci95 if each is not None else None for each in summaries], colours[variant])
+        traces.append(line(variant, x, y, colours[variant], mode="lines+markers", error_y=bars))
+        places, times = places + x, times + y
+    return figure(traces, axis(printable(name), **scale(places)), axis("p50, ms", **scale(times)))
+
+
+def _devices_section(data: SweepData) -> Section:
+    """Return the clocks and ceilings of each kind of device, side by side."""
+    groups: dict[tuple[str, str], list[SweptRun]] = {}
+    for run in data.runs:
+        if run.device is not None:
+            ceilings = run.environment.ceilings
+            groups.setdefault((run.device, ceilings.dtype if ceilings is not None else ""), []).append(run)
+
+    def ceiling(name: str, unit: str) -> Callable[[_Item], str | None]:
+        return lambda row: _range(
+            (getattr(run.environment.ceilings, name, None) for run in row[1]), lambda value: rate_text(value, unit)
+        )
+
+    def fact(name: str, unit: str) -> Callable[[_Item], str | None]:
+        return lambda row: _range(
+            (getattr(run.environment.device, name, None) for run in row[1]), lambda value: f"{value:.0f} {unit}"
+        )
+
+    columns = (
+        Column[_Item]("device", lambda row: row[0][0], wrap=20),
+        Column[_Item]("dtype", lambda row: row[0][1] or None),
+        Column[_Item]("hosts", _hosts, wrap=20),
+        Column[_Item]("jobs", lambda row: len(row[1]), "count"),
+        Column[_Item](
+            "SM clock while timed", lambda row: _range(_clocks(row[1]), lambda value: f"{value:.0f} MHz"), wrap=14
+        ),
+        Column[_Item]("highest", fact("clock_sm_max_mhz", "MHz")),
+        Column[_Item]("power", fact("power_limit_w", "W")),
+        Column[_Item]("copy", ceiling("copy_bytes_per_s", "B/s"), wrap=12),
+        Column[_Item]("matrix products", ceiling("matmul_flops_per_s", "FLOP/s"), wrap=16),
+        Column[_Item](
+            "launch", lambda row: _range(_launches(row[1]), lambda value: f"{significant(value, 3)} µs"), wrap=12
+        ),
+    )
+    table = Table(
+        "Devices", columns, tuple(groups.items()), ["Ceilings: measured in each run, lowest to highest."], keys=2
+    )
+    return Section("devices", "Devices", tables=(table,))
+
+
+def _failures_section(data: SweepData) -> Section:
+    """Return a line for each reason why cells have no right time, with how many it concerns and the first of them."""
+    found: dict[tuple[str, str], list[Measurement]] = {}
+    for run in data.runs:
+        for group in run.groups.values():
+            for record in group:
+                if state := wrong_because(record):
+                    found.setdefault((state, record.reason or "parity check failed"), []).append(
+                        Measurement(run, record)
+                    )
+    most_first = sorted(found.items(), key=lambda item: -len(item[1]))
+    lines = [
+        f"{count_of(len(cells), 'cell')} {state}: {reason} ({name_of(cells[0].record)} in job {cells[0].run.job.number}"
+        f"{', for example' * (len(cells) > 1)})"
+        for (state, reason), cells in most_first
+    ]
+    return Section("failures", "Failed, invalid or skipped cells", _shortened(lines, "reason"))
+
+
+def _titles(keys: Sequence[str], taken: Iterable[str]) -> dict[str, str]:
+    """Return a column title for each override: its last name, or all of it where that would not be unique."""
+    times = Counter([*map(short, keys), *taken])
+    return {key: printable(short(key) if times[short(key)] == 1 else key) for key in keys}
+
+
+def _depth(rows: Sequence[object]) -> Depth:
+    return "console" if len(rows) <= _CONSOLE else "report" if len(rows) <= _REPORT else "page"
+
+
+def _limited(rows: Sequence[Any], data: SweepData) -> tuple[Sequence[Any], list[str]]:
+    """Return the rows that a page has room for, and a note where that is not all."""
+    if len(rows) <= _PAGE:
+        return rows, []
+    every = command("-m", "profiling.report", data.folder.name, "--format", "csv")
+    return rows[:_PAGE], [f"The first {_PAGE:,} of {len(rows):,} rows. All cells: {every}"]
+
+
+def _shortened(lines: Sequence[str], noun: str) -> tuple[str, ...]:
+    left = len(lines) - _MOST_LINES
+    more = [f"and {count_of(left, noun)} more"] if left > 0 else []
+    return tuple(map(printable, (*lines[:_MOST_LINES], *more)))
+
+
+def _doubt_lines(contests: Sequence[Contest]) -> tuple[str, ...]:
+    """Return the doubts that have words, each once with the components that it concerns."""
+    concerned: dict[Doubt, list[str]] = {}
+    for contest in contests:
+        for doubt in contest.doubts:
+            if doubt.words:
+                concerned.setdefault(doubt, []).append(contest.component)
+    lines = [
+        f"! {doubt.mark} ({listed(list(dict.fromkeys(components)))}): {doubt.words}."
+        for doubt, components in concerned.items()
+    ]
+    return _shortened(lines, "doubt")
+
+
+def _work_value(key: str) -> Callable[[Contest], str | None]:
+    return lambda row: row.work.get(key)
+
+
+def _recipe_value(key: str) -> Callable[[Contest], str | None]:
+    return lambda row: row.fastest.run.values_of(row.fastest.record).get(key) if row.fastest is not None else None
+
+
+def _fastest(row: Contest) -> str:
+    if row.fastest is None:
+        return "none"
+    variant = row.fastest.record.variant
+    return variant if row.is_ranked else f"{CANNOT_TELL} ({variant})"
+
+
+def _bound(row: Contest) -> str | None:
+    call = deciding(row.fastest.record) if row.fastest is not None else None
+    return call.roofline.bound if call is not None else None
+
+
+def _marks(row: Contest) -> str | None:
+    marks = dict.fromkeys(doubt.mark for doubt in row.doubts)
+    return f"! {', '.join(marks)}" if marks else None
+
+
+def _joules(row: Contest) -> Value | None:
+    return joules_per_frame(row.fastest.record) if row.fastest is not None else None
+
+
+def _clock(cell: Measurement | None) -> float | None:
+    return sm_clock(cell.record) if cell is not None else None
+
+
+def _time_of(variant: str) -> Callable[[_Row], Value | None]:
+    def read(row: _Row) -> Value | None:
+        record = row.cells.get(variant)
+        return None if record is None else wrong_because(record) or record.median_ms
+
+    return read
+
+
+def _fastest_in_run(row: _Row) -> str | None:
+    answer = row.run.answers.get(row.component)
+    if answer is None:
+        return None
+    if answer.fastest is None:
+        return "none"
+    return answer.fastest.variant if answer.is_ranked else f"{CANNOT_TELL} ({answer.fastest.variant})"
+
+
+def _speedup_in_run(row: _Row) -> Value | None:
+    answer = row.run.answers.get(row.component)
+    return answer.speedup if answer is not None and answer.is_ranked else None
+
+
+def _marks_in_run(row: _Row) -> str | None:
+    answer = row.run.answers.get(row.component)
+    return f"! {', '.join(doubt.mark for doubt in answer.doubts)}" if answer is not None and answer.doubts else None
+
+
+def _hosts(row: _Item) -> str | None:
+    """Return the hosts of the jobs by name, of many the first two."""
+    hosts = sorted({run.job.host for run in row[1] if run.job.host})
+    return listed(hosts if len(hosts) <= 3 else [*hosts[:2], f"{len(hosts) - 2} more"]) if hosts else None
+
+
+def _clocks(runs: Sequence[SweptRun]) -> Iterator[float | None]:
+    return (sm_clock(record) for run in runs for group in run.groups.values() for record in group)
+
+
+def _launches(runs: Sequence[SweptRun]) -> Iterator[float | None]:
+    return (run.environment.ceilings.launch_us for run in runs if run.environment.ceilings is not None)
+
+
+def _range(values: Iterable[float | None], text: Callable[[float], str]) -> str | None:
+    """Return the lowest and the highest value as text, once where they read alike; None where none is known."""
+    known = [value for value in values if value is not None]
+    ends = dict.fromkeys(text(value) for value in (min(known), max(known))) if known else {}
+    return " to ".join(ends) or None
+
+
+def _minutes(run: SweptRun) -> float | None:
+    try:
+        took = datetime.fromisoformat(run.job.ended or "") - datetime.fromisoformat(run.job.began or "")
+    except (ValueError, TypeError):
+        return None
+    return took.total_seconds() / 60
