@@ -12,6 +12,7 @@ from profiling.report.doubts import doubts_of
 from profiling.report.format import Computed, Estimate, Value, estimate, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, name_of
+from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column, Table
 from profiling.results.judgement import (
     by_component,
@@ -33,11 +34,13 @@ SAME_ERROR = 1.1
 
 _LEGEND = (
     "Front: no other correct recipe is as good or better in all three: time, error, and seconds to prepare. "
-    f"Errors within {SAME_ERROR:g}× count as equal."
+    f"Errors within {SAME_ERROR:g}× count as equal. Preparing is from an empty cache; ~: computed, for a recipe that "
+    "started from the cache of another one with the same compiler."
 )
 _NOTE = (
     "slower without it: time without the step over time of the winner, timed in turns; "
-    "~: computed from the speedups of both over eager, since they did not take turns."
+    "~: computed from the speedups of both over eager, since they did not take turns. adds to preparing: from an empty "
+    "cache; ~: computed, where one of the two started from the cache of another recipe."
 )
 
 
@@ -132,7 +135,7 @@ def _beats(one: Record, other: Record) -> bool:
 
 def _costs(record: Record) -> tuple[float, float, float]:
     error = record.parity.rel_l2 if record.parity is not None else None
-    return 1 / (gain(record) or 1.0), error or 0.0, record.prepare.seconds if record.prepare is not None else 0.0
+    return 1 / (gain(record) or 1.0), error or 0.0, record.prepare.from_cold if record.prepare is not None else 0.0
 
 
 def tune_section(data: RunData) -> Section:
@@ -177,7 +180,7 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
     if won.parity is not None and won.parity.rel_l2 is not None:
         facts.append(f"relative L2 error {won.parity.rel_l2:.2g}")
     if won.prepare is not None:
-        facts.append(f"prepared in {significant(won.prepare.seconds, 3)} s")
+        facts.append(f"prepared in {significant(won.prepare.from_cold, 3)} s from an empty cache")
     tried = sum(each.status != "skipped" for each in group)
     fastest = _fastest(group)
     if fastest is not None and fastest is not won:
@@ -199,20 +202,21 @@ def _marks(record: Record) -> str | None:
     return f"! {', '.join(doubt.mark for doubt in doubts)}" if doubts else None
 
 
+def _adds_to_preparing(row: Contribution) -> Value | None:
+    """Return the seconds that the steps add, each recipe prepared from an empty cache."""
+    with_them, without = row.recipe.prepare, row.without.prepare
+    if with_them is None or without is None:
+        return None
+    seconds = with_them.from_cold - without.from_cold
+    return seconds if with_them.cold_s is without.cold_s is None else Computed(seconds)
+
+
 _STEPS = (
     Column[Contribution]("step", lambda row: listed(list(row.steps)), wrap=26),
     Column[Contribution]("slower without it", _slower, "ratio"),
     Column[Contribution]("p50 without", lambda row: median_of(row.without), "ms", wrap=14),
     Column[Contribution]("p50 with", lambda row: median_of(row.recipe), "ms", wrap=14),
-    Column[Contribution](
-        "adds to preparing",
-        lambda row: (
-            row.recipe.prepare.seconds - row.without.prepare.seconds
-            if row.recipe.prepare is not None and row.without.prepare is not None
-            else None
-        ),
-        "s",
-    ),
+    Column[Contribution]("adds to preparing", _adds_to_preparing, "s"),
 )
 
 
@@ -230,7 +234,7 @@ def _front_columns(groups: Mapping[str, Sequence[Record]]) -> tuple[Column[Recor
         Column[Record]("p50", median_of, "ms", wrap=14),
         Column[Record]("speedup vs eager", speedup, "ratio", wrap=12),
         Column[Record]("relative L2", lambda row: row.parity.rel_l2 if row.parity is not None else None, "error"),
-        Column[Record]("prepare", lambda row: row.prepare.seconds if row.prepare is not None else None, "s"),
+        Column[Record]("prepare", prepare_seconds, "s"),
         Column[Record]("conditions", _marks, "marks", wrap=22),
         Column[Record]("device", lambda row: row.device, depth="report"),
     )

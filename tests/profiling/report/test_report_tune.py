@@ -10,10 +10,12 @@ from profiling.report.tune import contributions, front, tune_section, winner
 from profiling.results.environment import Environment
 
 
-def recipe(name, ms, error=0.004, seconds=28.0, **changes):
+def recipe(name, ms, error=0.004, seconds=28.0, preparing=None, **changes):
     parity = {"reference": "fp32 eager", "rel_l2": error, "tolerance": 0.05, "passed": error < 0.05}
     speedup = {} if name == "baseline" else {"speedup": faster(10.0 / ms)}
-    return build(name, ms, target="tune", parity=parity, prepare={"seconds": seconds}, **speedup, **changes)
+    return build(
+        name, ms, target="tune", parity=parity, prepare=preparing or {"seconds": seconds}, **speedup, **changes
+    )
 
 
 RECORDS = (
@@ -47,6 +49,19 @@ def test_contributions_refer_to_the_nearest_recipe_that_was_measured():
 def test_the_front_is_of_time_error_and_preparation():
     names = [each.variant for each in front(RECORDS)]
     assert names == ["int8+cuda_graph", "compile+pdl+cuda_graph", "compile+cuda_graph", "cuda_graph", "baseline"]
+
+
+def test_what_started_from_the_cache_of_another_recipe_is_not_cheap_to_prepare():
+    """The compiler of both is the same: the second one prepares in 2 s, and would take 32 s from an empty cache."""
+    warm = {"seconds": 2.0, "cold_s": 32.0, "cache": "from compile"}
+    both = recipe("compile", 5.0, seconds=30.0), recipe("compile+pdl", 4.0, preparing=warm)
+    assert [each.variant for each in front(both)] == ["compile+pdl", "compile"]
+    data = RunData((RECORDS[0], *both), Environment(), Path("run"))
+    tables = titled(tune_section(data))
+    assert [row["prepare s"] for row in tables["Front of the recipes"]] == ["~32.0", "30.0", "0.100"]
+    steps = {row["step"]: row["adds to preparing s"] for row in tables["What the steps of the winner contribute"]}
+    assert steps["pdl"] == "~2.00"
+    assert "prepared in 32.0 s from an empty cache" in " ".join(render_console(data).split())
 
 
 def test_it_is_in_every_rendering():
