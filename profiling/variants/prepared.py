@@ -52,7 +52,7 @@ class PreparedStep:
         package: Path | None = None,
     ) -> None:
         self._clone = clone
-        self._restore = ExitStack()  # the module as the caller had it
+        self._restore = ExitStack()  # closes the step, then leaves the module as the caller had it
         for part in module.modules():
             self._restore.callback(setattr, part, "training", part.training)
         self._arguments = tuple(inspect.signature(module.forward).parameters)
@@ -61,7 +61,7 @@ class PreparedStep:
         self._buffers, self._plain = dict(named_inputs(self._inputs)), _without_tensors(self._inputs)
         self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         variant = variant.aliasing()  # cloned here, and so only once
-        self._files = TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True)
+        files = self._restore.enter_context(TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True))
         if autocast is not None:
             self._restore.callback(call_under(module, partial(torch.autocast, device.type, autocast)))
         component = Component(
@@ -80,8 +80,9 @@ class PreparedStep:
                 with kept_generators():
                     learning_calls(component, seed=0)
                 component.refill(0)
-                run = Path(self._files.name)
+                run = Path(files)
                 self._step = variant.prepare(component, run / "kernels" / "prepared")
+                self._restore.callback(self._step.close)
                 if package is not None:
                     _copy_package(self._step, run, package)
                 component.reset()
@@ -128,9 +129,7 @@ class PreparedStep:
         """Free the step's graphs, restore the module's mode, and the flags that the variant set."""
         if self._is_open:
             self._is_open = False
-            self._step.close()
             self._restore.close()
-            self._files.cleanup()
 
     def __enter__(self) -> PreparedStep:
         """Return the step, which is closed at the end of the block."""
@@ -146,7 +145,6 @@ def _copy_package(step: Step, run: Path, package: Path) -> None:
     try:
         shutil.copyfile(run / made, package)
     except OSError as error:
-        step.close()
         raise InputError(f"package={str(package)!r} cannot be written: {error.strerror}. Name another file.") from error
 
 

@@ -400,6 +400,28 @@ def test_what_cannot_be_prepared_is_one_line():
         profiling.prepare(Net, inputs(), variant="baseline")
 
 
+@dataclass(frozen=True, kw_only=True)
+class EndsBadly(Variant):
+    """Call the module; its step cannot be closed."""
+
+    def __call__(self, component, folder):
+        def close():
+            raise RuntimeError("planted")
+
+        return Step(run=component.call, close=close)
+
+
+def test_a_step_that_cannot_be_closed_leaves_the_module_as_it_was():
+    module = Net().train()
+    step = profiling.prepare(module, inputs(), EndsBadly())
+    assert not module.training
+    with pytest.raises(RuntimeError, match="planted"):
+        step.close()
+    assert module.training
+    with pytest.raises(InputError, match="this step is closed"):
+        step(**inputs())
+
+
 def test_compiled_steps_may_be_closed_in_any_order(tmp_path):
     config = torch._dynamo.config
     before = config.recompile_limit, config.fail_on_recompile_limit_hit
