@@ -77,8 +77,7 @@ def _wall_ms(before: Callable[[], Any], after: Callable[[], Any]) -> tuple[float
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e3
 
-    for _ in range(3):
-        round_ms = wall_ms(before) + wall_ms(after)
+    round_ms = min(wall_ms(before) + wall_ms(after) for _ in range(3))  # the first one is a warm-up
     rounds = min(_WALL_ROUNDS, max(_LEAST_WALL_ROUNDS, round(_WALL_SECONDS * 1e3 / round_ms)))
     return interleaved_medians(partial(wall_ms, before), partial(wall_ms, after), rounds)
 
