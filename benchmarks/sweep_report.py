@@ -1,9 +1,9 @@
 """The cost of one report over a sweep of 1,000 runs of 12 cells each: seconds, peak memory, and size of the page.
 
-    python -m benchmarks.sweep_report [--runs 1000]
+    python benchmarks/sweep_report.py [--runs 1000]
 
-The runs are copies of a committed one with other times, under 5 models × 5 batch sizes × 4 frame counts × 5 dtypes and
-seeds × 2 devices; some cells are wrong, and some jobs died. Nothing is measured, so that any machine will do.
+The runs are copies of a committed one with other times, under 2 dtypes × 5 batch sizes × 4 frame counts × 2 kinds of
+device × seeds; some cells are wrong, and some jobs died. The CPU seconds tell what a busy machine adds.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def main() -> None:
         page = (folder / PAGE_FILE).read_text(encoding="utf-8")
         assert "Best recipe by component" in (folder / REPORT_FILE).read_text(encoding="utf-8")
         assert page.count("<tr") > runs, "the page has fewer rows than the sweep has jobs"
-    print(tabulate(rows, ("time", "seconds", "peak RSS, GiB"), "github", floatfmt=".2f"), end="\n\n")
-    seconds, memory = (max(column) for column in list(zip(*rows, strict=True))[1:])
+    headers = ("time", "seconds", "CPU seconds", "peak RSS, GiB")
+    print(tabulate(rows, headers, "github", floatfmt=".2f"), end="\n\n")
+    seconds, _, memory = (max(column) for column in list(zip(*rows, strict=True))[1:])
     bars = (
         ("report.html and report.md, seconds", SECONDS, seconds),
         ("peak resident memory, GiB", GIBIBYTES, memory),
@@ -133,8 +134,8 @@ def times(summary: Summary | None, factor: float) -> Summary | None:
     return replace(summary, **{name: factor * getattr(summary, name) for name in names}, ci95=ends, samples=samples)
 
 
-def report(folder: Path) -> tuple[float, float]:
-    """Return (seconds, peak resident GiB) of `python -m profiling.report`."""
+def report(folder: Path) -> tuple[float, float, float]:
+    """Return (seconds, CPU seconds, peak resident GiB) of `python -m profiling.report`."""
     start = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "profiling.report", str(folder)], cwd=ROOT, stdout=subprocess.DEVNULL
@@ -144,7 +145,7 @@ def report(folder: Path) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)  # it was waited for here, for its own memory
     if process.returncode:
         raise SystemExit(f"error: python -m profiling.report {folder} ended with {process.returncode}")
-    return seconds, usage.ru_maxrss / 2**20  # KiB on Linux
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20  # KiB on Linux
 
 
 if __name__ == "__main__":

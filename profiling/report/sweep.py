@@ -12,7 +12,7 @@ from pathlib import Path
 from profiling.errors import InputError, printable
 from profiling.report.export import cell_rows
 from profiling.report.format import count_of, listed
-from profiling.report.page import PAGE_FILE, render_page
+from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.render import REPORT_FILE, console_text, markdown_text, write_files
 from profiling.report.run_data import load_run
 from profiling.report.sweep_data import SweepData, load_sweep
@@ -33,7 +33,7 @@ def write_sweep_report(folder: Path) -> str:
         REPORT_FILE: lambda: markdown_text(title, heading, sections),
         PAGE_FILE: lambda: render_page(title, heading, sections),
     }
-    return "\n".join((console_text(heading, sections, [f"sweep: {printable(folder)}"]), *write_files(folder, files)))
+    return "\n".join((console_text(heading, sections, _places(folder, sections)), *write_files(folder, files)))
 
 
 def sweep_as(form: str, folder: Path) -> str:
@@ -52,6 +52,14 @@ def sweep_as(form: str, folder: Path) -> str:
     if form not in forms:
         raise InputError(f"--format {form} is of a run, and {folder} is a sweep. Use {listed(list(forms), last='or')}.")
     return forms[form](load_sweep(folder))
+
+
+def _places(folder: Path, sections: Sequence[Section]) -> list[str]:
+    """Return where the tables are that the console has no room for, and the sweep."""
+    files = {"report": REPORT_FILE, "page": PAGE_FILE}
+    long = [each for section in sections for each in section.tables if each and each.depth in files]
+    lines = [f"{each.title}: {count_of(len(each.rows), 'row')} in {files[each.depth]}" for each in long]
+    return [*lines, f"sweep: {printable(folder)}"]
 
 
 def heading_lines(data: SweepData) -> tuple[str, ...]:

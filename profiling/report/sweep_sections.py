@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import median
 from typing import Any
 
-from profiling.errors import LONGEST_COMMAND, command, printable, shell_words
-from profiling.report.answer import CANNOT_TELL, held_rate
-from profiling.report.charts import POINTS, Chart, Figure, View, axis, error_bars, figure, line, palette, scale
+from profiling.errors import LONGEST_COMMAND, command, printable, reason_of, shell_words
+from profiling.report.answer import CANNOT_TELL, held_rate, summary_of
+from profiling.report.charts import Chart, Figure, View, axis, error_bars, figure, line, palette, scale
 from profiling.report.doubts import Doubt
 from profiling.report.energy import joules_per_frame
 from profiling.report.format import Value, count_of, listed, number_of, percent, significant
 from profiling.report.heading import rate_text
-from profiling.report.page import PAGE_FILE, Section
-from profiling.report.render import REPORT_FILE
+from profiling.report.page import Section
 from profiling.report.roofline import deciding
 from profiling.report.run_data import name_of, wrong_because
 from profiling.report.sweep_data import (
@@ -31,7 +31,7 @@ from profiling.report.sweep_data import (
 )
 from profiling.report.table import Column, Depth, Table
 from profiling.results.judgement import sm_clock
-from profiling.results.overrides import is_recipe, number, setting, short
+from profiling.results.overrides import is_recipe, is_work, number, setting, short
 from profiling.results.record import Record
 
 #: Rows of a table that the console has room for, that `report.md` has, and that the page has.
@@ -40,6 +40,8 @@ _CONSOLE, _REPORT, _PAGE = 60, 1_000, 4_000
 _MOST_VARIANTS = 8
 #: Views of a chart, and lines of doubts or of failures.
 _MOST_VIEWS, _MOST_LINES = 120, 12
+#: Swept values that are marked on an axis.
+_MOST_TICKS = 12
 _LEGEND = (
     "fastest correct: among the cells of all jobs with the same component and work, on one kind of device. Inside a "
     "run, neighbouring windows rank it; cells of two runs are ranked only where they differ by more than two runs of "
@@ -75,15 +77,17 @@ class _Row:
 def sections_of(data: SweepData) -> tuple[Section, ...]:
     """Return the sections of a sweep in their order; those that hold nothing are false."""
     started_by = shell_words(["python", "-m", f"profiling.{data.sweep.target}", *data.sweep.argv])
-    return (
-        _best_section(data),
-        _jobs_section(data),
-        _pivot_section(data),
-        _charts_section(data),
-        _devices_section(data),
-        _failures_section(data),
-        Section("command", "Command", text=printable(started_by, LONGEST_COMMAND), depth="report"),
-    )
+    builders = (_best_section, _jobs_section, _pivot_section, _charts_section, _devices_section, _failures_section)
+    command_section = Section("command", "Command", text=printable(started_by, LONGEST_COMMAND), depth="report")
+    return (*(_built(build, data) for build in builders), command_section)
+
+
+def _built(build: Callable[[SweepData], Section], data: SweepData) -> Section:
+    try:
+        return build(data)
+    except Exception as error:  # what one section trips on must not hide the others
+        name = build.__name__.strip("_").removesuffix("_section")
+        return Section(name, name.capitalize(), (f"{name}: cannot be rendered: {reason_of(error)}",))
 
 
 def _best_section(data: SweepData) -> Section:
@@ -170,6 +174,7 @@ def _jobs_section(data: SweepData) -> Section:
         Column[SweptRun]("state", lambda row: row.job.state),
         Column[SweptRun]("exit code", lambda row: row.job.exit_code, "count"),
         Column[SweptRun]("reason", lambda row: row.job.reason, wrap=40),
+        Column[SweptRun]("log", lambda row: row.log, depth="page"),
         Column[SweptRun]("host", lambda row: row.job.host),
         Column[SweptRun]("device", lambda row: row.job.device or row.device),
         Column[SweptRun]("tries", lambda row: row.job.tries or None, "count"),
@@ -207,20 +212,19 @@ def _pivot_section(data: SweepData) -> Section:
         Column[_Row]("conditions", _marks_in_run, "marks", depth="report"),
     )
     depth, title = _depth(rows), "p50 by override, component and variant"
-    file = {"console": "", "report": REPORT_FILE, "page": PAGE_FILE}[depth]
-    lines = [f"{title}: {count_of(len(rows), 'row')} in {file}"] if file else []
     legend = ["p50 of a call (of a loop: of a frame)."]
     if not is_wide:
         legend.append(f"There are {len(variants)} variants: the report of each job shows them.")
     shown, notes = _limited(rows, data)
     keys = 2 + len(data.keys) + (len(data.devices) > 1)
     table = Table(title, columns, shown, notes, keys=keys, depth=depth)
-    return Section("pivot", title, lines, legend, tables=(table,))
+    return Section("pivot", title, legend=legend, tables=(table,))
 
 
 def _charts_section(data: SweepData) -> Section:
+    swept = [key for key in data.keys if is_work(key) or is_recipe(key)]
     charts = [
-        _chart(data, key) for key in data.keys if len({number(run.values.get(key)) for run in data.runs} - {None}) > 1
+        _chart(data, key) for key in swept if len({number(run.values.get(key)) for run in data.runs} - {None}) > 1
     ]
     return Section("charts", "Time over the swept numbers", charts=charts, depth="page")
 
@@ -235,34 +239,45 @@ def _chart(data: SweepData, key: str) -> Chart:
                 place = number(values.pop(key, None))
                 if place is None or not record.is_correct or record.median_ms is None:
                     continue
-                others = [setting(name, value) for name, value in values.items()]
+                others = [setting(name, value) for name, value in values.items() if is_work(name) or is_recipe(name)]
                 device = [run.device or ""] if len(data.devices) > 1 else []
                 view = views.setdefault(" · ".join((component, *others, *device)), {})
                 view.setdefault(record.variant, []).append((place, record))
     drawn = {name: series for name, series in views.items() if len({x for s in series.values() for x, _ in s}) > 1}
-    most = max(
-        1, min(_MOST_VIEWS, POINTS // max(1, max((sum(map(len, s.values())) for s in drawn.values()), default=1)))
-    )
     colours = palette(variant for series in drawn.values() for variant in series)
     chosen = [
-        View(printable(name), _figure(series, short(key), colours)) for name, series in list(drawn.items())[:most]
+        View(printable(name), _figure(series, short(key), colours))
+        for name, series in list(drawn.items())[:_MOST_VIEWS]
     ]
-    note = "Medians of correct cells with their 95% intervals; a line joins the medians of one variant."
-    if len(drawn) > most:
-        note += f" The first {most} of {len(drawn)} views."
+    note = (
+        "Medians of correct cells. Bars: the 95% interval; where several jobs measured one, the lowest and the highest."
+    )
+    if len(drawn) > _MOST_VIEWS:
+        note += f" The first {_MOST_VIEWS} of {len(drawn)} views."
     return Chart(f"swept-{key}", printable(f"p50 over {key}"), chosen, note)
 
 
 def _figure(series: Mapping[str, list[tuple[float, Record]]], name: str, colours: Mapping[str, str]) -> Figure:
-    traces, places, times = [], list[float](), list[float]()
+    traces, places, times = [], set[float](), list[float]()
     for variant, found in series.items():
-        ordered = sorted(found, key=lambda each: each[0])
-        x, y = [place for place, _ in ordered], [record.median_ms or 0.0 for _, record in ordered]
-        summaries = [r.metrics.wall_ms if r.realtime is None else r.realtime.frame_ms for _, r in ordered]
-        bars = error_bars(y, [each.ci95 if each is not None else None for each in summaries], colours[variant])
-        traces.append(line(variant, x, y, colours[variant], mode="lines+markers", error_y=bars))
-        places, times = places + x, times + y
-    return figure(traces, axis(printable(name), **scale(places)), axis("p50, ms", **scale(times)))
+        at: dict[float, list[Record]] = {}
+        for place, record in sorted(found, key=lambda each: each[0]):
+            at.setdefault(place, []).append(record)
+        medians = [median(record.median_ms or 0.0 for record in records) for records in at.values()]
+        bars = error_bars(medians, [_reach(records) for records in at.values()], colours[variant])
+        traces.append(line(variant, at, medians, colours[variant], mode="lines+markers", error_y=bars))
+        places, times = places | set(at), times + medians
+    ticks = {"tickmode": "array", "tickvals": sorted(places)} if len(places) <= _MOST_TICKS else {}
+    return figure(traces, axis(printable(name), **scale(places), **ticks), axis("p50, ms", **scale(times)))
+
+
+def _reach(records: Sequence[Record]) -> tuple[float, float] | None:
+    """Return the 95% interval of a median; of several the lowest and the highest."""
+    if len(records) > 1:
+        times = [record.median_ms or 0.0 for record in records]
+        return min(times), max(times)
+    summary = summary_of(records[0])
+    return None if summary is None else summary.ci95
 
 
 def _devices_section(data: SweepData) -> Section:
@@ -291,7 +306,7 @@ def _devices_section(data: SweepData) -> Section:
         Column[_Item](
             "SM clock while timed", lambda row: _range(_clocks(row[1]), lambda value: f"{value:.0f} MHz"), wrap=14
         ),
-        Column[_Item]("highest", fact("clock_sm_max_mhz", "MHz")),
+        Column[_Item]("highest SM clock", fact("clock_sm_max_mhz", "MHz")),
         Column[_Item]("power", fact("power_limit_w", "W")),
         Column[_Item]("copy", ceiling("copy_bytes_per_s", "B/s"), wrap=12),
         Column[_Item]("matrix products", ceiling("matmul_flops_per_s", "FLOP/s"), wrap=16),
@@ -412,9 +427,9 @@ def _fastest_in_run(row: _Row) -> str | None:
     return answer.fastest.variant if answer.is_ranked else f"{CANNOT_TELL} ({answer.fastest.variant})"
 
 
-def _speedup_in_run(row: _Row) -> Value | None:
+def _speedup_in_run(row: _Row) -> float | None:
     answer = row.run.answers.get(row.component)
-    return answer.speedup if answer is not None and answer.is_ranked else None
+    return number_of(answer.speedup) if answer is not None and answer.is_ranked else None
 
 
 def _marks_in_run(row: _Row) -> str | None:

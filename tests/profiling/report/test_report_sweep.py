@@ -286,12 +286,14 @@ def test_long_tables_are_left_to_the_files(grid: Path, monkeypatch: pytest.Monke
 
 def test_the_command_writes_both_files_and_links_to_the_runs(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (grid / "2" / "report.html").touch()
+    (grid / "3" / "job.log").touch()
     assert main([str(grid)]) == 0
     out = capsys.readouterr().out
     assert "cannot tell" in out
     assert str(grid / "report.html") in out
     page = (grid / "report.html").read_text(encoding="utf-8")
     assert 'href="2/report.html"' in page
+    assert 'href="3/job.log"' in page
     assert 'href="1/report.html"' not in page
     assert "#### Best recipe" not in (grid / "report.md").read_text()
 
