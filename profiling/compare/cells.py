@@ -175,7 +175,7 @@ def _judged(sampled: _Sampled, threshold: float, compared: int) -> CellCompariso
             ratio, low, high = ratio_interval(b, a, level=level, resamples=resamples)
     if not np.isfinite((ratio, low, high)).all():
         return replace(cell, verdict="cannot tell", reason="too many samples are 0 for an interval of the ratio")
-    verdict, reasons = _verdict(ratio, low, high, threshold)
+    verdict, reasons = verdict_on(ratio, low, high, threshold)
     if sampled.clock_ratio is not None and verdict in ("faster", "slower"):
         explained = min(1.0, sampled.clock_ratio) <= 1 / ratio <= max(1.0, sampled.clock_ratio)
         verdict = "cannot tell" if explained else verdict
@@ -199,7 +199,8 @@ def _disturbed(a: Record, b: Record, verdict: Verdict) -> str:
     return "; ".join(f"{taken.words} in {run}" for run, taken in disturbed) or (taken.words if taken else "")
 
 
-def _verdict(ratio: float, low: float, high: float, threshold: float) -> tuple[Verdict, list[str]]:
+def verdict_on(ratio: float, low: float, high: float, threshold: float) -> tuple[Verdict, list[str]]:
+    """Return the verdict on a ratio B / A of times with the ends of its interval, and why it cannot tell."""
     if 1 - threshold <= low and high <= 1 + threshold:
         return "same", []
     if low > 1 and ratio > 1 + threshold:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from profiling.compare.cells import PASSED, SLOWER, CellComparison, Verdict, compare_cells, confidence_level, exit_code
 from profiling.compare.command import paragraph, section_text
 from profiling.compare.differences import CellChanges, Difference, cell_changes, run_differences, unknown_differences
+from profiling.compare.energy import LEAST_SHARE, EnergyComparison, compare_energy, energy_table
 from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import LONGEST_COMMAND, printable
 from profiling.report import charts
@@ -49,6 +50,11 @@ class Comparison:
     def cells(self) -> tuple[CellComparison, ...]:
         """The verdict on each cell."""
         return compare_cells(self.a, self.b, self.threshold)
+
+    @cached_property
+    def energy(self) -> tuple[EnergyComparison, ...]:
+        """The energy of each cell that was compared, where both runs asked for it."""
+        return compare_energy(self.a, self.b, self.cells, self.threshold)
 
     @cached_property
     def changes(self) -> tuple[CellChanges, ...]:
@@ -102,6 +108,7 @@ def _sections(comparison: Comparison) -> list[Section]:
             charts=(ratio_chart(verdicts, threshold),),
             legend=legend(verdicts, threshold),
         ),
+        Section("energy", "Energy", tables=(energy_table(comparison.energy),), legend=_energy_legend(comparison)),
         Section("changes", "What else changed", tables=changes, legend=_unmeasured(comparison)),
         Section("commands", "Commands of the runs", text=commands, depth="page"),
     ]
@@ -182,6 +189,19 @@ def legend(cells: Sequence[CellComparison], threshold: float) -> list[str]:
     if min(cell.rounds for cell in compared) == 1:
         lines.append("One round per run: the intervals do not contain drift of the machine. Run both with rounds=5.")
     return lines
+
+
+def _energy_legend(comparison: Comparison) -> list[str]:
+    """Return how to read the energies; empty where there are none."""
+    if not comparison.energy:
+        return []
+    level = f"{100 * confidence_level(len(comparison.energy)):.4g}%"
+    return [
+        f"J/frame: energy of the GPU by its counter. B / A: below 1, B takes less; its {level} interval is that of the "
+        "windows of either run, and contains neither drift between the runs nor the difference of two GPUs.",
+        f"less, more, same: as faster, slower and same, with 1 ± {max(LEAST_SHARE, comparison.threshold):g}. The exit "
+        "code does not depend on it.",
+    ]
 
 
 def _unmeasured(comparison: Comparison) -> list[str]:
