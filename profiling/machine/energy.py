@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
+from math import ceil, inf
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -23,8 +23,9 @@ import torch
 from profiling.machine import nvml
 from profiling.results.energy import EnergyWindow
 
-#: Seconds between two readings while a step is awaited. A reading takes at most this share of the time (0 to 1).
-POLL_S, POLL_SHARE = 1e-3, 0.05
+#: Least seconds between two readings while a step is awaited, of which readings take at most this share (0 to 1): the
+#: device may have to wait for its next call meanwhile. They begin this share of a step before it is expected.
+POLL_S, POLL_SHARE, EARLY = 1e-3, 0.2, 0.25
 #: A counter that does not change for so many seconds counts nothing: an idle GPU takes some joules in that time.
 STUCK_S = 2.0
 #: Seconds for which the GPU may stay in use while this process does nothing: the driver's utilisation is that of the
@@ -32,8 +33,9 @@ STUCK_S = 2.0
 BUSY_S = 3.0
 #: Before idle power is measured, seconds for the power to fall; then the least steps and seconds over which it is.
 FALL_S, IDLE_STEPS, IDLE_S = 0.5, 5, 0.5
-#: Calls that a window should hold, and those that it holds at least however long a call is.
-CALLS, LEAST_CALLS = 10, 2
+#: Calls that a window should hold, and those that it holds at least however long a call is; and the least seconds of
+#: one, in which the moment of a step is known to 1%.
+CALLS, LEAST_CALLS, LEAST_WINDOW_S = 10, 2, 0.25
 
 
 class NoEnergy(Exception):  # noqa: N818 - a result rather than an error: the message is the reason in the record
@@ -149,7 +151,7 @@ def energy_windows(
     """Make calls without a break, `settle_s` of them first, and return the energy of so many windows of them.
 
     `call(poll)` makes a call and waits for its end, and calls `poll()` as often as it can meanwhile. A window has at
-    least `window_steps` steps of the counter, and ten calls where these fit into `max_s` seconds for all windows.
+    least `window_steps` steps of the counter and 0.25 s, and ten calls where these fit into `max_s` seconds for all.
 
     Raises:
         NoEnergy: the counter stands still or goes back, or cannot be read any more.
@@ -160,8 +162,8 @@ def energy_windows(
         call(_nothing)
         ends.append(counter.now())
     call_s = (ends[-1] - ends[0]) / (len(ends) - 1)
-    window_s = max(window_steps * step_s, min(CALLS * call_s, max_s / windows), LEAST_CALLS * call_s)
-    edges = _Edges(counter, step_s, window_s)
+    wanted_s = max(LEAST_WINDOW_S, min(CALLS * call_s, max_s / windows), LEAST_CALLS * call_s)
+    edges = _Edges(counter, step_s, step_s * max(window_steps, ceil(wanted_s / step_s)))
     while len(edges.seen) <= windows:
         call(edges.poll)
         ends.append(counter.now())
@@ -185,9 +187,10 @@ def _calls_until(moment: float, ends: list[float]) -> float:
 
 
 class _Edges:
-    """Watches a counter for its steps: for each one, or for the first step after each `window_s`.
+    """Watches a counter for its steps: for each one, or for the one that is expected after each `window_s`.
 
-    A step lies between two readings, at most `step_s` before the later one; its time is the middle.
+    A step lies between two readings, at most `step_s` before the later one; its time is the middle. One that comes
+    before it is expected is missed, and the next one ends the window.
     """
 
     def __init__(self, counter: EnergyCounter, step_s: float = inf, window_s: float = 0.0) -> None:
@@ -205,8 +208,8 @@ class _Edges:
             self._since = read
         elif joules > self._before.joules:
             self.seen.append(Edge((max(self._before.seconds, read - self._step_s) + read) / 2, joules))
-            rest = self._window_s - self._step_s
-            self._due, self._before = read + rest, Edge(inf, inf)
+            rest = self._window_s - EARLY * self._step_s
+            self._due, self._before = self.seen[-1].seconds + rest, Edge(inf, inf)
             if rest > 0:
                 return
             self._since = read
