@@ -1,14 +1,14 @@
-"""Compare what bounds kernels by our traces with hardware counters: python benchmarks/counter_agreement.py
+"""Compare the bounds of kernels by trace with those by hardware counters: python benchmarks/counter_agreement.py
 
-It runs three networks under two variants with counters=true on a GPU with ncu (Nsight Compute) on the PATH. It prints
-for each cell and over all of them the share of the time of its longest kernels for which both name the same ceiling:
-memory bandwidth, compute, or neither of the two (profiling/roofline/kernel_bounds.py). A kernel that either cannot
-judge counts as not agreeing. Expected: at least 90% over all cells.
+It runs three networks under two variants with counters=true on a GPU with ncu (Nsight Compute) on the PATH. For each
+cell and for all cells it prints the share of the time of the longest kernels for which both name the same ceiling:
+memory bandwidth, compute, or neither (profiling/roofline/kernel_bounds.py). A kernel that one of them cannot judge
+counts as disagreement. Expected: at least 90% over all cells.
 
-Beside it stand the numbers that show what this is worth: the same with L2 bandwidth as a class of its own, which no
-trace shows; what a rule would reach that says `neither` of every kernel; and, of kernels at a ceiling by one of the
-two, the time of those that the other puts there too. It also prints the bytes that DRAM moved, and that were asked of
-L2, over those that the trace counts. `--run FOLDER ...` reads runs instead of making one.
+For comparison it prints the agreement with L2 bandwidth as a fourth class, which no trace shows; that of always
+answering `neither`; and how much of the time at a ceiling by one the other confirms. It also prints the bytes that
+DRAM moved, and those requested from L2, over the bytes that the trace counts. `--run FOLDER ...` reads runs instead
+of making one.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _kernel(record: Record, each: CountedKernel) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Shares:
-    """Sums over the cells of `Agreement`, each divided by its `whole`; `constant`: `same` of a rule that says neither.
+    """Sums over cells of the fields of `Agreement`, each over its `whole`.
 
-    They are divided by the number of cells where they are printed as means.
+    `constant` is `same` if the trace judged all kernels `neither`. `mean` divides a sum by the number of cells.
     """
 
     cells: int
@@ -96,7 +96,7 @@ class Shares:
 
 
 def shares_of(records: Sequence[Record]) -> Shares:
-    """Return the shares of all cells with counters, which count alike."""
+    """Return the sums over all cells with counters; each cell has the same weight."""
     cells = [each.hardware_counters.kernels for each in records if each.hardware_counters is not None]
     found = [agreement(kernels) for kernels in cells]
     constant = [agreement([_neither(kernel) for kernel in kernels]) for kernels in cells]
@@ -106,7 +106,7 @@ def shares_of(records: Sequence[Record]) -> Shares:
 
 
 def _neither(kernel: CountedKernel) -> CountedKernel:
-    """Return the kernel as a rule judges it that calls every kernel that the trace judges `neither`."""
+    """Return the kernel with the trace's judgement, if it has one, replaced by `neither`."""
     return msgspec.structs.replace(kernel, bound_by_trace=kernel.bound_by_trace and "neither")
 
 
@@ -127,7 +127,7 @@ def cell_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
 
 
 def verdict(shares: Shares) -> str:
-    """Return whether the bar is reached, and the numbers that show what that is worth."""
+    """Return whether the bar is reached, and numbers to compare it with."""
     strict = shares.mean("same") - shares.mean("cache")
     lines = [
         f"same ceiling (memory bandwidth, compute, or neither): {shares.mean('same'):.1%} of the time of the longest "

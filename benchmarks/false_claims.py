@@ -286,7 +286,7 @@ def details(rows: Sequence[Row]) -> str:
 
 
 def spread(rows: Sequence[Row]) -> str:
-    """Return by how much the times of equal code differed, a line for each kind of comparison."""
+    """Return the range of the time ratios of equal code, a line for each kind of comparison."""
     lines = []
     for row in rows:
         ratios = [each.ratio for each in row.comparisons if each.ratio is not None and not each.planted]
@@ -298,7 +298,7 @@ def spread(rows: Sequence[Row]) -> str:
 
 
 def kept(folder: Path) -> list[Comparison]:
-    """Return what the runs in a folder of --keep say in turns, also where they were cut short."""
+    """Return the comparisons in turns of the runs in a folder of --keep, including interrupted runs."""
     runs = sorted(run for run in folder.glob("run_*") if (run / "results.jsonl").is_file())
     return [each for run in runs for each in in_turns(run) if each.said != "not measured"]
 

@@ -46,9 +46,9 @@ class Longer(Recipe):
     planted: int = 0
 
     def __call__(self, component: Component, folder: Path) -> Step:
-        """Prepare a chain with the same weight and the planted links more.
+        """Prepare a chain with the same weight and the planted additional links.
 
-        It is another module: the cell restores what changes in its own, and would take the links away again.
+        It must be another module: a reset of the cell's own module would remove the links.
         """
         chain = component.module
         assert isinstance(chain, Chain)

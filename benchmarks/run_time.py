@@ -8,9 +8,9 @@ With --sharing, both are of this checkout: cells that compile alike share one co
 compile_cache=cold, where each compiles from an empty cache. On a CPU a copy of compile takes the place of
 compile_cuda_graph. The bar is then 0.6.
 
-Its bar: the ratio of the two, neighbouring runs compared, is not above 1 (or --bar) by its 95% interval (from 6 pairs
-on; with fewer, by all of the ratios). It exits with 1 where it is. On an H200 a run takes minutes: --pairs 1 is one of
-each. With --gpus 2 the two runs of a pair are made at the same time, each on a GPU and half of the cores.
+The ratio of two neighbouring runs must not be above the bar, 1 or --bar: from 6 pairs on by its 95% interval, with
+fewer if all ratios are above. Otherwise it exits with 1. On an H200 a run takes minutes: --pairs 1 is one of each. With
+--gpus 2 the two runs of a pair are made at the same time, each on a GPU and half of the cores.
 """
 
 from __future__ import annotations

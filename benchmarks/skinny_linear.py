@@ -3,8 +3,8 @@
 Device time of a call at the sizes of the 1B world model, from 100 calls captured in one graph, including the launches
 that follow a product: SiLU, and the sum where the library splits the inputs (split-K). The calls go round the weights
 of 25 layers, as in a pass, so that these come from memory and not from the L2 cache. The roofline time is that of
-reading the weights once. 8-bit forms are compared with the skinny form of bf16; the modulations of all layers (AdaLN),
-one product of a row for each frame, with the library's, which the model uses in bf16.
+reading the weights once. 8-bit products are compared with this repository's bf16 one; the modulations of all layers
+(AdaLN), one product of a single row a frame, with the library's, which the model uses in bf16.
 
 The last table is `world_model_step`: one pass in one CUDA graph, with its error against fp32 weights.
 """
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from models.skinny_linear import HAS_TRITON, quantise
 
 READ_TB_S = 4.37  # of an H200: `ceilings` in the environment of any run in docs/results
-#: name: outputs, inputs; fc1 has the SiLU behind it, out and fc2 leave the sum of their parts to the next kernel.
+#: Name: (outputs, inputs). SiLU follows fc1; out and fc2 leave the sum of their parts to the next kernel.
 SHAPES = {"qkv": (4608, 1536), "out": (1536, 1536), "fc1": (6144, 1536), "fc2": (1536, 6144)}
 ADALN = (236544, 1536)
 EIGHT = ("int8", "float8_e4m3")
@@ -29,7 +29,7 @@ ROUNDS = 200
 
 
 def forms(name):
-    """Return (the library's form, ours): functions of x, weight, bias, and ours of a scale too."""
+    """Return (the library's function, that of this repository) of x, weight, bias; the second also of a scale."""
     from models import skinny_linear_triton as ours
 
     def library(x, weight, bias):
@@ -47,7 +47,7 @@ def draw(name, rows, count):
 
 
 def in_8_bits(operands, weights):
-    """Return (stored, bias, scale) of each of the operands."""
+    """Return (stored, bias, scale) for each of the operands."""
     return [(stored, bias, scale) for weight, bias in operands for stored, scale in (quantise(weight, weights),)]
 
 
@@ -110,7 +110,7 @@ def flat(outputs):
 
 
 def replay_ms(graph):
-    """Return ms of a replay, the median of many."""
+    """Return the median time of a replay in milliseconds."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
     for _ in range(ROUNDS):

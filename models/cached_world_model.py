@@ -26,7 +26,8 @@ from models.transformer import Block
 from models.world_model import WorldModel, WorldModelParams
 
 COMMITS = ("fused", "separate")
-#: Layers whose weights may have 8 bits: all of a block, and the modulation of the heads; 98% of the 1B model's.
+#: Layers whose weights may be stored in 8 bits: those of the blocks, and the modulation of the heads; 98% of the 1B
+#: model.
 QUANTISED = ("transformer.blocks.*", "*proj_out.norm.fc")
 
 
@@ -43,8 +44,8 @@ class FrameOptions(Params):
             unconditional branch, whose controls are mouse = 0 and buttons = 0.
         batch: sequences generated in parallel.
         kernel: `triton`: the fused Triton kernels; `sdpa`: PyTorch operations; `auto`: Triton where it can run.
-        weights: of the blocks' linear layers, once the model is cast to fp16 or bf16: `bf16`: in that dtype; `int8` or
-            `float8_e4m3`: in 8 bits with a scale for each output. In fp32 the network is exact, whatever is set here.
+        weights: how the blocks' linear layers store weights once the model is cast to fp16 or bf16: `bf16` in that
+            dtype; `int8` or `float8_e4m3` in 8 bits with a scale for each output. In fp32 this has no effect.
 
     Raises:
         ValueError: a value is out of range.

@@ -30,12 +30,12 @@ def materialized(tensor: Tensor) -> Tensor:
 class MergedLinears(nn.Module):
     """Linear layers with a common input as one product; returns their outputs side by side.
 
-    The layers keep their names and parameters, which become views of one tensor: no weight is held twice, and whatever
-    is loaded into a layer changes the product. Casting or moving the layers gives each parameter its own memory again,
-    and quantising them (all, or none) makes other layers, so the owner calls `merge` afterwards.
+    The layers keep their names and parameters, which become views of one tensor: no weight is held twice, and
+    loading into a layer changes the product. Call `merge` again after casting or moving the layers, which gives each
+    parameter its own memory, and after quantising them (all or none), which replaces them.
 
     Args:
-        owners: the module and the attribute of each layer: they stay submodules of these, and may be replaced.
+        owners: (module, attribute) of each layer, which stays a submodule there and may be replaced.
     """
 
     weight: Tensor  # as it is stored
@@ -92,7 +92,7 @@ class MergedLinears(nn.Module):
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:
-    """Return the parts in one tensor; those of float8 as bytes, which every version of torch can concatenate."""
+    """Return the parts in one tensor. float8 parts are concatenated as bytes, which every version of torch can do."""
     if parts[0].is_floating_point() and parts[0].itemsize == 1:
         return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
     return torch.cat(list(parts))

@@ -1,9 +1,9 @@
 """Linear layers for few rows: in one Triton kernel each, with weights of 8 bits and a scale for each output.
 
 With one row a linear layer is bound by reading its weights, so weights of half the bytes take about half the time. With
-17 rows they took longer than bf16 on an H200 (docs/results/h200/skinny_linear.txt): what they save there is memory.
-`SkinnyLinear` stores them quantised and stands in for an `nn.Linear`; `SkinnyLinears` puts it into any module. Numbers
-of 8 bits are widened exactly in the kernel; activations keep their dtype, and sums are fp32.
+17 rows they took longer than bf16 on an H200 (docs/results/h200/skinny_linear.txt), and save memory only.
+`SkinnyLinear` stores them quantised and stands in for an `nn.Linear`; `SkinnyLinears` puts it into any module. The
+kernel widens 8-bit numbers exactly; activations keep their dtype, and sums are fp32.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def quantise(weight: Tensor, weights: str) -> tuple[Tensor, Tensor]:
-    """Return (stored, scale) of which `scale·stored` is nearest to `weight`: each row's largest magnitude is exact.
+    """Return (stored, scale): `scale·stored` is nearest to `weight`, and exact at the largest magnitude of each row.
 
     A row that holds NaN or infinity gets the scale NaN, so that its output is NaN. A row of zeros gets the scale 0.
 
@@ -56,7 +56,7 @@ def fits(weight: Tensor) -> bool:
 
 
 def runs_in_kernel(x: Tensor, stored: Tensor, dtype: torch.dtype, max_rows: int = MAX_ROWS) -> bool:
-    """Return True if the kernel computes this product; it depends on nothing but shapes, dtypes and the device.
+    """Return True if the kernel computes this product; shapes, dtypes and the device decide.
 
     Args:
         x: [..., k]; the kernel takes fp16 and bf16 on a GPU, and has no gradient.
@@ -72,7 +72,7 @@ def runs_in_kernel(x: Tensor, stored: Tensor, dtype: torch.dtype, max_rows: int 
 def few_rows_linear(
     x: Tensor, stored: Tensor, bias: Tensor | None, scale: Tensor | None, dtype: torch.dtype, max_rows: int = MAX_ROWS
 ) -> Tensor:
-    """Return `x·(scale·stored)ᵀ + bias` [..., n]: in the kernel where it can run, else of the weights in `dtype`.
+    """Return `x·(scale·stored)ᵀ + bias` [..., n], by the kernel if it can run, else with the weights in `dtype`.
 
     Arguments are those of `runs_in_kernel`; bias is [n], and scale fp32 [n], None where the weights are not quantised.
     """
@@ -84,13 +84,13 @@ def few_rows_linear(
 
 
 class SkinnyLinear(nn.Module):
-    """A linear layer whose product with few rows is one kernel, with its weights stored in 8 bits or as they were.
+    """A linear layer that runs as one kernel for few rows, with weights stored in 8 bits or unchanged.
 
-    `stored` and `scale` keep their dtypes in any cast; `dtype`, that of the activations, follows it. There is no
-    gradient for the weights.
+    A cast changes `dtype`, that of the activations, but not the dtypes of `stored` and `scale`. The weights have no
+    gradient.
 
     Args:
-        linear: its bias, and with `weights=bf16` its weight too, are shared, not copied.
+        linear: shares its bias, and with `weights=bf16` its weight, with this layer.
         weights: one of `WEIGHTS`.
         max_rows: up to how many rows the kernel is used.
     """
@@ -114,7 +114,7 @@ class SkinnyLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights [n, k] in the dtype of the activations, for code that reads those of an `nn.Linear`."""
+        """The weights [n, k] in the dtype of the activations, for code that reads `weight` of an `nn.Linear`."""
         return self.stored if self.scale is None else dequantise(self.stored, self.scale, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class SkinnyLinear(nn.Module):
         return few_rows_linear(x, self.stored, self.bias, self.scale, self.dtype, self.max_rows)
 
     def extra_repr(self) -> str:
-        """Return sizes and how the weights are stored, for `print(module)`."""
+        """Return the sizes and the form of the weights, for `print(module)`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, weights={self.weights}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -149,7 +149,7 @@ def operands(layer: nn.Module) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 class Choice(NamedTuple):
-    """What `SkinnyLinears` does with one linear layer: `left` says why it stays, None: it is replaced."""
+    """What `SkinnyLinears` does with one linear layer: `left` says why it is not replaced; None: it is."""
 
     name: str
     shape: tuple[int, int]  # outputs, inputs
@@ -161,10 +161,10 @@ class SkinnyLinears:
     """Replaces the `nn.Linear` layers of a module, in place, by `SkinnyLinear`: a function module → module.
 
     Attributes:
-        weights: `int8`, `float8_e4m3`, or `bf16` (not quantised: only the kernel is another).
+        weights: `int8`, `float8_e4m3`, or `bf16` (another kernel, not quantised).
         include: patterns of module names (`*` matches any characters); a layer must match one of them.
-        exclude: patterns of names that stay.
-        max_rows: up to how many rows the kernel is used, 64 at most; with more, the product is an ordinary one.
+        exclude: patterns of the names of layers that are not replaced.
+        max_rows: most rows for which the kernel is used, at most 64; with more, PyTorch computes the product.
 
     Raises:
         ValueError: an unknown form of weights, or too many rows.
@@ -214,7 +214,7 @@ class SkinnyLinears:
         return module
 
     def choices(self, module: nn.Module) -> list[Choice]:
-        """Return what a call does with each linear layer of `module`, or did: also after the call."""
+        """Return what `__call__` does with each linear layer of `module`, or did if it was called before."""
         return [
             Choice(name, (layer.out_features, layer.in_features), self._reason_to_leave(name, layer))
             for name, layer in _linears(module)
@@ -239,7 +239,7 @@ class SkinnyLinears:
 
 
 def _linears(module: nn.Module) -> "Iterator[tuple[str, nn.Linear | SkinnyLinear]]":
-    """Yield the linear layers of `module` by each of their names."""
+    """Yield the linear layers of `module`, a shared one once for each of its names."""
     for name, layer in module.named_modules(remove_duplicate=False):
         if isinstance(layer, nn.Linear | SkinnyLinear):
             yield name, layer

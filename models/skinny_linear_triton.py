@@ -1,7 +1,7 @@
 """Linear layers with few rows (skinny GEMMs), which are bound by reading the weights once: in 16 bits, or in 8.
 
-A library GEMM needs one more launch where it splits the inputs (split-K), and one for SiLU. Here the sums of the parts
-are left to the kernel that reads them (`add_modulated_norm`), and SiLU is done before the store. Weights of 8 bits
+A library GEMM needs another launch if it splits the inputs (split-K), and one for SiLU. Here the next kernel
+(`add_modulated_norm`) sums the parts, and SiLU is computed before the store. Weights of 8 bits
 (`models.skinny_linear`) are widened in registers, so that half of the bytes are read; products and sums are the same.
 """
 
@@ -30,11 +30,11 @@ class Tile(NamedTuple):
     warps: int
 
 
-# Assembly that widens four numbers of 8 bits, in fewer instructions than the compiler's own. In one line each: inductor
-# copies the text into the code that it generates, where a line break would end it.
+# Assembly that widens four 8-bit numbers in fewer instructions than the compiler's. Each is one line, because
+# inductor copies the text into a string of the code that it generates.
 
-#: float8_e4m3fn to bf16: sign, exponent and mantissa go to their places; times 2^120, the distance of the exponents'
-#: offsets. Not for NaN.
+#: float8_e4m3fn to bf16: shift sign, exponent and mantissa, then multiply by 2^120, the difference of the exponent
+#: biases. Wrong for NaN.
 _E4M3_TO_BF16 = tl.constexpr(
     """{
 .reg .b32 low, high, a, b, power, zero;
@@ -82,15 +82,16 @@ add.f32 $2, three, 0fcb000080;
 add.f32 $3, four, 0fcb000080;
 }""".replace("\n", " ")
 )
-#: The interpreter takes no assembly, and gets a cast of integers to bf16 wrong.
+#: Triton's interpreter supports no assembly, and casts integers to bf16 wrongly.
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
 def _widen(weights, dtype: tl.constexpr):
-    """Return `weights` of 8 or 16 bits in `dtype`, of 16 or 32 bits, exactly."""
-    # Not pure: the compiler moves pure conversions behind the exchange between threads that a product on tensor cores
-    # needs. That exchange then loads 2 bytes at a time, and each instruction of the product waits for the one before.
+    """Return 8-bit or 16-bit `weights` exactly in the 16-bit or 32-bit `dtype`."""
+    # Marked as not pure: the compiler would move a pure conversion after the exchange between threads that tensor
+    # cores need. That exchange would then load 2 bytes at a time, and each instruction of the product wait for the
+    # one before.
     if not _INTERPRETED and dtype == tl.bfloat16:
         if weights.dtype == tl.float8e4nv:
             return tl.inline_asm_elementwise(
@@ -136,7 +137,7 @@ def _skinny_linear(
         total = tl.zeros((block, columns) if eight else (columns, block), tl.float32)
         for start in tl.range(0, k // parts, inner, num_stages=stages):
             at = part * (k // parts) + start + tl.arange(0, inner)
-            # Each weight is read once and must not evict the rows from the cache, which all programs read.
+            # Each weight is read once. It must not evict the rows, which all programs read, from the cache.
             weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
             inputs = tl.load(
                 x + row[:, None] * k + at[None, :], mask=row[:, None] < rows, other=0.0, eviction_policy="evict_last"
@@ -172,8 +173,8 @@ def part_count(n: int, k: int, columns: int = 64, wave: int = WAVE) -> int:
     return parts
 
 
-#: Tiles of weights in 8 bits, by the largest number of rows that they are for; inputs are split by `part_count`. The
-#: last is narrow, so that no multiprocessor is left out, and fits twice into one: one widens while the other waits.
+#: Tiles for 8-bit weights, by the largest number of rows; `part_count` splits the inputs. The last is narrow, so
+#: that every multiprocessor gets two: one widens while the other waits.
 _EIGHT_BITS = {
     1: Tile(columns=32, inner=256, parts=1, stages=3, warps=4),
     2: Tile(columns=32, inner=256, parts=1, stages=3, warps=4),
@@ -193,7 +194,7 @@ def choose_tile(n: int, k: int, rows: int, weight_bytes: int, *, split: bool) ->
 
 
 def row_block(rows: int, weight_bytes: int, warps: int) -> int:
-    """Return the number of rows that a program computes: `rows` and the zeros that a product on tensor cores needs."""
+    """Return the number of rows that a program computes: `rows`, padded with zeros as tensor cores need."""
     if rows <= (2 if weight_bytes == 1 else 1):
         return rows
     if weight_bytes == 1 and warps >= 4:

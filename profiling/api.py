@@ -144,8 +144,8 @@ def prepare(
 ) -> PreparedStep:
     """Prepare the step of a variant, as `profile` measures it, for use in an application: `output = step(x=x)`.
 
-    The module itself is used, in eval mode (and under autocast) until the step is closed; what transforms of a recipe
-    change in it stays. Its output is not compared with eager's here.
+    The module itself is used, in eval mode (and under autocast) until the step is closed; closing does not undo the
+    transforms of a recipe. The output is not compared with eager's here.
 
     Args:
         module: the module, in the dtype and on the device on which it is to run.
@@ -153,8 +153,8 @@ def prepare(
         variant: the name of a YAML file in conf/variant, or a Variant.
         autocast: dtype of `torch.autocast`, under which the module is called.
         clone: return a copy of the output. Without it, the next call may overwrite the output of this one.
-        package: also write the file that an ahead-of-time compiler makes here, `decoder.pt2` for example: what this
-            step runs (a capture is not in it), which an application loads without this tool.
+        package: path of the file to write, `decoder.pt2` for example: what an ahead-of-time compiler made and this
+            step runs, without a capture. An application loads it without this tool.
 
     Raises:
         InputError: an argument is wrong, or the variant cannot run on the module's device.
@@ -177,7 +177,7 @@ def prepare(
 
 
 def _package_path(path: Path, variant: Variant) -> Path:
-    """Check where a package goes, before minutes of compiling."""
+    """Check the path of a package before compiling, which may take minutes."""
     suffix = variant.compiler.package_suffix if isinstance(variant, Recipe) and variant.compiler is not None else None
     if suffix is None:
         raise InputError(f"package={str(path)!r}: this variant makes no package. Use variant='aot_inductor'.")

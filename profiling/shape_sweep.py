@@ -28,7 +28,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
 
 
 def with_dynamic(variants: Mapping[str, Mapping[str, Any]], values: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Return the variants with each compiled one at each of the `values` of its compiler's option `dynamic`.
+    """Return the variants, each compiled one once for each of `values` as its compiler's option `dynamic`.
 
     Raises:
         InputError: a value is none of false, true and null.

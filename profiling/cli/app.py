@@ -65,7 +65,7 @@ def main(target: str, run: Target) -> None:
 
 @contextmanager
 def ending_as_on_ctrl_c() -> Iterator[None]:
-    """End the block as on Ctrl-C where the process is terminated or its terminal is gone (SIGTERM, SIGHUP)."""
+    """End the block as on Ctrl-C if the process is terminated or its terminal closes (SIGTERM, SIGHUP)."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     changed = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
     for number in changed:  # not where they are ignored, as under nohup
@@ -114,7 +114,7 @@ def _launched(target: str, run: Target) -> int:
 
 
 def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run], int] | None = None) -> int:
-    """Run the cells of `config` into `folder`, print the report, return the exit code: that of `perform`, if given."""
+    """Run the cells of `config` into `folder`, print the report, and return the exit code, from `perform` if given."""
     # Imported here because they would be a third of the time of `--help` and of a wrong option, which need none.
     from profiling.report.render import write_report
     from profiling.run.progress import make_progress

@@ -17,7 +17,7 @@ from hydra.utils import instantiate as hydra_instantiate
 from profiling.components.spec import wrong_type
 from profiling.errors import InputError, MissingExtraError, did_you_mean, install_hint, reason_of
 
-#: Optional packages, which extras of this one bring.
+#: Optional packages: each has an extra of this project that installs it.
 OPTIONAL_PACKAGES = ("diffusers", "transformers", "torchao")
 #: Errors of the device, which are no input errors; listed by name because torch is not imported here.
 DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")

@@ -20,7 +20,7 @@ from profiling.components.trees import children
 MOST_DENSE = 2**28
 #: Integers this narrow are samples (pixels, PCM sound), whose distance counts; wider ones and bools are equal or not.
 SAMPLES = (torch.uint8, torch.int8, torch.int16, torch.uint16)
-#: Elements that are compared at a time: so few that torch uses one thread, and they stay in its caches.
+#: Elements compared at a time: few enough for one thread and its caches.
 _PART = 2**15
 #: Below this norm squares lose digits in float64, so that values are scaled first.
 _LEAST_NORM = 1e-140
@@ -272,9 +272,9 @@ def _relative_l2(output: Tensor, reference: Tensor) -> tuple[float, float, str |
 
 
 def _norms(actual: Tensor, expected: Tensor) -> tuple[float, float, float]:
-    """Return (‖actual − expected‖, ‖expected‖, largest absolute difference), a part after the other.
+    """Return (‖actual − expected‖, ‖expected‖, largest absolute difference), computed part by part.
 
-    Parts stay in the caches of the host, and a copy of the whole in float64 would need four times its memory.
+    A float64 copy of the whole would need up to four times its memory, and would not fit into the host's caches.
     """
     distance, norm, max_abs = 0.0, 0.0, 0.0
     wide = _wide(expected.dtype)

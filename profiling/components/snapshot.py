@@ -232,7 +232,7 @@ class KeptTensor:
         return bool(((now == kept) | ((now != now) & (kept != kept))).all())
 
     def follow(self, tensor: Tensor) -> None:
-        """Keep the present values of `tensor`, where that is another one or has other memory by now."""
+        """Keep the present values of `tensor` if it was replaced or has other memory by now."""
         if tensor is not self.tensor or self._is_swapped():
             KeptTensor.__init__(self, self.path, tensor, self.values.device)
 
@@ -287,8 +287,8 @@ class Kept:
 class Snapshot:
     """A copy of all state that `roots` reach, as it is now; `restore` puts it back.
 
-    `roots` are objects by the first part of the paths below them, "" for a module itself. `skip` are the ids of tensors
-    whose values are not kept.
+    `roots` maps the first part of a path ("" for a module itself) to the object. `skip` has the ids of tensors whose
+    values are not kept.
     """
 
     def __init__(self, roots: Mapping[str, Any], skip: Container[int] = ()) -> None:

@@ -189,9 +189,9 @@ class State:
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
-        """Let what the block replaces in the module (submodules, buffers, their memory) stay after each reset.
+        """Keep what the block replaces in the module (submodules, buffers, their memory) through later resets.
 
-        The block begins and ends in the state of before the first call.
+        The block begins and ends in the state before the first call.
         """
         lists = [(self._contents, self._tensors, self._rewound), *self._settled]
         contents = [each for both in lists for each in (*both[0], *both[2])]

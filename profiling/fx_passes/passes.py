@@ -84,6 +84,6 @@ def apply_passes(
 
 
 def name_of(each: object) -> str:
-    """Return the name of a pass or a transform: a function's or a class's."""
+    """Return the name of a pass or a transform: that of the function or class."""
     function = each.func if isinstance(each, functools.partial) else each
     return getattr(function, "__name__", type(function).__name__)

@@ -47,9 +47,7 @@ class CalibrationCell(Cell):
 
     def components(self) -> Mapping[str, Component]:
         """Refuse: the chains are no components."""
-        raise InputError(
-            "check, starts and memory_snapshot look at components, and launch_overhead runs none. Leave them out."
-        )
+        raise InputError("launch_overhead runs no component: leave out check, starts and memory_snapshot.")
 
 
 def calibrate(

@@ -1,4 +1,4 @@
-"""The cores on which this process runs: pinning it to some, and how long its threads wait for one."""
+"""The cores of this process: pinning to some of them, and how long its threads wait for one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CORES = Path("/sys/devices/system/cpu")
 
 @contextlib.contextmanager
 def pinned(threads: int) -> Iterator[tuple[int, ...]]:
-    """Pin all threads of this process inside the block to as many cores as `threads`; yield those cores.
+    """Pin all threads of this process to `threads` cores inside the block, and yield these cores.
 
-    It yields none, and pins nothing, where there are no more cores than that, or where the system does not allow it.
-    Only there can the scheduler move a thread from core to core.
+    It pins nothing, and yields no cores, if there are not more cores than that, or the system does not allow
+    pinning.
     """
     allowed = os.sched_getaffinity(0)
     cores = _apart(sorted(allowed), threads) if 0 < threads < len(allowed) else ()
@@ -41,7 +41,7 @@ def pinned(threads: int) -> Iterator[tuple[int, ...]]:
 
 
 def _pin(cores: Sequence[int]) -> bool:
-    """Let all threads of this process run on these cores only; return whether the calling one does."""
+    """Restrict all threads of this process to these cores; return whether that worked for the calling one."""
     for thread in _THREADS.iterdir() if _THREADS.is_dir() else ():
         with contextlib.suppress(OSError):  # it has ended
             os.sched_setaffinity(int(thread.name), cores)
@@ -49,7 +49,7 @@ def _pin(cores: Sequence[int]) -> bool:
 
 
 def _apart(allowed: Sequence[int], number: int) -> tuple[int, ...]:
-    """Return the last of the allowed cores, those first that share no physical core with one before them.
+    """Return `number` of the allowed cores: different physical cores first, and of these the last ones.
 
     The last ones, because interrupts are mostly handled on the first.
     """

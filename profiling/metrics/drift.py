@@ -37,14 +37,14 @@ class Drift(Metric):
             check_number("tolerance", self.tolerance, above=0)
 
     def expected(self, component: Component, seed: int) -> list[Outputs]:
-        """Return the outputs of eager calls, before a transform can change the module in place."""
+        """Return the outputs of eager calls, made before a transform can change the module in place."""
         outputs = self._outputs(component, component.call, seed)
         component.refill(seed)
         component.reset()
         return outputs
 
     def measure(self, subject: Subject) -> Measured:
-        """Run the step over the same calls as eager, and compare each call."""
+        """Make the same calls of the step, and compare each with the eager one."""
         component = subject.component
         expected = subject.expected or self.expected(component, subject.seed)
         outputs = self._outputs(component, subject.step.run, subject.seed)
@@ -53,7 +53,7 @@ class Drift(Metric):
         return self.compared(difference(*pair) for pair in zip(outputs, expected, strict=True))
 
     def compared(self, differences: Iterable[Difference]) -> Measured:
-        """Return the section of the record, and the problem that the differences of the calls show, if any."""
+        """Return the section of the record, and the problem that the differences show, if any."""
         differences = list(differences)
         for call, each in enumerate(differences):
             if each.fault is not None:

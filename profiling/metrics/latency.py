@@ -145,9 +145,9 @@ class TimedWindowMonitor:
 
     @contextmanager
     def on_own_cores(self) -> Iterator[None]:
-        """On a CPU with more cores than torch has threads, pin the process inside the block to as many as those.
+        """On a CPU with more cores than torch has threads, pin the process to as many cores inside the block.
 
-        A thread that moves from core to core makes the calls of one process slower than those of another.
+        Otherwise threads move from core to core, and equal code takes different times.
         """
         with pinned(torch.get_num_threads() if self._cuda is None else 0) as self._cores:
             yield
@@ -212,7 +212,7 @@ class TimedWindowMonitor:
         )
 
     def _l2_share(self) -> float | None:
-        """Return the memory that torch's allocator holds, over the L2 cache; None on a CPU."""
+        """Return the memory that torch's allocator holds over the size of the L2 cache; None on a CPU."""
         cache = 0 if self._cuda is None else torch.cuda.get_device_properties(self._cuda).L2_cache_size
         return torch.cuda.memory_reserved(self._cuda) / cache if cache else None
 

@@ -66,7 +66,7 @@ class Metric(ABC):
         """Observe the process when the cell has reached `phase` (start, loaded, inputs, prepared)."""
 
     def expected(self, component: Component, seed: int) -> Any:
-        """Return what `measure` needs of the module as it was before the variant, which may change it in place."""
+        """Return what `measure` needs of the module before the variant, which may change it in place."""
         return None
 
     @abstractmethod

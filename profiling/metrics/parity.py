@@ -191,9 +191,9 @@ def _reason(wrong: Sequence[_JudgedLeaf], reference: str) -> str:
 
 
 def similarity(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[str, float]:
-    """Return PSNR of pictures (peak: the reference's range), else SNR, in dB, and cosine, each of the worst output.
+    """Return (PSNR of pictures, with the reference's range as peak, else SNR, in dB; cosine) of the worst output.
 
-    Without a `kind` integers are left out, which may be indices.
+    Without a `kind`, integers are left out: they may be indices.
     """
     ratios, cosines = [], []
     for path, leaf in reference.items():

@@ -263,7 +263,7 @@ class RealtimeCell(Cell):
         return next((metric for metric in metrics_of(self.job).values() if isinstance(metric, Drift)), None)
 
     def _eager_frames(self, prepared: Prepared) -> list[Outputs]:
-        """Return what each tick of an eager session in the run's dtype delivers; nothing without the metric drift."""
+        """Return what each tick of an eager session in the run's dtype delivers; empty without the metric drift."""
         if self._drift is None:
             return []
         calls = {name: component.call for name, component in prepared.components.items()}
@@ -276,7 +276,7 @@ class RealtimeCell(Cell):
         return frames
 
     def _check_drift(self, prepared: Prepared, pipeline: StagedPipeline, eager: Sequence[Outputs]) -> None:
-        """Compare a session with the same one played eagerly: its stages hand their errors on to each other."""
+        """Compare a session with the same one played eagerly, in which errors pass from stage to stage."""
         if self._drift is None:
             return
         differences: list[Difference] = []

@@ -184,7 +184,7 @@ def play_session(
     ticks: int,
     on_delivery: Callable[[int, Mapping[str, Tensor]], None],
 ) -> None:
-    """Play the first ticks of a new session, with a call of `on_delivery` for what each of them delivers, by name.
+    """Play the first ticks of a new session; call `on_delivery` with what each tick delivers, by name.
 
     Raises:
         InputError: an output does not fit the input that it is handed to.

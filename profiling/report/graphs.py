@@ -1,4 +1,4 @@
-"""What the steps of recipes, CUDA graphs, torch.fx passes and torch.compile did, and the files to open."""
+"""What recipe steps, CUDA graphs, torch.fx passes and torch.compile did, and the files to open."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Kernel = tuple[Record, KernelFile]
 
 
 def recipe_section(data: RunData) -> Section:
-    """Return the tables of the steps of each recipe (what they took, changed and allocated) and of their files."""
+    """Return the tables of the steps of each recipe (seconds, changes, memory) and of the files that they wrote."""
     steps = [(record, step) for record in data.records for step in record.recipe or ()]
     table = cell_table("Steps of the recipes", _STEPS, steps, first, keys=4, depth="report")
     packages = [(record, package) for record, step in steps for package in step.packages or ()]

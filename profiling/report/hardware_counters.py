@@ -44,12 +44,12 @@ def counters_table(data: RunData) -> Table[_Row]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Milliseconds a call of kernels, by how counters and trace judge them.
+    """Milliseconds of kernel time a call, by the judgements of counters and trace.
 
-    `same`: the same ceiling, memory bandwidth or compute, or neither of the two. `cache` of these: neither, because of
-    L2 by counters, a reason that no trace shows. `different`: another ceiling. `whole`: all kernels that are listed,
-    with those that one of the two does not judge. `ceiling`: kernels that counters put at a ceiling; `claimed`: those
-    that the trace puts there; `confirmed`: those for which both name the same one.
+    `same`: both name the same ceiling (memory bandwidth, compute) or neither. `cache`, a part of it: neither, with
+    L2 as the reason by counters, which no trace shows. `different`: they name different ones. `whole`: all listed
+    kernels, including those that one of the two does not judge. `ceiling`: kernels at a ceiling by counters;
+    `claimed`: at a ceiling by trace; `confirmed`: at the same ceiling by both.
     """
 
     same: float
@@ -101,7 +101,7 @@ def agreement(kernels: Sequence[CountedKernel]) -> Agreement:
 
 
 def ceiling_by_counters(kernel: CountedKernel) -> KernelBound | None:
-    """Return which ceiling counters say that a kernel is at: a trace's classes, which have no L2.
+    """Return the ceiling of a kernel by counters, in the classes of a trace, which have no L2.
 
     Memory bandwidth by trace is the rate of the fastest copy of as many bytes, which may pass at the rate of L2: then
     that is the ceiling. Where a copy of as many bytes is much faster, the kernel asks L2 for more than its bytes, and
@@ -113,9 +113,9 @@ def ceiling_by_counters(kernel: CountedKernel) -> KernelBound | None:
 
 
 def agrees(kernel: CountedKernel) -> Literal["yes", "yes; L2", "no"] | None:
-    """Return whether both name the same ceiling, or neither; None where one does not judge.
+    """Return whether both name the same ceiling, or neither; None if one of them does not judge.
 
-    `yes; L2`: it is at neither, and counters say that L2 is the reason, which no trace shows.
+    `yes; L2`: both say neither, and by counters the reason is L2, which no trace shows.
     """
     if kernel.bound_by_counters is None or kernel.bound_by_trace is None:
         return None
@@ -136,7 +136,7 @@ def bytes_by_trace(record: Record, kernel: CountedKernel) -> float | None:
 
 
 def traffic(record: Record, kernel: CountedKernel, moved: float | None) -> float | None:
-    """Return the bytes that DRAM or L2 `moved` over the kernel's bytes by trace; None where one is not known."""
+    """Return the bytes `moved` by DRAM or L2 over the kernel's bytes by trace; None if one is not known."""
     own = bytes_by_trace(record, kernel)
     return moved / own if own and moved is not None else None
 

@@ -1,4 +1,4 @@
-"""What transforms replaced and left, what each quantised layer costs alone, and the chart of accuracy against speed."""
+"""Layers that transforms replaced or left, the error of each quantised layer, and accuracy against speed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from profiling.results.record import Choices, LayerSensitivity, RecipeStep, Reco
 _Step = tuple[Record, RecipeStep]
 _Left = tuple[Record, RecipeStep, str, int, str]
 _Alone = tuple[Record, LayerSensitivity]
-#: Most names of layers in a cell of a table; the record holds more.
+#: Most layer names in a cell of a table; the record has more.
 _NAMES = 3
 
 
 def quantisation_section(data: RunData) -> Section:
-    """Return the tables of replaced and remaining layers, and of each layer alone; the chart of accuracy and speed."""
+    """Return the tables of replaced, remaining and single layers, and the chart of accuracy against speed."""
     steps = [(record, step) for record in data.records for step in record.recipe or () if step.choices is not None]
     left = [row for record, step in steps for row in _left(record, step)]
     alone = [(record, layer) for record in data.records if record.sensitivity for layer in record.sensitivity.layers]
@@ -48,7 +48,7 @@ def _left(record: Record, step: RecipeStep) -> Iterator[_Left]:
 
 
 def _lines(data: RunData) -> tuple[str, ...]:
-    """Return for each cell with single layers how many were measured, and how they were timed."""
+    """Return a line for each cell whose layers were quantised alone: how many, and how they were timed."""
     lines = []
     for record in data.records:
         if (section := record.sensitivity) is not None:
@@ -71,7 +71,7 @@ def _error(record: Record) -> float:
 
 
 def _front_chart(data: RunData) -> Chart:
-    """Draw for each component the error and the time of its variants; exact variants alone have no front."""
+    """Draw the error and the time of the variants of each component that has an inexact one."""
     views = []
     for component, group in data.groups.items():
         known = [each for each in group if each.wall_p50 is not None and each.parity and each.parity.rel_l2 is not None]

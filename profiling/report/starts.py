@@ -1,4 +1,4 @@
-"""What preparing a cell takes, by phase, what its compiler started from, and the starts of processes (starts=true)."""
+"""Preparation of each cell by phase, the cache that its compiler started from, and process starts (starts=true)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Started = tuple[Record, str, Start]
 
 
 def prepare_seconds(record: Record) -> Value | None:
-    """Return the seconds of preparing from an empty cache, computed where a cell started from another one's cache."""
+    """Return the seconds of preparing from an empty cache; computed if the cell started from another one's cache."""
     prepare = record.prepare
     if prepare is None:
         return None
@@ -111,6 +111,6 @@ def _phase(name: str) -> Callable[[Record], float | None]:
 
 
 def _rest(record: Record) -> float | None:
-    """Return the seconds of preparing that no phase accounts for."""
+    """Return the seconds of preparing outside all phases."""
     prepare = record.prepare
     return None if prepare is None else max(0.0, prepare.seconds - sum(prepare.phases.values()))

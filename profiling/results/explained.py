@@ -47,7 +47,7 @@ class Graphs(Section, frozen=True, kw_only=True):
 
 
 class ModuleChoice(Section, frozen=True, kw_only=True):
-    """A layer that a transform could replace, and what became of it."""
+    """A layer that a transform could replace, and what it did with it."""
 
     name: Annotated[str, about("its path in the module")]
     shape: Annotated[tuple[int, ...], about("outputs, inputs")]
@@ -57,7 +57,7 @@ class ModuleChoice(Section, frozen=True, kw_only=True):
 
 
 class Choices(Section, frozen=True, kw_only=True):
-    """The layers that a transform replaced, and those that it left, with the reasons."""
+    """The layers that a transform replaced, and those that it left, by reason."""
 
     replaced: Annotated[int, about("layers that it replaced")]
     now: Annotated[Mapping[str, int], about("replaced layers by the type of their weight, or of the layer")] = {}
@@ -66,7 +66,7 @@ class Choices(Section, frozen=True, kw_only=True):
 
 
 class Package(Section, frozen=True, kw_only=True):
-    """A file that an ahead-of-time compiler made of the module, which was loaded and measured."""
+    """A file that an ahead-of-time compiler wrote, and that was loaded and measured."""
 
     file: Annotated[str, about("path relative to the run folder")]
     bytes: Annotated[int, about("size of the file", "bytes")]
@@ -79,7 +79,7 @@ class Package(Section, frozen=True, kw_only=True):
 
 
 class ShapeCompile(Section, frozen=True, kw_only=True):
-    """The first call of a compiled module on inputs of one shape, after those of the shapes before it."""
+    """The first call of a compiled module on inputs of one shape, made after the calls of the shapes before it."""
 
     inputs: Annotated[str, about("what differs from the other shapes: `x float32 [4, 8]`")]
     seconds: Annotated[float, about("until the call returned, compiling included", "s")]
@@ -118,7 +118,7 @@ class LayerSensitivity(Section, frozen=True, kw_only=True):
 
 
 class Sensitivity(Section, frozen=True, kw_only=True):
-    """The error that each quantised layer causes alone, and what leaving it out of the quantisation costs in time."""
+    """The error that each layer causes if it alone is quantised, and the time that leaving it unquantised costs."""
 
     layers: Annotated[tuple[LayerSensitivity, ...], about("the measured layers, largest error first")]
     quantised: Annotated[int, about("number of all quantised layers; the time limit may leave out small ones")]

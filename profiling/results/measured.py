@@ -316,17 +316,17 @@ class Prepare(Section, frozen=True, kw_only=True):
 
     @property
     def is_warm(self) -> bool:
-        """Whether the compiler found code in a cache."""
+        """Whether the compiler loaded code from a cache."""
         return bool(self.cache_hits) if self.cache is None else self.cache != "cold"
 
     @property
     def from_cold(self) -> float:
-        """Seconds from an empty cache, as far as that is known: what preparations of several cells compare by."""
+        """Seconds from an empty cache if known, else those measured: the time to compare between cells."""
         return self.seconds if self.cold_s is None else self.cold_s
 
 
 class Start(Section, frozen=True, kw_only=True):
-    """A process from its start to its first output: one call of each network that the cell prepares."""
+    """The start of a process until its first output: one call of each network of the cell."""
 
     seconds: Annotated[Duration, about("from the start of the process until the first output", "s")]
     phases: Annotated[
@@ -342,12 +342,12 @@ class Start(Section, frozen=True, kw_only=True):
 
     @property
     def unaccounted(self) -> float:
-        """Seconds that no phase accounts for."""
+        """Seconds outside all phases."""
         return max(0.0, self.seconds - sum(self.phases.values()))
 
 
 class Starts(Section, frozen=True, kw_only=True):
-    """starts=true: how long an application takes to its first output, each time in a fresh process."""
+    """starts=true: seconds of an application until its first output, each in a fresh process."""
 
     cold: Annotated[Start, about("with an empty compiler cache")]
     warm: Annotated[Start | None, about("with the cache that the cold start left; absent: nothing was compiled")] = None

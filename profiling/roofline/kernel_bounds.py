@@ -1,4 +1,4 @@
-"""What bounds a single kernel: by the trace and the measured ceilings, and by hardware counters.
+"""What bounds a single kernel: by the trace with the measured ceilings, and by hardware counters.
 
 By counters, a resource bounds a kernel that has it at `NEAR_PEAK` of its peak or more: DRAM (memory bandwidth), the
 pipes that compute FLOPs (tensor or FMA: compute), or the L2 cache alone (L2 bandwidth). 60% is the limit below which
@@ -6,15 +6,13 @@ the rule of Nsight Compute's section Speed of Light (`SpeedOfLight.py`, latency_
 By trace, the same threshold holds for a kernel's bytes and FLOPs: measured ceilings are `CEILING_OF_PEAK` of the peak,
 so 60% of a peak are `NEAR_CEILING` of a ceiling.
 
-The two differ by what they can see. The trace counts the bytes of an operator once, so that its "memory bandwidth"
-means: no kernel moves these bytes much faster. Bytes that a cache holds pass at the rate of L2, which the ceiling of
-few bytes contains; there both mean the same. L2 also carries what a kernel reads again, and the parts of sectors that
-it did not ask for: with L2 near its peak and DRAM far below, a kernel that reads each byte once would be faster. The
-trace says "neither" of it, below both ceilings, which is right; that L2 is the reason it cannot tell. The bytes of an
-operator over the measured rate of L2 do not predict it: 0.11 to 0.49 for the kernels that L2 bounds on an H200, 0.01 to
-0.39 for those that nothing does (docs/results/h200/counters). The throughput of the multiprocessors counts instructions
-of any kind, such as address arithmetic: a kernel that is busy with those moves no bytes and computes no FLOPs at a
-ceiling, and is bound by neither.
+The trace counts the bytes of an operator once, so its "memory bandwidth" means that no kernel moves these bytes much
+faster. For few bytes, which a cache holds, the measured ceiling is the rate of L2. Counters also see what L2 carries
+beyond these bytes: data read again, and unused parts of sectors. With L2 near its peak and DRAM far below, a kernel
+that reads each byte once would be faster. The trace correctly says "neither" of it, but cannot tell that L2 is the
+reason: the bytes of an operator over the measured rate of L2 take 0.11 to 0.49 of the time of kernels that L2 bounds
+on an H200, and 0.01 to 0.39 of others (docs/results/h200/counters). A kernel busy with other instructions, such as
+address arithmetic, is bound by neither.
 """
 
 from __future__ import annotations

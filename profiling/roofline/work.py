@@ -175,7 +175,7 @@ class AccessRecorder(TorchDispatchMode):
 
 
 def _stored(tensor: Any) -> Iterator[Tensor]:
-    """Yield the tensors that have storage: `tensor`, or those that a tensor subclass (quantised weights) wraps."""
+    """Yield the tensors with storage: `tensor` itself, or those inside a tensor subclass (quantised weights)."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return

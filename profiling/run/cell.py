@@ -289,9 +289,10 @@ class Cell(ABC):
         self._call_again(torch.cuda.profiler.profile if cuda else contextlib.nullcontext)
 
     def start(self, began: float, artifacts: bytes | None = None) -> Start:
-        """Load, prepare and call everything once, as an application does, and return what that took.
+        """Load, prepare and call everything once, as an application does, and return the seconds by phase.
 
-        `began` is when the process was started, on the clock of `perf_counter`; `artifacts` are of torch's compiler.
+        `began` is the start of the process on the clock of `perf_counter`; `artifacts` are those of torch's
+        compiler.
         """
         variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
         marks = [began, perf_counter()]  # ends of the phases import, artifacts and load, then of preparing and calling

@@ -155,7 +155,7 @@ class CellRecords:
             self.keep(self.merged(record, cell.round_))
 
     def so_far(self, cell: CellInProgress, start: Start) -> Record:
-        """Return the record of a cell that waits for its turns, as if it ended well now."""
+        """Return the record that a waiting cell would have if it ended successfully now."""
         return replace(self._measured(cell, start), status="ok", reason=None)
 
     def _measured(self, cell: CellInProgress, start: Start | None) -> Record:

@@ -1,8 +1,8 @@
-"""The caches of torch's compiler that cells start from: cells that compile the same code share one cold compile.
+"""The compiler caches of cells: cells that compile the same code share one cold compile.
 
 With `compile_cache=fresh` the first cell of a component and of a compiler's options gets an empty folder, and later
-cells with equal options start from what it left; with `cold` each cell gets an empty one. The record says which it was
-(`prepare.cache`), and what preparing would take from an empty cache (`prepare.cold_s`).
+cells with equal options start from what it left; with `cold` each cell gets an empty one. The record says which
+(`prepare.cache`), and the seconds of preparing from an empty cache (`prepare.cold_s`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from profiling.results.record import Prepare, Start, decode_section, encode_sect
 from profiling.run.events import Event, Sections
 from profiling.run.job import RECIPE, Job
 
-#: Options of a recipe that change nothing in the code that its compiler makes.
+#: Options of a recipe that do not change the compiled code.
 _NOT_COMPILED = {"capture", "tolerance"}
-#: Phases of preparing that a filled cache makes shorter.
+#: Phases of preparing that a filled cache shortens.
 _FROM_CACHE = ("inductor", "autotune")
 
 
@@ -41,7 +41,7 @@ class _Cache:
 class Lease:
     """The cache of one cell.
 
-    `variables` are those of the environment by which inductor and Triton find it; none: their own folders are used.
+    `variables`: environment variables that point inductor and Triton to it; empty: they use their default folders.
     """
 
     variables: Mapping[str, str]
@@ -51,23 +51,23 @@ class Lease:
 
     @property
     def is_fillable(self) -> bool:
-        """Whether later cells start from this cache, and it is empty."""
+        """Whether this cache is empty, and later cells will start from it."""
         return self._shared and self._cache is not None and self._cache.filled_by is None
 
     def fill(self, start: Start) -> None:
-        """Note that the cold start of this cell has filled the cache."""
+        """Record that the cold start of this cell filled the cache."""
         if self._cache is not None:
             self._cache.filled_by = f"the cold start of {self._variant}"
             self._cache.phases = start.phases
 
     def empty(self) -> None:
-        """Remove what a start has left that failed."""
+        """Remove what a failed start left."""
         if self.is_fillable and self._cache is not None:
             for path in Path(self._cache.folder.name).iterdir():
                 shutil.rmtree(path, ignore_errors=True)
 
     def describe(self, event: Event) -> Event:
-        """Return the event of the cell; the section `prepare` in it says what the cell compiled from."""
+        """Return the event of the cell, with the cache that it compiled from in its section `prepare`."""
         if self._cache is None or not isinstance(event, Sections) or "prepare" not in event.sections:
             return event
         try:
@@ -92,7 +92,7 @@ class Lease:
 
 
 class CompileCaches:
-    """The caches of a run; without `shared` each cell starts from an empty one."""
+    """The compiler caches of a run; without `shared`, each cell starts from an empty one."""
 
     def __init__(self, *, shared: bool = True) -> None:
         self._shared = shared
@@ -100,7 +100,7 @@ class CompileCaches:
 
     @contextmanager
     def lease(self, task: Mapping[str, Any]) -> Iterator[Lease]:
-        """Yield the cache for a task of `profiling.run.worker`; what a cell leaves that prepared nothing is removed."""
+        """Yield the cache for a task of `profiling.run.worker`; if the cell prepared nothing, empty it afterwards."""
         job = Job.from_json(task["cell"]) if "cell" in task else None
         key = _key(job) if job is not None and self._shared else None
         cache = self._caches.get(key) if key is not None else None
@@ -117,7 +117,7 @@ class CompileCaches:
                 cache.folder.cleanup()
 
     def clear(self) -> None:
-        """Remove the folders: the cells that could start from them have ended."""
+        """Remove the folders; the cells that could use them have ended."""
         for cache in self._caches.values():
             cache.folder.cleanup()
         self._caches.clear()
@@ -125,7 +125,7 @@ class CompileCaches:
 
 @contextmanager
 def lease(caches: CompileCaches | None, task: Mapping[str, Any]) -> Iterator[Lease]:
-    """Yield the cache for a task; without `caches`, inductor's own."""
+    """Yield the cache for a task; without `caches`, inductor's default."""
     if caches is None:
         yield Lease({})
     else:
@@ -134,7 +134,7 @@ def lease(caches: CompileCaches | None, task: Mapping[str, Any]) -> Iterator[Lea
 
 
 def _key(job: Job) -> str | None:
-    """Return what decides of the code that the cell compiles; None where that is not known."""
+    """Return what determines the code that the cell compiles; None if unknown."""
     if job.variant_options.get("_target_") != RECIPE:
         return None
     options = {name: value for name, value in job.variant_options.items() if name not in _NOT_COMPILED}
@@ -142,5 +142,5 @@ def _key(job: Job) -> str | None:
 
 
 def cache_variables(folder: str) -> dict[str, str]:
-    """Return the variables of the environment by which inductor and Triton keep what they compile in `folder`."""
+    """Return the environment variables that make inductor and Triton keep compiled code in `folder`."""
     return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}

@@ -1,9 +1,9 @@
-"""Starts the processes of cells as forks of one process that has imported torch, which takes seconds each time.
+"""Starts cells as forks of one process that has imported torch, which saves seconds for each.
 
 python -m profiling.run.fork_server CHANNEL PARENT WORKER [MODULE …]
 
-A forked process has what a fresh one has after the same imports: no CUDA context, no compiler, its own session, output,
-folder and variables. What reads a variable while torch is imported (TORCH_TRACE) needs a fresh process.
+A fork is like a fresh process after the same imports: no CUDA context, no compiled code, its own session, output,
+working folder and environment. A variable that torch reads while it is imported (TORCH_TRACE) needs a fresh process.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from profiling.run.process_groups import end_with, guarded_group
 
 #: What the server imports: its `work` performs the task.
 WORKER = "profiling.run.worker"
-#: Most bytes of a request: a path, and the variables in which the environment differs from that of the server.
+#: Most bytes of a request: a path, and the environment variables that differ from the server's.
 _REQUEST_BYTES = 2**17
-#: Seconds that importing torch may take, on a slow disk.
+#: Seconds allowed for importing torch, for slow disks.
 _START_SECONDS = 300.0
 
 
 class ForkedProcess:
-    """A process that the server has forked, with what the code needs of `subprocess.Popen`."""
+    """A process forked by the server, with the part of the interface of `subprocess.Popen` that is used here."""
 
     def __init__(self, pid: int, status: int) -> None:
         self.pid, self._status = pid, status
         self._exit_code: int | None = None
 
     def fileno(self) -> int:
-        """Return a descriptor that can be read as soon as the process has ended."""
+        """Return a descriptor that becomes readable when the process has ended."""
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, negative for a signal; that of SIGKILL where the server died with the process.
+        """Return the exit code, negative for a signal; that of SIGKILL if the server died, too.
 
         Raises:
-            subprocess.TimeoutExpired: the process goes on after `timeout` seconds.
+            subprocess.TimeoutExpired: the process has not ended after `timeout` seconds.
 
         """
         if self._exit_code is None:
@@ -61,9 +61,10 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The server, which is started by the first request; `modules` are imported by it beside the worker.
+    """The server, started by the first request; it imports `modules` and the worker.
 
-    `own` is that of `profiling.run.process_groups.Orphans`: the server is none of the processes that a cell left.
+    `own` is that of `profiling.run.process_groups.Orphans`, so that the server does not count as left over by a
+    cell.
     """
 
     def __init__(self, own: set[int], modules: Iterable[str] = ()) -> None:
@@ -75,9 +76,9 @@ class ForkServer:
     def start(
         self, task_file: Path, output: int, descriptors: Sequence[int], environment: Mapping[str, str]
     ) -> ForkedProcess | None:
-        """Start a process that performs the task; None where the server cannot, so that a fresh one is needed.
+        """Start a process that performs the task; None if the server cannot, and a fresh process is needed.
 
-        `output` is a descriptor for standard output and error, `descriptors` those of the events and of the turns.
+        `output` is a descriptor for standard output and error; `descriptors` are those of events and turns.
         """
         if self._channel is None:
             self._begin()
@@ -120,13 +121,13 @@ class ForkServer:
         self._stack.callback(server.kill)
 
     def close(self) -> None:
-        """End the server, and with it the processes that it forked."""
+        """End the server and the processes that it forked."""
         self._stack.close()
         self._channel = None
 
 
 def _read_line(descriptor: int, seconds: float) -> bytes:
-    """Return a line without its end; empty where the other end is closed, or silent for that long."""
+    """Return a line without its newline; empty if the other end closes, or sends nothing until the timeout."""
     line, deadline = b"", time.monotonic() + seconds
     while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
         character = os.read(descriptor, 1)
@@ -143,7 +144,7 @@ class _Request(NamedTuple):
 
 
 def _serve(channel: socket.socket) -> _Request:
-    """Fork a process for each request, and return in that process; in the server this does not return."""
+    """Fork a process for each request. It returns in the forked process, never in the server."""
     server, children = os.getpid(), dict[int, int]()
     wakeup, ended = os.pipe()
     os.set_blocking(wakeup, False)
@@ -199,7 +200,7 @@ def _forked() -> int | None:
 
 
 def _reap(children: dict[int, int]) -> None:
-    """Write the exit codes of children that have ended."""
+    """Send the exit codes of children that have ended."""
     for pid in tuple(children):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -210,7 +211,7 @@ def _reap(children: dict[int, int]) -> None:
 
 
 def main() -> None:
-    """Import what cells need, and serve."""
+    """Import what cells need, then serve requests."""
     descriptor, parent, worker, *modules = sys.argv[1:]
     end_with(int(parent))
     work = import_module(worker).work

@@ -152,10 +152,10 @@ def _times(calls: Sequence[TracedCall]) -> dict[Group, tuple[float, int]]:
 def launches_to_measure(work: Sequence[GpuWork], names: Collection[str], functions: Collection[str]) -> int:
     """Return how many launches of each function, grid and block ncu must measure of a traced call's `work`.
 
-    ncu counts the launches of each of the `functions` apart; other kernels of the same function, `elementwise_kernel`
-    for example, may come first. With the result it meets each kernel of `names` with each grid and block LAUNCHES
-    times, or as often as the call has it, but for those that take less than 1 - ENOUGH of the time of these kernels.
-    It is less where that would be more than MOST_LAUNCHES.
+    ncu counts launches by function, and other kernels of that function may come first (`elementwise_kernel`). The
+    result is large enough to measure each kernel of `names`, with each grid and block, LAUNCHES times or as often as
+    the call launches it, leaving out those that together take less than 1 - ENOUGH of the time. It is limited to
+    MOST_LAUNCHES.
     """
     shapes: Counter[Group] = Counter()  # launches of each function, grid and block
     needs: dict[Group, tuple[int, float]] = {}  # launches of the shape until the last one to measure, time of the group

@@ -46,7 +46,7 @@ def run_cell(records: CellRecords, job: Job, executor: Executor, round_: int, no
 
 @dataclass
 class PreparedCell:
-    """A cell that has been prepared, and waits in its process for its turns."""
+    """A prepared cell that waits in its process for its turns."""
 
     due: DueCell
     cell: CellInProgress
@@ -55,11 +55,11 @@ class PreparedCell:
 
 
 class CellsInTurns:
-    """Cells that are prepared one after the other, timed in turns, and ended, in an order that the caller decides.
+    """Prepares cells one after the other, times them in turns, and ends them, in the order of the caller.
 
-    It is a context manager: what is not ended when its block ends is killed, and kept as far as it was measured where
-    the user has interrupted it. `now` returns seconds. Cells that run out of memory beside others are listed in `again`
-    and have not ended; without a list they have failed.
+    A context manager: at the end of its block the remaining cells are killed; after an interruption by the user,
+    what they measured is kept. `now` returns seconds. Cells that run out of memory beside others are appended to
+    `again`, to be measured once more; without that list they fail.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic, again: list[DueCell] | None = None) -> None:
@@ -78,11 +78,11 @@ class CellsInTurns:
                 cell.records.keep_interrupted(cell, self.start)
 
     def lacking_memory(self) -> str:
-        """Return why no further cell may be prepared beside those that wait; empty where one fits."""
+        """Return why no further cell fits beside those that wait, or an empty string."""
         return lacking_memory([each.resident for each in self.waiting]) if self.waiting else ""
 
     def prepare(self, due: DueCell) -> PreparedCell | None:
-        """Prepare a cell beside those that wait; None where it has ended before it was ready."""
+        """Prepare a cell beside those that wait; None if it ended before it was ready."""
         cell = self._beginning = due.records.begin(due.job, 1)
         if cell is None:
             return None
@@ -105,13 +105,13 @@ class CellsInTurns:
         return self.waiting[-1]
 
     def time(self, cells: Sequence[PreparedCell], seconds: float | None) -> None:
-        """Let cells take turns until they can be compared, or for `seconds`; a single one takes none."""
+        """Let cells take turns until they can be compared, or for `seconds`; a single cell takes none."""
         if cells:
             residents = [each.resident for each in cells]
             _time(cells[0].due.records, residents, cells[0].due.job.component.name, seconds, self._now)
 
     def finish(self, cells: Sequence[PreparedCell], note: str = "") -> None:
-        """Let cells do what follows their timing, to their ends."""
+        """Let cells finish: other metrics, the second parity check, explanations."""
         for each in tuple(cells):
             each.cell.records.show(each.cell)
             each.cell.events.performed = each.process.finish(each.resident.stopped_by)
@@ -241,7 +241,7 @@ def _time(
     seconds: float | None,
     now: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Let the cells take turns for `seconds`, if there are several."""
+    """Let several cells take turns for `seconds`."""
     if len(residents) > 1:
         names = [resident.variant for resident in residents]
         which = " and ".join(names) if len(names) == 2 else f"{len(names)} variants"

@@ -93,7 +93,7 @@ class CellFiles:
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 
 
-#: The class of a variant that names none.
+#: The class of a variant without a `_target_`.
 RECIPE = "profiling.variants.recipe.Recipe"
 
 #: Name in the place of a variant's in the record of a check.
@@ -120,7 +120,7 @@ def check_names(group: str, names: Iterable[str]) -> None:
 
 
 def as_recipe(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the node of a variant with its `_target_`: that of a recipe where it has none."""
+    """Return the node of a variant with a `_target_`, by default that of a recipe."""
     return {"_target_": RECIPE, **node}
 
 
@@ -163,7 +163,7 @@ class RunConfig:
                 )
         check_choice("isolation", self.isolation, ("process", "none"))
         if self.settings.starts and self.isolation == "none":
-            raise InputError("starts=true measures processes of their own. Leave out isolation=none.")
+            raise InputError("starts=true needs a process for each cell. Leave out isolation=none.")
         if self.settings.counters and not self.settings.check:
             self._check_counters()
         check_number("cell_timeout", self.cell_timeout, above=0)

@@ -32,8 +32,8 @@ from profiling.variants.variant import Variant
 def probe(jobs: tuple[Job, ...], emit: Emit, refusable: Collection[str] = ()) -> Probed:
     """Resolve the settings and check every option of every job before the first one runs.
 
-    The phase "ceilings" is sent before the ceilings are measured or read. Variants in `refusable` are skipped where
-    they are refused; without it that ends the run.
+    The phase "ceilings" is sent before the ceilings are measured or read. A refused variant in `refusable` is
+    skipped; any other one ends the run.
 
     Raises:
         InputError: this machine lacks the device or dtype, or an option, checkpoint or target is wrong.

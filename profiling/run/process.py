@@ -1,11 +1,11 @@
 """Performs tasks (probe the device, run a cell), each in a process of its own or in this one, and relays their events.
 
-`Isolated` starts a process for each task, a fresh one or a fork of one that has imported torch, so that a crash or a
-hang costs one cell. Nothing that a task started outlives its end, or the end of this process, unnoticed. `InProcess` is
-for debuggers.
+`Isolated` starts a process for each task, fresh or forked from one that has imported torch, so that a crash or a
+hang costs one cell. Processes that outlive their task, or this process, are killed or named. `InProcess` is for
+debuggers.
 
-A cell that is timed in turns with others has a `Session`: a generator that yields whenever the cell waits for its turn,
-so that several cells can be alive while one is active.
+A cell that is timed in turns has a `Session`, a generator that yields whenever the cell waits for its turn. Several
+cells can so be alive while one is active.
 """
 
 from __future__ import annotations
@@ -101,10 +101,11 @@ class InProcess:
 class Isolated:
     """Performs each task in a fresh process, with its output in `cells/<name>.log`.
 
-    With `starts`, its starts are measured before it. With `counters`, ncu measures the kernels of each cell in one more
-    process, while the cell's compile cache is there; without `caches`, that is inductor's own. With `checkout`, the
-    user's code is imported from there. `orphans` is that of all executors that perform at once. With `server`, the
-    process is forked by it, unless the cell writes a compile log, whose folder torch reads when it is imported.
+    With `starts`, process starts are measured before the cell. With `counters`, ncu measures the kernels of each
+    cell in one more process, from the same compile cache. Without `caches`, inductor's default cache is used. With
+    `checkout`, the user's code is imported from there. `orphans` is shared by executors that run at the same time.
+    With `server`, the process is its fork, unless the cell writes a compile log, whose folder torch reads when it is
+    imported.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class Isolated:
         return replace(performed, notes=(*performed.notes, *notes))
 
     def _measure_starts(self, task: Mapping[str, Any], cache: Lease, on_event: Emit) -> tuple[str, ...]:
-        """Measure and send how the cell starts in fresh processes; return a note where a start failed."""
+        """Measure the starts of the cell in fresh processes and send them; return a note where a start failed."""
         if not self._starts or "cell" not in task:
             return ()
         on_event(Phase("starts"))
@@ -303,8 +304,8 @@ def _compile_logs(folder: str | None) -> set[Path]:
 class Ending:
     """How a process ended: `exit_code` is negative for a signal, as in `subprocess`.
 
-    It was killed at the `timeout`, at that of its preparation, or because it `lingered` after its result; else it has
-    exited by itself.
+    It was killed at the `timeout` or the `prepare_timeout`, or because it `lingered` after its result, or `exited`
+    by itself.
     """
 
     kind: Literal["exited", "timeout", "prepare_timeout", "lingered"]
@@ -340,12 +341,12 @@ def run_isolated(
     server: ForkServer | None = None,
     prepare_timeout: float | None = None,
 ) -> Session:
-    """Run `task` in a process with the variables `environment`, forked by `server`; its output is in `<files>.log`.
+    """Run `task` in a process with the environment `environment`, with its output in `<files>.log`.
 
-    `timeout` is in seconds, as is `prepare_timeout`, for the phase in which the variant is prepared. The process leads
-    a process group, which is killed as a whole when the process has ended, at a timeout, when the session is closed,
-    and when this process is interrupted or dies, whatever kills it. While it lives, `own` holds the ids of the
-    processes that were started here.
+    Without a `server` that forks it, the process is fresh. `timeout` and `prepare_timeout` (for the phase in which the
+    variant is prepared) are in seconds. The process leads a process group, which is killed as a whole when the process
+    has ended, at a timeout, when the session is closed, and when this process is interrupted or dies, whatever kills
+    it. While it lives, `own` holds the ids of the processes that were started here.
 
     Raises:
         OSError: a file of the cell, or the process, cannot be made.
@@ -443,8 +444,8 @@ def _events(
     After its result a process has `EXIT_SECONDS` to exit.
 
     Raises:
-        subprocess.TimeoutExpired: the process has not ended after the first of `timeouts`, in seconds, those not
-            counted in which it waited for its turn; or its phase `PREPARE` has not after the second one.
+        subprocess.TimeoutExpired: the process has not ended after the first of `timeouts` in seconds, not counting
+            waits for its turn; or its phase `PREPARE` has not ended after the second.
 
     """
     os.set_blocking(pipe.fileno(), False)

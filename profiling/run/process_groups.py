@@ -1,4 +1,4 @@
-"""Processes that a cell starts: its process group ends with it, and what leaves the group is found and named."""
+"""The processes of a cell: its process group is killed with it; processes that left the group are found and named."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Protocol
 
 import psutil
 
-#: Seconds in which processes that a cell has started may end by themselves, as the compiler's own workers do.
+#: Seconds for a cell's processes to end by themselves, as the compiler's workers do.
 ORPHAN_SECONDS = 5.0
 _PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel kill this process as soon as the process `parent` has died, also while it holds the GIL."""
+    """Let the kernel kill this process when the process `parent` dies, even while it holds the GIL."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before that
@@ -29,11 +29,11 @@ def end_with(parent: int) -> None:
 
 
 class AnyProcess(Protocol):
-    """A process that was started here: of `subprocess`, or forked by `profiling.run.fork_server`."""
+    """A process started here: by `subprocess`, or as a fork of `profiling.run.fork_server`."""
 
     @property
     def pid(self) -> int:
-        """Its number, and that of its group."""
+        """Its id, which is also that of its group."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
@@ -46,7 +46,7 @@ def run_guarded(
 ) -> int | None:
     """Run a command in a process group of its own; return its exit code, or None if it was killed at the timeout.
 
-    Its output goes to the file `log`. The group does not outlive this call, or this process.
+    Its output goes to the file `log`. The group outlives neither this call nor this process.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -68,10 +68,10 @@ def run_guarded(
 
 @contextmanager
 def guarded_group(group: int, own: set[int]) -> Iterator[None]:
-    """Kill the process group also if this process dies inside the block without a chance to do so (SIGKILL).
+    """Kill the process group even if this process is killed inside the block (SIGKILL).
 
-    A shell does that when its standard input closes, whose other end only this process holds. `own` holds both
-    processes inside the block.
+    A shell does that when its standard input closes, whose other end only this process holds. Inside the block `own`
+    has both process ids.
     """
     own.add(group)
     command = ["/bin/sh", "-c", f"read -r line; kill -s KILL -- -{group}"]
@@ -95,7 +95,7 @@ def guarded_group(group: int, own: set[int]) -> Iterator[None]:
 
 
 class Orphans:
-    """Finds the processes that a cell started and that go on after its process group was killed.
+    """Finds processes of a cell that still run after its process group was killed.
 
     Without Linux's prctl or /proc it finds none.
     """
@@ -107,7 +107,7 @@ class Orphans:
 
     @contextmanager
     def adopted(self) -> Iterator[None]:
-        """Let processes whose parent dies inside the block become children of this process; blocks may overlap."""
+        """Inside the block, adopt processes whose parent dies; blocks may overlap."""
         _set_subreaper(True)
         self._blocks += 1
         try:
@@ -118,7 +118,7 @@ class Orphans:
                 _set_subreaper(False)
 
     def notes(self) -> tuple[str, ...]:
-        """Return one line that names the processes that go on after `ORPHAN_SECONDS`, each only once."""
+        """Return one line that names the processes still running after `ORPHAN_SECONDS`, each only once."""
         deadline = time.monotonic() + ORPHAN_SECONDS
         while running := [child for child in _children() if not self._has_ended(child)]:
             if time.monotonic() >= deadline:
@@ -129,7 +129,7 @@ class Orphans:
         return ()
 
     def _has_ended(self, child: psutil.Process) -> bool:
-        """Return whether an adopted process has ended, and reap it; True for those that are not of this cell."""
+        """Return whether an adopted process has ended, and reap it; True if it does not belong to this cell."""
         if child.pid in self.own:
             return True
         with contextlib.suppress(psutil.Error, OSError):

@@ -18,7 +18,7 @@ PHASES = {
     "ceilings": "measuring its bandwidth and FLOP ceilings (cached for a day)",
     "load": "loading",
     "reference": "computing the float32 reference",
-    "starts": "starting cold and warm, in processes of their own",
+    "starts": "measuring cold and warm starts",
     "prepare": "preparing (compile, warm-up, capture)",
     "parity": "checking parity",
     "latency": "timing",

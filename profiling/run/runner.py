@@ -193,14 +193,14 @@ class Run:
             )
 
 
-#: Runs the cells of runs that have begun.
+#: Times the cells of runs that have begun.
 Schedule = Callable[[Sequence[Run]], None]
 
 
 def execute(runs: Sequence[Run], schedule: Schedule | None = None) -> None:
-    """Run the cells of a run, those of each component in turns; of several runs, those of the same name in turns.
+    """Run the cells of a run, in turns for each component; of several runs, cells of one name take turns, too.
 
-    With a `schedule`, that runs them instead, in an order of its own.
+    A `schedule` runs them in its own order instead.
 
     The runs have the same components, variants and rounds, and each a checkout of its own.
 

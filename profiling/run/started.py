@@ -1,7 +1,7 @@
 """A process that starts as an application does: python -m profiling.run.started ORDER_FILE BEGAN.
 
-It imports, builds, prepares, and makes one call; it writes the seconds of each phase into the file that the order
-names. BEGAN is the time at which its parent started it, on the clock of time.perf_counter, which all processes share.
+It imports, builds, prepares and makes one call, and writes the seconds of each phase into the file named in the order.
+BEGAN is the time at which its parent started it, on the clock of time.perf_counter, which all processes share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from profiling.run.starts import Order
 
 
 def main() -> None:
-    """Start as the order of the command line says."""
+    """Start as the order file on the command line says."""
     order = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Order)
     job = Job.from_json(order.job)
     if order.checkout is not None:

@@ -29,7 +29,7 @@ _TORCH_TRACE = "TORCH_TRACE"  # a second compile log would be read as that of th
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a process that starts is told; the files are paths."""
+    """What the started process has to do; files are paths."""
 
     job: str  # JSON
     result: str  # the file for the times

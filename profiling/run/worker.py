@@ -34,7 +34,7 @@ from profiling.run.probe import check_modules, probe
 
 
 def work(task_file: str, events: int, turns: int | None) -> None:
-    """Perform the task of a file; `events` is the descriptor of its channel, `turns` that of its turns."""
+    """Perform the task in a file; `events` and `turns` are the descriptors of its events and of its turns."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for each in (events, turns):
         if each is not None:
@@ -51,8 +51,8 @@ def perform(task: Mapping[str, Any], emit: Emit, take_turns: TakeTurns | None = 
 
     With a "checkout" the user's code is imported from there.
 
-    With `take_turns` the cell is timed in turns with others, if its procedure allows that. In one process it may begin
-    in the middle of another cell, under whose inference mode it must not be built.
+    With `take_turns` the cell is timed in turns with others, if its procedure allows that. In one process it may
+    begin inside another cell, and must not be built under that cell's inference mode.
 
     Whatever the code of a cell raises is the task's result, with a traceback on standard error.
 

@@ -62,10 +62,10 @@ class KernelAttribution:
 class Attributor:
     """Attributes GPU work by the links in its own trace, without a reference.
 
-    Where an operator launched several kernels, all its FLOPs and bytes go to the main kernel, if its name identifies
-    it, or in equal parts to several of one name and grid: a convolution may launch one for each group. The helpers
-    (which combine partial products, for example) have none, but for conversions of a layout and copies of the channels
-    of a group: they read and write a tensor once.
+    If an operator launched several kernels, its FLOPs and bytes go to the main kernel, recognised by its name, or in
+    equal parts to several with one name and grid (a convolution may launch one for each group). Helpers, which for
+    example combine partial products, get none; conversions of a layout and copies of a group's channels get the
+    bytes of reading and writing a tensor once.
     """
 
     def __init__(self, trace: Timeline, costs: OperatorCosts) -> None:
@@ -118,12 +118,12 @@ class Attributor:
         return cost
 
     def _conversions(self, work: Sequence[GpuWork]) -> dict[GpuWork, int]:
-        """Return the bytes of cuDNN's conversions of layout, where it is certain which tensor each one converts.
+        """Return the bytes of cuDNN's layout conversions, if it is certain which tensor each one converts.
 
-        A convolution may convert its input, its weights and its output. Of the first two it converts those that are
-        contiguous: the longer conversion has the larger tensor. The output has the rest of the operator's bytes. Where
-        it has a kernel for each group, it may copy the group's channels of the input before it, and those of the output
-        after it: each copy is given the mean of the two.
+        A convolution may convert its input, its weights and its output. Input and weights are converted if they are
+        contiguous, the larger one by the longer conversion. The output has the rest of the operator's bytes. With a
+        kernel for each group, the group's channels of input and output may be copied before and after it; each copy
+        gets the mean of the two.
         """
         by_operator: dict[int | None, list[GpuWork]] = {}
         for item in work:

@@ -119,7 +119,7 @@ def compile_seconds() -> dict[str, float]:
 
 
 def seconds_since(before: Mapping[str, float]) -> dict[str, float]:
-    """Return the phases of `compile_seconds` since it returned `before`, those in which time was spent."""
+    """Return the seconds of each phase of `compile_seconds` since it returned `before`, without phases of 0 s."""
     now = compile_seconds()
     pairs = {name: (before.get(name, 0.0), now[name]) for name in now}
     spent = {name: now - then if now >= then else now for name, (then, now) in pairs.items()}  # reset() sets them to 0

@@ -54,7 +54,7 @@ _LONGEST_ERROR = 200
 
 @dataclass(frozen=True)
 class Launch:
-    """A measured launch of a kernel; None is what the GPU does not count.
+    """A measured launch of a kernel; None: the GPU has no such counter.
 
     `grid` and `block` are sizes along x, y and z. `passes` is the number of times that ncu ran the launch. `seconds` is
     the duration under ncu. The others are shares of the peak of the device (0 to 1), `occupancy` of the warps that
