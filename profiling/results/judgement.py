@@ -21,7 +21,7 @@ from profiling.results.record import BASELINE, Record
 DISTURBED_SHARE = 0.05
 #: Most that an involuntary switch costs where the wait itself was not measured, in ms: a time slice of the scheduler.
 SLICE_MS = 4.0
-#: The interval of a ratio must lie beyond this difference: less than that is a tie, whatever the number of windows.
+#: The interval of a ratio must lie beyond this difference; less is a tie, however many windows there are.
 TIE_SHARE = 0.003
 #: Two processes with the same code may differ by this share on a GPU, because their memory lies elsewhere: 60 equal
 #: pairs on an H200, measured on two days with a working set of six times the L2 cache, differed by up to 0.6%.
@@ -173,9 +173,9 @@ def _times(record: Record) -> Summary | None:
 
 
 def can_be_ranked(one: Record, other: Record) -> bool:
-    """Return whether more than other processes, SM clocks, and what the same code differs by, tells which is faster.
+    """Return whether the times tell which is faster, beyond other processes, SM clocks and the spread of equal code.
 
-    Of cells that took turns, too few windows for an interval of their ratio claim nothing, unless each call of one was
+    Cells in turns with too few windows for an interval of their ratio are ranked only if each call of one was
     shorter than any of the other.
     """
     if one.median_ms and other.median_ms and clocks_explain(one, other, one.median_ms / other.median_ms):
@@ -281,7 +281,7 @@ def claimed_speedup(record: Record, group: Sequence[Record]) -> float | None:
 
 
 def same_code_share(one: Record, other: Record) -> float:
-    """Return by how much the times of two cells may differ although they run the same code, as a fraction of 1."""
+    """Return the largest relative difference in time of two such cells with equal code: 0.03 is 3%."""
     if (one.device or "").startswith("cpu"):
         is_pinned = took_turns(one, other) and _is_pinned(one) and _is_pinned(other)
         return PINNED_CPU_SHARE if is_pinned else CPU_PROCESS_SHARE
@@ -294,7 +294,7 @@ def _is_pinned(record: Record) -> bool:
 
 
 def _is_near_cache(record: Record) -> bool:
-    """Return whether the place of the cell's memory may decide which of its data stay in the L2 cache."""
+    """Return whether the cell's memory is so small that its addresses decide which data stay in the L2 cache."""
     latency = record.metrics.latency
     share = None if latency is None else latency.l2_share
     in_one_process = record.turns is not None and record.turns.one_process
@@ -302,7 +302,7 @@ def _is_near_cache(record: Record) -> bool:
 
 
 def same_code_explains(one: Record, other: Record) -> bool:
-    """Return whether two different times are so close that the same code could have taken them.
+    """Return whether two times differ, but by no more than those of equal code.
 
     Of cells that took turns, by the ratio of their windows, in which a drift of the machine cancels out.
     """
@@ -341,7 +341,7 @@ def clocks_explain(one: Record, other: Record, speedup: float) -> bool:
 
 
 def intervals_overlap(first: Record, second: Record) -> bool | None:
-    """Return whether two wall medians may be equal; None where that is not known.
+    """Return whether two wall medians may be equal; None if unknown.
 
     Where both took turns, their neighbouring windows are compared at `CLAIM_LEVEL`, with a margin below
     which times are equal; else the 95% intervals of the two medians, which seldom miss each other

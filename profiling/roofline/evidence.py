@@ -12,7 +12,7 @@ from profiling.trace.device_work import SHORT_US
 
 #: Share of the wall time from which the ceiling must be wrong: no call can be that much faster than its roofline.
 BEYOND = 1.1
-#: Longest operator on a CPU, as a multiple of the launch cost, whose time is that of dispatching it.
+#: On a CPU, operators up to this multiple of the launch cost count as dispatch time.
 DISPATCH_FACTOR = 10.0
 #: Share of the wall time from which the largest part is named as the bound although no ceiling is near.
 MOST = 0.25
@@ -230,9 +230,10 @@ def shares(facts: Facts, gbps: float | None, tflops: float | None, mean_us: floa
 
 
 def explained(facts: Facts) -> tuple[float, float, float]:
-    """Return which share of the call (0 to 1) kernels take at the bandwidth and at the FLOP ceiling, and the host's.
+    """Return the shares of a call (0 to 1) explained by the bandwidth ceiling, by the FLOP ceiling, and by the host.
 
-    The host's share is that of operators which take little more than their dispatch, and the time outside operators.
+    The host's share is the time of operators that take little more than their dispatch, and the time outside
+    operators.
     """
     if facts.ceilings is None:
         return 0.0, 0.0, 0.0

@@ -1,1 +1,1 @@
-"""Searches the fastest correct recipe of a component: `python -m profiling.tune`."""
+"""Searches for the fastest correct recipe of a component: `python -m profiling.tune`."""

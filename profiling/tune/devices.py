@@ -1,7 +1,7 @@
-"""Searches on several devices at once: a process tree and a run folder for each, which share what was tried.
+"""Searches on several devices at once, each with its own processes and run folder; they share what was tried.
 
-A recipe belongs to the device that claims it first. Each device has its own baseline, and recipes of different devices
-are compared by how much faster than that they are.
+A recipe belongs to the device that claims it first. Recipes of different devices are compared by their speedup over
+the baseline on their device.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import write_text
 from profiling.run.process_groups import guarded_group
 
-#: Share of the budget that searches on several devices have; in the rest the first one explains the winner (0 to 1).
+#: Share of the budget (0 to 1) for searching on several devices; in the rest the first device explains the winner.
 SEARCHING = 0.8
-#: Seconds that the other searches may take to end beyond their budget.
+#: Seconds beyond their budget in which the other searches must end.
 ENDING = 120.0
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A recipe that a device has taken; `gain` is how much faster than eager it is, once it can be compared."""
+    """A recipe that a device has claimed; `gain` is its speedup over eager, None until it is known."""
 
     process: int
     gain: float | None = None
@@ -40,7 +40,7 @@ class Claim:
 
     @property
     def is_busy(self) -> bool:
-        """Whether another process is about to prepare or time it."""
+        """Whether another process is preparing or timing it."""
         if not self.is_due or self.process == os.getpid():
             return False
         with suppress(psutil.Error):
@@ -50,14 +50,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the searches share: claims in the run `folder` of the first device, which has started the `processes`."""
+    """What the searches share: claims, in the run `folder` of the first device, which started the other `processes`."""
 
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def claims(self) -> dict[str, Claim]:
-        """The recipes that were taken, by name."""
+        """The claimed recipes by name."""
         claims = {}
         for path in self._files.glob("*.json"):
             with suppress(OSError, ValueError, TypeError):
@@ -65,7 +65,7 @@ class Shared:
         return claims
 
     def claim(self, name: str) -> bool:
-        """Take a recipe for this device; False where another one has it."""
+        """Claim a recipe for this device; False if another one has claimed it."""
         self._files.mkdir(exist_ok=True)
         with suppress(FileExistsError), (self._files / f"{name}.json").open("x") as file:
             json.dump({"process": os.getpid()}, file)
@@ -73,12 +73,12 @@ class Shared:
         return False
 
     def publish(self, name: str, gain: float | None) -> None:
-        """Tell the other devices how much faster than eager a recipe of this one is; None: it cannot be compared."""
+        """Tell the other devices the speedup of a recipe over eager; None: it has none."""
         text = json.dumps({"process": os.getpid(), "gain": gain, "is_due": False})
         write_text(self._files / f"{name}.json", text)
 
     def join(self) -> list[Record]:
-        """Wait until the other searches have ended, and return the records of their recipes."""
+        """Wait for the other searches to end, and return the records of their recipes."""
         records = list[Record]()
         for process in self.processes:
             with suppress(subprocess.TimeoutExpired):
@@ -95,7 +95,7 @@ class Shared:
 
 @contextmanager
 def searching(folder: Path, devices: Sequence[str], seconds: float) -> Iterator[Shared]:
-    """Search on further devices, with the command line of this process, while the block runs; they end with it.
+    """Inside the block, search on further devices with the command line of this process.
 
     They also end where this process is killed.
     """

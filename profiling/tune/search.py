@@ -1,8 +1,9 @@
-"""The search: recipes are prepared cheapest first, timed in turns with those that survive, and halved.
+"""The search: prepare recipes, the quickest first, time them in turns, and end the slower half.
 
-From the baseline on, the neighbours of the best recipe so far (one step more, or an alternative to one) are prepared,
-a few at a time. They take turns with the survivors, whose windows go on counting; then the slower half ends. A survivor
-stays prepared in its process. A recipe whose output is wrong ends at once. Everything counts against the budget.
+Starting at the baseline, the neighbours of the best recipe so far (one more step, or an alternative to one) are
+prepared, a few at a time. They take turns with the recipes that are still alive, which stay prepared in their
+processes and keep their samples; then the slower half ends. A recipe with a wrong output ends at once. Everything
+counts against the budget.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from profiling.run.turns import window_of
 from profiling.tune.devices import SEARCHING, Shared
 from profiling.tune.space import Chosen, Space
 
-#: Recipes that are prepared before the next halving, and those that a halving leaves at least.
+#: Recipes that are prepared before the next halving, and the fewest that a halving leaves.
 BATCH, SURVIVORS = 4, 2
-#: The neighbours of so many of the best recipes are tried; then the search has converged.
+#: The search has converged when the neighbours of this many of the best recipes were tried.
 PARENTS = 3
-#: A step must make a recipe faster by this factor for its neighbours to come first: fewer steps prepare sooner.
+#: Speedup that an additional step must give for the neighbours of the longer recipe to come first.
 STEP_GAIN = 1.01
-#: Windows of each cell between two halvings: enough for an interval of their ratio, where a few are disturbed.
+#: Windows of each cell between two halvings: enough for an interval of their ratio even if a few are disturbed.
 BLOCKS = LEAST_VALUES + 2
-#: Seconds beyond the budget after which a cell is killed: what follows its timing is no part of the search.
+#: Seconds beyond the budget after which a cell is killed.
 GRACE = 30.0
-#: Share of the budget that is kept for timing the winner beside what it is compared with at the end (0 to 1).
+#: Share of the budget (0 to 1) kept for timing the winner in turns with the recipes that lack one of its steps.
 FINAL_SHARE = 0.05
-#: Seconds between two looks at what other devices have found.
+#: Seconds between two looks at the results of other devices.
 POLL = 0.5
 #: Why a recipe has no measurement.
 NOT_TRIED = "not tried: preparing it was expected to take more than what was left of the budget"
@@ -49,10 +50,10 @@ _EAGER: Chosen = frozenset()
 
 @dataclass
 class Search:
-    """A search in progress: the schedule of a run whose variants are the baseline and the steps of the space.
+    """A search in progress, as the schedule of a run whose variants are the baseline and the steps of the space.
 
-    `budget` is in seconds, of the clock `now`, from when this object is made. `shared` are the searches on other
-    devices; the one that has started them ends with what they have found.
+    `budget` is in seconds of the clock `now`, from when this object is made. `shared` connects searches on several
+    devices; the first one collects the results of all.
     """
 
     space: Space
@@ -73,7 +74,7 @@ class Search:
         self._began = self.now()
 
     def __call__(self, runs: Sequence[Run]) -> None:
-        """Search the recipes of a run that has begun, and end with all cells that were prepared."""
+        """Search the recipes of a run that has begun, and end all cells."""
         (self._run,) = runs
         self._leave_out_steps()
         self._resume()
@@ -94,13 +95,13 @@ class Search:
 
     @property
     def left(self) -> float:
-        """What is left of the budget, in seconds."""
+        """The remaining budget in seconds."""
         return self.budget - self._spent_before - (self.now() - self._began)
 
     # What can be searched
 
     def _leave_out_steps(self) -> None:
-        """Leave out steps that cannot run here, with a row for each, and keep apart those that refuse each other."""
+        """Drop steps that cannot run here, with a row for each, and note pairs that cannot be combined."""
         not_run, space = self._run.not_run, self.space
         pairs = {space.name(both): pair for pair, both in space.pairs().items()}
         absent = {step: single for step, single in space.singles().items() if space.name(single) in not_run}
@@ -111,7 +112,7 @@ class Search:
         self.space = space.only(space.steps.keys() - space.excluded().keys())
 
     def _resume(self) -> None:
-        """Take over what an earlier run has measured; what it did not try, or did not end, is due again."""
+        """Adopt what the resumed run measured; what it did not try or finish is due again."""
         cells = self._run.cells
         for cell, record in tuple(cells.by_cell.items()):
             if record.reason == NOT_TRIED:
@@ -132,7 +133,8 @@ class Search:
     # What is next
 
     def _next_batch(self) -> list[Chosen]:
-        """Return what is prepared next, cheapest first: untried neighbours of the best recipe that has any."""
+        """Return the next recipes to prepare, the quickest first: untried neighbours of the best recipe that has
+        any."""
         if _EAGER in self._tried and _EAGER not in self._alive:
             return []  # it failed, and without it nothing can be compared
         for parent in self._parents():
@@ -142,25 +144,26 @@ class Search:
         return []
 
     def _untried(self, parent: Chosen) -> list[Chosen]:
-        """Return the neighbours of a recipe that were not tried, and add steps to none that is wrong or was refused."""
+        """Return the untried neighbours of a recipe, except those that contain a recipe that is wrong or was
+        refused."""
         claimed = self.shared.claims if self.shared is not None else {}
         untried = (each for each in self.space.neighbours(parent) if each not in self._tried)
         untried = (each for each in untried if self.space.name(each) not in claimed)
         return [each for each in untried if not any(refused <= each for refused in self._refused)]
 
     def _note_refused(self, chosen: Chosen, record: Record) -> None:
-        """Note a recipe whose failure more steps cannot mend; a capture may fail for what a compiler would remove."""
+        """Note a failure that more steps cannot mend. A failed capture is none: a compiler may remove the reason."""
         wrong = record.bad_input or (record.parity is not None and not record.parity.passed)
         if chosen and record.status == "failed" and (wrong or not self.space.recipe(chosen)["capture"]):
             self._refused.add(chosen)
 
     def _parents(self) -> list[Chosen]:
-        """Return the recipes whose neighbours are worth a try, the best first."""
+        """Return the recipes whose neighbours to try, the best first."""
         ranked = sorted(self._gains().items(), key=lambda each: -each[1] / STEP_GAIN ** len(each[0]))
         return [chosen for chosen, _ in ranked[:PARENTS]] or [_EAGER]
 
     def _gains(self) -> dict[Chosen, float]:
-        """Return how much faster than the baseline each correct recipe is that was timed beside it."""
+        """Return the speedup over the baseline of each correct recipe that was timed in turns with it."""
         gains = {self.space.chosen(each.variant): gain(each) for each in self._records()}
         if self.shared is not None:  # beside the baseline of another device
             others = self.shared.claims.items()
@@ -168,7 +171,7 @@ class Search:
         return {chosen: value for chosen, value in gains.items() if chosen is not None and value is not None}
 
     def _records(self) -> list[Record]:
-        """Return the records of all recipes, those of prepared ones as they are now, with their speedups."""
+        """Return the records of all recipes with their speedups, those of waiting ones as of now."""
         alive = {each.cell.job.cell: self._so_far(each) for each in self._alive.values()}
         return [self._with_speedup(each) for each in {**self._run.records, **alive}.values()]
 
@@ -176,13 +179,14 @@ class Search:
         return self._run.cells.so_far(prepared.cell, self._turns.start)
 
     def _with_speedup(self, record: Record) -> Record:
-        """Return the record with its speedup over the baseline beside which it was timed."""
+        """Return the record with its speedup over the baseline with which it took turns."""
         if record.speedup is not None or _EAGER not in self._alive:
             return record
         return with_speedup(record, self._so_far(self._alive[_EAGER]), seed=self._run.config.settings.seed)
 
     def _is_affordable(self, chosen: Chosen) -> bool:
-        """Return whether the recipe, and if it wins what explains it, can still be prepared and timed."""
+        """Return whether the budget suffices for the recipe, and for the recipes without one of its steps if it
+        wins."""
         others = 0.0 if _EAGER in self._alive else self._expected(_EAGER)
         if self.shared is None:
             others += sum(self._expected(each) for each in self._unexplained(chosen))
@@ -191,17 +195,17 @@ class Search:
         return self._fits(chosen, others)
 
     def _fits(self, chosen: Chosen, others: float = 0.0) -> bool:
-        """Return whether the recipe can be prepared within the budget, if others take that many seconds."""
+        """Return whether the recipe can be prepared within the budget, with `others` seconds set aside."""
         ending = FINAL_SHARE * self.budget + self._ending * (len(self._alive) + 1)
         return self._expected(chosen) + others + ending <= self.left
 
     def _unexplained(self, chosen: Chosen) -> list[Chosen]:
-        """Return the recipes without one of the steps that were not tried."""
+        """Return the untried recipes that lack one of the steps."""
         without = dict.fromkeys(self.space.without_each(chosen).values())
         return [each for each in without if each and each not in self._tried]
 
     def _expected(self, chosen: Chosen) -> float:
-        """Return the seconds that preparing a recipe is expected to take: by its YAML, and by those before it."""
+        """Return the expected seconds to prepare a recipe: those in its YAML, scaled by the measured ones of others."""
         loading = self._tried.get(_EAGER, 0.0)
         prepared = {each: seconds for each, seconds in self._tried.items() if each and seconds > 0}
         planned = sum(map(self.space.seconds, prepared))
@@ -217,7 +221,7 @@ class Search:
         return replace(baseline, variant=self.space.name(chosen), variant_options=as_recipe(self.space.recipe(chosen)))
 
     def _prepare(self, chosen: Chosen) -> None:
-        """Prepare a recipe beside the others; end it at once if its output is wrong."""
+        """Prepare a recipe beside the others; end it if its output is wrong."""
         if self._turns.lacking_memory():
             self._halve()
         if lacking := self._turns.lacking_memory():
@@ -240,14 +244,14 @@ class Search:
             self._finish([chosen])
 
     def _halve(self) -> None:
-        """Time what is prepared in turns, and end the slower half, the baseline aside."""
+        """Time all prepared recipes in turns, then end the slower half, but not the baseline."""
         self._time(BLOCKS)
         gains = self._gains()
         others = sorted((each for each in self._alive if each), key=lambda each: -gains.get(each, 0.0))
         self._finish(others[max(SURVIVORS, ceil(len(others) / 2)) :])
 
     def _time(self, blocks: int) -> None:
-        """Let what is prepared take turns for so many blocks, or until it can be compared."""
+        """Let all prepared recipes take turns for `blocks` blocks, or until they can be compared."""
         cells = list(self._alive.values())
         if len(cells) > 1:
             seconds = blocks * sum(window_of(each.resident.ready).seconds for each in cells)
@@ -255,7 +259,7 @@ class Search:
         self._finish([chosen for chosen, each in self._alive.items() if each.resident.has_ended])
 
     def _finish(self, recipes: Sequence[Chosen], note: str = "") -> None:
-        """Let recipes do what follows their timing, to their ends, and keep their records."""
+        """Let recipes finish (other metrics, second parity check), and keep their records."""
         for chosen in recipes:
             prepared, began = self._alive[chosen], self.now()
             self._turns.finish([prepared], note)
@@ -269,11 +273,11 @@ class Search:
     # Other devices
 
     def _is_claimed(self, chosen: Chosen) -> bool:
-        """Return whether this device has taken the recipe; another one may have been first."""
+        """Return whether this device could claim the recipe."""
         return self.shared is None or self.shared.claim(self.space.name(chosen))
 
     def _publish(self) -> None:
-        """Tell the other devices what this one has found so far."""
+        """Tell the other devices the speedups measured on this one."""
         if self.shared is None:
             return
         gains, claims = self._gains(), self.shared.claims
@@ -283,7 +287,7 @@ class Search:
                 self.shared.publish(name, gains.get(chosen))
 
     def _waits_for_others(self) -> bool:
-        """Wait a moment where another device is busy, after which there may be more to try; False where none is."""
+        """Wait a moment if another device is busy, and may leave more to try; False if none is."""
         if self.shared is None or not any(each.is_busy for each in self.shared.claims.values()):
             return False
         if not self._fits(_EAGER, (1 - SEARCHING) * self.budget if self.shared.processes else 0.0):
@@ -292,7 +296,7 @@ class Search:
         return True
 
     def _take_over(self) -> None:
-        """Wait until the other devices have ended, and keep their records beside those of this one."""
+        """Wait for the other devices to end, and add their records to those of this one."""
         for record in self.shared.join() if self.shared is not None else ():
             chosen = self.space.chosen(record.variant)
             if chosen is not None and chosen not in self._tried:
@@ -302,7 +306,8 @@ class Search:
     # The winner
 
     def _explain_winner(self) -> None:
-        """Time the winner beside the recipes without one of its steps; one that is as fast takes its place."""
+        """Time the winner in turns with the recipes that lack one of its steps; one that is as fast becomes the
+        winner."""
         explained: set[Chosen] = set()
         while (best := self._best()) and best not in explained and _EAGER in self._alive:
             explained.add(best)
@@ -321,7 +326,7 @@ class Search:
         return None if best is None else self.space.chosen(best.variant)
 
     def _keep_not_tried(self) -> None:
-        """Keep a row for each recipe that would have been next."""
+        """Add a skipped row for each recipe that would have been next."""
         next_ones = [each for parent in self._parents() for each in self._untried(parent)]
         best = self._best()
         for chosen in dict.fromkeys((*next_ones, *(self._unexplained(best) if best else ()))):

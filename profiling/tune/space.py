@@ -1,4 +1,4 @@
-"""The search space: steps, each from a YAML, and the recipes that they make together."""
+"""The search space: steps, each from a YAML, and the recipes that they form."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from profiling.report.tune import AND
 from profiling.results.record import BASELINE
 from profiling.run.job import LONGEST_NAME, check_names
 
-#: The steps of a recipe; none of them is eager PyTorch, the baseline.
+#: The steps of a recipe; the empty set is eager PyTorch, the baseline.
 Chosen = frozenset[str]
 
 
 @dataclass(frozen=True)
 class StepSpec:
-    """A step that a recipe may have: what it adds to the transforms, the compiler and the capture of the recipe.
+    """What a step adds to the transforms, the compiler and the capture of a recipe.
 
     Attributes:
-        transforms: follow those of the steps before it.
-        compiler: its keys are merged into those of the other steps, so that a step may set one option of a compiler.
+        transforms: appended to those of the steps before it.
+        compiler: merged key by key with those of the other steps, so a step may set a single option.
         capture: likewise.
         group: a recipe has at most one step of a group; the others are alternatives to it.
-        needs: steps of which the recipe must have one, a compiler for its options, for example.
-        inexact: whether it changes the result by design; such a recipe is accepted up to `max_rel_l2`.
-        seconds: what it is expected to add to preparing; the search corrects it by what it measures.
+        needs: the recipe must have at least one of these steps: for an option of a compiler, that compiler.
+        inexact: it changes the result by design; recipes with it are accepted up to `max_rel_l2`.
+        seconds: expected seconds that it adds to preparing; the search scales them by measured ones.
 
     """
 
@@ -43,7 +43,7 @@ class StepSpec:
 
 @dataclass(frozen=True)
 class Space:
-    """All recipes of the steps; their order is that of the transforms, and that in names of recipes."""
+    """All recipes of the steps. Their order is that of transforms and of the steps in a recipe's name."""
 
     steps: Mapping[str, StepSpec]
     max_rel_l2: float | None = None
@@ -54,7 +54,7 @@ class Space:
         """Read the config group `step`.
 
         Raises:
-            InputError: no steps, a step that is none, one that needs an unknown step, or `max_rel_l2` out of range.
+            InputError: no steps, an empty step, one that needs an unknown step, or `max_rel_l2` out of range.
 
         """
         if not isinstance(nodes, Mapping) or not nodes:
@@ -72,7 +72,7 @@ class Space:
         return cls(steps, max_rel_l2)  # pyright: ignore[reportArgumentType] - a number, as checked
 
     def excluded(self) -> dict[str, str]:
-        """Return why steps are left out of the search before anything runs, by their name."""
+        """Return why steps are left out before anything runs, by name."""
         reasons: dict[str, str] = {}
         for name, step in self.steps.items():
             if step.inexact and self.max_rel_l2 is None:
@@ -83,21 +83,21 @@ class Space:
         return reasons
 
     def only(self, names: Iterable[str]) -> Space:
-        """Return the space of these steps."""
+        """Return the space with only these steps."""
         kept = set(names)
         return replace(self, steps={name: step for name, step in self.steps.items() if name in kept})
 
     def name(self, chosen: Chosen) -> str:
-        """Return the name of a recipe: its steps in their order."""
+        """Return the name of a recipe: its steps in order, joined by `+`."""
         return AND.join(name for name in self.steps if name in chosen) or BASELINE
 
     def chosen(self, name: str) -> Chosen | None:
-        """Return the steps of the recipe with this name; None where it has one that is not in this space."""
+        """Return the steps of the recipe with this name; None if one is not in this space."""
         steps = frozenset() if name == BASELINE else frozenset(name.split(AND))
         return steps if steps <= self.steps.keys() else None
 
     def recipe(self, chosen: Chosen) -> dict[str, Any]:
-        """Return the recipe as the YAML of a variant holds it."""
+        """Return the recipe as in the YAML of a variant."""
         steps = [step for name, step in self.steps.items() if name in chosen]
         inexact = any(step.inexact for step in steps)
         return {
@@ -108,11 +108,11 @@ class Space:
         }
 
     def seconds(self, chosen: Chosen) -> float:
-        """Return what the steps are expected to take, before anything was measured."""
+        """Return the seconds to prepare the steps according to their YAML."""
         return sum(self.steps[name].seconds for name in chosen)
 
     def neighbours(self, chosen: Chosen) -> list[Chosen]:
-        """Return the recipes with one step more, or with one in place of an alternative to it."""
+        """Return the recipes with one more step, or with a step replaced by another of its group."""
         neighbours = dict.fromkeys(
             self._closed({each for each in chosen if not self._alternatives(each, name)} | {name})
             for name in self.steps
@@ -121,11 +121,11 @@ class Space:
         return [each for each in neighbours if each and each != chosen and self._fits(each)]
 
     def without_each(self, chosen: Chosen) -> dict[str, Chosen]:
-        """Return the recipes without one of the steps, and without those that need it, by that step."""
+        """Return the recipes without one step and those that need it, by that step."""
         return {name: self._closed(chosen - {name}) for name in self.steps if name in chosen}
 
     def singles(self) -> dict[str, Chosen]:
-        """Return the least recipe with each step: the step, and the first of those that it needs."""
+        """Return the smallest recipe with each step: the step and the first that it needs."""
         singles = {}
         for name, step in self.steps.items():
             needed = next((each for each in step.needs if each in self.steps), None)
@@ -133,15 +133,16 @@ class Space:
         return singles
 
     def pairs(self) -> dict[Chosen, Chosen]:
-        """Return a recipe for each two steps that may be together, by the two."""
+        """Return the smallest recipe for each pair of steps that may be combined."""
         singles = self.singles()
         pairs = {frozenset(pair): singles[pair[0]] | singles[pair[1]] for pair in combinations(self.steps, 2)}
         return {pair: both for pair, both in pairs.items() if self._fits(both) and len(both) > 1}
 
     def variants(self) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
-        """Return (recipes by name that a probe checks before the search, those that may be refused in it).
+        """Return (recipes by name to check before the search, the names of those that may be refused).
 
-        A step that is wrong by itself is an error of its YAML. Two steps that refuse each other are kept apart.
+        A step that is refused alone has an error in its YAML. Two steps that are refused together are never
+        combined.
         """
         singles = {self.name(each): self.recipe(each) for each in self.singles().values()}
         pairs = {self.name(each): self.recipe(each) for each in self.pairs().values()}
@@ -158,7 +159,7 @@ class Space:
         return group is not None and group == self.steps[other].group
 
     def _closed(self, chosen: Iterable[str]) -> Chosen:
-        """Return the steps without those that need one which is not among them."""
+        """Return the steps whose needs are met among them."""
         kept = frozenset(chosen)
         while lacking := {name for name in kept if self.steps[name].needs and not kept & set(self.steps[name].needs)}:
             kept -= lacking

@@ -1,8 +1,8 @@
-"""The compiler AOTInductor: torch.export, a package `.pt2` in the run folder, and torch's loader of such packages.
+"""The compiler AOTInductor: torch.export, a `.pt2` package in the run folder, and torch's loader for it.
 
-A package holds a copy of the weights, and no CUDA graphs. Buffers that calls change (caches, positions) are bound to
-those of the module when it is loaded, so that a reset of the module resets the package. A package whose second call
-differs from that of the module is refused.
+A package holds a copy of the weights, and no CUDA graphs. When it is loaded, buffers that calls change (caches,
+positions) are bound to those of the module, so that resetting the module resets the package. A package whose second
+call differs from the module's is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from profiling.results.record import Package
 from profiling.variants.inductor import missing_toolchain
 from profiling.variants.recipe import Compiler, Outcome
 
-#: A second call may be this much farther from the module's than the first, or have this relative L2 to it.
+#: Limits of the second call: its distance from the module's over that of the first call, or its relative L2
+#: distance.
 _SECOND_CALL_FACTOR, _SECOND_CALL_FLOOR = 3.0, 1e-3
 #: Options that cannot be chosen, and why.
 _NO_OPTIONS = {
@@ -41,7 +42,7 @@ _NO_OPTIONS = {
     "aot_inductor.output_path": "packages lie in the run folder. Leave it out",
     "aot_inductor.package_constants_in_so": "a package without its weights cannot be called. Leave it out",
 }
-#: Without these, inductor computes with the first values of small buffers, a position for example, also in later calls.
+#: Without these, inductor makes constants of small buffers, for example of a position.
 _KEEP_BUFFERS = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
 
 
@@ -49,8 +50,8 @@ _KEEP_BUFFERS = {"always_keep_tensor_constants": True, "joint_graph_constant_fol
 class AOTInductor(Compiler):
     """Export the module, compile it into a package, load the package, and run what was loaded.
 
-    For several shapes, `dynamic` makes one package, in which the axes that differ are dynamic; without it, there is one
-    for each shape. `strict` exports through Dynamo. `options` are those of inductor.
+    For several shapes, `dynamic` makes one package in which the axes that differ are dynamic; without it there is a
+    package for each shape. `strict` exports through Dynamo. `options` are those of inductor.
 
     Raises:
         InputError: an unknown option, or one that a package cannot have.
@@ -73,15 +74,15 @@ class AOTInductor(Compiler):
                 raise InputError(f"options.{name}: inductor has no such option.{did_you_mean(name, known)}")
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return what this machine lacks to build packages, which hold C++ code on every device, or None."""
+        """Return what this machine lacks to build packages, or None. They contain C++ code, also for a GPU."""
         return missing_toolchain()
 
     def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
         """Export, package and load; then compare two calls in a row with two of the module.
 
         Raises:
-            InputError: the module cannot be exported, or the package would keep what calls change.
-            RuntimeError: inductor cannot make a package of what was exported.
+            InputError: the module cannot be exported, or the package would not follow its state.
+            RuntimeError: inductor cannot package the exported program.
 
         """
         expected = calls_in_a_row(module, module, examples[-1])
@@ -107,7 +108,7 @@ class AOTInductor(Compiler):
         file = new_file(folder, f"{type(module).__name__}.pt2")
         options = {**self.options}
         if "aot_inductor.precompile_headers" in torch._inductor.list_options():
-            # Takes longer than it saves where the cache is empty, as it is for each cell.
+            # Off: with the empty cache of a cell it takes longer than it saves.
             options.setdefault("aot_inductor.precompile_headers", False)
         if calls.changed:
             options |= _KEEP_BUFFERS
@@ -123,10 +124,10 @@ class AOTInductor(Compiler):
                 raise InputError(_with_changes(message, calls)) if calls.unbound else RuntimeError(message) from error
             compile_s, started = perf_counter() - started, perf_counter()
             device = next((tensor.device for tensor in tensors_in(examples[-1])), torch.device("cpu"))
-            # With its locks between threads, a runner cannot be captured.
+            # The locks of a multi-threaded runner cannot be captured.
             index = -1 if device.index is None else device.index
             name = str(file.relative_to(folder.parents[1]))
-            # torch's loader has crashed processes; of such a cell, the last line of its log is what is known.
+            # torch's loader has crashed processes; then this is the last line of the log.
             print(f"loading {name}", file=sys.stderr, flush=True)
             runner = torch._inductor.aoti_load_package(str(file), run_single_threaded=True, device_index=index)
         bound = {name: calls.changed[name] for name in sorted(runner.get_constant_fqns()) if name in calls.changed}
@@ -172,10 +173,10 @@ def _is_of_torch(operator: torch._ops.OpOverload) -> bool:
 
 @dataclass(frozen=True)
 class Exported:
-    """A program of torch.export, the arguments that it was exported with, and its axes of several sizes.
+    """An exported program, the arguments that it was exported with, and its dynamic axes.
 
-    `shapes` are the `dynamic_shapes` of torch.export, None without such axes. `axes` names them: `x.0` is the first of
-    the input `x`.
+    `shapes` are the `dynamic_shapes` of torch.export, None without such axes. `axes` has their names: `x.0` is the
+    first axis of the input `x`.
     """
 
     program: torch.export.ExportedProgram
@@ -208,7 +209,7 @@ def exported(module: nn.Module, examples: Sequence[Mapping[str, Any]], *, strict
         or None
         for keys, _ in keyed_tensors(example)
     )
-    # The tree of the inputs with the axes in place of each tensor, and None in place of other values.
+    # The tree of the inputs, with each tensor replaced by its axes and other values by None.
     shapes = (
         tree_map(lambda leaf: next(dimensions) if isinstance(leaf, Tensor) else None, dict(example)) if names else None
     )
@@ -225,7 +226,7 @@ def exported(module: nn.Module, examples: Sequence[Mapping[str, Any]], *, strict
 
 
 def sizes_of(examples: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[tuple[int, ...]]]:
-    """Return the shapes of each tensor of the inputs, one for each of `examples`, by its keys.
+    """Return the shapes of each input tensor by its keys, one shape for each of `examples`.
 
     Raises:
         InputError: the inputs differ in more than sizes.
@@ -266,7 +267,7 @@ _STANDARD = f"{Path(sysconfig.get_paths()['stdlib']).resolve()}/"
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` at FILE:LINE` of the innermost line of the user's code that an error of torch names, or ""."""
+    """Return ` at FILE:LINE`, the innermost line of the user's code in an error of torch, or ""."""
     seen: list[tuple[str, int]] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -288,9 +289,9 @@ def _is_library(file: str) -> bool:
 
 @dataclass(frozen=True)
 class TwoCalls:
-    """What two calls in a row returned and changed.
+    """The outputs of two calls in a row, and what they changed.
 
-    `changed` are the buffers that they wrote to, by name; `unbound` the paths of everything else that they changed.
+    `changed` has the buffers that they wrote to, by name; `unbound` the paths of everything else that changed.
     """
 
     outputs: tuple[Outputs, ...]
@@ -299,7 +300,7 @@ class TwoCalls:
 
 
 def calls_in_a_row(call: Callable[..., Any], module: nn.Module, inputs: Mapping[str, Any]) -> TwoCalls:
-    """Call twice, then put back what the calls changed."""
+    """Call twice, then restore what the calls changed."""
     state = Snapshot({"": module, "inputs": inputs}, {id(each) for each in module.parameters()})
     try:
         outputs = tuple(to_host(output=call(**inputs)) for _ in range(2))
@@ -320,7 +321,7 @@ def check_second_call(expected: TwoCalls, calls: TwoCalls) -> None:
     """Refuse a package whose second call is farther from the module's than the first.
 
     Raises:
-        InputError: it is, because the package keeps what calls of the module change.
+        InputError: it is farther, because the package does not follow what calls of the module change.
 
     """
     first, second = (difference(one, other).error for one, other in zip(calls.outputs, expected.outputs, strict=True))
@@ -350,17 +351,17 @@ def shapes_of(inputs: Mapping[str, Any]) -> Hashable:
 
 @dataclass(frozen=True)
 class ByShape:
-    """Calls the package of the shapes that it is called with."""
+    """Calls the package for the shapes of the call."""
 
     runners: Mapping[Hashable, Callable[..., Any]]
 
     def __call__(self, /, **inputs: Any) -> Any:
-        """Call it; KeyError: there is none for these shapes."""
+        """Call the package; KeyError: there is none for these shapes."""
         return self.runners[shapes_of(inputs)](**inputs)
 
 
 def new_file(folder: Path, name: str) -> Path:
-    """Return a path in `folder`, which is created, at which there is no file yet: `name`, else with a number."""
+    """Create `folder` and return the path of a new file in it: `name`, with a number if that exists."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = Path(name)
     number, file = 2, folder / plain

@@ -1,4 +1,4 @@
-"""The capture of a recipe: a CUDA graph of the module, or of what transforms and the compiler made of it."""
+"""The capture of a recipe: a CUDA graph of the transformed and compiled module."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from profiling.variants.variant import EagerStep
 class CudaGraph:
     """Capture a call once and replay it.
 
-    Copying the inputs into the graph's static buffers is part of the step, since a real loop does it too. The output is
-    a clone unless `alias_outputs` asks for the graph's own memory, which any later replay may overwrite. A module that
-    the compiler splits at graph breaks is captured as one graph around all pieces.
+    The step includes copying the inputs into the graph's static buffers, as in a real loop. The output is a clone;
+    with `alias_outputs` it is the graph's own memory, which the next replay may overwrite. A module that the
+    compiler splits at graph breaks is captured as one graph.
 
     Raises:
         InputError: fewer than one warm-up call, or room for fewer than one graph.
@@ -42,7 +42,7 @@ class CudaGraph:
         return None if device.type == "cuda" else f"CUDA graphs need a CUDA device, this run is on {device.type}"
 
     def captured(self, component: Component, module: nn.Module, call: Callable[..., Any]) -> CudaGraphed:
-        """Return graphs of `call`, `module` or a compiled form of it, for all inputs of the component.
+        """Return the graphs of `call` (`module`, or what was compiled of it) for all inputs of the component.
 
         Raises:
             CaptureError: the call cannot be captured.
@@ -65,7 +65,7 @@ class CudaGraph:
 
 
 def eager_step(call: Callable[..., Any], inputs: Mapping[str, Any], module: nn.Module | None) -> EagerStep:
-    """Return `call(**inputs)` under the conditions of its capture, without which a compiled call would recompile."""
+    """Return `call(**inputs)` under the conditions of its capture: under others a compiled call would recompile."""
 
     def run() -> Any:
         with no_autocast_cache():

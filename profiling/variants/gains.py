@@ -132,13 +132,13 @@ def sensitivity_section(
     quantised: int,
     device: torch.device,
 ) -> Sensitivity:
-    """Return the record's section on quantised layers: the error that each causes alone, and the time that it saves.
+    """Return the record's section on quantised layers: the error that each causes alone, and the time it saves.
 
     Times are estimates: a layer alone with random inputs, once for each shape, times its calls. On a GPU it is compiled
     and captured; on a CPU it runs eagerly.
 
     Args:
-        layers: for each measured layer, what the record holds of it, its products in one call, and the quantised layer.
+        layers: for each measured layer its entry in the record, its products in one call, and the quantised layer.
         errors: relative L2 error of the output by the layer's name; None where it is not finite.
         quantised: number of all quantised layers.
         device: of the layers.

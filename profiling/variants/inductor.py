@@ -32,7 +32,8 @@ from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 
 @cache
 def missing_toolchain() -> str | None:
-    """Return what torch.compile lacks to build C++ on this machine and how to install it, or None."""
+    """Return what torch.compile needs to build C++ and this machine lacks, with the command that installs it, or
+    None."""
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
@@ -50,9 +51,10 @@ COMPILES_NOTHING = (
 
 
 class _RecompileLimit:
-    """While any compiled step is open, dynamo raises past its limit, where it would run eagerly and only log that.
+    """While a compiled step is open, dynamo raises at its recompile limit, instead of running eagerly and logging
+    it.
 
-    Steps may be closed in any order, so each of them cannot restore what it found.
+    Steps may be closed in any order, so a step cannot restore the value that it found.
     """
 
     def __init__(self) -> None:
@@ -77,9 +79,9 @@ RECOMPILE_LIMIT = _RecompileLimit()
 class Inductor(Compiler):
     """Compile the module with `torch.compile`; the fields are its arguments, `options` those of inductor.
 
-    `regional` compiles the repeated blocks of the module, each kind once, and leaves the rest eager. `dynamic: null` is
-    then false, since blocks of other sizes must not share code for any size. `keep_kernels` writes inductor's code into
-    the run folder.
+    `regional` compiles repeated blocks once for each kind, and leaves the rest eager. `dynamic: null` then means
+    false, so that blocks of different sizes do not share slower code for any size. `keep_kernels` writes inductor's
+    code into the run folder.
 
     Raises:
         InputError: an unknown mode or option, or `options` together with a `mode`, which torch refuses.
@@ -94,7 +96,7 @@ class Inductor(Compiler):
     keep_kernels: bool = False
 
     def __post_init__(self) -> None:
-        """Check the options, which torch.compile would refuse minutes later."""
+        """Check the options now; torch.compile would refuse them minutes later."""
         modes = torch._inductor.list_mode_options()
         if self.mode is not None and self.mode not in modes:
             raise InputError(
@@ -110,13 +112,13 @@ class Inductor(Compiler):
 
     @property
     def own_graphs(self) -> str | None:
-        """The mode, or the option, that brings CUDA graphs of inductor's own."""
+        """The mode or option that turns on CUDA graphs of inductor's own, or None."""
         if self.mode and torch._inductor.list_mode_options(self.mode).get("triton.cudagraphs"):
             return f"mode={self.mode}"
         return "options.triton.cudagraphs" if self.options.get("triton.cudagraphs") else None
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
-        """Return why CUDA graphs of inductor's own do not fit regions or a capture."""
+        """Return why CUDA graphs of inductor's own cannot be combined with regions or a capture, or None."""
         if self.regional and self.own_graphs is not None:
             return (
                 f"{self.own_graphs} would replay a CUDA graph for each block of regional: true. Capture the whole "
@@ -136,7 +138,7 @@ class Inductor(Compiler):
         return f"{self.own_graphs} needs a CUDA device" if self.own_graphs else missing_toolchain()
 
     def flags(self, folder: Path) -> ExitStack:
-        """Set the global flags that the options need; closing the stack restores them."""
+        """Set the global flags that the options need until the stack is closed."""
         with ExitStack() as stack:
             stack.callback(torch._dynamo.reset)  # the next variant must not reuse what this one compiled
             stack.enter_context(RECOMPILE_LIMIT)
@@ -193,7 +195,7 @@ class Inductor(Compiler):
     def _compiled(self, module: Callable[..., Any]) -> Callable[..., Any]:
         """Return the module, or a method of it, under torch.compile, which compiles at its first call."""
         default = self.mode in (None, "default")
-        # Explicitly off, since an environment variable can put CUDA graphs into inductor's defaults.
+        # Explicitly off: an environment variable can turn CUDA graphs on by default.
         options = {"triton.cudagraphs": False, **self.options} if default else None
         dynamic = False if self.regional and self.dynamic is None else self.dynamic
         return torch.compile(
@@ -213,7 +215,8 @@ class Inductor(Compiler):
 def first_calls(
     call: Callable[..., Any], examples: Sequence[Mapping[str, Any]], times: int = 1
 ) -> tuple[ShapeCompile, ...]:
-    """Call with each of the arguments in `examples`, `times` times, and return what that took and compiled."""
+    """Call with each of the arguments in `examples`, `times` times; return the seconds and graphs of each first
+    call."""
     forms = [{dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(inputs)} for inputs in examples]
     calls = []
     for inputs, form in zip(examples, forms, strict=True):
@@ -230,9 +233,9 @@ def first_calls(
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the modules that stand in a list beside another one of their class and sizes; not what is inside of them.
+    """Return the modules in a list with another one of the same class and sizes, without looking inside them.
 
-    Single layers of torch.nn are no blocks.
+    Layers of torch.nn do not count as blocks.
     """
     blocks: dict[int, nn.Module] = {}
     pending = [module]
@@ -249,12 +252,12 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _kind(module: nn.Module) -> Hashable:
-    """Return what blocks that share compiled code have in common: class, and sizes of the parameters."""
+    """Return what blocks that share compiled code have in common: class and parameter sizes."""
     return type(module), tuple((name, each.shape, each.dtype) for name, each in module.named_parameters())
 
 
 class _Regions:
-    """A module whose blocks run compiled while it is called through this object; called directly, it is eager."""
+    """A module whose blocks run compiled if it is called through this object, and eagerly if called directly."""
 
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], compiled: Callable[..., Any]) -> None:
         self._module, self._blocks, self._active = module, blocks, False
@@ -279,7 +282,7 @@ class _Regions:
 
     @property
     def called(self) -> list[nn.Module]:
-        """The blocks that a call has reached; lists may also hold modules that only keep tensors (caches)."""
+        """The blocks that a call has reached. Others may only keep tensors, such as caches."""
         return [block for block in self._blocks if id(block) in self._called]
 
     def close(self) -> None:
@@ -289,7 +292,8 @@ class _Regions:
 
 
 def _has_compiled_code(module: nn.Module) -> bool:
-    """Return whether Dynamo holds code for the module's forward: another stage may have the same class and sizes."""
+    """Return whether Dynamo has code for the module's forward, perhaps from another stage with the same class and
+    sizes."""
     code = getattr(getattr(module.forward, "__func__", module.forward), "__code__", None)
     return code is not None and len(_debug_get_cache_entry_list(code)) > 0
 

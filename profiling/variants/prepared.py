@@ -30,10 +30,10 @@ class PreparedStep:
     `torch.inference_mode()`. One step may be called by one thread at a time. The module is in eval mode until `close`,
     or the end of a `with` block. Weights may be changed in place; a captured graph does not see new tensors.
 
-    The module is called to prepare the step. Its state is then as it was, but for what the first call of all makes once
-    (a mask, a table), which stays.
+    The module is called to prepare the step. Its state is then restored, except for what a first call makes once (a
+    mask, a table).
 
-    `package` is where the file goes that an ahead-of-time compiler made: the one that the step has loaded.
+    `package` is the path to which the file of an ahead-of-time compiler is copied: the one that the step has loaded.
 
     Raises:
         InputError: the inputs hold no tensor, the variant refuses its options, or `package` cannot be written.

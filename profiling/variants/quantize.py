@@ -1,7 +1,7 @@
-"""Quantisation by torchao (the extra `quant`): weights of 8 or 4 bits, and their kernels, in linear layers of a module.
+"""Quantisation of linear layers by torchao (the extra `quant`), with its kernels for 8-bit and 4-bit weights.
 
-A layer is quantised if its product, the rows that calls give it and its kernel allow that; every other layer stays, and
-the record says why. A transform that would change nothing fails its cell: "asked for, did nothing".
+A layer is quantised if its use, the number of rows in calls and its kernel allow it. Every other layer stays, and
+the record says why. If none can be quantised, the cell fails: "asked for, did nothing".
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from profiling.results.record import ModuleChoice
 from profiling.variants.gains import sensitivity_section
 from profiling.variants.recipe import Outcome, Transform
 
-#: Convolutions that are a linear layer where their kernel has one element.
+#: Convolutions that are linear layers if their kernel has one element.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-#: Functions that multiply by a weight, and the dimension of their input that holds its channels.
+#: Functions that multiply by a weight, with the dimension of the channels in their input.
 _ROWS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
-#: Functions that read nothing of a weight but its form.
+#: Functions that read only the shape of a weight, or its other properties.
 _HARMLESS = ("__get__", "dim", "size", "numel", "is_floating_point", "stride", "is_contiguous", "data_ptr", "__hash__")
 
 
 @dataclass(frozen=True)
 class _Config:
-    """A config of torchao: what it needs, and the options that replace torchao's defaults."""
+    """A config of torchao: its requirements, and options that replace torchao's defaults."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     granularity: bool = False  # whether it has one
@@ -47,11 +47,11 @@ class _Config:
     multiple: int = 1  # of the inputs and outputs of a layer on a GPU
 
 
-#: torchao would otherwise set global options of inductor, and let float32 products run in TF32.
+#: By default torchao sets global options of inductor, and allows TF32 for float32 products.
 _NO_GLOBALS = {"set_inductor_config": False}
 CONFIGS: Mapping[str, _Config] = {
     "Int8WeightOnlyConfig": _Config({**_NO_GLOBALS, "version": 2}),
-    # torch._int_mm wants more than 16 rows, and multiples of 8.
+    # torch._int_mm needs more than 16 rows, and sizes that are multiples of 8.
     "Int8DynamicActivationInt8WeightConfig": _Config({**_NO_GLOBALS, "version": 2}, rows=17, multiple=8),
     "Int4WeightOnlyConfig": _Config(
         {**_NO_GLOBALS, "int4_packing_format": "tile_packed_to_4d"}, capability=(8, 0), dtype=torch.bfloat16
@@ -71,10 +71,10 @@ class Quantize(Transform):
         granularity: of the scales, `PerTensor` or `PerRow`, for float8 with dynamic activations only.
         options: further arguments of the config, `{group_size: 64}` for example.
         include: patterns of module names (`*` matches any characters); a layer must match one of them.
-        exclude: patterns of names that stay.
-        conv_1x1: also quantises convolutions with a kernel of one element, stride 1 and one group, as linear layers.
-        sensitivity: also quantises each layer alone, and records the error of the output and the time that it saves.
-        sensitivity_seconds: at most for that, largest layers first.
+        exclude: patterns of the names of layers that stay.
+        conv_1x1: also quantise convolutions with a kernel of one element, stride 1 and one group, as linear layers.
+        sensitivity: also quantise each layer alone, and record the error of the output and the time saved.
+        sensitivity_seconds: most seconds for that; the largest layers come first.
 
     Raises:
         InputError: an unknown config, or options of the wrong type.
@@ -91,7 +91,7 @@ class Quantize(Transform):
     sensitivity_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Check the options, as far as that needs no torchao."""
+        """Check the options that can be checked without torchao."""
         check_choice("config", self.config, CONFIGS)
         if self.granularity is not None:
             check_choice("granularity", self.granularity, GRANULARITIES)
@@ -104,7 +104,7 @@ class Quantize(Transform):
         check_number("sensitivity_seconds", self.sensitivity_seconds, above=0)
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return that torchao is missing, or what the kernels need that `device` has not."""
+        """Return that torchao is missing, or what the kernels need and `device` lacks, or None."""
         if find_spec("torchao") is None:
             return install_hint("torchao")
         needed = CONFIGS[self.config].capability
@@ -117,7 +117,7 @@ class Quantize(Transform):
         return None if has >= needed else f"{self.config} needs a GPU {text(*needed)}; this one is {text(*has)}"
 
     def apply(self, module: nn.Module, component: Component) -> Outcome:
-        """Quantise what can be, in place; a module that is itself a convolution is replaced.
+        """Quantise in place all layers that can be; a module that is itself a convolution is replaced.
 
         Raises:
             InputError: the module has no such layer, a pattern matches none, or an option is none of torchao's.
@@ -169,7 +169,7 @@ class Quantize(Transform):
     def _tried(
         self, name: str, layer: nn.Module, use: _Use, quantise: Callable[[nn.Linear], None], component: Component
     ) -> _Layer:
-        """Quantise a layer beside the module, and call it once with the rows that it gets."""
+        """Quantise a copy of a layer, and call it once with its numbers of rows."""
         found = _Layer(name, layer, use, self._reason_to_leave(name, layer, use, component.device))
         if found.left is not None:
             return found
@@ -217,7 +217,7 @@ class Quantize(Transform):
     def _sensitivity(
         self, module: nn.Module, component: Component, layers: Sequence[_Layer]
     ) -> Callable[[], Mapping[str, Any]]:
-        """Quantise each layer alone; return the function that measures times and makes the record's section."""
+        """Quantise each layer alone; return a function that measures the times and makes the record's section."""
         deadline, errors = perf_counter() + self.sensitivity_seconds, {}
         expected = _call(module, component, component.inputs)
         largest_first = sorted(layers, key=lambda each: _weight(each.layer).numel(), reverse=True)
@@ -236,10 +236,10 @@ class Quantize(Transform):
 
 
 class Pointwise(nn.Module):
-    """A convolution whose kernel has one element, as a linear layer over the channels.
+    """A convolution with a kernel of one element, computed as a linear layer over the channels.
 
     Args:
-        linear: channels of the input → channels of the output.
+        linear: input channels → output channels.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -253,7 +253,7 @@ class Pointwise(nn.Module):
 
 @dataclass(frozen=True)
 class _Use:
-    """How calls of the module read a weight: products, the rows of each kind of them, and other reads."""
+    """How calls of the module read a weight: number of products, their rows, and other reads."""
 
     calls: int = 0  # products in one call
     rows: tuple[int, ...] = ()
@@ -262,7 +262,7 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of the module, and what becomes of it: `linear` holds the quantised weight, `left` says why it stays."""
+    """A layer of the module: `linear` holds the quantised weight, or `left` says why the layer stays."""
 
     name: str
     layer: nn.Module
@@ -271,14 +271,14 @@ class _Layer:
     linear: nn.Linear | None = None
 
     def choice(self) -> ModuleChoice:
-        """Return what the record holds of the layer."""
+        """Return the layer as it is in the record."""
         rows = (min(self.use.rows), max(self.use.rows)) if self.use.rows else None
         weight = None if self.linear is None else type(self.linear.weight.data).__name__
         shape = tuple(_weight(self.layer).shape[:2])
         return ModuleChoice(name=self.name, shape=shape, rows=rows, left=self.left, now=weight)
 
     def put(self, module: nn.Module) -> nn.Module:
-        """Put the quantised weight into the module, and return it; another one if it is itself a convolution."""
+        """Put the quantised weight into the module, and return the module; a new one if it is itself a convolution."""
         assert self.linear is not None
         if isinstance(self.layer, nn.Linear):
             self.layer.weight = self.linear.weight
@@ -286,7 +286,7 @@ class _Layer:
         return _replaced(module, self.name, Pointwise(self.linear))
 
     def take_out(self, module: nn.Module, weight: Tensor) -> None:
-        """Undo `put`; `weight` is the one of before."""
+        """Undo `put`; `weight` is the original one."""
         if isinstance(self.layer, nn.Linear):
             self.layer.weight = weight  # pyright: ignore[reportAttributeAccessIssue] - the parameter that it had
         elif self.name:
@@ -294,7 +294,7 @@ class _Layer:
 
 
 class _Reads(TorchFunctionMode):
-    """While it is entered, counts which functions read the given weights, and the rows of their products."""
+    """A context that counts which functions read the given weights, and the rows of their products."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class _Reads(TorchFunctionMode):
 
 
 def _observed(module: nn.Module, component: Component, weights: Mapping[str, Tensor]) -> dict[str, _Use]:
-    """Call the module on all of its inputs; return how it reads the weights, by their names."""
+    """Call the module on all of its inputs; return how it reads each weight, by name."""
     every: list[_Reads] = []
     for inputs in (*component.extra_inputs, component.inputs):
         with _Reads(weights) as reads:
@@ -337,7 +337,7 @@ def _observed(module: nn.Module, component: Component, weights: Mapping[str, Ten
 
 
 def _call(module: nn.Module, component: Component, inputs: Mapping[str, Any]) -> Outputs:
-    """Return the output of a call, after which the state is as before."""
+    """Return the output of a call, and restore the state."""
     restore = component.keep_state()
     try:
         return to_host(output=module(**inputs))
@@ -346,7 +346,7 @@ def _call(module: nn.Module, component: Component, inputs: Mapping[str, Any]) ->
 
 
 def _layers(module: nn.Module, conv_1x1: bool) -> dict[str, nn.Module]:
-    """Return the linear layers, and with `conv_1x1` the convolutions with one element, by name."""
+    """Return the linear layers, and with `conv_1x1` the convolutions with a kernel of one element, by name."""
     kinds = (nn.Linear, *_CONVOLUTIONS) if conv_1x1 else (nn.Linear,)
     return {
         name: layer
@@ -356,7 +356,7 @@ def _layers(module: nn.Module, conv_1x1: bool) -> dict[str, nn.Module]:
 
 
 def _unlike_a_product(layer: nn.Module) -> str | None:
-    """Return why a layer does more than multiply by its weight, or None."""
+    """Return why the layer is not a plain product with its weight, or None."""
     if type(layer) not in (nn.Linear, *_CONVOLUTIONS):
         return f"is a {type(layer).__name__}, which may use its weight in another way"
     if parametrize.is_parametrized(layer):
@@ -371,7 +371,7 @@ def _unlike_a_product(layer: nn.Module) -> str | None:
 
 
 def _as_linear(layer: nn.Module) -> nn.Linear:
-    """Return a linear layer with the layer's own weight and bias, beside the module."""
+    """Return a separate linear layer that shares the layer's weight and bias."""
     weight = _weight(layer)
     linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta", dtype=weight.dtype)
     linear.weight = nn.Parameter(weight.detach().flatten(1), requires_grad=False)
@@ -395,7 +395,7 @@ def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
 
 
 def _raise_if_lost(error: Exception) -> None:
-    """Raise the error if the device is lost or full; a kernel that refuses its arguments is neither."""
+    """Raise the error if the device is lost or out of memory, and not if a kernel refused its arguments."""
     if is_device_failure(error) or is_out_of_memory(error):
         raise error
 

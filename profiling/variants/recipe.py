@@ -1,7 +1,7 @@
-"""A recipe: transforms of the module in their order, then a compiler, then a capture, each of them optional.
+"""A recipe: transforms of the module in order, then a compiler, then a capture, each optional.
 
-In YAML a variant without a `_target_` is a recipe. What is new is a step: a transform is any function or class
-`module -> module`, a compiler a subclass of `Compiler`. Each step reports its seconds, what it changed and its memory.
+In YAML a variant without a `_target_` is a recipe. To extend it, add a transform, any function or class `module ->
+module`, or a compiler, a subclass of `Compiler`. The record has the seconds, changes and memory of each step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from profiling.variants.cuda_graph import CudaGraph, eager_step
 from profiling.variants.gains import graphs_section
 from profiling.variants.variant import EagerStep, Step, Variant
 
-#: Most layers in the record of a transform's choices, and reasons in the message that it changed none.
+#: Most layers in the record of a transform's choices, and most reasons in the message that it changed none.
 _LAYERS, _REASONS = 200, 3
 
 
@@ -42,14 +42,14 @@ class Outcome:
     """The result of a transform or a compiler.
 
     Attributes:
-        call: what the next step gets: an nn.Module after a transform, else any callable with the same arguments.
-        changed: number of places, modules or graphs that it changed or made; None: not counted.
+        call: passed to the next step; an nn.Module after a transform, else any callable with the same arguments.
+        changed: number of places or modules changed, or graphs made; None: not counted.
         notes: remarks for the record, one line each.
         packages: files that a compiler made ahead of time, for the record.
         shapes: the first call of a compiled module on the inputs of each shape.
-        explain: returns sections of the record that only this step can fill, as `Step.explain` does.
-        close: undoes what must not outlast the prepared step, in the module for example.
-        choices: the layers that a transform replaced or left; `changed` is then the number of those replaced.
+        explain: like `Step.explain`, returns sections of the record that only this step can fill.
+        close: undoes what must not outlive the prepared step, for example in the module.
+        choices: the layers that a transform replaced or left; `changed` is then the number replaced.
 
     """
 
@@ -64,13 +64,13 @@ class Outcome:
 
 
 class Transform(ABC):
-    """A transform that counts what it changes, or needs the component's inputs; others are any `module -> module`.
+    """A transform that counts its changes or needs the component's inputs; others may be plain functions.
 
-    A transform changes the module in place, or returns another one that shares the tensors that calls change (caches,
-    positions): state is restored through the component's own module.
+    It changes the module in place, or returns another one that shares the tensors that calls change (caches,
+    positions), since state is restored through the component's own module.
     """
 
-    #: Whether the result is for the shapes of one call; it is then applied once for each shape of a sweep.
+    #: Whether the result fits the shapes of one call only; it is then applied once for each shape of a sweep.
     one_shape: ClassVar[bool] = False
 
     def unavailable(self, device: torch.device) -> str | None:
@@ -79,7 +79,7 @@ class Transform(ABC):
 
     @abstractmethod
     def apply(self, module: nn.Module, component: Component) -> Outcome:
-        """Return the transformed module; `module` is the result of the transform before, `component` has the inputs.
+        """Return the transformed module. `module` is the result of the transform before; `component` has the inputs.
 
         Raises:
             InputError: the module cannot be transformed.
@@ -94,18 +94,18 @@ AnyTransform = Transform | Callable[[nn.Module], nn.Module]
 class Compiler(ABC):
     """Turns a module into a faster callable; a frozen dataclass whose fields are the options of its YAML."""
 
-    #: Ending of the files that it makes of the module, which an application can load; None: it makes none.
+    #: Suffix of the files that it writes for an application to load; None: it writes none.
     package_suffix: ClassVar[str | None] = None
 
     @property
     def own_graphs(self) -> str | None:
-        """The option that makes it replay CUDA graphs of its own (`mode=reduce-overhead`), or None."""
+        """The option that turns on CUDA graphs of its own (`mode=reduce-overhead`), or None."""
         return None
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
-        """Return why it does not fit the other steps of the recipe, and what to write instead, or None.
+        """Return why it cannot be combined with the other steps, and what to write instead, or None.
 
-        It is asked when the config is read.
+        Called when the config is read.
         """
         return None
 
@@ -114,17 +114,17 @@ class Compiler(ABC):
         return None
 
     def flags(self, folder: Path) -> AbstractContextManager[Any]:
-        """Set the global flags of compiling and of all later calls; its end restores them."""
+        """Set the global flags for compiling and for all later calls; leaving the context restores them."""
         return nullcontext()
 
     @abstractmethod
     def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
-        """Compile for the arguments in `examples`, of different shapes; nothing is left to be compiled later.
+        """Compile for all arguments in `examples`, which differ in shape; later calls must not compile.
 
         It may call the module on them. `folder` is the cell's own path in the run folder for files worth keeping.
 
         Raises:
-            InputError: the module is none for this compiler.
+            InputError: this compiler cannot compile the module.
             RuntimeError: nothing was compiled, or less than the options promise.
 
         """
@@ -132,7 +132,7 @@ class Compiler(ABC):
 
 @dataclass
 class _Branch:
-    """A module and the inputs that it serves: all of a component's, or after a transform for one shape, one of them."""
+    """A module and the inputs that it serves: all of the component's, or those of one shape after such a transform."""
 
     component: Component
     module: nn.Module
@@ -141,16 +141,17 @@ class _Branch:
 
     @property
     def inputs(self) -> tuple[Mapping[str, Any], ...]:
-        """The arguments of all its calls, those of the component itself last."""
+        """The arguments of all its calls; the component's own come last."""
         return *self.component.extra_inputs, self.component.inputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Variant):
-    """Transform the module, compile it, capture it; the step without any of these is eager PyTorch.
+    """Transform the module, compile it, capture it. Without any of these, it is eager PyTorch.
 
     Raises:
-        InputError: a transform that cannot be called, a compiler or capture of another type, or steps that do not fit.
+        InputError: a transform cannot be called, a compiler or capture has another type, or steps cannot be
+        combined.
 
     """
 
@@ -193,7 +194,7 @@ class Recipe(Variant):
         return self if self.capture is None else replace(self, capture=replace(self.capture, alias_outputs=True))
 
     def __call__(self, component: Component, folder: Path) -> Step:
-        """Run the steps of the recipe, and return the step that calls what they made.
+        """Run the steps of the recipe, and return the prepared step.
 
         Raises:
             InputError: a transform or the compiler refuses the module, or a transform returns no module.
@@ -254,7 +255,7 @@ class Recipe(Variant):
                 if self.capture is None:
                     outcomes.append(compiler.compile(branch.module, (*extra, own), folder))
                 else:
-                    # As in the capture, which would otherwise compile again.
+                    # As in the capture; otherwise the capture would compile again.
                     with no_autocast_cache(), _unchanged(branch.component):
                         outcomes.append(compiler.compile(branch.module, (own, *reversed(extra)), folder))
                 stack.callback(outcomes[-1].close)
@@ -280,7 +281,7 @@ class Recipe(Variant):
 
 @dataclass
 class _Log:
-    """What each step of a recipe took and changed."""
+    """The seconds, changes and memory of each step of a recipe."""
 
     device: torch.device
     steps: list[RecipeStep] = field(default_factory=list)
@@ -288,7 +289,8 @@ class _Log:
 
     @contextmanager
     def step(self, kind: Literal["transform", "compiler", "capture"], name: str) -> Iterator[list[Outcome]]:
-        """Time a step; the block appends its outcomes to the list that it is given, that of the own inputs last."""
+        """Time a step; the block appends its outcomes to the yielded list, the one for the component's own inputs
+        last."""
         outcomes: list[Outcome] = []
         before, started = self._allocated(), perf_counter()
         yield outcomes
@@ -318,14 +320,14 @@ class _Log:
 
 
 def _unchanged(component: Component) -> AbstractContextManager[Any]:
-    """Restore after the block what calls of the component change: its state and the random number generators."""
+    """After the block, restore the component's state and the random number generators."""
     inputs = (component.inputs, component.extra_inputs)
     generators = [leaf for _, leaf in keyed_leaves(inputs) if isinstance(leaf, torch.Generator)]
     return preserved_state(component.keep_state(), generators, component.device)
 
 
 def _by_shape(branches: list[_Branch]) -> list[_Branch]:
-    """Return a branch for each shape of inputs."""
+    """Return a branch for each shape of the inputs."""
     return [
         replace(branch, component=replace(branch.component, inputs=inputs, extra_inputs=()))
         for branch in branches
@@ -352,7 +354,7 @@ def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
 
 
 def _choices(choices: Iterable[Any], module: nn.Module) -> Iterator[ModuleChoice]:
-    """Yield the record's form of what a transform of any class says about each layer: its name, shape and `left`."""
+    """Yield a record entry for each object that `choices(module)` of a transform returned (name, shape, `left`)."""
     for each in choices:
         now = None if each.left is not None else type(module.get_submodule(each.name)).__name__
         yield ModuleChoice(name=each.name, shape=tuple(each.shape), left=each.left, now=now)
@@ -368,7 +370,7 @@ def _choices_section(choices: Sequence[ModuleChoice]) -> Choices:
 
 
 def _why_nothing(choices: Sequence[ModuleChoice]) -> str:
-    """Return in one line why the layers stay, with the first layer of each of the commonest reasons."""
+    """Return one line with the most common reasons why layers stay, each with its first layer."""
     texts = []
     for reason, count in Counter(each.left for each in choices).most_common(_REASONS):
         first = next(each for each in choices if each.left == reason)
@@ -378,7 +380,7 @@ def _why_nothing(choices: Sequence[ModuleChoice]) -> str:
 
 
 def _graphs(branches: Sequence[_Branch], counters: CompileCounters | None) -> Mapping[str, Any]:
-    """Return the record's section on captured graphs, if there are any."""
+    """Return the record's section on captured graphs; empty if there are none."""
     engines = [branch.engine for branch in branches if branch.engine is not None]
     if not engines:
         return {}
@@ -386,7 +388,7 @@ def _graphs(branches: Sequence[_Branch], counters: CompileCounters | None) -> Ma
 
 
 def _merged(*explain: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the sections of all steps; rows of the same section follow each other."""
+    """Return the sections of all steps; rows of the same section are joined."""
     merged: dict[str, Any] = {}
     for each in explain:
         for name, section in each().items():

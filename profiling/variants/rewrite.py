@@ -52,7 +52,7 @@ class Rewrite(Transform):
                 )
 
     def apply(self, module: nn.Module, component: Component) -> Outcome:
-        """Return the rewritten module, with the arguments of `module`, and the number of places that were replaced.
+        """Return the rewritten module, which takes the arguments of `module`, and the number of places replaced.
 
         Raises:
             InputError: the module cannot be traced (names file and line), or a pass returns no module.
@@ -66,9 +66,9 @@ class Rewrite(Transform):
         return Outcome(rewritten, replaced, explain=lambda: {"passes": self.explained(module, component)})
 
     def explained(self, module: nn.Module, component: Component) -> tuple[FxPass, ...]:
-        """Return for each pass what it replaced, how far it moved the output, and its gain on the device.
+        """Return for each pass its number of replacements, the error of its output, and its gain on the device.
 
-        The passes run once more for this, so that the modules between them hold no memory while metrics measure.
+        The passes run again for this, so that intermediate modules hold no memory while metrics measure.
         """
         applied = apply_passes(_traced(module, component), self.passes, partial(_propagated, component))
         return tuple(_section(component, each) for each in applied)
@@ -81,7 +81,7 @@ class _Rewritten(nn.Module):
         super().__init__()
         self.traced = graph  # not `graph`: torch.export copies names, and each of its modules has a graph of its own
         names = placeholders(inputs)
-        # By keys, which a compiler can trace, and not by the names of all tensors in each call.
+        # Looked up by key, which a compiler can trace.
         self._keys = dict(zip(names, (keys for keys, _ in keyed_tensors(inputs)), strict=True))
 
     def forward(self, /, **inputs: Any) -> Any:
@@ -123,14 +123,14 @@ def _traced(module: nn.Module, component: Component) -> fx.GraphModule:
 
 
 def _propagated(component: Component, module: fx.GraphModule) -> Any:
-    """Run the module on the component's inputs, write the info of its nodes, and return the output."""
+    """Run the module on the component's inputs, annotate its nodes, and return the output."""
     with _state_kept(component):
         return propagate(module, placeholders(component.inputs))
 
 
 @contextmanager
 def _state_kept(component: Component) -> Iterator[None]:
-    """Restore the network's state after the block, so that every run starts from the same one."""
+    """Restore the network's state after the block, so that every run starts from the same state."""
     restore = component.keep_state()
     try:
         yield

@@ -1,6 +1,6 @@
 """The compilers TensorRT and AOTTensorRT through torch_tensorrt (the extra `tensorrt`).
 
-Written against the source of torch_tensorrt 2.14.0 and tested with a stand-in that has its signatures; never run.
+Written against the source of torch_tensorrt 2.14.0, never run with it. Tests use a stand-in with its signatures.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NO_OPTIONS = {
     "device": "engines are built for the device of the run",
     "enable_cross_compile_for_windows": "engines are run here",
 }
-#: Operators without a converter that a remark names.
+#: Most operators without a converter that a remark names.
 _NAMED = 10
 
 
@@ -66,18 +66,18 @@ class TensorRT(Compiler):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the options, as far as that needs no torch_tensorrt."""
+        """Check the options that can be checked without torch_tensorrt."""
         for name in self.options:
             if name in _NO_OPTIONS:
                 raise InputError(f"options.{name}: {_NO_OPTIONS[name]}. Leave it out.")
 
     @property
     def own_graphs(self) -> str | None:
-        """The option that brings CUDA graphs of torch_tensorrt."""
+        """The option that turns on CUDA graphs of torch_tensorrt, or None."""
         return "cuda_graphs: true" if self.cuda_graphs else None
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
-        """Return why a capture does not fit: engines run on streams of torch_tensorrt."""
+        """Return why a capture cannot be combined with it: engines run on streams of torch_tensorrt."""
         if capture is None:
             return None
         return (
@@ -86,13 +86,14 @@ class TensorRT(Compiler):
         )
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return that torch_tensorrt is missing, with the command that installs it, or that this is no CUDA device."""
+        """Return that torch_tensorrt is missing, with the command that installs it, or that `device` is no CUDA
+        device, or None."""
         if find_spec("torch_tensorrt") is None:
             return install_hint("torch_tensorrt")
         return None if device.type == "cuda" else f"TensorRT needs a CUDA device, this run is on {device.type}"
 
     def flags(self, folder: Path) -> ExitStack:
-        """Set torch_tensorrt's mode for CUDA graphs; closing the stack restores it, and drops what was compiled."""
+        """Set torch_tensorrt's mode for CUDA graphs; closing the stack restores it and drops compiled code."""
         runtime = _torch_tensorrt().runtime
         with ExitStack() as stack:
             stack.callback(torch._dynamo.reset)
@@ -132,9 +133,9 @@ class TensorRT(Compiler):
 class AOTTensorRT(TensorRT):
     """Export the module, build its engines, save them into the run folder, and run what was loaded from there.
 
-    For several shapes, `dynamic` makes one file with profiles from the least to the largest of each axis; without it
-    there is one for each shape. With `cuda_graphs`, torch_tensorrt wraps the module that was compiled, not the one that
-    was loaded: a graph of each engine, or of the whole call where parts run in torch, recorded again at a new shape.
+    For several shapes, `dynamic` makes one file for the range from the smallest to the largest size of each axis;
+    without it there is a file for each shape. With `cuda_graphs`, torch_tensorrt wraps the compiled module, not the
+    loaded one: a graph for each engine, or of the whole call if parts run in torch, recorded again at a new shape.
     """
 
     package_suffix: ClassVar[str | None] = ".pt2"
@@ -145,7 +146,7 @@ class AOTTensorRT(TensorRT):
         """Export, build engines, save and load; then compare two calls in a row with two of the module.
 
         Raises:
-            InputError: the module cannot be exported, its inputs are no tensors, or what calls change would be wrong.
+            InputError: the module cannot be exported, an input is no tensor, or the file would not follow its state.
             RuntimeError: torch_tensorrt failed, or built no engine.
 
         """
@@ -179,7 +180,7 @@ class AOTTensorRT(TensorRT):
         program = exported(module, examples)
         export_s, started = perf_counter() - started, perf_counter()
         try:
-            # Not torch_tensorrt.compile(ir="dynamo"), which drops kwarg_inputs where it gets an ExportedProgram.
+            # torch_tensorrt.compile(ir="dynamo") drops kwarg_inputs if it gets an ExportedProgram.
             compiled = trt.dynamo.compile(
                 program.program, kwarg_inputs=_input_ranges(trt, examples), **dict(self.options)
             )
@@ -211,10 +212,10 @@ def _torch_tensorrt() -> Any:
 
 
 def _input_ranges(trt: Any, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the last of the examples, with a range of shapes in place of each tensor whose sizes differ.
+    """Return the last of the examples, with each tensor whose sizes differ replaced by a range of shapes.
 
     Raises:
-        InputError: sizes differ inside of a nested input.
+        InputError: sizes differ inside a nested input.
 
     """
     ranges = dict(examples[-1])
@@ -235,12 +236,14 @@ def _input_ranges(trt: Any, examples: Sequence[Mapping[str, Any]]) -> dict[str, 
     return ranges
 
 
-# What torch_tensorrt says of a graph. ---------------------------------------------------------------------------------
+# What torch_tensorrt reports on a graph.
+# ---------------------------------------------------------------------------------
 
 
 @dataclass
 class _Report:
-    """Its report of a graph: operators, those with a converter, engines, nodes in torch, and what has no converter."""
+    """Its report on a graph: operators, those with a converter, engines, nodes in torch, and operators without a
+    converter."""
 
     operators: int
     supported: int
@@ -251,7 +254,7 @@ class _Report:
 
 @contextmanager
 def _reports() -> Iterator[list[_Report]]:
-    """Read the report that torch_tensorrt logs of each graph that it compiles in the block."""
+    """Collect the reports that torch_tensorrt logs on the graphs that it compiles in the block."""
     reports: list[_Report] = []
 
     class Handler(logging.Handler):
@@ -272,7 +275,7 @@ def _reports() -> Iterator[list[_Report]]:
 
 
 def read_report(text: str) -> list[_Report]:
-    """Return the report in `text`, the message of torch_tensorrt's dry run tracker; none where it is no report."""
+    """Return the report in `text`, a message of torch_tensorrt's dry run tracker; None if it is no report."""
     totals = re.search(r"consists of (\d+) Total Operators, of which (\d+) operators are supported", text)
     if totals is None:
         return []

@@ -18,7 +18,7 @@ _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 class ChannelsLast(Transform):
     """Keep the weights of 2D convolutions in the memory layout that tensor cores prefer (NHWC).
 
-    The outputs of these convolutions then have it too, as have those of elementwise operators after them.
+    The outputs of these convolutions, and of elementwise operators after them, then have this layout, too.
     """
 
     def apply(self, module: nn.Module, component: Component) -> Outcome:

@@ -43,7 +43,7 @@ class Step:
         extra_steps: steps of the component's `extra_inputs`, in their order, prepared with this one.
         eager_step: for the profiler; None where the variant has nothing that launches kernel by kernel.
         rewind: restores what calls count up or let grow (a cache position), where there is such state.
-        recipe: what each step of the preparation took and changed, for the record.
+        recipe: seconds, changes and memory of each step of the preparation, for the record.
 
     """
 
