@@ -133,8 +133,7 @@ class Search:
     # What is next
 
     def _next_batch(self) -> list[Chosen]:
-        """Return the next recipes to prepare, the quickest first: untried neighbours of the best recipe that has
-        any."""
+        """Return the next recipes to prepare, quickest first: neighbours of the best recipe that has untried ones."""
         if _EAGER in self._tried and _EAGER not in self._alive:
             return []  # it failed, and without it nothing can be compared
         for parent in self._parents():
@@ -144,8 +143,7 @@ class Search:
         return []
 
     def _untried(self, parent: Chosen) -> list[Chosen]:
-        """Return the untried neighbours of a recipe, except those that contain a recipe that is wrong or was
-        refused."""
+        """Return the untried neighbours of a recipe that contain no recipe that is wrong or was refused."""
         claimed = self.shared.claims if self.shared is not None else {}
         untried = (each for each in self.space.neighbours(parent) if each not in self._tried)
         untried = (each for each in untried if self.space.name(each) not in claimed)
@@ -185,8 +183,7 @@ class Search:
         return with_speedup(record, self._so_far(self._alive[_EAGER]), seed=self._run.config.settings.seed)
 
     def _is_affordable(self, chosen: Chosen) -> bool:
-        """Return whether the budget suffices for the recipe, and for the recipes without one of its steps if it
-        wins."""
+        """Return whether the budget suffices for the recipe and, if it wins, for those without one of its steps."""
         others = 0.0 if _EAGER in self._alive else self._expected(_EAGER)
         if self.shared is None:
             others += sum(self._expected(each) for each in self._unexplained(chosen))
@@ -306,8 +303,7 @@ class Search:
     # The winner
 
     def _explain_winner(self) -> None:
-        """Time the winner in turns with the recipes that lack one of its steps; one that is as fast becomes the
-        winner."""
+        """Time the winner in turns with the recipes that lack one of its steps; one that is as fast wins."""
         explained: set[Chosen] = set()
         while (best := self._best()) and best not in explained and _EAGER in self._alive:
             explained.add(best)

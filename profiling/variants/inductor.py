@@ -32,8 +32,7 @@ from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 
 @cache
 def missing_toolchain() -> str | None:
-    """Return what torch.compile needs to build C++ and this machine lacks, with the command that installs it, or
-    None."""
+    """Return what this machine lacks to build C++ for torch.compile, with the command that installs it, or None."""
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
@@ -51,8 +50,7 @@ COMPILES_NOTHING = (
 
 
 class _RecompileLimit:
-    """While a compiled step is open, dynamo raises at its recompile limit, instead of running eagerly and logging
-    it.
+    """While a compiled step is open, dynamo raises at its recompile limit, where it would run eagerly.
 
     Steps may be closed in any order, so a step cannot restore the value that it found.
     """
@@ -215,8 +213,7 @@ class Inductor(Compiler):
 def first_calls(
     call: Callable[..., Any], examples: Sequence[Mapping[str, Any]], times: int = 1
 ) -> tuple[ShapeCompile, ...]:
-    """Call with each of the arguments in `examples`, `times` times; return the seconds and graphs of each first
-    call."""
+    """Call `times` times with each of `examples`; return the seconds and graphs of each first call."""
     forms = [{dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(inputs)} for inputs in examples]
     calls = []
     for inputs, form in zip(examples, forms, strict=True):
@@ -292,8 +289,7 @@ class _Regions:
 
 
 def _has_compiled_code(module: nn.Module) -> bool:
-    """Return whether Dynamo has code for the module's forward, perhaps from another stage with the same class and
-    sizes."""
+    """Return whether Dynamo has code for the module's forward, perhaps from a stage with the same blocks."""
     code = getattr(getattr(module.forward, "__func__", module.forward), "__code__", None)
     return code is not None and len(_debug_get_cache_entry_list(code)) > 0
 

@@ -289,8 +289,7 @@ class _Log:
 
     @contextmanager
     def step(self, kind: Literal["transform", "compiler", "capture"], name: str) -> Iterator[list[Outcome]]:
-        """Time a step; the block appends its outcomes to the yielded list, the one for the component's own inputs
-        last."""
+        """Time a step; the block appends its outcomes to the yielded list, that of the component's own inputs last."""
         outcomes: list[Outcome] = []
         before, started = self._allocated(), perf_counter()
         yield outcomes

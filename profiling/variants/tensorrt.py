@@ -86,8 +86,7 @@ class TensorRT(Compiler):
         )
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return that torch_tensorrt is missing, with the command that installs it, or that `device` is no CUDA
-        device, or None."""
+        """Return how to install torch_tensorrt if it is missing, or that `device` is no CUDA device, or None."""
         if find_spec("torch_tensorrt") is None:
             return install_hint("torch_tensorrt")
         return None if device.type == "cuda" else f"TensorRT needs a CUDA device, this run is on {device.type}"
@@ -242,8 +241,7 @@ def _input_ranges(trt: Any, examples: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 @dataclass
 class _Report:
-    """Its report on a graph: operators, those with a converter, engines, nodes in torch, and operators without a
-    converter."""
+    """Its report on a graph: operators, those with and without a converter, engines, and nodes in torch."""
 
     operators: int
     supported: int
