@@ -160,7 +160,7 @@ class State:
         self._settled: Sequence[tuple[Contents, list[KeptTensor], Contents]] = ()
         #: Settled: the tensors that calls change.
         self.changed: tuple[Tensor, ...] | None = None
-        #: Settled: paths of what counts calls or grows with them.
+        #: Settled: paths of state that grows with every call, such as a counter.
         self.counting: tuple[str, ...] = ()
         #: Settled: paths to which each call assigns another tensor, which a captured graph cannot follow.
         self.reassigned: tuple[str, ...] = ()
@@ -244,7 +244,7 @@ class State:
         self._contents, self._tensors, self._rewound = self._settled[0 if kept else 1]
 
     def rewind(self) -> None:
-        """Restore what counts calls or grows with them, so that the next call does the work of the first."""
+        """Restore state that grows with every call, so that the next call does the work of the first."""
         restore(self._rewound, (kept for kept in self._tensors if kept.bytes <= _SMALL))
 
     def release(self) -> None:
@@ -253,7 +253,7 @@ class State:
 
     @property
     def counted(self) -> str:
-        """What counts calls or grows with them, in words: `at, history and 3 more`."""
+        """State that grows with every call, in words: `at, history and 3 more`."""
         more = len(self.counting) - 2
         return ", ".join(self.counting[:2]) + (f" and {more} more" if more > 0 else "")
 

@@ -238,8 +238,8 @@ class RealtimeCell(Cell):
         for name, component in prepared.components.items():
             if component.kept.counting:
                 self.note(
-                    f"{name}: {component.kept.counted}: counts calls or grows with them, so it is restored before each "
-                    "session; inside of one it goes on"
+                    f"{name}: state that grows with every call is restored before each session, not inside one: "
+                    f"{component.kept.counted}"
                 )
             for path, why in component.kept.not_restored.items():
                 self.note(f"{name}: {path} is not restored before each session: {why}")

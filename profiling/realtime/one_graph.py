@@ -88,7 +88,7 @@ class _StageStates(State):
         return False
 
     def rewind(self) -> None:
-        """Restore what counts calls or grows with them in any stage."""
+        """Restore state of any stage that grows with every call."""
         for stage in self._tick.components.values():
             stage.kept.rewind()
 

@@ -375,7 +375,7 @@ def _alike(one: Record, other: Record) -> str:
     """Say by how much equal code may differ where these two cells were timed, and how to tell more."""
     share = same_code_share(one, other)
     if not (one.device or "").startswith("cpu"):
-        return f"where its memory lies elsewhere, the time of equal code differs by up to {percent(share)}"
+        return f"times of equal code differ by up to {percent(share)}, depending on memory addresses"
     more = "; threads=1 pins them to one core, and tells smaller differences" if share == CPU_PROCESS_SHARE else ""
     return f"on a CPU the times of equal code differ by up to {percent(share)}{more}"
 

@@ -78,8 +78,8 @@ def _front_chart(data: RunData) -> Chart:
         if any(step.choices is not None for record in known for step in record.recipe or ()) and len(known) > 1:
             views.append(View(component, _figure(data, known)))
     note = (
-        "Line: the front, on which no other correct variant is both faster and nearer to the reference. Open: failed "
-        "or invalid, whose speed is no claim."
+        "Line: the front; no other correct variant is both faster and nearer to the reference. Open circles: failed or "
+        "invalid variants, whose speed does not count."
     )
     return Chart("accuracy", "Accuracy against speed", views, note)
 

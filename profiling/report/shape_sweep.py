@@ -42,7 +42,7 @@ def shape_sweep_section(data: RunData) -> Section:
     note = "Hollow: computed from the time of a call. Failed and invalid cells are left out."
     compiled = [(r, shape) for r in rows for step in r.recipe or () for shape in step.shapes or ()]
     if compiled:
-        legend.append("Shape after shape: 0 graphs where code of an earlier shape served the new one.")
+        legend.append("Shape after shape: 0 graphs if code compiled for an earlier shape was used.")
     tables = (
         cell_table("Compiling shape after shape, in one process", _SHAPES, compiled, first, keys=3),
         cell_table("Total time with preparation", (*totals[True], *pays), rows, itself),

@@ -20,14 +20,14 @@ _KINDS = ("cold", "warm", "portable")
 _PHASES = ("import", "artifacts", "load", "transforms", "dynamo", "inductor", "autotune", "capture", "call")
 _LEGEND = (
     "prepare: compile, warm-up and capture, from an empty cache. ~: computed for a cell that started from the cache of "
-    "another variant with the same compiler: its own seconds, with the other's phases inductor and autotune."
+    "a variant with the same compiler: its own seconds, with that variant's seconds in inductor and autotune."
 )
 
 
 _STARTS_LEGEND = (
     "A start: a fresh process imports, builds, prepares and makes one call. cold: the compiler's cache is empty. warm: "
-    "it has what the cold start left. portable: it is empty, and the artifacts that torch.compiler saved are loaded "
-    "into it. Files may be in the page cache of the host."
+    "it holds what the cold start compiled. portable: it is empty, and artifacts that torch.compiler saved in the cold "
+    "start are loaded into it. Files may be in the page cache of the host."
 )
 _Started = tuple[Record, str, Start]
 

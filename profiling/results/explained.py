@@ -51,8 +51,8 @@ class ModuleChoice(Section, frozen=True, kw_only=True):
 
     name: Annotated[str, about("its path in the module")]
     shape: Annotated[tuple[int, ...], about("outputs, inputs")]
-    rows: Annotated[tuple[int, int] | None, about("least and most rows of its input in a call")] = None
-    left: Annotated[str | None, about("why it stays as it was; absent: it was replaced")] = None
+    rows: Annotated[tuple[int, int] | None, about("smallest and largest number of input rows in a call")] = None
+    left: Annotated[str | None, about("why it was left as it was; absent: it was replaced")] = None
     now: Annotated[str | None, about("type of the weight, or of the layer, that replaced it")] = None
 
 
@@ -61,8 +61,8 @@ class Choices(Section, frozen=True, kw_only=True):
 
     replaced: Annotated[int, about("layers that it replaced")]
     now: Annotated[Mapping[str, int], about("replaced layers by the type of their weight, or of the layer")] = {}
-    left: Annotated[Mapping[str, int], about("layers that stay, by the reason")] = {}
-    layers: Annotated[tuple[ModuleChoice, ...], about("the first 200 layers, those that stay first")] = ()
+    left: Annotated[Mapping[str, int], about("number of layers left, by reason")] = {}
+    layers: Annotated[tuple[ModuleChoice, ...], about("up to 200 layers, those left first")] = ()
 
 
 class Package(Section, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Package(Section, frozen=True, kw_only=True):
     compile_s: Annotated[float, about("compiling and writing the file", "s")]
     load_s: Annotated[float, about("loading the file, in the process that made it", "s")]
     dynamic: Annotated[
-        tuple[str, ...], about("axes that may have any size between those of the inputs: INPUT.AXIS")
+        tuple[str, ...], about("dynamic axes, as INPUT.AXIS; sizes from the smallest to the largest input")
     ] = ()
 
 
@@ -83,7 +83,7 @@ class ShapeCompile(Section, frozen=True, kw_only=True):
 
     inputs: Annotated[str, about("what differs from the other shapes: `x float32 [4, 8]`")]
     seconds: Annotated[float, about("until the call returned, compiling included", "s")]
-    graphs: Annotated[int, about("FX graphs that were given to a back end; 0: code of an earlier shape served it")] = 0
+    graphs: Annotated[int, about("FX graphs compiled; 0: code compiled for an earlier shape was used")] = 0
     recompiles: Annotated[int, about("compiles of a function that was compiled before")] = 0
 
 
@@ -95,13 +95,13 @@ class RecipeStep(Section, frozen=True, kw_only=True):
     stage: Annotated[str | None, about("realtime: the stage that it prepared")] = None
     seconds: Annotated[float, about("until the device was idle", "s")]
     changed: Annotated[
-        int | None, about("places or modules that it changed, graphs that it compiled or captured; absent: not counted")
+        int | None, about("number of places or modules changed, or graphs compiled or captured; absent: not counted")
     ] = None
     memory_bytes: Annotated[BeforeAfter | None, about("allocated on the device before and after the step", "bytes")] = (
         None
     )
     choices: Annotated[Choices | None, about("layers that a transform replaced and left")] = None
-    packages: Annotated[tuple[Package, ...] | None, about("files that it made of the module, and loaded")] = None
+    packages: Annotated[tuple[Package, ...] | None, about("files that it wrote and loaded")] = None
     shapes: Annotated[
         tuple[ShapeCompile, ...] | None, about("its first calls in their order, where the inputs have several shapes")
     ] = None
@@ -114,14 +114,14 @@ class LayerSensitivity(Section, frozen=True, kw_only=True):
     name: Annotated[str, about("its path in the module")]
     shape: Annotated[tuple[int, ...], about("outputs, inputs")]
     rel_l2: Annotated[float | None, about("relative L2 change of the module's output; absent: not finite")] = None
-    ms: Annotated[BeforeAfter, about("its products in a call, as they were and quantised", "ms")]
+    ms: Annotated[BeforeAfter, about("time of its products in a call, unquantised and quantised", "ms")]
 
 
 class Sensitivity(Section, frozen=True, kw_only=True):
     """The error that each layer causes if it alone is quantised, and the time that leaving it unquantised costs."""
 
     layers: Annotated[tuple[LayerSensitivity, ...], about("the measured layers, largest error first")]
-    quantised: Annotated[int, about("number of all quantised layers; the time limit may leave out small ones")]
+    quantised: Annotated[int, about("number of quantised layers; small ones may be missing in `layers` (time limit)")]
     timed: Annotated[str, about("how the times were obtained")]
 
 

@@ -215,7 +215,7 @@ class State(Section, frozen=True, kw_only=True):
     tensors: Annotated[int, about("tensors that a call changes")] = 0
     bytes: Annotated[int, about("copies that are kept to restore them", "bytes")] = 0
     on_host: Annotated[bool, about("whether copies of tensors on the device are in host memory")] = False
-    counting: Annotated[tuple[str, ...], about("what counts calls or grows: restored before each call")] = ()
+    counting: Annotated[tuple[str, ...], about("state that grows with every call, restored before each")] = ()
     rewind_us: Annotated[Duration | None, about("host time of restoring that, outside of timed samples", "µs")] = None
     not_restored: Annotated[Mapping[str, str], about("why something cannot be restored, by its path")] = {}
 
@@ -332,8 +332,8 @@ class Start(Section, frozen=True, kw_only=True):
     phases: Annotated[
         Mapping[str, float],
         about(
-            "parts of it: import (Python, torch, the variant), load (build, weights), artifacts (of the compiler, "
-            "loaded), transforms, dynamo, inductor, autotune, capture, call (of the prepared step)",
+            "parts of it: import (Python, torch, the variant), load (build, weights), artifacts (loading those of the "
+            "compiler), transforms, dynamo, inductor, autotune, capture, call (of the prepared step)",
             "s",
         ),
     ]

@@ -113,8 +113,8 @@ class ForwardCell(Cell):
         self.add(state=section)
         if kept.counting:
             self.note(
-                f"{kept.counted}: counts calls or grows with them, so it is restored before each call "
-                f"({section.rewind_us:.0f} µs, outside of timed samples; inside rows of calls)"
+                f"state that grows with every call is restored before each call: {kept.counted} "
+                f"({section.rewind_us:.0f} µs, not part of a timed sample, but of calls in a row)"
             )
         for path, why in kept.not_restored.items():
             self.note(f"{path} is not restored before each measurement: {why}")

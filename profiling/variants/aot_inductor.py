@@ -39,7 +39,7 @@ _SECOND_CALL_FACTOR, _SECOND_CALL_FLOOR = 3.0, 1e-3
 #: Options that cannot be chosen, and why.
 _NO_OPTIONS = {
     "triton.cudagraphs": "a package holds no CUDA graphs. Give the recipe a capture",
-    "aot_inductor.output_path": "packages lie in the run folder. Leave it out",
+    "aot_inductor.output_path": "packages are written to the run folder. Leave it out",
     "aot_inductor.package_constants_in_so": "a package without its weights cannot be called. Leave it out",
 }
 #: Without these, inductor makes constants of small buffers, for example of a position.
@@ -156,12 +156,12 @@ class _Loaded:
 
 def _remarks(program: torch.export.ExportedProgram, bound: Mapping[str, Tensor]) -> Iterator[str]:
     if bound:
-        yield f"buffers that calls change are those of the module: {', '.join(bound)}"
+        yield f"buffers that calls change are shared with the module: {', '.join(bound)}"
     graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
     targets = (node.target for graph in graphs for node in graph.nodes)
     own = {str(each) for each in targets if isinstance(each, torch._ops.OpOverload) and not _is_of_torch(each)}
     if own:
-        yield f"whoever loads the package must register its operators first: {', '.join(sorted(own))}"
+        yield f"register these operators before loading the package: {', '.join(sorted(own))}"
 
 
 def _is_of_torch(operator: torch._ops.OpOverload) -> bool:
@@ -336,8 +336,8 @@ def _with_changes(message: str, calls: TwoCalls) -> str:
         return f"compiler: {message}. Use Inductor."
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
-        f"compiler: {message}. Calls change {', '.join(names[:3])}{more}, and a package keeps everything but buffers "
-        "as it was. Make it a buffer that is changed in place (register_buffer, copy_), or use Inductor."
+        f"compiler: {message}. Calls change {', '.join(names[:3])}{more}, which a package does not follow. Make it a "
+        "buffer that is changed in place (register_buffer, copy_), or use Inductor."
     )
 
 

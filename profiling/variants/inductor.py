@@ -176,8 +176,8 @@ class Inductor(Compiler):
             called = regions.called
             if not called:
                 raise InputError(
-                    f"compiler: regional: true needs blocks that are called as modules, and {type(module).__name__} "
-                    f"only calls other methods of {type(blocks[0]).__name__}. Write regional: false."
+                    f"compiler: regional: true compiles the forward of repeated blocks, and {type(module).__name__} "
+                    f"calls only other methods of {type(blocks[0]).__name__}. Write regional: false."
                 )
             graphs = snapshot().since(before).graphs
             if graphs == 0 and not _has_compiled_code(called[0]):
@@ -205,8 +205,8 @@ class Inductor(Compiler):
             raise RuntimeError(COMPILES_NOTHING)
         if self.own_graphs is not None and (counters.cudagraph_skips or not counters.cudagraph_captures):
             raise RuntimeError(
-                f"inductor skipped {counters.cudagraph_skips} of the CUDA graphs that {self.own_graphs} promises: "
-                "trace=true records the reasons, variant=[compile] needs no CUDA graphs"
+                f"{self.own_graphs}: inductor captured {counters.cudagraph_captures} CUDA graphs and skipped "
+                f"{counters.cudagraph_skips}; trace=true records the reasons, variant=[compile] uses none"
             )
 
 

@@ -77,7 +77,7 @@ def test_a_package_follows_the_buffers_that_calls_change(tmp_path):
     assert package.bytes == (tmp_path / package.file).stat().st_size
     assert min(package.export_s, package.compile_s, package.load_s) > 0
     assert row.seconds > package.export_s + package.compile_s + package.load_s
-    assert row.notes == ("buffers that calls change are those of the module: at, cache",)
+    assert row.notes == ("buffers that calls change are shared with the module: at, cache",)
     with torch.inference_mode():
         for _ in range(2):
             net.reset()
@@ -187,7 +187,7 @@ def test_inputs_that_differ_in_more_than_sizes_are_no_dynamic_shapes():
     ("option", "says"),
     [
         ("triton.cudagraphs", "a package holds no CUDA graphs. Give the recipe a capture"),
-        ("aot_inductor.output_path", "packages lie in the run folder"),
+        ("aot_inductor.output_path", "packages are written to the run folder"),
         ("max_autotun", "inductor has no such option. Did you mean 'max_autotune'"),
     ],
 )

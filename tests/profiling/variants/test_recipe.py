@@ -339,7 +339,7 @@ def test_a_module_without_repeated_blocks_is_refused(tmp_path):
     regional = Recipe(compiler=Inductor(regional=True))
     with pytest.raises(InputError, match=r"Linear has none .* Write regional: false"):
         regional(component(nn.Linear(4, 4), input=torch.ones(1, 4)), tmp_path)
-    with pytest.raises(InputError, match="needs blocks that are called as modules, and Inner only calls"):
+    with pytest.raises(InputError, match="compiles the forward of repeated blocks, and Inner calls only"):
         regional(component(Inner(), torch.ones(1, 4)), tmp_path)
 
 

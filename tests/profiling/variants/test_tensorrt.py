@@ -120,7 +120,7 @@ def test_what_torch_tensorrt_would_ignore_or_raise_later(trt, tmp_path, compiler
 
 
 def test_state_that_an_engine_would_keep_is_refused(trt, tmp_path):
-    with pytest.raises(InputError, match="Calls change calls, and a package keeps everything but buffers"):
+    with pytest.raises(InputError, match="Calls change calls, which a package does not follow"):
         prepared(AOTTensorRT(), tmp_path, 2, module=Counts())
 
 
