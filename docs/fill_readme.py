@@ -18,7 +18,7 @@ from profiling.report.memory import memory_section
 from profiling.report.page import Section
 from profiling.report.realtime import realtime_section
 from profiling.report.run_data import load_run
-from profiling.report.sweep import sweep_section
+from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.table import AnyTable, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +52,7 @@ def realtime_block() -> str:
 
 def sweep_block() -> str:
     """Return the totals with preparation of the shape sweep."""
-    section = sweep_section(load_run(RESULTS / "h200_sweep_clip_text"))
+    section = shape_sweep_section(load_run(RESULTS / "h200_sweep_clip_text"))
     return markdown(_titled(section, "Total time with preparation"), "console")
 
 
