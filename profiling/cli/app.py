@@ -26,10 +26,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from profiling.cli.config import read_config
 from profiling.errors import (
     InputError,
     did_you_mean,
@@ -41,7 +41,7 @@ from profiling.errors import (
     shell_words,
 )
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.run_folder import CONFIG_FILE, claimed, new_folder, resume_command
+from profiling.results.run_folder import CONFIG_FILE, JOB_FILE, claimed, new_folder, resume_command
 from profiling.run.job import RunConfig
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 INTERRUPTED = 130
 #: Config groups of which a run chooses several files.
 LISTS = ("component", "variant", "metric", "step")
+#: Options of a sweep, with their defaults; its runs do not get them.
+SWEEP_OPTIONS: dict[str, Any] = {"launcher": "basic", "devices": None, "retries": 0, "job_timeout": None}
 #: Most values of a YAML file after its aliases are replaced.
 MOST_NODES = 100_000
 
@@ -80,7 +82,7 @@ def ending_as_on_ctrl_c() -> Iterator[None]:
 def launch(target: str, run: Target) -> int:
     """Compose the config of `target` from the command line, call `run(config, run folder)`, return the exit code.
 
-    With --multirun the exit code is the highest of all runs.
+    With --multirun each run is a process of its own (`profiling.cli.sweep`), and the exit code the highest of all runs.
     """
     with ending_as_on_ctrl_c():
         return _launched(target, run)
@@ -99,16 +101,20 @@ def _launched(target: str, run: Target) -> int:
             check_names(cfg, HydraConfig.get().overrides.task)
             return run(cfg, folder)
 
-    def task(cfg: DictConfig) -> None:
-        # Errors are caught here and not around Hydra, which would print more and end a --multirun at the first one.
+    def task(cfg: DictConfig) -> None:  # errors are caught here and not around Hydra, which would print more
         codes.append(_exit_code_of(lambda: checked_run(cfg)))
-        if codes[-1] == INTERRUPTED:
-            raise KeyboardInterrupt  # ends all runs of a --multirun
 
     def compose_and_run() -> int:
-        check_arguments(sys.argv[1:])  # before Hydra, which makes the run's folder
+        parsed = check_arguments(sys.argv[1:])  # before Hydra, which makes the run's folder
+        if parsed.multirun and not (parsed.help or parsed.hydra_help or parsed.cfg or parsed.info):
+            from profiling.cli.sweep import sweep
+
+            return sweep(target, sys.argv[1:], parsed, validate, started)
         hydra.main(version_base=None, config_path=str(CONF), config_name=target)(task)()
         return max(codes, default=0)
+
+    def validate(overrides: Sequence[str]) -> None:
+        read_config(compose_config(target, overrides, _config_folders()))
 
     return _exit_code_of(compose_and_run, target)
 
@@ -124,12 +130,13 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, an interrupt has work to keep
     progress = make_progress()
     config = config.for_check() if config.settings.check else config
+    started_by = command_line(target, folder if (folder / JOB_FILE).exists() else None)
     try:
-        code = (perform or Run.execute)(Run(target, config, folder, progress, command_line(target)))
+        code = (perform or Run.execute)(Run(target, config, folder, progress, started_by))
     except KeyboardInterrupt:
         progress.close()
         if (folder / CONFIG_FILE).exists():
-            command = resume_command(folder, command_line(target))
+            command = resume_command(folder, started_by)
             progress.say(f"interrupted; finished cells are kept. To resume:\n  {command}")
         code = INTERRUPTED
     finally:
@@ -139,19 +146,13 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
     return code
 
 
-def command_line(target: str) -> str:
+def command_line(target: str, folder: Path | None = None) -> str:
     """Return the command line of this run, as recorded in `environment.json`.
 
-    It starts with `python`, whatever the path of the interpreter, so that records of two machines can be compared. In a
-    --multirun it is the command of this single run.
+    It starts with `python`, whatever the path of the interpreter, so that records of two machines can be compared. The
+    folder of a job of a sweep is not part of it.
     """
-    arguments = sys.argv[1:]
-    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        overrides = list(HydraConfig.get().overrides.task)
-        swept = {each.partition("=")[0] for each in overrides}
-        of_the_sweep = re.compile(r"--multirun$|-m$|hydra\.(sweep|sweeper|run|launcher)\b")
-        others = [item for item in arguments if not of_the_sweep.match(item) and item.partition("=")[0] not in swept]
-        arguments = [*others, *overrides]
+    arguments = [word for word in sys.argv[1:] if folder is None or word != override("hydra.run.dir", folder)]
     return shell_words(["python", "-m", f"profiling.{target}", *arguments])
 
 
@@ -232,8 +233,8 @@ def override_values(target: str, overrides: Sequence[str]) -> dict[str, Any]:
         raise InputError(_explained(error, target, [CONF])) from None
 
 
-def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = None) -> None:
-    """Check what Hydra accepts and does not mean, or answers with a traceback.
+def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = None) -> Any:
+    """Check what Hydra accepts and does not mean, or answers with a traceback; return what its parser says.
 
     YAML files lie below `folders`: without them in conf, and in the folder that the command line adds.
 
@@ -276,9 +277,7 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = N
             folder = OmegaConf.create({"folder": value}).folder  # without the escapes of an interpolation
             if not isinstance(folder, str) or not Path(folder).is_dir():
                 raise InputError(f"resume={folder}: there is no such folder. Give the folder of the interrupted run.")
-    sweep = Path(given.get("hydra.sweep.dir", "").partition("=")[2], "multirun.yaml")
-    if parsed.multirun and "hydra.sweep.dir" in given and "resume" not in given and sweep.exists():
-        raise InputError(f"{sweep} would be overwritten. Choose another hydra.sweep.dir, or add resume={sweep.parent}.")
+    return parsed
 
 
 def _refuse_argument(message: str) -> NoReturn:
@@ -408,6 +407,8 @@ def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
         return f"there is no {group} {name!r}.{did_you_mean(name, options)} Available: {', '.join(options)}"
     text = " ".join(str(error).split())
     if match := re.search(r"Could not override '([^']+)'", text):
+        if match[1] in SWEEP_OPTIONS:
+            return f"{match[1]}= is an option of a sweep. Add --multirun, or leave it out."
         near = _near_key(match[1], target, folders)
         return (
             f"there is no key {match[1]!r} in the config.{near} --cfg job lists all keys; "
@@ -433,7 +434,7 @@ def _near_key(key: str, target: str, folders: Sequence[Path]) -> str:
     GlobalHydra.instance().clear()
     with contextlib.suppress(Exception), initialize_config_dir(str(folders[0]), version_base=None):
         config = OmegaConf.to_container(compose(target, [*groups, searchpath]), resolve=False)
-        keys, (parent, _, name) = _dotted_keys(config), key.rpartition(".")
+        keys, (parent, _, name) = [*_dotted_keys(config), *SWEEP_OPTIONS], key.rpartition(".")
         places = [each.rpartition(".") for each in keys]
         if siblings := [last for above, _, last in places if above == parent]:
             keys = [".".join((above, last)) for above, _, last in places if last == name]  # it stands elsewhere

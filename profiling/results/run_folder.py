@@ -27,6 +27,7 @@ CONFIG_FILE = "config.yaml"
 LOCK_FILE = "run.lock"
 #: What a sweep writes into the folder of a run before the run begins: its state, and what its process prints.
 JOB_FILE, JOB_LOG = "job.json", "job.log"
+SWEEP_FILE = "sweep.json"
 
 #: Keys that may differ between a run and its resumption: they do not change what is measured.
 FREE_KEYS = ("resume", "resume_changed", "cell_timeout", "prepare_timeout")
@@ -75,11 +76,18 @@ def check_is_new(folder: Path) -> None:
 
 
 @contextmanager
-def claimed(run: Path, resume: str | None, warn: Callable[[str], None], *, started: float = 0.0) -> Iterator[None]:
+def claimed(
+    run: Path,
+    resume: str | None,
+    warn: Callable[[str], None],
+    *,
+    started: float = 0.0,
+    key: str = "hydra.run.dir",
+) -> Iterator[None]:
     """Hold the folder `run` for this process; what a new run wrote is removed if it is refused before its first cell.
 
     `warn` gets a line where the file system has no locks. `started` is when this process began (`time.time`): an empty
-    folder from before that is never removed.
+    folder from before that is never removed. `key` is the option that names the folder.
 
     Raises:
         InputError: a new run (`resume` is None) and a folder that is not empty, a resumed run and another folder, or a
@@ -89,13 +97,13 @@ def claimed(run: Path, resume: str | None, warn: Callable[[str], None], *, start
     """
     is_ours = resume is None and run.stat().st_mtime >= started
     if resume is not None and not run.resolve().is_relative_to(Path(resume).resolve()):  # below it: runs of a sweep
-        raise InputError(f"resume={resume} and hydra.run.dir={run} are different folders. Leave hydra.run.dir out.")
+        raise InputError(f"resume={resume} and {key}={run} are different folders. Leave {key} out.")
     if resume is None and not (run / LOCK_FILE).exists():
-        _check_is_empty(run)  # before the lock file is created in a folder that belongs to something else
+        _check_is_empty(run, key)  # before the lock file is created in a folder that belongs to something else
     try:
         with _locked(run, resume, warn):
             if resume is None:
-                _check_is_empty(run)
+                _check_is_empty(run, key)
             try:
                 yield
             except (InputError, OSError):
@@ -107,19 +115,19 @@ def claimed(run: Path, resume: str | None, warn: Callable[[str], None], *, start
             _remove_empty(run)
 
 
-def _check_is_empty(run: Path) -> None:
+def _check_is_empty(run: Path, key: str) -> None:
     names = sorted(path.name for path in run.iterdir() if path.name not in (LOCK_FILE, JOB_FILE, JOB_LOG))
     if names and _is_run(run):
         resumption = shell_words([override("resume", run)])
-        raise InputError(f"{run} holds a run already. Choose another hydra.run.dir, or add {resumption} to go on.")
+        raise InputError(f"{run} holds a run already. Choose another {key}, or add {resumption} to go on.")
     if names:
-        raise InputError(
-            f"{run} is not empty: it holds {names[0]}, which belongs to no run. Choose another hydra.run.dir."
-        )
+        raise InputError(f"{run} is not empty: it holds {names[0]}, which belongs to no run. Choose another {key}.")
 
 
 def _is_run(run: Path) -> bool:
     with suppress(InputError, OSError):
+        if (run / SWEEP_FILE).exists():
+            return True
         if (run / RESULTS_FILE).exists():
             return bool(read_records(run).records)
         return read_config(run / CONFIG_FILE).keys() >= _RUN_KEYS

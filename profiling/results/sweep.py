@@ -21,9 +21,8 @@ import msgspec
 from profiling.errors import InputError
 from profiling.results.field import Section, about
 from profiling.results.jsonl import read_file
-from profiling.results.run_folder import JOB_FILE, write_bytes
+from profiling.results.run_folder import JOB_FILE, SWEEP_FILE, write_bytes
 
-SWEEP_FILE = "sweep.json"
 SCHEMA = 1
 #: Seconds between two signs of life of a job, and of silence after which it counts as dead. Network file systems show
 #: another host's changes up to a minute late.
@@ -51,7 +50,9 @@ class SweepJob(Section, frozen=True, kw_only=True):
     device: Annotated[str | None, about("device that it holds alone, 'cuda:0 NVIDIA H200' for example")] = None
     began: Annotated[str | None, about("start of its last try (ISO 8601)")] = None
     ended: Annotated[str | None, about("end of its last try (ISO 8601)")] = None
-    tries: Annotated[int, about("how often it was started")] = 0
+    tries: Annotated[
+        int, about("how often it was started; a try that ended with the worker of another job does not count")
+    ] = 0
     reason: Annotated[str | None, about("why it did not end well, in one line")] = None
 
 
@@ -91,12 +92,23 @@ def read_sweep(folder: Path) -> Sweep:
         InputError: the folder holds no sweep, or its `sweep.json` cannot be read.
 
     """
+    sweep = read_plan(folder)
+    return msgspec.structs.replace(sweep, jobs=tuple(read_job(folder, job) for job in sweep.jobs))
+
+
+def read_plan(folder: Path) -> Sweep:
+    """Read `sweep.json`: the jobs as they were planned, with what their launcher knows of them.
+
+    Raises:
+        InputError: the folder holds no sweep, or its `sweep.json` cannot be read.
+
+    """
     if not is_sweep(folder):
         raise InputError(f"{folder} is no sweep: it has no {SWEEP_FILE}. Name a folder that --multirun printed.")
     sweep = _decoded(folder / SWEEP_FILE, Sweep)
     if sweep is None or sweep.schema != SCHEMA:
         raise InputError(f"{folder / SWEEP_FILE} is damaged, or of another version. Its runs can be read one by one.")
-    return msgspec.structs.replace(sweep, jobs=tuple(read_job(folder, job) for job in sweep.jobs))
+    return sweep
 
 
 def read_job(folder: Path, planned: SweepJob) -> SweepJob:

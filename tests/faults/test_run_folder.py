@@ -214,42 +214,11 @@ def test_a_refused_run_leaves_an_older_folder(start, tmp_path):
     assert content(tmp_path) == {"run": None}
 
 
-@fault("one of several runs of --multirun has files in its folder", "that run is refused; exit 2", "its files")
+@fault("the folder of a --multirun holds a file, or a run", "refused, names it; exit 2", "it")
 def test_a_sweep_over_foreign_files(start, tmp_path):
-    (tmp_path / "sweep" / "0").mkdir(parents=True)
-    (tmp_path / "sweep" / "0" / "mine.txt").touch()
-    ended = start("--multirun", f"hydra.sweep.dir={tmp_path / 'sweep'}", "seed=0,1")
-    assert ended.code == 2
-    assert ended.err.count("error: ") == ended.err.count("mine.txt") == 1
-    assert list(content(tmp_path / "sweep" / "0")) == ["mine.txt"]
-    assert read_records(tmp_path / "sweep" / "1").records
-
-
-@fault("the folder of a --multirun holds a multirun.yaml", "refused, names it; exit 2", "it")
-def test_the_folder_of_another_sweep(start, tmp_path):
     (tmp_path / "multirun.yaml").write_text("mine")
     start("--multirun", f"hydra.sweep.dir={tmp_path}", "seed=0,1").refused_with("multirun.yaml", "hydra.sweep.dir")
     assert content(tmp_path) == {"multirun.yaml": b"mine"}
-
-
-@fault(
-    "a --multirun is killed in its second run", "resume= of its folder runs the cells that are left", "finished cells"
-)
-def test_a_killed_sweep(start, tmp_path):
-    cells = []
-
-    def cell(job, send):
-        cells.append(job)
-        (is_killed if len(cells) == 4 else measures)(job, send)
-
-    words = ("--multirun", f"hydra.sweep.dir={tmp_path / 'sweep'}", "seed=0,1")
-    assert start(*words, cell=cell).code == -9
-    ended = start(*words, f"resume={tmp_path / 'sweep'}", cell=cell)
-    assert ended.code == 0, ended.err
-    assert len(cells) == 5
-    for number in ("0", "1"):
-        statuses = [each.status for each in read_records(tmp_path / "sweep" / number).records]
-        assert statuses == ["ok", "ok"]
 
 
 @fault("resume= and hydra.run.dir= name two folders", "one line, exit 2", "the run; the other folder stays empty")

@@ -1,0 +1,179 @@
+"""Devices and cores of this host, handed out to the jobs of sweeps so that no two timed runs share either.
+
+Each GPU and each physical core has a lock file. A job holds the locks of its place while it runs, whichever sweep it
+belongs to; the system releases them when the job's processes are gone. Without torch: a job's device must be set before
+torch is imported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+#: Seconds between two looks for a free place.
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a job holds alone: GPUs (as in CUDA_VISIBLE_DEVICES) and CPUs; no CPUs: it may use all of this process."""
+
+    gpus: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    locks: tuple[int, ...] = ()  # descriptors, which the job's process inherits
+
+    @property
+    def label(self) -> str | None:
+        """`cuda:0 NVIDIA H200`, or `CPU cores 0-3`; None where it holds nothing."""
+        if self.gpus:
+            return ", ".join(_gpu_label(gpu) for gpu in self.gpus)
+        return f"CPU cores {_ranges(self.cpus)}" if self.cpus else None
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of a process in this place."""
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+        threads = {"OMP_NUM_THREADS": str(len(self.cpus))} if self.cpus and "OMP_NUM_THREADS" not in os.environ else {}
+        return gpus | threads
+
+    @contextmanager
+    def on_its_cpus(self) -> Iterator[None]:
+        """Let processes that this thread starts in the block run on the CPUs of this place only."""
+        if not self.cpus or not hasattr(os, "sched_setaffinity"):
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cpus)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def held_place(locks: Path, gpus: Sequence[tuple[str, ...]], cpus: int | None) -> Iterator[Place]:
+    """Hold a place until the block ends; wait until one is free.
+
+    Args:
+        locks: folder of the lock files on this host.
+        gpus: sets of GPUs of which the job gets one; `[()]` for a job without a GPU.
+        cpus: how many CPUs it gets, whole physical cores; None: it shares those of this process.
+
+    Raises:
+        OSError: the lock files cannot be written.
+
+    """
+    locks.mkdir(parents=True, exist_ok=True)
+    while True:
+        for each in gpus:
+            for cores in _choices(each, cpus):
+                with ExitStack() as stack:
+                    names = [f"gpu-{gpu}" for gpu in each] + [f"core-{core[0]}" for core in cores]
+                    descriptors = [_lock(stack, locks / f"{name}.lock") for name in names]
+                    if None not in descriptors:
+                        chosen = tuple(cpu for core in cores for cpu in core)
+                        yield Place(each, chosen, tuple(each for each in descriptors if each is not None))
+                        return
+        time.sleep(_POLL_SECONDS)
+
+
+def _lock(stack: ExitStack, path: Path) -> int | None:
+    """Lock the file until the stack is closed; None where another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    return descriptor
+
+
+def _choices(gpus: tuple[str, ...], cpus: int | None) -> list[list[tuple[int, ...]]]:
+    """Return the sets of cores, each with at least `cpus` CPUs, those next to the first GPU first."""
+    if cpus is None:
+        return [[]]
+    cores = physical_cores()
+    number = min(len(cores), max(1, cpus // max(len(core) for core in cores)))
+    sets = [cores[start : start + number] for start in range(0, len(cores) - number + 1, number)]
+    near = _cpus_of(gpus[0]) if gpus else frozenset[int]()
+    return sorted(sets, key=lambda each: -sum(cpu in near for core in each for cpu in core))
+
+
+def physical_cores() -> list[tuple[int, ...]]:
+    """Return the cores that this process may use, as tuples of their CPUs (hyperthreads), ordered by socket."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(allowed):
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        key = (0, cpu)
+        with suppress(OSError, ValueError):
+            socket, core = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
+            key = (socket, core)
+        cores.setdefault(key, []).append(cpu)
+    return [tuple(cores[key]) for key in sorted(cores)]
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, by UUID, those of CUDA_VISIBLE_DEVICES where it is set."""
+    uuids = list(_gpus())
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return uuids
+    tokens = [token.strip() for token in given.split(",")] if given.strip() else []
+    known: list[str] = []
+    for token in tokens:
+        if not token.isdecimal():
+            known.append(token)
+        elif int(token) < len(uuids):
+            known.append(uuids[int(token)])
+        else:  # CUDA, too, ignores a wrong index and all after it
+            break
+    return known
+
+
+@cache
+def _gpus() -> dict[str, tuple[int, str, frozenset[int]]]:
+    """Return {UUID: (index, model, CPUs next to it)} of all GPUs of this host; empty without a driver."""
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return {
+            str(pynvml.nvmlDeviceGetUUID(handle)): (index, str(pynvml.nvmlDeviceGetName(handle)), _near(handle))
+            for index, handle in enumerate(handles)
+        }
+    except pynvml.NVMLError:
+        return {}
+
+
+def _near(handle: Any) -> frozenset[int]:
+    with suppress(pynvml.NVMLError):
+        words = pynvml.nvmlDeviceGetCpuAffinity(handle, ((os.cpu_count() or 1) + 63) // 64)
+        return frozenset(64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+    return frozenset()
+
+
+def _cpus_of(gpu: str) -> frozenset[int]:
+    return _gpus()[gpu][2] if gpu in _gpus() else frozenset()
+
+
+def _gpu_label(gpu: str) -> str:
+    return f"cuda:{_gpus()[gpu][0]} {_gpus()[gpu][1]}" if gpu in _gpus() else gpu
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return `0-3,8` for 0, 1, 2, 3, 8."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in parts)

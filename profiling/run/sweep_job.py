@@ -1,0 +1,174 @@
+"""A job of a sweep, as a launcher starts it: a run in a fresh process, on a device that it holds alone.
+
+Hydra's launchers pickle this (joblib, submitit) or send it to other hosts (Ray); the run itself is a child process
+`python -m profiling.TARGET`, so that its device is set before torch is imported, and that its death costs this job
+only, whatever the cause. The child does not outlive this process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from profiling.errors import override, printable
+from profiling.machine.places import Place, held_place, visible_gpus
+from profiling.results.run_folder import CONFIG_FILE, JOB_LOG
+from profiling.results.sweep import ENDED, State, SweepJob, keep_alive, read_job, read_plan, write_job
+from profiling.run.process_groups import guarded_group, kill_group
+
+INTERRUPTED, WRONG_INPUT = 130, 2
+#: Seconds in which a run that is out of time may end by itself and write its records.
+GRACE_SECONDS = 20.0
+#: Bytes of the end of a job's output in which its error is looked for.
+_TAIL = 16_384
+
+
+@dataclass(frozen=True)
+class JobTask:
+    """Starts jobs of the sweep in `folder`: the task function of Hydra's launchers, called with `{job: number}`.
+
+    Args:
+        folder: of the sweep; all hosts see it under this path.
+        command: words before the overrides of a job.
+        working_dir: of the jobs.
+        python_path: PYTHONPATH of the jobs, so that they find what the launching process found.
+        locks: folder for the lock files of a host's devices.
+        gpus: GPUs of this host to choose one from. None: those that the launcher has handed out, as
+            CUDA_VISIBLE_DEVICES says. Empty: the job needs none.
+        cpus: CPUs that a job holds alone; None: those that the launcher has handed out.
+        retries: how often a job that did not end well is started again.
+        timeout: seconds that a try may take; None: any.
+
+    """
+
+    folder: str
+    command: tuple[str, ...]
+    working_dir: str
+    python_path: str
+    locks: str
+    gpus: tuple[str, ...] | None = None
+    cpus: int | None = None
+    retries: int = 0
+    timeout: float | None = None
+
+    def __call__(self, cfg: Mapping[str, Any]) -> None:
+        """Start the job and wait for its end; its state is in its `job.json`."""
+        folder = Path(self.folder)
+        job = read_job(folder, read_plan(folder).jobs[int(cfg["job"])])
+        if job.state in ("running", "done"):  # another process has it
+            return
+        if job.state == "died" and job.tries > self.retries:  # its process could not write that itself
+            write_job(folder, job)
+        while job.tries <= self.retries and not (job.state in ENDED and job.exit_code == WRONG_INPUT):
+            choices = [tuple(visible_gpus())] if self.gpus is None else [(gpu,) for gpu in self.gpus] or [()]
+            with held_place(Path(self.locks), choices, self.cpus) as place:
+                job = self._tried(folder, job, place)
+            if job.state == "done":
+                return
+
+    def _tried(self, folder: Path, job: SweepJob, place: Place) -> SweepJob:
+        """Start the job's process once and return what became of it."""
+        job = replace(
+            job,
+            state="running",
+            exit_code=None,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=place.label,
+            began=_now(),
+            ended=None,
+            tries=job.tries + 1,
+            reason=None,
+        )
+        (folder / job.folder).mkdir(exist_ok=True)
+        write_job(folder, job)
+        with keep_alive(folder, job):
+            try:
+                code, is_late = self._run(folder / job.folder, job, place)
+            except KeyboardInterrupt:
+                write_job(
+                    folder, replace(job, state="waiting", ended=_now(), tries=job.tries - 1, reason="interrupted")
+                )
+                raise
+        state, reason = self._outcome(code, is_late, folder / job.folder / JOB_LOG)
+        job = replace(job, state=state, exit_code=code, ended=_now(), reason=reason)
+        write_job(folder, job)
+        return job
+
+    def _run(self, run: Path, job: SweepJob, place: Place) -> tuple[int, bool]:
+        """Return the exit code of the job's process, and whether it was ended because its time was over."""
+        resumption = [override("resume", run)] if (run / CONFIG_FILE).exists() else []
+        words = [*self.command, *job.overrides, override("hydra.run.dir", run), *resumption]
+        variables = os.environ | place.variables() | {"PYTHONPATH": self.python_path}
+        with (run / JOB_LOG).open("ab") as log, place.on_its_cpus():
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=variables,
+                cwd=self.working_dir,
+                pass_fds=place.locks,  # held until its last process is gone
+            )
+        with guarded_group(process.pid, set()):
+            try:
+                return process.wait(self.timeout), False
+            except subprocess.TimeoutExpired:
+                _end(process)
+                return process.returncode, True
+            except BaseException:
+                _end(process)
+                raise
+            finally:
+                kill_group(process)
+
+    def _outcome(self, code: int, is_late: bool, log: Path) -> tuple[State, str | None]:
+        """Return the state of a job whose process has ended, and the reason in one line."""
+        if is_late:
+            return "timed out", f"it took longer than job_timeout={self.timeout:g} s; finished cells are kept"
+        if code == 0:
+            return "done", None
+        if code < 0:
+            return "died", f"its process was killed by {_signal_name(-code)}"
+        if code == INTERRUPTED:
+            return "died", "its process was told to end (SIGTERM or Ctrl-C); finished cells are kept"
+        return "failed", _last_words(log)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run as Ctrl-C does, so that it writes its records and report; kill it if it does not."""
+    process.terminate()
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+
+
+def _last_words(log: Path) -> str | None:
+    """Return the last error that a job printed, else its last line."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL))
+        lines = [line for line in file.read().decode("utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return printable((errors or lines)[-1], 500) if lines else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,229 @@
+"""Sweeps."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from profiling import generic_forward
+from profiling.cli import app, sweep
+from profiling.results.sweep import Sweep, SweepJob, read_sweep, write_job, write_sweep
+
+JOB = "import os, signal, sys; from pathlib import Path\n"
+RUNS = ("component=[image_decoder]", "variant=[baseline]", "device=cpu")
+
+
+def fault(planted, happens, kept=""):
+    return pytest.mark.fault(planted, happens=happens, kept=kept)
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch, capfd):
+    """Start a sweep in this process, whose jobs run `code` instead of the profiler; return (exit code, errors)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+
+    def run(*words: str, code: str = "") -> tuple[int, str]:
+        monkeypatch.setattr(sweep, "run_command", lambda target: (sys.executable, "-c", JOB + code))
+        flags = [] if "--multirun" not in words else ["--multirun"]
+        folder = [] if any(word.startswith("resume=") for word in words) or not flags else ["hydra.sweep.dir=sweep"]
+        keys = [word for word in words if word != "--multirun"]
+        monkeypatch.setattr(sys, "argv", ["profiling", *flags, *folder, *RUNS, *keys])
+        return app.launch("generic_forward", generic_forward.run), capfd.readouterr().err
+
+    return run
+
+
+LINE = "one line, exit 2"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        pytest.param(
+            ("seedd=0,1",), ["no key 'seedd'", "'seed'"], id="key", marks=fault("a swept key that does not exist", LINE)
+        ),
+        pytest.param(
+            ("metric=[latency],[latenci]",),
+            ["no metric 'latenci'", "latency"],
+            id="value",
+            marks=fault("one swept value of several that does not exist", f"{LINE}, before the first job"),
+        ),
+        pytest.param(
+            ("seed=0,1", "threads=1,x"), ["threads", "x"], id="type", marks=fault("a swept value of a wrong type", LINE)
+        ),
+        pytest.param(
+            ("seed=0", "launcher=local", "devices=0"), ["devices=0"], id="no device", marks=fault("devices=0", LINE)
+        ),
+        pytest.param(
+            ("seed=0", "launcher=local", "devices=1000"),
+            ["devices=1000", "physical CPU cores"],
+            id="devices",
+            marks=fault("more devices than the machine has", f"{LINE}, says how many it has"),
+        ),
+        pytest.param(
+            ("seed=0,1", "devices=2"), ["launcher=local"], id="basic", marks=fault("devices=2 without a launcher", LINE)
+        ),
+        pytest.param(
+            ("seed=0", "launcher=laptop"),
+            ["launcher=laptop", "local"],
+            id="launcher",
+            marks=fault("an unknown launcher", LINE),
+        ),
+        pytest.param(("seed=0", "retries=-1"), ["retries=-1"], id="retries", marks=fault("retries=-1", LINE)),
+        pytest.param(("seed=0", "job_timeout=0"), ["job_timeout=0"], id="time", marks=fault("job_timeout=0", LINE)),
+        pytest.param(
+            ("seed=0", "retries=0,1"), ["whole sweep"], id="swept", marks=fault("an option of the sweep is swept", LINE)
+        ),
+        pytest.param(
+            ("seed=range(0,100000)",), ["100,000 jobs"], id="many", marks=fault("values that make 100,000 jobs", LINE)
+        ),
+        pytest.param(
+            ("seed=0", "hydra.sweep.subdir=a"),
+            ["hydra.sweep.subdir"],
+            id="subdir",
+            marks=fault("folders named otherwise", LINE),
+        ),
+    ],
+)
+def test_wrong_words(start, tmp_path, monkeypatch, words, told):
+    monkeypatch.setattr(sweep, "_is_installed", lambda plugin: True)
+    code, err = start("--multirun", *words)
+    (line,) = err.splitlines()
+    assert code == 2
+    assert all(word in line for word in told), line
+    assert not (tmp_path / "sweep").exists()
+
+
+@fault("launcher= without --multirun", LINE)
+def test_an_option_of_a_sweep_for_a_run(start):
+    code, err = start("launcher=local")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "Add --multirun" in err
+
+
+@pytest.mark.parametrize("launcher", sorted(sweep.PLUGINS))
+@fault("a launcher that is not installed", f"{LINE}, names the command that installs it")
+def test_a_launcher_that_is_not_installed(start, monkeypatch, launcher):
+    monkeypatch.setattr(sweep, "find_spec", lambda name: None)
+    code, err = start("--multirun", "seed=0,1", f"launcher={launcher}")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"-m pip install {sweep.PLUGINS[launcher]}" in err
+
+
+@fault("launcher=slurm where there is no Slurm", LINE)
+def test_no_slurm(start, monkeypatch):
+    monkeypatch.setattr(sweep, "_is_installed", lambda plugin: True)
+    monkeypatch.setenv("PATH", "")
+    code, err = start("--multirun", "seed=0,1", "launcher=slurm")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "sbatch" in err
+
+
+@pytest.mark.parametrize("answers", [False, True])
+@fault("a Ray address where nothing answers, or not in the words of Ray", f"{LINE}, within 30 s")
+def test_a_ray_cluster_that_does_not_answer(start, monkeypatch, answers):
+    monkeypatch.setattr(sweep, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(sweep, "ANSWER_SECONDS", 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if answers:
+            threading.Thread(target=_accept, args=(server,), daemon=True).start()
+        else:
+            server.close()
+        code, err = start("--multirun", "seed=0,1", "launcher=ray", f"hydra.launcher.ray.init.address=127.0.0.1:{port}")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"no Ray cluster answers at 127.0.0.1:{port} within 5 s" in err
+
+
+def _accept(server):
+    connections = []
+    while True:
+        try:
+            connections.append(server.accept())
+        except OSError:
+            return
+
+
+@fault(
+    "a job of a sweep raises, or is killed", "the others run; exit code of the worst", "its finished cells, its output"
+)
+def test_a_dead_job(start, tmp_path):
+    code = "seed = next(each for each in sys.argv if each.startswith('seed='))\n"
+    code += "{'seed=0': lambda: 1 / 0, 'seed=1': lambda: os.kill(os.getpid(), 9), 'seed=2': int}[seed]()"
+    ended, err = start("--multirun", "seed=0,1,2", code=code)
+    assert ended == 1
+    assert all(words in err for words in ("1 failed", "1 died", "1 done"))
+    assert "resume=" in err.splitlines()[-1]
+    jobs = read_sweep(tmp_path / "sweep").jobs
+    assert [job.state for job in jobs] == ["failed", "died", "done"]
+    assert [job.reason for job in jobs] == [
+        "ZeroDivisionError: division by zero",
+        "its process was killed by SIGKILL",
+        None,
+    ]
+    assert "Traceback" in (tmp_path / "sweep" / "0" / "job.log").read_text()
+
+
+@fault("a job takes longer than job_timeout", "ended as by Ctrl-C; the others run; exit 1", "its finished cells")
+def test_a_job_without_an_end(start, tmp_path):
+    code = "import time; time.sleep(60 if 'seed=0' in sys.argv else 0)"
+    ended, _ = start("--multirun", "seed=0,1", "job_timeout=2", code=code)
+    assert ended == 1
+    assert [job.state for job in read_sweep(tmp_path / "sweep").jobs] == ["timed out", "done"]
+
+
+@fault(
+    "a sweep is killed with all its processes",
+    "resume= runs the jobs that are left, and goes on with those that ran",
+    "finished jobs and cells",
+)
+def test_a_killed_sweep(start, tmp_path):
+    start("--multirun", "seed=0,1,2", code="Path(sys.argv[-1].partition('=')[2], 'ran').touch()")
+    folder = tmp_path / "sweep"
+    jobs = read_sweep(folder).jobs
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    killed = json.loads((folder / "1" / "job.json").read_text()) | {"state": "running", "pid": process.pid}
+    (folder / "1" / "job.json").write_text(json.dumps(killed))
+    for name in ("job.json", "job.log", "ran"):
+        (folder / "2" / name).unlink()
+    (folder / "0" / "ran").unlink()
+    assert [job.state for job in read_sweep(folder).jobs] == ["done", "died", "waiting"]
+    code, err = start(
+        "--multirun", "seed=0,1,2", "resume=sweep", code="Path(sys.argv[-1].partition('=')[2], 'ran').touch()"
+    )
+    assert code == 0, err
+    assert [job.state for job in read_sweep(folder).jobs] == ["done"] * 3
+    assert [(folder / job.folder / "ran").exists() for job in jobs] == [False, True, True]
+
+
+@fault("resume= of a sweep with other values", f"{LINE}, with the command to repeat", "the sweep")
+def test_another_sweep(start, tmp_path):
+    start("--multirun", "seed=0,1")
+    before = (tmp_path / "sweep" / "sweep.json").read_bytes()
+    code, err = start("--multirun", "seed=0,2", "resume=sweep")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "seed=0,1 resume=sweep" in err
+    assert (tmp_path / "sweep" / "sweep.json").read_bytes() == before
+
+
+@fault("resume= of a sweep that is still running", f"{LINE}, names the process", "the running sweep")
+def test_a_running_sweep(start, tmp_path):
+    job = SweepJob(number=0, folder="0", overrides=(*RUNS, "seed=0"))
+    (tmp_path / "sweep" / "0").mkdir(parents=True)
+    write_sweep(tmp_path / "sweep", Sweep(target="generic_forward", launcher="basic", began="", argv=(), jobs=(job,)))
+    write_job(tmp_path / "sweep", job)
+    holder = "from profiling.results.run_folder import claimed; from pathlib import Path; import sys\n"
+    holder += "with claimed(Path('sweep'), 'sweep', print): print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", holder], stdin=-1, stdout=-1, cwd=tmp_path, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        code, err = start("--multirun", "seed=0", "resume=sweep")
+        process.kill()
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"in use by process {process.pid}" in err

@@ -1,0 +1,147 @@
+"""Sweeps by each launcher: every job runs once, alone on its device; what dies costs one job and can be resumed."""
+
+import importlib.util
+import itertools
+import os
+import signal
+import time
+
+import pytest
+
+from profiling.cli import sweep
+from profiling.machine import places
+from profiling.results.sweep import read_sweep
+
+
+def needs(plugin):
+    installed = importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec(f"hydra_plugins.{plugin}")
+    return pytest.mark.skipif(not installed, reason=f"{plugin} is not installed")
+
+
+LAUNCHERS = [
+    pytest.param(("launcher=basic",), id="basic"),
+    pytest.param(("launcher=local", "devices=2"), id="joblib", marks=needs("hydra_joblib_launcher")),
+    pytest.param(
+        ("launcher=slurm", "hydra/launcher=submitit_local", "devices=2"),
+        id="submitit",
+        marks=needs("hydra_submitit_launcher"),
+    ),
+    pytest.param(("launcher=ray", "devices=2"), id="ray", marks=[needs("hydra_ray_launcher"), pytest.mark.ray]),
+]
+PARALLEL = LAUNCHERS[1:]
+TWO_CORES = pytest.mark.skipif(len(places.physical_cores()) < 2, reason="needs two cores")
+
+
+def share_nothing(swept, key):
+    """Check that no two tries that held one of the same `key` overlap in time; return how many pairs overlap at all."""
+    tries = [each for job in swept.sweep.jobs for each in swept.tries(job.number)]
+    overlapping = 0
+    for one, other in itertools.combinations(tries, 2):
+        if one["began"] < other["ended"] and other["began"] < one["ended"]:
+            overlapping += 1
+            assert not set(one[key]) & set(other[key])
+    return overlapping
+
+
+@TWO_CORES
+@pytest.mark.parametrize("words", LAUNCHERS)
+def test_jobs_end_well_and_badly(start_sweep, words):
+    plan = {1: "raise", 2: "die", 3: "exit 2"}
+    swept = start_sweep(*words, "seed=0,1,2,3,4", plan=plan)
+    assert swept.states == ["done", "failed", "died", "failed", "done"], swept.err
+    assert swept.code == 2
+    jobs = swept.sweep.jobs
+    assert [job.exit_code for job in jobs] == [0, 1, -9, 2, 0]
+    assert [job.tries for job in jobs] == [1] * 5
+    assert [job.reason for job in jobs[1:4]] == [
+        "RuntimeError: planted",
+        "its process was killed by SIGKILL",
+        "planted",
+    ]
+    assert swept.sweep.launcher == words[0].partition("=")[2]
+    assert "5/5" in swept.err
+    if words in (("launcher=basic",),):
+        return
+    share_nothing(swept, "cpus")
+    assert {job.device for job in jobs} <= {f"CPU cores {cpu}" for cpu in os.sched_getaffinity(0)}
+    again = start_sweep(*words, "seed=0,1,2,3,4", f"resume={swept.folder}")
+    assert again.code == 0, again.err
+    assert again.states == ["done"] * 5
+    assert [len(again.tries(number)) for number in range(5)] == [1, 2, 2, 2, 1]
+    assert again.tries(2)[1]["resumed"]
+
+
+@TWO_CORES
+@pytest.mark.parametrize("words", PARALLEL)
+def test_a_killed_worker_costs_its_own_job(start_sweep, words):
+    plan = {1: "kill the worker then end", 2: "kill the worker"}
+    swept = start_sweep(*words, "retries=1", "seed=0,1,2", plan=plan)
+    assert swept.states == ["done", "done", "died"], swept.err
+    assert swept.code == 1
+    assert "without a word" in swept.sweep.jobs[2].reason
+    assert swept.sweep.jobs[2].tries == 2
+    assert len(swept.tries(1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        pytest.param(("launcher=basic",), signal.SIGKILL, id="basic-killed"),
+        pytest.param(
+            ("launcher=local", "devices=2"),
+            signal.SIGTERM,
+            id="joblib",
+            marks=[needs("hydra_joblib_launcher"), TWO_CORES],
+        ),
+    ],
+)
+def test_an_interrupted_sweep_goes_on(start_sweep, begin_sweep, words, number):
+    process, folder = begin_sweep(*words, "seed=0,1,2", plan={1: "hang"})
+    while read_sweep(folder).jobs[0].state != "done" or not (folder / "1/config.yaml").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGTERM else -number), err
+    states = [job.state for job in read_sweep(folder).jobs]
+    assert states[0] == "done"
+    assert states[1] == ("waiting" if number == signal.SIGTERM else "died")
+    if number == signal.SIGTERM:
+        assert "resume=" in err
+    again = start_sweep(*words, "seed=0,1,2", f"resume={folder}")
+    assert again.code == 0, again.err
+    assert again.states == ["done"] * 3
+    assert len(again.tries(0)) == 1
+    assert again.tries(1)[-1]["resumed"]
+    assert again.sweep.jobs[1].tries == 1
+
+
+def test_time_limit_and_retries(start_sweep):
+    plan = {0: "hang then end", 1: "die then raise then end", 2: "exit 2"}
+    swept = start_sweep("retries=2", "job_timeout=3", "seed=0,1,2", plan=plan)
+    assert swept.states == ["done", "done", "failed"], swept.err
+    assert [job.tries for job in swept.sweep.jobs] == [2, 3, 1]
+    late = start_sweep("job_timeout=1.5", "seed=0", plan={0: "hang"}, folder="late")
+    assert late.states == ["timed out"]
+    assert late.code == 1
+    assert "job_timeout=1.5 s" in late.sweep.jobs[0].reason
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(sweep, "visible_gpus", lambda: ["GPU-a", "GPU-b"])
+
+
+@needs("hydra_joblib_launcher")
+@TWO_CORES
+def test_each_job_gets_a_gpu_and_cores_of_its_own(start_sweep, two_gpus):
+    swept = start_sweep("device=auto", "launcher=local", "seed=0,1,2,3,4,5")
+    assert swept.states == ["done"] * 6, swept.err
+    gpus = [swept.tries(number)[0]["gpus"][0] for number in range(6)]
+    assert set(gpus) == {"GPU-a", "GPU-b"}
+    assert [job.device for job in swept.sweep.jobs] == gpus
+    for key in ("gpus", "cpus"):
+        assert share_nothing(swept, key) >= 1
+    one = start_sweep("device=auto", "launcher=local", "devices=1", "seed=0,1,2", folder="one")
+    assert [one.tries(number)[0]["gpus"] for number in range(3)] == [["GPU-a"]] * 3
+    assert share_nothing(one, "gpus") == 0
