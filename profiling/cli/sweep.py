@@ -7,12 +7,9 @@ resume go by the state that the jobs write into their folders, so they are the s
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
-import shutil
-import subprocess
+import socket
 import sys
 import tempfile
 import threading
@@ -20,21 +17,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from msgspec.structs import replace
 from omegaconf import OmegaConf
 
 from profiling.cli.app import SWEEP_OPTIONS
+from profiling.cli.launchers import Launch, SweepOptions, launch_with, places_for
 from profiling.errors import (
     InputError,
     check_choice,
@@ -45,7 +39,6 @@ from profiling.errors import (
     print_text,
     reason_of,
 )
-from profiling.machine.places import physical_cores, visible_gpus
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import claimed, new_folder
 from profiling.results.sweep import (
@@ -61,48 +54,12 @@ from profiling.results.sweep import (
 )
 from profiling.run.sweep_job import INTERRUPTED, JobTask
 
-#: The plugin of each launcher.
-PLUGINS = {"local": "hydra-joblib-launcher", "slurm": "hydra-submitit-launcher", "ray": "hydra-ray-launcher"}
-#: Seconds in which a Ray cluster must answer.
-ANSWER_SECONDS = 30.0
 #: Most jobs: a sweep of more is a mistake in a list of values.
 MOST_JOBS = 10_000
-_CONFIG = Path(__file__).resolve().parents[2] / "conf" / "sweep"
 _POLL_SECONDS = 0.5
+#: Seconds in which jobs on this host end after an interrupt, at most.
+_END_SECONDS = 25.0
 _FOLDER = "hydra.sweep.dir"
-
-Launch = Callable[[Sequence[int]], None]
-
-
-@dataclass(frozen=True)
-class SweepOptions:
-    """How the jobs of a sweep are started.
-
-    `devices` is how many jobs of this machine run at a time, each alone on its device. `own` are the overrides of the
-    launcher's own config.
-    """
-
-    launcher: Launcher = "basic"
-    devices: int | None = None
-    retries: int = 0
-    job_timeout: float | None = None
-    own: tuple[str, ...] = ()
-
-    @property
-    def engine(self) -> str:
-        """The plugin's launcher where it is not the preset's: `submitit_local`, for example."""
-        chosen = [each.partition("=")[2] for each in self.own if each.startswith("hydra/launcher=")]
-        return chosen[0] if chosen else self.launcher
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where jobs run: how many at a time on a host, and what each gets; None: the launcher hands it out."""
-
-    number: int = 1
-    gpus: tuple[str, ...] | None = ()
-    gpus_of_a_job: int = 0
-    cpus: int | None = None
 
 
 def sweep(
@@ -126,7 +83,7 @@ def sweep(
     options, jobs, folder, resume = _plan(given)
     for job in _one_for_each_value(jobs):
         validate(job)
-    places = _places(options, jobs)
+    places = places_for(options, jobs)
     if folder is None:
         folder = new_folder(Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +113,7 @@ def sweep(
         else:
             _resume(folder, target, jobs, options.launcher)
         repeat = command("-m", f"profiling.{target}", *(word for word in arguments if not word.startswith("resume=")))
-        return perform(folder, options, task, _launch_with(options, places, task), repeat)
+        return perform(folder, options, task, launch_with(options, places, task), repeat)
 
 
 def run_command(target: str) -> tuple[str, ...]:
@@ -174,6 +131,7 @@ def perform(folder: Path, options: SweepOptions, task: JobTask, launch: Launch, 
         try:
             failure = _launched_until_none_is_left(folder, task.retries, launch)
         except KeyboardInterrupt:
+            _wait_for_own_processes(folder)
             for job in _silent(folder):
                 write_job(folder, replace(job, state="waiting", tries=job.tries - 1, reason="interrupted"))
             failure = "interrupted; finished cells are kept"
@@ -274,149 +232,6 @@ def _resume(folder: Path, target: str, jobs: Sequence[Sequence[str]], launcher: 
             write_job(folder, SweepJob(number=job.number, folder=job.folder, overrides=job.overrides))
 
 
-# Where the jobs run.
-
-
-def _places(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
-    """Return where the jobs run, after a check that the launcher can be used.
-
-    Raises:
-        InputError: the launcher is not installed or does not answer, or there are fewer devices than asked for.
-
-    """
-    if options.launcher == "basic":
-        if options.devices not in (None, 1):
-            raise InputError(
-                f"devices={options.devices}: without a launcher, jobs run one after another. Add launcher=local."
-            )
-        if options.own:
-            raise InputError(f"{options.own[0]} belongs to a launcher. Add launcher=local, slurm or ray.")
-        return Places()
-    plugin = PLUGINS[options.launcher]
-    if not _is_installed(plugin):
-        raise InputError(
-            f"launcher={options.launcher} needs {plugin}, which is not installed. To install it: "
-            f"{command('-m', 'pip', 'install', plugin)}"
-        )
-    devices = {word.partition("=")[2] for job in jobs for word in job if word.startswith("device=")} or {"auto"}
-    if numbered := sorted(each for each in devices if each.startswith("cuda:")):
-        raise InputError(
-            f"device={numbered[0]}: the launcher hands out the devices. Write device=cuda, and "
-            f"CUDA_VISIBLE_DEVICES={numbered[0][5:]} before the command to use no other."
-        )
-    if options.launcher == "slurm" and options.engine != "submitit_local":
-        if shutil.which("sbatch") is None:
-            raise InputError("launcher=slurm needs sbatch, which is not on the path. Start the sweep on a Slurm host.")
-        return Places(options.devices or 0, None, int(devices != {"cpu"}), None)
-    address = next((each.partition("=")[2] for each in options.own if "ray.init.address=" in each), "local")
-    if options.launcher == "ray" and address != "local":
-        return _places_of_cluster(address, options, needs_gpu=devices != {"cpu"})
-    gpus = () if devices == {"cpu"} else tuple(visible_gpus())
-    cores = physical_cores()
-    kind, most = ("GPUs", len(gpus)) if gpus else ("physical CPU cores", len(cores))
-    number = options.devices or (len(gpus) if gpus else 1)
-    if number > most:
-        raise InputError(f"devices={number}: this machine has {most} {kind}. Give {most} or fewer.")
-    cpus = sum(len(core) for core in cores) // number
-    is_ray = options.launcher == "ray"  # which hands out the GPUs itself
-    return Places(number, None if is_ray and gpus else gpus[:number], int(bool(gpus)), cpus)
-
-
-_ASK_RAY = """
-import json, sys, ray
-ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-print(json.dumps([node["Resources"] for node in ray.nodes() if node["Alive"]]))
-"""
-
-
-def _places_of_cluster(address: str, options: SweepOptions, *, needs_gpu: bool) -> Places:
-    """Ask a running Ray cluster for its GPUs and CPUs.
-
-    Raises:
-        InputError: it does not answer within `ANSWER_SECONDS`, or has no node for a job.
-
-    """
-    try:
-        words = [sys.executable, "-c", _ASK_RAY, address]
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)
-        nodes = cast(list[dict[str, float]], json.loads(answer.stdout.strip().splitlines()[-1]))
-    except (subprocess.SubprocessError, ValueError, IndexError):
-        raise InputError(
-            f"no Ray cluster answers at {address} within {ANSWER_SECONDS:g} s. Start one (ray start --head), or leave "
-            "hydra.launcher.ray.init.address out: a cluster is then started on this machine."
-        ) from None
-    with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
-    if needs_gpu and with_gpu:
-        return Places(1, None, 1, min(max(1, int(node.get("CPU", 1) // node["GPU"])) for node in with_gpu))
-    cpus = min(int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1)
-    return Places(1, (), 0, max(1, cpus // (options.devices or 1)))
-
-
-def _is_installed(plugin: str) -> bool:
-    with contextlib.suppress(ModuleNotFoundError):
-        return find_spec(f"hydra_plugins.{plugin.replace('-', '_')}") is not None
-    return False
-
-
-# The launch.
-
-
-def _launch_with(options: SweepOptions, places: Places, task: JobTask) -> Launch:
-    """Return the function that starts jobs with the launcher, and returns when they have ended."""
-    if options.launcher == "basic":
-
-        def in_turns(numbers: Sequence[int]) -> None:
-            for number in numbers:
-                task({"job": number})
-
-        return in_turns
-    no_gpu = "null" if options.launcher == "slurm" else 0  # Slurm refuses to hand out 0 GPUs where it has none
-    values: dict[str, Any] = {"places": places.number, "gpus": places.gpus_of_a_job or no_gpu}
-    values |= {} if places.cpus is None else {"cpus": places.cpus}
-    if options.job_timeout is not None:
-        values["minutes"] = math.ceil((options.retries + 1) * (options.job_timeout + 60) / 60)
-    words = [override("folder", task.folder), *(f"{key}={value}" for key, value in values.items())]
-    if options.engine == "slurm" and options.devices is not None:
-        words.append(f"hydra.launcher.array_parallelism={options.devices}")
-    if options.launcher == "ray":
-        words += _ray_words(options, places, task)
-
-    def launch(numbers: Sequence[int]) -> None:
-        jobs = ",".join(str(number) for number in numbers)
-        with _arguments(["--multirun", f"job={jobs}", *words, *options.own]):
-            hydra.main(version_base=None, config_path=str(_CONFIG), config_name=options.launcher)(task)()
-
-    return launch
-
-
-def _ray_words(options: SweepOptions, places: Places, task: JobTask) -> list[str]:
-    """Return the settings of a cluster that is started for the sweep, or of the connection to another one."""
-    init = "+hydra.launcher.ray.init"
-    if any("ray.init.address=" in each and not each.endswith("=local") for each in options.own):
-        return [override(f"{init}.runtime_env.env_vars.PYTHONPATH", task.python_path)]
-    return [
-        f"{init}.num_gpus={places.number * places.gpus_of_a_job}",
-        f"{init}.num_cpus={places.number * (places.cpus or 1)}",
-        f"{init}.include_dashboard=false",
-        f"{init}.log_to_driver=false",
-        f"{init}.logging_level=WARNING",
-    ]
-
-
-@contextmanager
-def _arguments(words: Sequence[str]) -> Iterator[None]:
-    """Let Hydra read `words` as its command line."""
-    before = sys.argv
-    sys.argv = [before[0], *words]
-    OmegaConf.clear_resolvers()  # launchers send them to their workers, and those of a run cannot be pickled
-    GlobalHydra.instance().clear()
-    try:
-        yield
-    finally:
-        sys.argv = before
-        GlobalHydra.instance().clear()
-
-
 def _launched_until_none_is_left(folder: Path, retries: int, launch: Launch) -> str | None:
     """Launch jobs until none is left that may be tried; return what keeps the launcher from going on, in one line.
 
@@ -444,6 +259,15 @@ def _launched_until_none_is_left(folder: Path, retries: int, launch: Launch) -> 
         except Exception as error:
             if [(job.state, job.tries) for job in read_sweep(folder).jobs] == before:
                 return f"the launcher failed: {reason_of(error)}"
+
+
+def _wait_for_own_processes(folder: Path) -> None:
+    """Wait until the jobs of this host have ended, which an interrupt reaches, too, or their launcher's end."""
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        if not any(job.state == "running" and job.host == socket.gethostname() for job in read_sweep(folder).jobs):
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _silent(folder: Path) -> list[SweepJob]:

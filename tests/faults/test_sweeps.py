@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from profiling import generic_forward
-from profiling.cli import app, sweep
+from profiling.cli import app, launchers, sweep
 from profiling.results.sweep import Sweep, SweepJob, read_sweep, write_job, write_sweep
 
 JOB = "import os, signal, sys; from pathlib import Path\n"
@@ -91,7 +91,7 @@ LINE = "one line, exit 2"
     ],
 )
 def test_wrong_words(start, tmp_path, monkeypatch, words, told):
-    monkeypatch.setattr(sweep, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
     code, err = start("--multirun", *words)
     (line,) = err.splitlines()
     assert code == 2
@@ -106,18 +106,18 @@ def test_an_option_of_a_sweep_for_a_run(start):
     assert "Add --multirun" in err
 
 
-@pytest.mark.parametrize("launcher", sorted(sweep.PLUGINS))
+@pytest.mark.parametrize("launcher", sorted(launchers.PLUGINS))
 @fault("a launcher that is not installed", f"{LINE}, names the command that installs it")
 def test_a_launcher_that_is_not_installed(start, monkeypatch, launcher):
-    monkeypatch.setattr(sweep, "find_spec", lambda name: None)
+    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
     code, err = start("--multirun", "seed=0,1", f"launcher={launcher}")
     assert (code, len(err.splitlines())) == (2, 1)
-    assert f"-m pip install {sweep.PLUGINS[launcher]}" in err
+    assert f"-m pip install {launchers.PLUGINS[launcher]}" in err
 
 
 @fault("launcher=slurm where there is no Slurm", LINE)
 def test_no_slurm(start, monkeypatch):
-    monkeypatch.setattr(sweep, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
     monkeypatch.setenv("PATH", "")
     code, err = start("--multirun", "seed=0,1", "launcher=slurm")
     assert (code, len(err.splitlines())) == (2, 1)
@@ -127,8 +127,8 @@ def test_no_slurm(start, monkeypatch):
 @pytest.mark.parametrize("answers", [False, True])
 @fault("a Ray address where nothing answers, or not in the words of Ray", f"{LINE}, within 30 s")
 def test_a_ray_cluster_that_does_not_answer(start, monkeypatch, answers):
-    monkeypatch.setattr(sweep, "_is_installed", lambda plugin: True)
-    monkeypatch.setattr(sweep, "ANSWER_SECONDS", 5.0)
+    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(launchers, "ANSWER_SECONDS", 5.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         if answers:

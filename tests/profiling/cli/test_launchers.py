@@ -4,11 +4,13 @@ import importlib.util
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
-from profiling.cli import sweep
+from profiling.cli import launchers
 from profiling.machine import places
 from profiling.results.sweep import read_sweep
 
@@ -127,9 +129,35 @@ def test_time_limit_and_retries(start_sweep):
     assert "job_timeout=1.5 s" in late.sweep.jobs[0].reason
 
 
+_CLUSTER = """
+import ray, sys
+ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@TWO_CORES
+@needs("hydra_ray_launcher")
+@pytest.mark.ray
+def test_a_running_ray_cluster(start_sweep, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # the token lies in a home folder
+    monkeypatch.setattr(launchers, "ANSWER_SECONDS", 120.0)
+    words = [sys.executable, "-c", _CLUSTER]
+    with subprocess.Popen(words, stdin=-1, stdout=-1, text=True, cwd=tmp_path) as cluster:
+        assert cluster.stdout is not None
+        address = cluster.stdout.readline().strip()
+        swept = start_sweep("launcher=ray", f"hydra.launcher.ray.init.address={address}", "devices=2", "seed=0,1")
+        assert swept.states == ["done", "done"], swept.err
+        assert swept.code == 0
+        share_nothing(swept, "cpus")
+        assert cluster.poll() is None, "it goes on"
+        cluster.communicate()
+
+
 @pytest.fixture
 def two_gpus(monkeypatch):
-    monkeypatch.setattr(sweep, "visible_gpus", lambda: ["GPU-a", "GPU-b"])
+    monkeypatch.setattr(launchers, "visible_gpus", lambda: ["GPU-a", "GPU-b"])
 
 
 @needs("hydra_joblib_launcher")

@@ -1,0 +1,214 @@
+"""Hydra's launchers of a sweep: which is installed, where its jobs run, and how they are handed to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from profiling.errors import InputError, command, override
+from profiling.machine.places import physical_cores, visible_gpus
+from profiling.results.sweep import Launcher
+from profiling.run.sweep_job import JobTask
+
+#: The plugin of each launcher.
+PLUGINS = {"local": "hydra-joblib-launcher", "slurm": "hydra-submitit-launcher", "ray": "hydra-ray-launcher"}
+#: Seconds in which a Ray cluster must answer.
+ANSWER_SECONDS = 30.0
+_CONFIG = Path(__file__).resolve().parents[2] / "conf" / "sweep"
+
+#: Starts the jobs of these numbers, and returns when they have ended.
+Launch = Callable[[Sequence[int]], None]
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """How the jobs of a sweep are started.
+
+    `devices` is how many jobs of this machine run at a time, each alone on its device. `own` are the overrides of the
+    launcher's own config.
+    """
+
+    launcher: Launcher = "basic"
+    devices: int | None = None
+    retries: int = 0
+    job_timeout: float | None = None
+    own: tuple[str, ...] = ()
+
+    @property
+    def engine(self) -> str:
+        """The plugin's launcher where it is not the preset's: `submitit_local`, for example."""
+        chosen = [each.partition("=")[2] for each in self.own if each.startswith("hydra/launcher=")]
+        return chosen[0] if chosen else self.launcher
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where jobs run: how many at a time on a host, and what each gets; None: the launcher hands it out."""
+
+    number: int = 1
+    gpus: tuple[str, ...] | None = ()
+    gpus_of_a_job: int = 0
+    cpus: int | None = None
+
+
+def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
+    """Return where the jobs run, after a check that the launcher can be used.
+
+    Raises:
+        InputError: the launcher is not installed or does not answer, or there are fewer devices than asked for.
+
+    """
+    if options.launcher == "basic":
+        if options.devices not in (None, 1):
+            raise InputError(
+                f"devices={options.devices}: without a launcher, jobs run one after another. Add launcher=local."
+            )
+        if options.own:
+            raise InputError(f"{options.own[0]} belongs to a launcher. Add launcher=local, slurm or ray.")
+        return Places()
+    plugin = PLUGINS[options.launcher]
+    if not _is_installed(plugin):
+        raise InputError(
+            f"launcher={options.launcher} needs {plugin}, which is not installed. To install it: "
+            f"{command('-m', 'pip', 'install', plugin)}"
+        )
+    devices = {word.partition("=")[2] for job in jobs for word in job if word.startswith("device=")} or {"auto"}
+    if numbered := sorted(each for each in devices if each.startswith("cuda:")):
+        raise InputError(
+            f"device={numbered[0]}: the launcher hands out the devices. Write device=cuda, and "
+            f"CUDA_VISIBLE_DEVICES={numbered[0][5:]} before the command to use no other."
+        )
+    if options.launcher == "slurm" and options.engine != "submitit_local":
+        if shutil.which("sbatch") is None:
+            raise InputError("launcher=slurm needs sbatch, which is not on the path. Start the sweep on a Slurm host.")
+        return Places(options.devices or 0, None, int(devices != {"cpu"}), None)
+    address = next((each.partition("=")[2] for each in options.own if "ray.init.address=" in each), "local")
+    if options.launcher == "ray" and address != "local":
+        return _places_of_cluster(address, options, needs_gpu=devices != {"cpu"})
+    gpus = () if devices == {"cpu"} else tuple(visible_gpus())
+    cores = physical_cores()
+    kind, most = ("GPUs", len(gpus)) if gpus else ("physical CPU cores", len(cores))
+    number = options.devices or (len(gpus) if gpus else 1)
+    if number > most:
+        raise InputError(f"devices={number}: this machine has {most} {kind}. Give {most} or fewer.")
+    cpus = sum(len(core) for core in cores) // number
+    is_ray = options.launcher == "ray"  # which hands out the GPUs itself
+    return Places(number, None if is_ray and gpus else gpus[:number], int(bool(gpus)), cpus)
+
+
+_ASK_RAY = """
+import json, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print(json.dumps([node["Resources"] for node in ray.nodes() if node["Alive"]]))
+"""
+
+
+def _places_of_cluster(address: str, options: SweepOptions, *, needs_gpu: bool) -> Places:
+    """Ask a running Ray cluster for its GPUs and CPUs.
+
+    Raises:
+        InputError: it does not answer within `ANSWER_SECONDS`, or has no node for a job.
+
+    """
+    try:
+        words = [sys.executable, "-c", _ASK_RAY, address]
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)
+        nodes = cast(list[dict[str, float]], json.loads(answer.stdout.strip().splitlines()[-1]))
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        text = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+        refused = re.search(r"AuthenticationError: (.{1,300})", text)  # its last line does not tell
+        raise InputError(
+            f"no Ray cluster answers at {address} within {ANSWER_SECONDS:g} s{f' ({refused[1]})' if refused else ''}. "
+            "Start one (ray start --head), or leave hydra.launcher.ray.init.address out: a cluster is then started on "
+            "this machine."
+        ) from None
+    with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
+    if needs_gpu and with_gpu:
+        return Places(1, None, 1, min(max(1, int(node.get("CPU", 1) // node["GPU"])) for node in with_gpu))
+    cpus = min((int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1), default=1)
+    return Places(1, (), 0, max(1, cpus // (options.devices or 1)))
+
+
+def _is_installed(plugin: str) -> bool:
+    with contextlib.suppress(ModuleNotFoundError):
+        return find_spec(f"hydra_plugins.{plugin.replace('-', '_')}") is not None
+    return False
+
+
+def launch_with(options: SweepOptions, places: Places, task: JobTask) -> Launch:
+    """Return the function that starts jobs with the launcher, and returns when they have ended."""
+    if options.launcher == "basic":
+
+        def in_turns(numbers: Sequence[int]) -> None:
+            for number in numbers:
+                task({"job": number})
+
+        return in_turns
+    no_gpu = "null" if options.launcher == "slurm" else 0  # Slurm refuses to hand out 0 GPUs where it has none
+    values: dict[str, Any] = {"places": places.number, "gpus": places.gpus_of_a_job or no_gpu}
+    values |= {} if places.cpus is None else {"cpus": places.cpus}
+    if options.job_timeout is not None:
+        values["minutes"] = math.ceil((options.retries + 1) * (options.job_timeout + 60) / 60)
+    words = [override("folder", task.folder), *(f"{key}={value}" for key, value in values.items())]
+    if options.engine == "slurm" and options.devices is not None:
+        words.append(f"hydra.launcher.array_parallelism={options.devices}")
+    if options.launcher == "ray":
+        words += _ray_words(options, places, task)
+
+    def launch(numbers: Sequence[int]) -> None:
+        jobs = ",".join(str(number) for number in numbers)
+        try:
+            with _arguments(["--multirun", f"job={jobs}", *words, *options.own]):
+                hydra.main(version_base=None, config_path=str(_CONFIG), config_name=options.launcher)(task)()
+        finally:
+            if "ray" in sys.modules:
+                sys.modules["ray"].shutdown()
+
+    return launch
+
+
+def _ray_words(options: SweepOptions, places: Places, task: JobTask) -> list[str]:
+    """Return the settings of a cluster that is started for the sweep, or of the connection to another one."""
+    init = "+hydra.launcher.ray.init"
+    words = [f"{init}.log_to_driver=false", f"{init}.logging_level=WARNING"]
+    if any("ray.init.address=" in each and not each.endswith("=local") for each in options.own):
+        # The plugin gives each cluster a size of its object store, which a running one refuses.
+        path = override(f"{init}.runtime_env.env_vars.PYTHONPATH", task.python_path)
+        return [*words, path, f"{init}.object_store_memory=null"]
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: others would run first on a job's cores
+    return [
+        *words,
+        f"{init}.num_gpus={places.number * places.gpus_of_a_job}",
+        f"{init}.num_cpus={places.number * (places.cpus or 1)}",
+        f"{init}.include_dashboard=false",
+    ]
+
+
+@contextmanager
+def _arguments(words: Sequence[str]) -> Iterator[None]:
+    """Let Hydra read `words` as its command line."""
+    before = sys.argv
+    sys.argv = [before[0], *words]
+    OmegaConf.clear_resolvers()  # launchers send them to their workers, and those of a run cannot be pickled
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        sys.argv = before
+        GlobalHydra.instance().clear()
