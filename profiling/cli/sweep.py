@@ -47,6 +47,7 @@ from profiling.results.sweep import (
     Launcher,
     Sweep,
     SweepJob,
+    read_job,
     read_plan,
     read_sweep,
     write_job,
@@ -59,7 +60,10 @@ MOST_JOBS = 10_000
 _POLL_SECONDS = 0.5
 #: Seconds in which jobs on this host end after an interrupt, at most.
 _END_SECONDS = 25.0
+#: Seconds between two looks at the files of the jobs: a look must not disturb them.
+_LOOK_SECONDS = 2.0
 _FOLDER = "hydra.sweep.dir"
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def sweep(
@@ -87,12 +91,14 @@ def sweep(
     if folder is None:
         folder = new_folder(Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
     folder.mkdir(parents=True, exist_ok=True)
-    flags = [word for word in arguments if word not in parsed.overrides and word not in ("--multirun", "-m")]
+    # Also `--multi`, which the parser accepts: a job with it would be a sweep that starts itself.
+    flags = [word for word in arguments if word not in parsed.overrides and not word.startswith(("-m", "--m"))]
+    paths = [_ROOT, *(Path(each).absolute() for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
     task = JobTask(
         folder=str(folder.absolute()),
         command=(*run_command(target), *flags),
         working_dir=str(Path.cwd()),
-        python_path=os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+        python_path=os.pathsep.join(map(str, dict.fromkeys(paths))),
         locks=str(Path(tempfile.gettempdir()) / f"rt-profiling-{os.getuid()}"),
         gpus=places.gpus,
         cpus=places.cpus,
@@ -278,8 +284,8 @@ def _silent(folder: Path) -> list[SweepJob]:
 @contextmanager
 def _progress(folder: Path, options: SweepOptions) -> Iterator[None]:
     """Print a line for each job that ends while the block runs."""
-    jobs = read_sweep(folder).jobs
-    told = {job.number for job in jobs if job.state in ENDED}
+    jobs = read_plan(folder).jobs
+    told = {job.number for job in read_sweep(folder).jobs if job.state in ENDED}
     values: dict[str, set[str]] = {}
     for job in jobs:
         for word in job.overrides:
@@ -290,7 +296,8 @@ def _progress(folder: Path, options: SweepOptions) -> Iterator[None]:
     stop = threading.Event()
 
     def tell() -> None:
-        for job in read_sweep(folder).jobs:
+        for planned in jobs:
+            job = planned if planned.number in told else read_job(folder, planned)
             if job.number in told or job.state not in ENDED or job.ended is None:
                 continue
             told.add(job.number)
@@ -300,7 +307,7 @@ def _progress(folder: Path, options: SweepOptions) -> Iterator[None]:
             print(f"[{len(told)}/{len(jobs)}] job {job.number} {job.state}{device}: {words}{end}", file=sys.stderr)
 
     def watch() -> None:
-        while not stop.wait(_POLL_SECONDS):
+        while not stop.wait(_LOOK_SECONDS):
             tell()
 
     thread = threading.Thread(target=watch, name="sweep-progress", daemon=True)
