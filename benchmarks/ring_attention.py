@@ -19,7 +19,7 @@ CALLS, ROUNDS = 100, 25
 
 
 def device_us(attend, rings) -> float:
-    """Return device µs of a call, the median over replays of a graph of many."""
+    """Return device µs of a call, from replays of a graph of many."""
     for ring in rings:
         attend(*ring)
     torch.cuda.synchronize()
@@ -27,15 +27,20 @@ def device_us(attend, rings) -> float:
     with torch.cuda.graph(graph):
         for call in range(CALLS):
             attend(*rings[call % len(rings)])
+    return 1e3 * replay_ms(graph) / CALLS
+
+
+def replay_ms(graph, rounds=ROUNDS) -> float:
+    """Return the median time of a replay in milliseconds."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / CALLS)
-    return statistics.median(times[ROUNDS // 5 :])  # the clocks rise during the first ones
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[rounds // 5 :])  # the clocks rise during the first ones
 
 
 def all_keys(q, k, v):

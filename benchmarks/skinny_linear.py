@@ -9,10 +9,8 @@ reading the weights once. 8-bit products are compared with this repository's bf1
 The last table is `world_model_step`: one pass in one CUDA graph, with its error against fp32 weights.
 """
 
-import statistics
-
 import torch
-from ring_attention import LAYERS, device_us
+from ring_attention import LAYERS, device_us, replay_ms
 from tabulate import tabulate
 from torch.nn import functional as F
 
@@ -96,7 +94,7 @@ def step_rows():
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = model(**inputs)
-        ms = replay_ms(graph)
+        ms = replay_ms(graph, ROUNDS)
         assert reference is not None
         error = float((flat(out) - reference).norm() / reference.norm())
         met = "" if weights == "bf16" else "yes" if ms <= MOST_STEP_MS and error <= MOST_STEP_ERROR else "no"
@@ -107,19 +105,6 @@ def step_rows():
 
 def flat(outputs):
     return torch.cat([output.flatten().double() for output in outputs])
-
-
-def replay_ms(graph):
-    """Return the median time of a replay in milliseconds."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(ROUNDS):
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[ROUNDS // 5 :])
 
 
 def main() -> None:
