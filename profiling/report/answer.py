@@ -21,6 +21,7 @@ from profiling.report.table import Column, Table
 from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
     CPU_PROCESS_SHARE,
+    TIE_SHARE,
     baseline_name,
     by_component,
     can_be_ranked,
@@ -33,6 +34,7 @@ from profiling.results.judgement import (
     lost,
     same_code_explains,
     same_code_share,
+    took_turns,
     typical_ms,
 )
 from profiling.results.measured import LEAST_FOR
@@ -335,10 +337,13 @@ def _not_ok(group: Sequence[Record]) -> Iterator[Doubt]:
 
 
 def _tie(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:
-    """Name the variants whose 95% intervals overlap that of the fastest one."""
-    ties = [record.variant for record in others if intervals_overlap(fastest, record) is True]
+    """Name the variants that may be as fast as the fastest one."""
+    ties = [record for record in others if intervals_overlap(fastest, record) is True]
     if ties:
-        yield Doubt("tied", f"{listed([fastest.variant, *ties])} are tied: their 95% intervals overlap")
+        names, why = listed([fastest.variant, *(each.variant for each in ties)]), "their 95% intervals overlap"
+        if all(took_turns(fastest, each) for each in ties):
+            why = f"timed in turns, no difference beyond {percent(TIE_SHARE)} can be told"
+        yield Doubt("tied", f"{names} are tied: {why}")
     elif others and not fastest.is_realtime and intervals_overlap(fastest, others[0]) is None:
         names = listed([fastest.variant, others[0].variant])
         yield Doubt("few samples", f"whether {names} are tied is not known: one has no interval")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from report_records import build, build_loop, clocks, faster, frame_loop, rows, run_data, titled
 
 from profiling.report.answer import answer_of, answer_section, held_rate, notes_section, status_section
@@ -13,6 +14,7 @@ from profiling.report.latency import latency_section
 from profiling.report.realtime import realtime_section
 from profiling.results.measured import LEAST_FOR
 from profiling.results.record import Record
+from profiling.results.stats import median_interval, summarize
 
 #: Two loops, of which others disturbed the second: variant, median frame time in ms, share.
 PAIR = (("sequential", 9.0, 0.0), ("overlap", 9.2, 0.3))
@@ -65,6 +67,24 @@ def test_overlapping_intervals_are_a_tie() -> None:
     assert marks(build("baseline", 28.7), graph, build("compile", 2.6)) == []
     few = build("compile", 2.6, metrics=clocks(2.6, half=None))
     assert marks(build("baseline", 28.7), graph, few) == ["few samples"]
+
+
+def test_cells_that_took_turns_are_tied_by_their_ratio() -> None:
+    """They differ by 0.2%: their intervals do not overlap, and the difference is no claim."""
+
+    def timed(variant: str, p50: float) -> Record:
+        windows = [(p50 * (1 + 1e-4 * sign),) * 10 for sign in (-1, 1) * 6]
+        section = {"began": "now", "beside": [], "windows": [{"block": n, "start_s": n, "n": 10} for n in range(12)]}
+        samples = [ms for window in windows for ms in window]
+        measured = build(variant, p50, speedup=faster(11.5), turns=section)
+        clock = replace(summarize(samples), ci95=median_interval(*windows))
+        return replace(measured, metrics=replace(measured.metrics, wall_ms=clock))
+
+    graph, other = timed("graph", 2.495), timed("compile", 2.5)
+    assert graph.metrics.wall_ms.ci95[1] < other.metrics.wall_ms.ci95[0]
+    text = words(build("baseline", 28.7), graph, other)
+    assert "graph and compile are tied: timed in turns, no difference beyond 0.3% can be told" in text
+    assert "overlap" not in text
 
 
 def test_clocks_that_could_explain_a_difference_rank_nothing() -> None:
