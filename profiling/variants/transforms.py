@@ -11,12 +11,16 @@ from profiling.components.component import Component
 from profiling.errors import InputError
 from profiling.variants.recipe import Outcome, Transform
 
-_CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
+#: Channels-last layout of the weights of each kind of convolution.
+_LAYOUTS = {
+    **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d), torch.channels_last),
+    **dict.fromkeys((nn.Conv3d, nn.ConvTranspose3d), torch.channels_last_3d),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelsLast(Transform):
-    """Keep the weights of 2D convolutions in the memory layout that tensor cores prefer (NHWC).
+    """Keep the weights of 2D and 3D convolutions in the layout that tensor cores prefer (NHWC, NDHWC).
 
     The outputs of these convolutions, and of elementwise operators after them, then have this layout, too.
     """
@@ -28,11 +32,12 @@ class ChannelsLast(Transform):
             InputError: the module has none.
 
         """
-        convolutions = [each for each in module.modules() if isinstance(each, _CONVOLUTIONS)]
+        convolutions = [each for each in module.modules() if isinstance(each, tuple(_LAYOUTS))]
         if not convolutions:
             raise InputError(
-                f"ChannelsLast: {type(module).__name__} has no Conv2d or ConvTranspose2d. Leave the transform out."
+                f"ChannelsLast: {type(module).__name__} has no 2D or 3D convolution. Leave the transform out."
             )
         for convolution in convolutions:
-            convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
+            layout = next(each for kind, each in _LAYOUTS.items() if isinstance(convolution, kind))
+            convolution.weight.data = convolution.weight.data.contiguous(memory_format=layout)
         return Outcome(module, changed=len(convolutions))

@@ -261,15 +261,22 @@ def test_passes_and_a_compiler_work_together(tmp_path):
     assert "CUDA" in fused.unmeasured
 
 
-def test_channels_last_changes_convolutions_only(tmp_path):
-    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ConvTranspose2d(8, 4, 3))
-    net = component(module, input=torch.randn(1, 3, 6, 6))
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_channels_last_changes_convolutions_only(dimensions, tmp_path):
+    down, norm, up, layout = {
+        2: (nn.Conv2d, nn.BatchNorm2d, nn.ConvTranspose2d, torch.channels_last),
+        3: (nn.Conv3d, nn.BatchNorm3d, nn.ConvTranspose3d, torch.channels_last_3d),
+    }[dimensions]
+    net = component(nn.Sequential(down(3, 8, 3), norm(8), up(8, 4, 3)), input=torch.randn(1, 3, *[6] * dimensions))
     expected = net.call()
     step = Recipe(transforms=[ChannelsLast()]).prepare(net, tmp_path)
     torch.testing.assert_close(step.run(), expected)
-    assert step.run().is_contiguous(memory_format=torch.channels_last)
+    assert all(each.weight.is_contiguous(memory_format=layout) for each in (net.module[0], net.module[2]))
     assert [each.changed for each in step.recipe] == [2]
-    with pytest.raises(InputError, match="Linear has no Conv2d"):
+
+
+def test_channels_last_refuses_a_module_without_convolutions(tmp_path):
+    with pytest.raises(InputError, match="Linear has no 2D or 3D convolution"):
         Recipe(transforms=[ChannelsLast()])(component(nn.Linear(2, 2), input=torch.ones(1, 2)), tmp_path)
 
 
