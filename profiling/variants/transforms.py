@@ -22,7 +22,7 @@ _LAYOUTS = {
 class ChannelsLast(Transform):
     """Keep the weights of 2D and 3D convolutions in the layout that tensor cores prefer (NHWC, NDHWC).
 
-    The outputs of these convolutions, and of elementwise operators after them, then have this layout, too.
+    Kernels that support the layout return it, too, and elementwise operators after them keep it.
     """
 
     def apply(self, module: nn.Module, component: Component) -> Outcome:
