@@ -169,7 +169,8 @@ class Contest:
                 rival = "another" if answer is None or answer.fastest is None else answer.fastest.variant
                 return (Doubt("not in every job", f"{rival} is faster than {cell.words} in the same run"),)
             if not answer.is_ranked:
-                return (Doubt("not ranked", f"the run of {cell.words} cannot tell which variant is fastest"),)
+                words = f"the run of {cell.words} cannot tell which variant is fastest"
+                return (Doubt("not ranked", "" if cell is self.fastest else words),)  # its own doubts follow
         slowest, runs = max(own, key=lambda cell: cell.ms), {id(cell.run) for cell in own}
         rivals = sorted((cell for cell in self.cells if cell.ms < math.inf), key=lambda cell: cell.ms)
         for rival in rivals:
