@@ -50,10 +50,9 @@ from profiling.results.overrides import (
     swept_keys,
 )
 from profiling.results.record import Record
+from profiling.results.run_folder import JOB_LOG
 from profiling.results.sweep import Sweep, SweepJob, read_sweep
 
-#: What a job printed, in its folder.
-JOB_LOG = "job.log"
 #: Shares of the roofline on two kinds of device are equal within this share: ceilings are measurements, too.
 SAME_SHARE = 0.05
 
