@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Collection, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,12 @@ def install_hint(package: str | None) -> str:
     """Return `jinja2 is not installed. To install it: python -m pip install jinja2`, for this interpreter."""
     package = (package or "").partition(".")[0]
     return f"{package} is not installed. To install it: {command('-m', 'pip', 'install', package)}"
+
+
+def missing_package(package: str) -> str | None:
+    """Return `install_hint` of a package that cannot be imported, else None; a folder of that name is no package."""
+    spec = find_spec(package)
+    return install_hint(package) if spec is None or spec.origin is None else None
 
 
 def printable(text: object, limit: int = LONGEST) -> str:

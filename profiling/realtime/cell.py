@@ -40,11 +40,11 @@ from profiling.realtime.prepare import (
     begin_session,
     build_stages,
     calibrated,
+    check_variant,
     eager_outputs,
     load_stages,
     pipeline_subject,
     play_session,
-    refuse_shared_pools,
     session,
     stage_components,
     stage_variant,
@@ -93,6 +93,7 @@ class RealtimeCell(Cell):
                     f"metric.{name} times single steps, and the loop has its own clocks. Use metric=[parity,drift]."
                 )
         specs, graph = self._parsed
+        check_variant(variant, self.options)
         prepared = self._load(graph, specs)
         self.add(
             parameters=prepared.parameters,
@@ -195,7 +196,6 @@ class RealtimeCell(Cell):
 
     def _prepare(self, variant: Variant, prepared: Prepared, stack: ExitStack) -> dict[str, Step]:
         """Prepare every stage; return the steps, which are closed with `stack`."""
-        refuse_shared_pools(variant, prepared.components, self.options)
         folder = Path(self.job.run) / "kernels" / self.job.name
         steps, seconds = {}, {}
         with self.phase("prepare"):

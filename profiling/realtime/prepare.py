@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,7 @@ from profiling.realtime.one_graph import as_one_stage
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop
+from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
 
@@ -57,21 +58,29 @@ def stage_variant(variant: Variant, stage: str) -> Variant:
     return variant.stages[stage] if isinstance(variant, Mixed) else variant
 
 
-def refuse_shared_pools(variant: Variant, stages: Iterable[str], options: LoopOptions) -> None:
-    """Refuse stages that would overwrite each other's outputs: inductor's CUDA graphs share one memory pool.
+def check_variant(variant: Variant, options: LoopOptions) -> None:
+    """Check that a variant, or those of a mixed one, fit a loop.
 
     Raises:
-        InputError: stages overlap, and one of them is compiled with inductor's CUDA graphs.
+        InputError: overlapping stages are compiled with inductor's CUDA graphs, which share one memory pool and would
+            overwrite each other's outputs; or layers would be measured one by one, for which a loop has no table.
 
     """
-    for name in stages:
-        chosen = stage_variant(variant, name)
-        compiler = chosen.compiler if isinstance(chosen, Recipe) else None
-        if options.schedule == "overlap" and compiler is not None and compiler.own_graphs is not None:
+    for chosen in variant.stages.values() if isinstance(variant, Mixed) else (variant,):
+        if not isinstance(chosen, Recipe):
+            continue
+        own_graphs = chosen.compiler.own_graphs if chosen.compiler is not None else None
+        if options.schedule == "overlap" and own_graphs is not None:
             raise InputError(
-                f"loop.schedule=overlap: {compiler.own_graphs} keeps the CUDA graphs of all stages in one pool, and on "
+                f"loop.schedule=overlap: {own_graphs} keeps the CUDA graphs of all stages in one pool, and on "
                 "several streams they would overwrite each other. Use compile_cuda_graph, or loop.schedule=sequential."
             )
+        for number, transform in enumerate(chosen.transforms):
+            if isinstance(transform, Quantize) and transform.sensitivity:
+                raise InputError(
+                    f"transforms.{number}.sensitivity=true measures the layers of one network, and a loop has no table "
+                    "for them. Leave it out, and use it with python -m profiling.generic_forward."
+                )
 
 
 def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict[str, Blueprint]:

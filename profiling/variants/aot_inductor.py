@@ -159,13 +159,15 @@ def _remarks(program: torch.export.ExportedProgram, bound: Mapping[str, Tensor])
         yield f"buffers that calls change are shared with the module: {', '.join(bound)}"
     graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
     targets = (node.target for graph in graphs for node in graph.nodes)
-    own = {str(each) for each in targets if isinstance(each, torch._ops.OpOverload) and not _is_of_torch(each)}
+    operators = (each for each in targets if isinstance(each, torch._ops.OpOverload))
+    # What can be decomposed (torchao's operators) is not in the package.
+    own = {str(each) for each in operators if not _is_of_torch(each) and not each._can_decompose()}
     if own:
         yield f"register these operators before loading the package: {', '.join(sorted(own))}"
 
 
 def _is_of_torch(operator: torch._ops.OpOverload) -> bool:
-    return operator.namespace in ("aten", "prim", "prims", "_export", "inductor", "quantized", "higher_order")
+    return operator.namespace in ("aten", "prim", "prims", "export", "_export", "inductor", "quantized", "higher_order")
 
 
 # Exporting. ---------------------------------------------------------------------------------------------------------

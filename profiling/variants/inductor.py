@@ -10,7 +10,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
@@ -114,6 +114,11 @@ class Inductor(Compiler):
         if self.mode and torch._inductor.list_mode_options(self.mode).get("triton.cudagraphs"):
             return f"mode={self.mode}"
         return "options.triton.cudagraphs" if self.options.get("triton.cudagraphs") else None
+
+    @property
+    def of_a_layer(self) -> Inductor:
+        """The same without regions, which a layer has none of."""
+        return replace(self, regional=False)
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
         """Return why CUDA graphs of inductor's own cannot be combined with regions or a capture, or None."""

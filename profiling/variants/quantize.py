@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
@@ -22,10 +21,10 @@ from torch.overrides import TorchFunctionMode
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
 from profiling.components.outputs import Outputs, difference, to_host
-from profiling.errors import InputError, MissingExtraError, check_choice, check_number, install_hint, reason_of
+from profiling.errors import InputError, MissingExtraError, check_choice, check_number, missing_package, reason_of
 from profiling.results.record import ModuleChoice
 from profiling.variants.gains import sensitivity_section
-from profiling.variants.recipe import Outcome, Transform
+from profiling.variants.recipe import Outcome, Transform, counted_rows
 
 #: Convolutions that are linear layers if their kernel has one element.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -105,8 +104,9 @@ class Quantize(Transform):
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return that torchao is missing, or what the kernels need and `device` lacks, or None."""
-        if find_spec("torchao") is None:
-            return install_hint("torchao")
+        missing = missing_package("torchao")
+        if missing is not None:
+            return missing
         needed = CONFIGS[self.config].capability
         if needed is None:
             return None
@@ -153,10 +153,11 @@ class Quantize(Transform):
             MissingExtraError: torchao is not installed.
 
         """
-        try:
-            from torchao import quantization  # pyright: ignore[reportMissingImports]
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(install_hint("torchao")) from error
+        missing = missing_package("torchao")
+        if missing is not None:
+            raise MissingExtraError(missing)
+        from torchao import quantization  # pyright: ignore[reportMissingImports]
+
         options = {**CONFIGS[self.config].options, **self.options}
         if self.granularity is not None:
             options["granularity"] = getattr(quantization, self.granularity)()
@@ -188,7 +189,7 @@ class Quantize(Transform):
                 linear(x)
             except Exception as error:
                 _raise_if_lost(error)
-                return replace(found, left=f"its kernel refuses {_rows(rows)}: {reason_of(error)}")
+                return replace(found, left=f"its kernel refuses {counted_rows(rows)}: {reason_of(error)}")
         return replace(found, linear=linear)
 
     def _reason_to_leave(self, name: str, layer: nn.Module, use: _Use, device: torch.device) -> str | None:
@@ -209,7 +210,7 @@ class Quantize(Transform):
             return "no call multiplies by its weight (unused, or read by kernels of the module's own)"
         if device.type == "cuda":
             if min(use.rows) < needs.rows:
-                return f"called with {_rows(min(use.rows))}, and the kernel needs {needs.rows} or more"
+                return f"called with {counted_rows(min(use.rows))}, and the kernel needs {needs.rows} or more"
             if any(size % needs.multiple for size in weight.shape[:2]):
                 return f"inputs and outputs must be multiples of {needs.multiple}"
         return None
@@ -398,10 +399,6 @@ def _raise_if_lost(error: Exception) -> None:
     """Raise the error if the device is lost or out of memory, and not if a kernel refused its arguments."""
     if is_device_failure(error) or is_out_of_memory(error):
         raise error
-
-
-def _rows(rows: int) -> str:
-    return "1 row" if rows == 1 else f"{rows} rows"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.components.instantiate import is_device_failure
+from profiling.components.instantiate import is_device_failure, is_out_of_memory
 from profiling.components.trees import keyed_leaves
 from profiling.errors import InputError, MissingExtraError, reason_of
 from profiling.fx_passes.passes import name_of
@@ -35,6 +35,8 @@ from profiling.variants.variant import EagerStep, Step, Variant
 
 #: Most layers in the record of a transform's choices, and most reasons in the message that it changed none.
 _LAYERS, _REASONS = 200, 3
+#: After so many seconds no further layer is compiled alone to name the one on which the compiler has failed.
+_NAMING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,11 @@ class Compiler(ABC):
     def own_graphs(self) -> str | None:
         """The option that turns on CUDA graphs of its own (`mode=reduce-overhead`), or None."""
         return None
+
+    @property
+    def of_a_layer(self) -> Compiler:
+        """The form of it that compiles a single layer."""
+        return self
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
         """Return why it cannot be combined with the other steps, and what to write instead, or None.
@@ -211,7 +218,8 @@ class Recipe(Variant):
             counters = None
             if self.compiler is not None:
                 stack.enter_context(self.compiler.flags(folder))  # set until the step is closed
-                counters = self._compile(self.compiler, branches, folder, stack, log)
+                with _naming_the_layer(self.compiler, branches, log, folder):
+                    counters = self._compile(self.compiler, branches, folder, stack, log)
             if self.capture is not None:
                 self._capture(self.capture, branches, stack, log)
             elif self.compiler is None:
@@ -285,6 +293,7 @@ class _Log:
 
     device: torch.device
     steps: list[RecipeStep] = field(default_factory=list)
+    replaced: list[ModuleChoice] = field(default_factory=list)  # layers, by transforms
     explain: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
 
     @contextmanager
@@ -296,6 +305,7 @@ class _Log:
         synchronize(self.device)
         seconds, after = perf_counter() - started, self._allocated()
         choices = outcomes[-1].choices
+        self.replaced += [each for each in choices if each.left is None]
         counts = [each.changed for each in outcomes if each.changed is not None]
         counts += [sum(one.left is None for one in each.choices) for each in outcomes if each.choices]
         shapes = tuple(shape for each in outcomes for shape in each.shapes)
@@ -316,6 +326,52 @@ class _Log:
 
     def _allocated(self) -> int | None:
         return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else None
+
+
+@contextmanager
+def _naming_the_layer(compiler: Compiler, branches: Sequence[_Branch], log: _Log, folder: Path) -> Iterator[None]:
+    """Name the replaced layer on which the compiler fails in the block: it compiles those alone, one of each kind.
+
+    Raises:
+        RuntimeError: the compiler failed, and fails on a replaced layer alone.
+
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, InputError | MissingExtraError) or is_device_failure(error) or is_out_of_memory(error):
+            raise
+        module, component, deadline = branches[-1].module, branches[-1].component, perf_counter() + _NAMING_SECONDS
+        kinds: dict[Hashable, ModuleChoice] = {}
+        layers = dict(module.named_modules())
+        for each in log.replaced:
+            if each.name in layers:
+                kinds.setdefault((each.shape, each.rows, each.now), each)
+        for choice, rows in ((each, rows) for each in kinds.values() for rows in sorted({*(each.rows or ())})):
+            if perf_counter() > deadline:
+                break
+            x = torch.ones(rows, choice.shape[1], dtype=component.dtype, device=component.device)
+            try:
+                compiler.of_a_layer.compile(layers[choice.name], ({"input": x},), folder)
+            except Exception as alone:
+                layer = f"{choice.name or 'the module'} {list(choice.shape)}, {choice.now}, {counted_rows(rows)}"
+                raise RuntimeError(f"cannot compile {layer}: {reason_of(_first_cause(alone))}") from error
+        raise
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return what an error of torch's compiler was made of."""
+    while type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        inner = error.__cause__ or error.__context__
+        if inner is None:
+            break
+        error = inner
+    return error
+
+
+def counted_rows(rows: int) -> str:
+    """Return `1 row` or `17 rows`."""
+    return "1 row" if rows == 1 else f"{rows} rows"
 
 
 def _unchanged(component: Component) -> AbstractContextManager[Any]:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import dotted, keyed_leaves
-from profiling.errors import InputError, did_you_mean, install_hint, reason_of
+from profiling.errors import InputError, did_you_mean, missing_package, reason_of
 from profiling.results.record import Package
 from profiling.trace.counters import snapshot
 from profiling.variants.aot_inductor import (
@@ -87,8 +86,9 @@ class TensorRT(Compiler):
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return how to install torch_tensorrt if it is missing, or that `device` is no CUDA device, or None."""
-        if find_spec("torch_tensorrt") is None:
-            return install_hint("torch_tensorrt")
+        missing = missing_package("torch_tensorrt")
+        if missing is not None:
+            return missing
         return None if device.type == "cuda" else f"TensorRT needs a CUDA device, this run is on {device.type}"
 
     def flags(self, folder: Path) -> ExitStack:

@@ -1,7 +1,5 @@
 """Faults of quantised variants: a variant that would do nothing claims no speed."""
 
-import importlib.util
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -10,12 +8,15 @@ from torch import nn
 
 from models.skinny_linear import SkinnyLinears
 from profiling.components.component import Component
-from profiling.errors import MissingExtraError
-from profiling.variants import quantize
+from profiling.errors import InputError, MissingExtraError, missing_package
+from profiling.realtime.options import LoopOptions
+from profiling.realtime.prepare import Mixed, check_variant
+from profiling.results.record import ModuleChoice
+from profiling.variants.inductor import Inductor
 from profiling.variants.quantize import Quantize
-from profiling.variants.recipe import Recipe
+from profiling.variants.recipe import Outcome, Recipe, Transform
 
-torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs the extra quant")
+torchao = pytest.mark.skipif(missing_package("torchao") is not None, reason="needs the extra quant")
 INT8 = "Int8WeightOnlyConfig"
 
 
@@ -44,13 +45,26 @@ def test_nothing_to_quantise_fails(net, tmp_path):
     "torchao is missing", happens="the row is skipped, with the command that installs it", kept="the other rows"
 )
 def test_without_torchao_its_cells_are_skipped(monkeypatch):
-    monkeypatch.setattr(quantize, "find_spec", lambda name: None)
+    monkeypatch.setattr("profiling.errors.find_spec", lambda name: None)
     reason = Recipe(transforms=[Quantize(config=INT8)]).unavailable(torch.device("cpu"))
     assert reason is not None
     assert reason.startswith("torchao is not installed. To install it:")
-    monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(MissingExtraError, match="torchao is not installed"):
         Quantize(config=INT8)._quantiser()
+
+
+@pytest.mark.fault(
+    "a folder named torchao beside the script, where torchao is not installed",
+    happens="the row is skipped, with the command that installs it",
+    kept="the other rows",
+)
+@pytest.mark.skipif(missing_package("torchao") is None, reason="it is installed")
+def test_a_folder_named_like_an_extra_is_no_package(monkeypatch, tmp_path):
+    (tmp_path / "torchao").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    reason = Quantize(config=INT8).unavailable(torch.device("cpu"))
+    assert reason is not None
+    assert reason.startswith("torchao is not installed.")
 
 
 @dataclass(frozen=True)
@@ -72,3 +86,55 @@ class Leaves:
 def test_a_transform_that_did_nothing_fails(net, tmp_path):
     with pytest.raises(RuntimeError, match=r"Leaves: asked for, did nothing: 0 \[64, 64\]: not included; 1 \[30, 64\]"):
         Recipe(transforms=[Leaves()])(net, tmp_path)
+
+
+@torch.library.custom_op("planted::product", mutates_args=())
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply eagerly for any shape, and refuse one shape when it is compiled."""
+    return x @ weight.t()
+
+
+@product.register_fake
+def _(x, weight):
+    if weight.shape[0] == 30:
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul")
+    return x @ weight.t()
+
+
+class Product(nn.Linear):
+    def forward(self, input):
+        return product(input, self.weight) + self.bias
+
+
+class Planted(Transform):
+    """Replaces the linear layers, as a quantisation does."""
+
+    def apply(self, module, component):
+        choices = []
+        for name, layer in module.named_children():
+            layer.__class__ = Product
+            choices.append(ModuleChoice(name=name, shape=tuple(layer.weight.shape), rows=(2, 2), now="Product"))
+        return Outcome(module, choices=tuple(choices))
+
+
+@pytest.mark.fault(
+    "a kernel of a quantised layer fails when the network is compiled",
+    happens="the row has failed: the layer's name, its shape, the rows, and the error of the kernel",
+    kept="the other rows",
+)
+def test_the_layer_that_cannot_be_compiled_is_named(net, tmp_path):
+    says = r"^cannot compile 1 \[30, 64\], Product, 2 rows: RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED when calling"
+    with pytest.raises(RuntimeError, match=says), torch.inference_mode():
+        Recipe(transforms=[Planted()], compiler=Inductor())(net, tmp_path)
+
+
+@pytest.mark.fault(
+    "sensitivity=true in a loop, which has no table of layers",
+    happens="one line that names the option, before networks are built",
+    kept="nothing has run",
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_sensitivity_is_refused_in_a_loop(mixed):
+    variant = Recipe(transforms=[Quantize(config=INT8, sensitivity=True)])
+    with pytest.raises(InputError, match=r"^transforms\.0\.sensitivity=true measures the layers of one network"):
+        check_variant(Mixed(stages={"a": Recipe(), "b": variant}) if mixed else variant, LoopOptions())

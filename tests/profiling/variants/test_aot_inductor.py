@@ -13,9 +13,10 @@ from torch import nn
 import profiling
 from profiling.components.component import Component
 from profiling.components.reference import learning_calls
-from profiling.errors import InputError
+from profiling.errors import InputError, missing_package
 from profiling.fx_passes.convolution import FoldBatchNorm
 from profiling.variants.aot_inductor import AOTInductor, exported
+from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
 
@@ -194,6 +195,31 @@ def test_inputs_that_differ_in_more_than_sizes_are_no_dynamic_shapes():
 def test_options_are_checked_when_they_are_read(option, says):
     with pytest.raises(InputError, match=says):
         AOTInductor(options={option: True})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_package("torchao") is not None, reason="needs the extra quant")
+def test_quantised_weights_run_in_a_package_without_torchao(tmp_path):
+    module = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 64)).eval()
+    x = torch.randn(32, 128)
+    with torch.inference_mode():
+        expected = module(x)
+    quantised = Quantize(config="Int8DynamicActivationInt8WeightConfig")
+    _, step = prepared(module, {"input": x}, folder=tmp_path, transforms=[quantised])
+    transform, compiler = step.recipe
+    assert transform.changed == 2
+    assert compiler.notes == ()  # no operators of torchao are left in it
+    code = "import sys, torch; f = torch._inductor.aoti_load_package(sys.argv[1]); x, y = torch.load(sys.argv[2])\n"
+    code += "print(float((f(input=x) - y).norm() / y.norm()), 'torchao' in sys.modules)"
+    torch.save((x, expected), tmp_path / "x.pt")
+    file = tmp_path / "kernels" / "net.aot" / "Sequential.pt2"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, file, tmp_path / "x.pt"], capture_output=True, text=True, check=True
+    )
+    error, has_torchao = loaded.stdout.split()[-2:]
+    assert float(error) < 0.02
+    assert has_torchao == "False"
+    step.close()
 
 
 @pytest.mark.slow

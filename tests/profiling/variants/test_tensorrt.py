@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
@@ -139,9 +140,9 @@ def test_what_does_not_fit_is_refused_when_it_is_read():
 
 
 def test_a_missing_extra_is_said_before_a_missing_device(monkeypatch):
-    monkeypatch.setattr("profiling.variants.tensorrt.find_spec", lambda name: None)
+    monkeypatch.setattr("profiling.errors.find_spec", lambda name: None)
     assert "python -m pip install torch_tensorrt" in TensorRT().unavailable(CPU)
-    monkeypatch.setattr("profiling.variants.tensorrt.find_spec", lambda name: name)
+    monkeypatch.setattr("profiling.errors.find_spec", lambda name: ModuleSpec(name, None, origin="a file"))
     assert TensorRT().unavailable(CPU) == "TensorRT needs a CUDA device, this run is on cpu"
     assert TensorRT().unavailable(CUDA) is None
 
