@@ -24,6 +24,7 @@ def write() -> None:
         "ended": time.time(),
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","),
         "cpus": sorted(os.sched_getaffinity(0)),
+        "flags": [word for word in sys.argv[2:] if word.startswith("-")],
         "resumed": "resume" in given,
         "pid": os.getpid(),
     }

@@ -3,12 +3,14 @@
 import importlib.util
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import slurm_standin
 
 from profiling.cli import launchers
 from profiling.machine import places
@@ -118,6 +120,13 @@ def test_an_interrupted_sweep_goes_on(start_sweep, begin_sweep, words, number):
     assert again.sweep.jobs[1].tries == 1
 
 
+def test_a_job_is_no_sweep_itself(start_sweep, tmp_path):
+    """Hydra's parser also accepts `--multi`; a job with it would start itself again and again."""
+    swept = start_sweep("--multi", f"--config-dir={tmp_path}", "seed=0")
+    assert swept.code == 0, swept.err
+    assert swept.tries(0)[0]["flags"] == [f"--config-dir={tmp_path}"]
+
+
 def test_time_limit_and_retries(start_sweep):
     plan = {0: "hang then end", 1: "die then raise then end", 2: "exit 2"}
     swept = start_sweep("retries=2", "job_timeout=3", "seed=0,1,2", plan=plan)
@@ -127,6 +136,25 @@ def test_time_limit_and_retries(start_sweep):
     assert late.states == ["timed out"]
     assert late.code == 1
     assert "job_timeout=1.5 s" in late.sweep.jobs[0].reason
+
+
+@needs("hydra_submitit_launcher")
+def test_slurm_hands_out_the_gpus(start_sweep, tmp_path, monkeypatch):
+    slurm_standin.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    words = ("device=auto", "launcher=slurm", "devices=2", "hydra.launcher.partition=gpus", "job_timeout=540")
+    swept = start_sweep(*words, "seed=0,1", plan={1: "die"})
+    assert swept.states == ["done", "died"], swept.err
+    assert [swept.tries(number)[0]["gpus"] for number in (0, 1)] == [["0"], ["1"]]
+    script, *_ = (swept.folder / "launcher" / ".submitit").rglob("*submission*.sh")
+    asked = re.findall("#SBATCH --(array|cpus-per-task|gpus-per-node|partition|time)=(.*)", script.read_text())
+    assert dict(asked) == {
+        "array": "0-1%2",
+        "cpus-per-task": "8",
+        "gpus-per-node": "1",
+        "partition": "gpus",
+        "time": "10",
+    }
 
 
 _CLUSTER = """
