@@ -130,9 +130,9 @@ def visible_gpus() -> list[str]:
     tokens = [token.strip() for token in given.split(",")] if given.strip() else []
     known: list[str] = []
     for token in tokens:
-        if not token.isdecimal():
+        if token.startswith(("GPU-", "MIG-")):
             known.append(token)
-        elif int(token) < len(uuids):
+        elif token.isdecimal() and int(token) < len(uuids):
             known.append(uuids[int(token)])
         else:  # CUDA, too, ignores a wrong index and all after it
             break

@@ -1,0 +1,108 @@
+"""Places of jobs: whole physical cores near the GPU, held by one process until its last child is gone."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from profiling.machine import places
+from profiling.machine.places import Place, held_place, physical_cores, visible_gpus
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Two sockets of two cores of two CPUs, a GPU next to each socket."""
+    cores = [(0, 4), (1, 5), (2, 6), (3, 7)]
+    gpus = {"GPU-a": (0, "H200", frozenset({0, 1, 4, 5})), "GPU-b": (1, "H200", frozenset({2, 3, 6, 7}))}
+    monkeypatch.setattr(places, "physical_cores", lambda: cores)
+    monkeypatch.setattr(places, "_gpus", lambda: gpus)
+    monkeypatch.setattr(places, "_POLL_SECONDS", 0.01)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def test_jobs_get_whole_cores_next_to_their_gpu(machine, tmp_path):
+    gpus = [("GPU-a",), ("GPU-b",)]
+    with held_place(tmp_path, gpus, 4) as first, held_place(tmp_path, gpus, 4) as second:
+        assert (first.gpus, first.cpus, first.label) == (("GPU-a",), (0, 4, 1, 5), "cuda:0 H200")
+        assert (second.gpus, second.cpus) == (("GPU-b",), (2, 6, 3, 7))
+        assert first.variables() == {"CUDA_VISIBLE_DEVICES": "GPU-a", "OMP_NUM_THREADS": "4"}
+    with held_place(tmp_path, [("GPU-b",)], 4) as place:
+        assert place.cpus == (2, 6, 3, 7)
+    with held_place(tmp_path, [()], 1) as one, held_place(tmp_path, [()], 1) as other:
+        assert (one.cpus, other.cpus) == ((0, 4), (1, 5))
+        assert one.label == "CPU cores 0,4"
+    with held_place(tmp_path, [()], None) as place:
+        assert place == Place()
+        assert (place.label, place.variables()) == (None, {})
+
+
+@pytest.mark.parametrize(("gpus", "cpus"), [([("GPU-a",)], None), ([()], 8), ([("GPU-b",)], 8)])
+def test_a_place_in_use_is_waited_for(machine, tmp_path, gpus, cpus):
+    """Also by a job of another sweep that wants other numbers of the same cores."""
+    order = []
+
+    def second():
+        with held_place(tmp_path, [("GPU-a",)], 2):
+            order.append("second")
+
+    with held_place(tmp_path, gpus, cpus):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.2)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+
+
+def test_a_place_is_held_until_the_last_process_is_gone(machine, tmp_path):
+    """A worker that is killed may leave its job for a moment; nobody else gets the device before it has ended."""
+    with held_place(tmp_path, [("GPU-a",)], None) as place:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=place.locks)
+    ended = []
+
+    def second():
+        with held_place(tmp_path, [("GPU-a",)], None):
+            ended.append(child.poll() is not None)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    time.sleep(0.2)
+    child.kill()
+    child.communicate()
+    thread.join(10)
+    assert ended == [True]
+
+
+def test_processes_run_on_the_cpus_of_their_place():
+    before = os.sched_getaffinity(0)
+    cpu = min(before)
+    with Place(cpus=(cpu,)).on_its_cpus():
+        code = "import os; print(os.sched_getaffinity(0))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{{{cpu}}}"
+    assert os.sched_getaffinity(0) == before
+    assert sorted(cpu for core in physical_cores() for cpu in core) == sorted(before)
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus"),
+    [
+        (None, ["GPU-a", "GPU-b"]),
+        ("1", ["GPU-b"]),
+        ("1,0", ["GPU-b", "GPU-a"]),
+        ("GPU-b", ["GPU-b"]),
+        ("MIG-1,MIG-2", ["MIG-1", "MIG-2"]),
+        ("0,7,1", ["GPU-a"]),
+        ("", []),
+        ("0,-1,1", ["GPU-a"]),
+    ],
+)
+def test_visible_gpus(machine, monkeypatch, given, gpus):
+    if given is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert visible_gpus() == gpus
