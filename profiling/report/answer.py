@@ -21,6 +21,7 @@ from profiling.report.table import Column, Table
 from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
     CPU_PROCESS_SHARE,
+    PINNED_CPU_SHARE,
     TIE_SHARE,
     baseline_name,
     by_component,
@@ -377,11 +378,11 @@ def _unsupported(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
 
 
 def _alike(one: Record, other: Record) -> str:
-    """Say by how much equal code may differ where these two cells were timed, and how to tell more."""
+    """Say by how much times of equal code may differ here, and what lowers that."""
     share = same_code_share(one, other)
     if not (one.device or "").startswith("cpu"):
         return f"times of equal code differ by up to {percent(share)}, depending on memory addresses"
-    more = "; threads=1 pins them to one core, and tells smaller differences" if share == CPU_PROCESS_SHARE else ""
+    more = f", with threads=1 by up to {percent(PINNED_CPU_SHARE)}" if share == CPU_PROCESS_SHARE else ""
     return f"on a CPU the times of equal code differ by up to {percent(share)}{more}"
 
 

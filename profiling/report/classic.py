@@ -1,4 +1,4 @@
-"""A classic text block for each cell, for people who keep the history of an optimization by hand."""
+"""A short text block for each cell, to paste into notes on an optimization: `classic.txt`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def quantisation_section(data: RunData) -> Section:
     alone = [(record, layer) for record in data.records if record.sensitivity for layer in record.sensitivity.layers]
     tables = (
         cell_table("Layers that transforms replaced", _REPLACED, steps, first, keys=4, depth="report"),
-        cell_table("Layers that stayed as they were, and why", _LEFT, left, first, keys=4, depth="report"),
+        cell_table("Layers left unchanged, and why", _LEFT, left, first, keys=4, depth="report"),
         cell_table("Each layer quantised alone, largest error first", _ALONE, alone, first, keys=3, depth="report"),
     )
     return Section("quantisation", "Quantisation", _lines(data), tables=tables, charts=(_front_chart(data),))

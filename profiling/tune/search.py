@@ -222,7 +222,7 @@ class Search:
         if self._turns.lacking_memory():
             self._halve()
         if lacking := self._turns.lacking_memory():
-            self._finish([each for each in self._alive if each], f"it made room for others: {lacking}")
+            self._finish([each for each in self._alive if each], f"ended early to free memory: {lacking}")
         executor, cells, job = self._run.executor, self._run.cells, self._job(chosen)
         assert isinstance(executor, Isolated)
         executor.timeout = min(self._run.config.cell_timeout, max(0.0, self.left) + GRACE)
