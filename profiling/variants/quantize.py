@@ -43,6 +43,7 @@ class _Config:
     capability: tuple[int, int] | None = None  # least of the GPU; None: it runs on a CPU too
     dtype: torch.dtype | None = None  # of the weights before
     rows: int = 1  # least rows of the activations on a GPU
+    cpu_rows: int = 1  # and on a CPU
     multiple: int = 1  # of the inputs and outputs of a layer on a GPU
 
 
@@ -50,8 +51,9 @@ class _Config:
 _NO_GLOBALS = {"set_inductor_config": False}
 CONFIGS: Mapping[str, _Config] = {
     "Int8WeightOnlyConfig": _Config({**_NO_GLOBALS, "version": 2}),
-    # torch._int_mm needs more than 16 rows, and sizes that are multiples of 8.
-    "Int8DynamicActivationInt8WeightConfig": _Config({**_NO_GLOBALS, "version": 2}, rows=17, multiple=8),
+    # torch._int_mm needs more than 16 rows, and sizes that are multiples of 8. Compiled for a CPU (torch 2.11 and 2.13),
+    # the product of activations [1, 1, k] reads other memory.
+    "Int8DynamicActivationInt8WeightConfig": _Config({**_NO_GLOBALS, "version": 2}, rows=17, cpu_rows=2, multiple=8),
     "Int4WeightOnlyConfig": _Config(
         {**_NO_GLOBALS, "int4_packing_format": "tile_packed_to_4d"}, capability=(8, 0), dtype=torch.bfloat16
     ),
@@ -208,11 +210,12 @@ class Quantize(Transform):
             return f"its weight is read by {use.other}, not only by its own product"
         if not use.calls:
             return "no call multiplies by its weight (unused, or read by kernels of the module's own)"
-        if device.type == "cuda":
-            if min(use.rows) < needs.rows:
-                return f"called with {counted_rows(min(use.rows))}, and the kernel needs {needs.rows} or more"
-            if any(size % needs.multiple for size in weight.shape[:2]):
-                return f"inputs and outputs must be multiples of {needs.multiple}"
+        on_gpu = device.type == "cuda"
+        least = needs.rows if on_gpu else needs.cpu_rows
+        if min(use.rows) < least:
+            return f"called with {counted_rows(min(use.rows))}, and the kernel needs {least} or more"
+        if on_gpu and any(size % needs.multiple for size in weight.shape[:2]):
+            return f"inputs and outputs must be multiples of {needs.multiple}"
         return None
 
     def _sensitivity(

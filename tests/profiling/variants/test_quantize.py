@@ -159,12 +159,15 @@ def test_a_module_that_is_one_convolution_is_replaced(tmp_path):
         assert len(step.explain()["sensitivity"].layers) == 1
 
 
-def test_what_a_gpu_kernel_needs():
+def test_what_a_kernel_needs():
     few = Quantize(config="Int8DynamicActivationInt8WeightConfig")
     cuda = torch.device("cuda")
     reason = few._reason_to_leave("layer", nn.Linear(16, 16), _Use(1, (1, 40)), cuda)
     assert reason == "called with 1 row, and the kernel needs 17 or more"
-    assert few._reason_to_leave("layer", nn.Linear(16, 16), _Use(1, (1, 40)), torch.device("cpu")) is None
+    cpu = torch.device("cpu")
+    reason = few._reason_to_leave("layer", nn.Linear(16, 16), _Use(1, (1, 40)), cpu)
+    assert reason == "called with 1 row, and the kernel needs 2 or more"
+    assert few._reason_to_leave("layer", nn.Linear(16, 16), _Use(1, (2, 40)), cpu) is None
     odd = few._reason_to_leave("layer", nn.Linear(20, 16), _Use(1, (17,)), cuda)
     assert odd == "inputs and outputs must be multiples of 8"
     four = Quantize(config="Int4WeightOnlyConfig")._reason_to_leave("layer", nn.Linear(16, 16), _Use(1, (17,)), cuda)
