@@ -51,7 +51,7 @@ class _Config:
 _NO_GLOBALS = {"set_inductor_config": False}
 CONFIGS: Mapping[str, _Config] = {
     "Int8WeightOnlyConfig": _Config({**_NO_GLOBALS, "version": 2}),
-    # torch._int_mm needs more than 16 rows, and sizes that are multiples of 8. Compiled for a CPU (torch 2.11 and 2.13),
+    # torch._int_mm needs more than 16 rows, and sizes that are multiples of 8. Compiled for a CPU (torch 2.11, 2.13),
     # the product of activations [1, 1, k] reads other memory.
     "Int8DynamicActivationInt8WeightConfig": _Config({**_NO_GLOBALS, "version": 2}, rows=17, cpu_rows=2, multiple=8),
     "Int4WeightOnlyConfig": _Config(
