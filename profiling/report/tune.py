@@ -58,12 +58,12 @@ def gain(record: Record) -> float | None:
 
 def winner(records: Iterable[Record]) -> Record | None:
     """Return the fastest correct recipe, less the steps whose contribution cannot be told from noise."""
-    records = tuple(records)
-    record = _fastest(records)
-    if record is None:
-        return None
-    while equal := [each.without for each in contributions(records, record) if each.is_nothing]:
-        record = min(equal, key=lambda each: len(steps_of(each)))
+    records, record = tuple(records), None
+    for record in sorted(filter(gain, records), key=lambda each: -(gain(each) or 0.0)):
+        while equal := [each.without for each in contributions(records, record) if each.is_nothing]:
+            record = min(equal, key=lambda each: len(steps_of(each)))
+        if record.variant != BASELINE:
+            break
     return record
 
 
@@ -98,7 +98,7 @@ class Contribution:
         if ratio is None:
             return False
         value = ratio.value if isinstance(ratio, Estimate | Computed) else ratio
-        if value <= 1 + same_code_share(self.recipe, self.without):
+        if value <= 1 + same_code_share(self.recipe, self.without) or not can_be_ranked(self.recipe, self.without):
             return True
         return took_turns(self.recipe, self.without) and intervals_overlap(self.recipe, self.without) is True
 
@@ -194,7 +194,9 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
 
 
 def _slower(row: Contribution) -> Value | None:
-    return row.ratio if row.ratio is not None else f"not correct: {row.without.status}"
+    if row.ratio is None:
+        return f"not correct: {row.without.status}"
+    return row.ratio if can_be_ranked(row.recipe, row.without) else CANNOT_TELL
 
 
 def _marks(record: Record) -> str | None:
