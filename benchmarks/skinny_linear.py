@@ -6,15 +6,18 @@ of 25 layers, as in a pass, so that these come from memory and not from the L2 c
 reading the weights once. 8-bit products are compared with this repository's bf16 one; the modulations of all layers
 (AdaLN), one product of a single row a frame, with the library's, which the model uses in bf16.
 
-The last table is `world_model_step`: one pass in one CUDA graph, with its error against fp32 weights.
+The last table is `world_model_step`: one pass in one CUDA graph, with its error against fp32 weights. `modulation` is
+its option `weights=…`, which stores AdaLN and gates in 8 bits; `blocks` stores all linear layers of the blocks so, too.
 """
+
+import itertools
 
 import torch
 from ring_attention import LAYERS, device_us, replay_ms
 from tabulate import tabulate
 from torch.nn import functional as F
 
-from models.skinny_linear import HAS_TRITON, quantise
+from models.skinny_linear import HAS_TRITON, SkinnyLinears, quantise
 
 READ_TB_S = 4.37  # of an H200: `ceilings` in the environment of any run in docs/results
 #: Name: (outputs, inputs). SiLU follows fc1; out and fc2 leave the sum of their parts to the next kernel.
@@ -76,7 +79,7 @@ def step_rows():
 
     sizes = vars(WorldModelParams.full())
     rows, reference, inputs = [], None, {}
-    for weights in (None, "bf16", *EIGHT):
+    for weights, where in (None, ""), ("bf16", ""), *itertools.product(EIGHT, ("modulation", "blocks")):
         with torch.device("cuda"):
             model = build_world_model_step(**sizes, context_frames=60, weights=weights or "bf16").eval()
         randomise(model, 0)
@@ -86,7 +89,10 @@ def step_rows():
             inputs = world_model_step_inputs(model, generator=generator, device="cuda", dtype=torch.bfloat16)
             reference = flat(model(**{name: tensor.float() for name, tensor in inputs.items()}))
             continue
-        model.bfloat16().reset()
+        model.bfloat16()
+        if where == "blocks":
+            SkinnyLinears(weights, include=["transformer.*"])(model)
+        model.reset()
         torch.cuda.empty_cache()
         held = torch.cuda.memory_allocated() / 2**20
         for _ in range(3):
@@ -98,7 +104,7 @@ def step_rows():
         assert reference is not None
         error = float((flat(out) - reference).norm() / reference.norm())
         met = "" if weights == "bf16" else "yes" if ms <= MOST_STEP_MS and error <= MOST_STEP_ERROR else "no"
-        rows.append((weights, ms, error, held, met))
+        rows.append((weights, where, ms, error, held, met))
         del model, graph, out
     return rows
 
@@ -119,7 +125,7 @@ def main() -> None:
             headers += [f"{weights}, µs", "bf16 / it", "target met"]
         print(tabulate(table, headers, "github", floatfmt=".3g"))
         print(f"\nTargets: {LEAST_SPEEDUP}x the skinny form of bf16; adaln: {LEAST_ADALN_SPEEDUP}x the library's.\n")
-        headers = ("weights", "replay, ms", "relative L2 to fp32", "allocated, MiB", "target met")
+        headers = ("weights", "8 bits", "replay, ms", "relative L2 to fp32", "allocated, MiB", "target met")
         print(tabulate(step_rows(), headers, "github", floatfmt=".4g"))
     print(f"\nTarget: at most {MOST_STEP_MS} ms at a relative L2 of at most {MOST_STEP_ERROR}.")
 

@@ -26,9 +26,9 @@ from models.transformer import Block
 from models.world_model import WorldModel, WorldModelParams
 
 COMMITS = ("fused", "separate")
-#: Layers whose weights may be stored in 8 bits: those of the blocks, and the modulation of the heads; 98% of the 1B
-#: model.
-QUANTISED = ("transformer.blocks.*", "*proj_out.norm.fc")
+#: Layers that `weights` is for: those that modulate, a third of the 1B model's weights, in one product with a row for
+#: each frame. In products with a row for each token 8 bits save memory, but no time.
+QUANTISED = ("*.adaln?.fc", "*.gate?.fc_c", "*proj_out.norm.fc")
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class FrameOptions(Params):
             unconditional branch, whose controls are mouse = 0 and buttons = 0.
         batch: sequences generated in parallel.
         kernel: `triton`: the fused Triton kernels; `sdpa`: PyTorch operations; `auto`: Triton where it can run.
-        weights: how the blocks' linear layers store weights once the model is cast to fp16 or bf16: `bf16` in that
-            dtype; `int8` or `float8_e4m3` in 8 bits with a scale for each output. In fp32 this has no effect.
+        weights: how the layers that modulate (AdaLN and gates) store weights once the model is cast to fp16 or bf16:
+            `bf16` in that dtype; `int8` or `float8_e4m3` in 8 bits with a scale for each output. In fp32 this has no
+            effect. To store all linear layers in 8 bits, apply `SkinnyLinears` to the model.
 
     Raises:
         ValueError: a value is out of range.

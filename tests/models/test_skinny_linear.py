@@ -178,20 +178,25 @@ def flat(outputs):
 @pytest.mark.parametrize(("weights", "bound"), [("int8", 0.03), ("float8_e4m3", 0.1)])
 @torch.no_grad()
 def test_a_world_model_in_8_bits(weights, bound):
+    """First its modulation, which pays in time, then, by the transform, the rest too, which pays in memory."""
     half, model = (draw_step(stored, torch.bfloat16) for stored in ("bf16", weights))
     exact = draw_step(weights, torch.float32)
     inputs = step_inputs(WIDE, torch.bfloat16)
     expected = flat(exact(**step_inputs(WIDE, torch.float32)))
     assert torch.equal(expected, flat(draw_step("bf16", torch.float32)(**step_inputs(WIDE, torch.float32))))
     assert not any(isinstance(module, SkinnyLinear) for module in exact.modules()), "the reference is never quantised"
-    plain, actual = flat(half(**inputs)), flat(model(**inputs))
-    assert relative_error(plain, expected) < relative_error(actual, expected) < bound
+    plain, modulated = flat(half(**inputs)), flat(model(**inputs))
     block, merged = model.transformer.blocks[1], model.modulation.merged
-    for layer in (block.attn.qkv, block.attn.out, block.mlp.fc1, block.mlp.fc2, block.gate1.fc_c):
-        assert layer.stored.itemsize == 1
-    assert merged.weight.itemsize == 1
+    per_token = block.attn.qkv, block.attn.out, block.mlp.fc1, block.mlp.fc2
+    assert all(type(layer) is nn.Linear for layer in per_token)
+    assert merged.weight.itemsize == block.gate1.fc_c.stored.itemsize == 1
     assert block.gate1.fc_c.stored.untyped_storage().data_ptr() == merged.weight.untyped_storage().data_ptr()
     assert isinstance(model, WorldModelStep)
+    SkinnyLinears(weights, include=["transformer.*"])(model).reset()
+    everywhere = flat(model(**inputs))
+    assert all(layer.stored.itemsize == 1 for layer in (block.attn.qkv, block.attn.out, block.mlp.fc1, block.mlp.fc2))
+    error = relative_error(everywhere, expected)
+    assert max(relative_error(plain, expected), relative_error(modulated, expected)) < error < bound
 
 
 def test_a_part_of_the_layers_of_one_product_is_not_quantised():
@@ -244,12 +249,15 @@ def test_replaced_layers_compile_and_are_captured(weights):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize(("weights", "bound"), [("int8", 0.03), ("float8_e4m3", 0.1)])
 @torch.no_grad()
-def test_fused_blocks_in_8_bits(weights, bound):
-    """The fused kernels against PyTorch operations of the same model in fp32, and against its own layers one by one."""
+def test_fused_blocks_in_8_bits(weights, bound, everywhere):
+    """The fused kernels, with the modulation or all layers in 8 bits, against PyTorch operations in fp32."""
     exact = flat(draw_step(weights, torch.float32)(**step_inputs(WIDE, torch.float32)))
     model, inputs = draw_step(weights, torch.bfloat16, "cuda"), step_inputs(WIDE, torch.bfloat16, "cuda")
+    if everywhere:
+        SkinnyLinears(weights, include=["transformer.*"])(model).reset()
     with torch.profiler.profile() as profile:
         actual = flat(model(**inputs))
     names = [event.key for event in profile.key_averages()]
