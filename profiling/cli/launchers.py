@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import hydra
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
@@ -30,6 +32,8 @@ from profiling.run.sweep_job import JobTask
 PLUGINS = {"local": "hydra-joblib-launcher", "slurm": "hydra-submitit-launcher", "ray": "hydra-ray-launcher"}
 #: Seconds in which a Ray cluster must answer.
 ANSWER_SECONDS = 30.0
+#: Bytes of the object store of a cluster of our own, the least that Ray takes: jobs return nothing.
+_OBJECT_STORE = 78_643_200
 _CONFIG = Path(__file__).resolve().parents[2] / "conf" / "sweep"
 
 #: Starts the jobs of these numbers, and returns when they have ended.
@@ -175,6 +179,8 @@ def launch_with(options: SweepOptions, places: Places, task: JobTask) -> Launch:
         jobs = ",".join(str(number) for number in numbers)
         try:
             with _arguments(["--multirun", f"job={jobs}", *words, *options.own]):
+                if options.launcher == "ray":
+                    _start_ray([*words, *options.own])
                 hydra.main(version_base=None, config_path=str(_CONFIG), config_name=options.launcher)(task)()
         finally:
             if "ray" in sys.modules:
@@ -188,16 +194,27 @@ def _ray_words(options: SweepOptions, places: Places, task: JobTask) -> list[str
     init = "+hydra.launcher.ray.init"
     words = [f"{init}.log_to_driver=false", f"{init}.logging_level=WARNING"]
     if any("ray.init.address=" in each and not each.endswith("=local") for each in options.own):
-        # The plugin gives each cluster a size of its object store, which a running one refuses.
-        path = override(f"{init}.runtime_env.env_vars.PYTHONPATH", task.python_path)
-        return [*words, path, f"{init}.object_store_memory=null"]
+        return [*words, override(f"{init}.runtime_env.env_vars.PYTHONPATH", task.python_path)]
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: others would run first on a job's cores
     return [
         *words,
         f"{init}.num_gpus={places.number * places.gpus_of_a_job}",
         f"{init}.num_cpus={places.number * (places.cpus or 1)}",
         f"{init}.include_dashboard=false",
+        f"{init}.object_store_memory={_OBJECT_STORE}",
     ]
+
+
+def _start_ray(words: Sequence[str]) -> None:
+    """Start a cluster, or connect to one, before the plugin does: Ray takes SIGTERM, which is to end a sweep."""
+    import ray  # type: ignore
+
+    with initialize_config_dir(str(_CONFIG), version_base=None):
+        cfg = compose("ray", ["job=0", *words], return_hydra_config=True)
+    settings: Any = OmegaConf.to_container(cfg.hydra.launcher.ray.init, resolve=True)
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(**settings)
+    signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

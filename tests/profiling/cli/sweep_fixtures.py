@@ -100,7 +100,8 @@ def begin_sweep(tmp_path):
     def begin(*words: str, plan: dict[int, str]) -> tuple[subprocess.Popen[str], Path]:
         folder = tmp_path / "sweep"
         given = repr((planted_command(plan), arguments(folder, *words)))
-        environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        environment = os.environ | {"TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}  # sockets need a short path
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
         process = subprocess.Popen(
             [sys.executable, "-c", _BEGIN, given], text=True, stderr=subprocess.PIPE, env=environment, cwd=tmp_path
         )

@@ -97,6 +97,12 @@ def test_a_killed_worker_costs_its_own_job(start_sweep, words):
             id="joblib",
             marks=[needs("hydra_joblib_launcher"), TWO_CORES],
         ),
+        pytest.param(
+            ("launcher=ray", "devices=2"),
+            signal.SIGTERM,
+            id="ray",
+            marks=[needs("hydra_ray_launcher"), TWO_CORES, pytest.mark.ray],
+        ),
     ],
 )
 def test_an_interrupted_sweep_goes_on(start_sweep, begin_sweep, words, number):
@@ -181,6 +187,16 @@ def test_a_running_ray_cluster(start_sweep, tmp_path, monkeypatch):
         share_nothing(swept, "cpus")
         assert cluster.poll() is None, "it goes on"
         cluster.communicate()
+
+
+@needs("hydra_joblib_launcher")
+@pytest.mark.gpu
+def test_the_gpus_of_this_machine(start_sweep):
+    swept = start_sweep("device=auto", "launcher=local", "seed=0,1,2")
+    assert swept.states == ["done"] * 3, swept.err
+    assert all(swept.tries(number)[0]["gpus"][0].startswith("GPU-") for number in range(3))
+    assert all(job.device.startswith("cuda:") for job in swept.sweep.jobs)
+    share_nothing(swept, "gpus")
 
 
 @pytest.fixture
