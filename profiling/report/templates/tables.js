@@ -31,7 +31,7 @@
     const wanted = (input?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
     const folded = !wanted.length && block.dataset.folded === "yes";
     rows.forEach((row, place) => {
-      const text = row.textContent.toLowerCase();
+      const text = wanted.length ? row.textContent.toLowerCase() : "";
       row.hidden = folded ? place >= FEW : !wanted.every((word) => text.includes(word));
     });
     const left = rows.filter((row) => !row.hidden).length;

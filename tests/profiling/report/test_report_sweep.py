@@ -333,3 +333,21 @@ def test_names_from_outside_stay_text_on_the_page(tmp_path: Path) -> None:
 def test_every_table_of_a_sweep_can_be_empty(tmp_path: Path) -> None:
     found: list[AnyTable] = [each for s in sections(plant(tmp_path / "s", Job("a=1"))).values() for each in s.tables]
     assert all(isinstance(rows(each), list) for each in found)
+
+
+@pytest.mark.browser
+def test_the_page_in_a_browser(show: Any, tmp_path: Path) -> None:
+    jobs = [
+        Job(f"dtype=a component.net.inputs.n={n} seed={n % 2}", pair("net", 2.0 * n, 1.0 * n)) for n in range(1, 31)
+    ]
+    folder = plant(tmp_path / "s", *jobs)
+    write_sweep_report(folder)
+    page = show(folder / "report.html")
+    assert page.locator("#charts .chart .trace").count() > 0
+    block = page.locator("#pivot .table").first
+    assert block.locator("tbody tr:visible").count() == 15
+    block.locator("input").fill("29.00")
+    assert block.locator("tbody tr:visible").count() == 1
+    block.locator("input").fill("")
+    block.get_by_role("button", name="show all").click()
+    assert block.locator("tbody tr:visible").count() == 30
