@@ -11,11 +11,7 @@ from profiling.components.component import Component
 from profiling.errors import InputError
 from profiling.variants.recipe import Outcome, Transform
 
-#: Channels-last layout of the weights of each kind of convolution.
-_LAYOUTS = {
-    **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d), torch.channels_last),
-    **dict.fromkeys((nn.Conv3d, nn.ConvTranspose3d), torch.channels_last_3d),
-}
+_FLAT, _SOLID = (nn.Conv2d, nn.ConvTranspose2d), (nn.Conv3d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +28,12 @@ class ChannelsLast(Transform):
             InputError: the module has none.
 
         """
-        convolutions = [each for each in module.modules() if isinstance(each, tuple(_LAYOUTS))]
+        convolutions = [each for each in module.modules() if isinstance(each, (*_FLAT, *_SOLID))]
         if not convolutions:
             raise InputError(
                 f"ChannelsLast: {type(module).__name__} has no 2D or 3D convolution. Leave the transform out."
             )
         for convolution in convolutions:
-            layout = next(each for kind, each in _LAYOUTS.items() if isinstance(convolution, kind))
+            layout = torch.channels_last if isinstance(convolution, _FLAT) else torch.channels_last_3d
             convolution.weight.data = convolution.weight.data.contiguous(memory_format=layout)
         return Outcome(module, changed=len(convolutions))
