@@ -17,10 +17,10 @@ from profiling.results.record import BASELINE, Record, decode_section, encode_se
 from profiling.results.run_folder import write_json
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
-from profiling.run.process import Performed
 from profiling.run.progress import Progress
 from profiling.run.rounds import with_round, with_speedup
 from profiling.run.turns import Resident, Start
+from profiling.run.worker_process import Performed
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 

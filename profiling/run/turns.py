@@ -21,7 +21,7 @@ from profiling.results.judgement import lost_in
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import Turns, Window
 from profiling.results.stats import is_decided
-from profiling.run.process import Performed, Session
+from profiling.run.worker_process import Performed, Session
 
 #: Shortest and longest window, in seconds; between them it has room for `WINDOW_CALLS` calls.
 SHORTEST, LONGEST = 0.1, 0.5

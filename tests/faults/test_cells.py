@@ -36,7 +36,7 @@ from profiling.results.environment import Environment
 from profiling.results.jsonl import append_record, read_records
 from profiling.results.record import FrameRate, Metrics, Prepare, encode_sections
 from profiling.results.stats import summarize
-from profiling.run import events, process, process_groups, worker
+from profiling.run import events, process_groups, worker, worker_process
 from profiling.run.cell_records import CellEvents
 from profiling.run.events import End, EventReader, Phase, Sections
 from profiling.run.job import FORWARD, Job, RunConfig
@@ -512,7 +512,7 @@ def isolated(monkeypatch, tmp_path):
         program.write_text(f"#!{sys._base_executable} -IS\n{CHANNEL}{script}\n")
         program.chmod(0o755)
         monkeypatch.setenv("PID", str(tmp_path / "pid"))
-        monkeypatch.setattr(process, "sys", SimpleNamespace(executable=str(program)))
+        monkeypatch.setattr(worker_process, "sys", SimpleNamespace(executable=str(program)))
         executor = Isolated(tmp_path, trace=False, timeout=timeout, prepare_timeout=prepare_timeout)
         seen = received(None)
         seen.performed = executor.perform({"cell": "{}"}, "net.tried", seen.receive)
@@ -593,7 +593,7 @@ def test_how_a_process_ends(isolated, script, text):
 
 @fault("a cell ends and its process does not", "killed after 30 s, with a note", "its row, which stays ok")
 def test_a_process_that_lingers(monkeypatch, isolated):
-    monkeypatch.setattr(process, "EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(worker_process, "EXIT_SECONDS", 0.2)
     record = isolated(f"{SENT}end()\ntime.sleep(60)")
     assert record.status == "ok"
     assert "did not exit within" in record.notes[0]

@@ -11,7 +11,7 @@ from fake_cells import SETTINGS, FakeCells, Plan, Silent, dies, ends, interrupts
 from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
-from profiling.run import process
+from profiling.run import worker_process
 from profiling.run.cell_records import NOT_ENDED
 from profiling.run.job import RunConfig
 from profiling.run.process import Isolated, Performed
@@ -250,7 +250,7 @@ def session(monkeypatch, tmp_path):
         program = tmp_path / f"{name}.py"
         program.write_text(f"#!{sys._base_executable} -IS\n{CHANNEL}{script}\n")
         program.chmod(0o755)
-        monkeypatch.setattr(process, "sys", SimpleNamespace(executable=str(program)))
+        monkeypatch.setattr(worker_process, "sys", SimpleNamespace(executable=str(program)))
         executor = executors.setdefault(timeout, Isolated(tmp_path, trace=False, timeout=timeout))
         opened.append(executor.session({"cell": "{}"}, name, lambda event: None))
         return opened[-1]
