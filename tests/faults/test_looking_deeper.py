@@ -62,7 +62,7 @@ def test_a_checkpoint_that_is_not_there(started):  # noqa: F811
 def test_a_target_without_components(started):  # noqa: F811
     assert started(target="launch_overhead", quick=QUICK)[0] == 2
     (record,) = read_records(Path("run")).records
-    assert "launch_overhead runs none" in record.reason
+    assert "launch_overhead runs no component" in record.reason
 
 
 SHAPES = "component.remembers.warmup_inputs"

@@ -282,8 +282,8 @@ TARGETS = (
     ("tune: no seconds", "tune", ("component=[net]", "seconds=0"), "seconds=0"),
     ("tune: `seconds: null`", "tune", ("component=[net]", "seconds=null"), "needs a budget"),
     ("tune: a negative limit of the error", "tune", ("component=[net]", "max_rel_l2=-1"), "max_rel_l2"),
-    ("tune: two components", "tune", ("component=[net,image_decoder]",), "Start one for each"),
-    ("tune: all in one process", "tune", ("component=[net]",), "isolation=none does not fit"),
+    ("tune: two components", "tune", ("component=[net,image_decoder]",), "Start a search for each"),
+    ("tune: all in one process", "tune", ("component=[net]",), "a search times recipes in processes of their own"),
     (
         "tune: a device twice",
         "tune",
