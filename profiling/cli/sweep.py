@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +49,7 @@ from profiling.results.sweep import (
     read_job,
     read_plan,
     read_sweep,
+    repeated,
     write_job,
     write_sweep,
 )
@@ -293,7 +293,6 @@ def _progress(folder: Path, options: SweepOptions) -> Iterator[None]:
     swept = {key for key, words in values.items() if len(words) > 1}
     kept = f", {len(told)} of them done" if told else ""
     print(f"sweep: {len(jobs)} jobs{kept}, launcher={options.launcher} -> {folder}", file=sys.stderr)
-    stop = threading.Event()
 
     def tell() -> None:
         for planned in jobs:
@@ -306,15 +305,8 @@ def _progress(folder: Path, options: SweepOptions) -> Iterator[None]:
             device = f" on {job.device}" if job.device else ""
             print(f"[{len(told)}/{len(jobs)}] job {job.number} {job.state}{device}: {words}{end}", file=sys.stderr)
 
-    def watch() -> None:
-        while not stop.wait(_LOOK_SECONDS):
-            tell()
-
-    thread = threading.Thread(target=watch, name="sweep-progress", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeated(tell, _LOOK_SECONDS, "sweep-progress"):
+            yield
     finally:
-        stop.set()
-        thread.join()
         tell()

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
@@ -128,14 +128,26 @@ def read_job(folder: Path, planned: SweepJob) -> SweepJob:
 @contextmanager
 def keep_alive(folder: Path, job: SweepJob) -> Iterator[None]:
     """Touch the job's `job.json` while the block runs, so that readers see that it is alive."""
-    path, stop = folder / job.folder / JOB_FILE, threading.Event()
+    path = folder / job.folder / JOB_FILE
 
-    def beat() -> None:
-        while not stop.wait(BEAT_SECONDS):
-            with suppress(OSError):
-                os.utime(path)
+    def touch() -> None:
+        with suppress(OSError):
+            os.utime(path)
 
-    thread = threading.Thread(target=beat, name="sweep-job-beat", daemon=True)
+    with repeated(touch, BEAT_SECONDS, "sweep-job-beat"):
+        yield
+
+
+@contextmanager
+def repeated(action: Callable[[], None], seconds: float, name: str) -> Iterator[None]:
+    """Call `action` every `seconds` in a thread of this name while the block runs."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(seconds):
+            action()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()
     try:
         yield

@@ -139,7 +139,7 @@ class Compiler(ABC):
 
 @dataclass
 class _Branch:
-    """A module and the inputs that it serves: all of the component's, or those of one shape after such a transform."""
+    """A module and the inputs that it serves: all of the component's, or those of one shape (`Transform.one_shape`)."""
 
     component: Component
     module: nn.Module

@@ -241,7 +241,7 @@ def _input_ranges(trt: Any, examples: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 @dataclass
 class _Report:
-    """Its report on a graph: operators, those with and without a converter, engines, and nodes in torch."""
+    """What TensorRT took of a graph: counts of operators, of those with a converter, of engines and of nodes left."""
 
     operators: int
     supported: int
