@@ -238,7 +238,7 @@ def main() -> int:
     low, high = energy.joules_per_call_ci95 or (float("nan"), float("nan"))
     per_frame = f"{energy.joules_per_frame:.3f} J/frame [{low:.3f}, {high:.3f}]"
     sampled = f"sampled power x time {power[0]:.1f} J (by the power of the moment {power[1]:.1f} J)"
-    print(f"\na loop at {FPS:g} FPS, {RUNS} runs of the network a frame, {frames} frames: {energy.watts:.1f} W,")
+    print(f"\na loop at {FPS:g} FPS, {RUNS} calls of the network in each frame, {frames} frames: {energy.watts:.1f} W,")
     print(f"{per_frame}, above idle {energy.above_idle_per_frame:.3f} J; sum {joules:.1f} J, {sampled}\n")
     bars = [
         ("windows of one captured cell", f"{spread:.2%}", f"within {WINDOWS_BAR:.0%}", spread <= WINDOWS_BAR),

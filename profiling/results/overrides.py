@@ -1,4 +1,4 @@
-"""The overrides of a sweep's jobs: which of them differ, and which change the work, the recipe, or the measuring."""
+"""The overrides of a sweep: which of them differ, and whether one changes the work, the recipe or the timing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_ONE = re.compile(r"(component|variant)\.([^.]+)\.")
 
 
 def overrides_of(job: SweepJob) -> dict[str, str]:
-    """Return the values of a job's overrides by key, without those that concern the launching."""
+    """Return the values of a job's overrides by key, without those of the launcher."""
     return {key: value for key, value in map(_key_and_value, job.overrides) if not _is_below(key, _LAUNCHING)}
 
 

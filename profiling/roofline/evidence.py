@@ -171,15 +171,25 @@ def _rate(
     if facts.ceilings is None or not (gbps or tflops):
         return ""
     memory, compute = shares(facts, gbps, tflops, mean_us)
-    rates = [f"{gbps:.2g} GB/s" if gbps and gbps < 100 else f"{gbps / 1e3:.2g} TB/s" if gbps else ""]
-    rates += [f"{1e3 * tflops:.2g} GFLOP/s" if tflops and tflops < 0.1 else f"{tflops:.2g} TFLOP/s" if tflops else ""]
+    rates = [_scaled(gbps, "GB/s", "TB/s"), _scaled(tflops and 1e3 * tflops, "GFLOP/s", "TFLOP/s")]
     nearer, other = reversed(rates) if compute > memory else rates
     second = f" ({other})" if other and min(memory, compute) >= _LEAST_RATE else ""
     return f" at {nearer}, {_of_ceiling(of_ceiling or max(memory, compute))}{second}"
 
 
+def _scaled(rate: float | None, unit: str, thousand: str) -> str:
+    """Return a rate in words, in the larger unit from 100 on; empty where it is unknown or 0."""
+    if not rate:
+        return ""
+    if rate < 0.1:
+        return f"under 0.1 {unit}"
+    return f"{rate:.2g} {unit}" if rate < 100 else f"{rate / 1e3:.2g} {thousand}"
+
+
 def _of_ceiling(share: float) -> str:
     """Say how near a rate is to its ceiling; beyond it, the data came from a cache, or the ceiling is too low."""
+    if share < 0.005:
+        return "under 1% of the ceiling"
     return f"{share:.0%} of the ceiling" if share <= BEYOND else "above the measured ceiling"
 
 
@@ -230,7 +240,7 @@ def shares(facts: Facts, gbps: float | None, tflops: float | None, mean_us: floa
 
 
 def explained(facts: Facts) -> tuple[float, float, float]:
-    """Return the shares of a call (0 to 1) explained by the bandwidth ceiling, by the FLOP ceiling, and by the host.
+    """Return which shares of a call's time (0 to 1) the bandwidth ceiling, the FLOP ceiling and the host explain.
 
     The host's share is the time of operators that take little more than their dispatch, and the time outside
     operators.

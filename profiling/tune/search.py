@@ -33,7 +33,7 @@ from profiling.tune.space import Chosen, Space
 BATCH, SURVIVORS = 4, 2
 #: The search has converged when the neighbours of this many of the best recipes were tried.
 PARENTS = 3
-#: Speedup that an additional step must give for the neighbours of the longer recipe to come first.
+#: A recipe with one step more comes before a shorter one only if it is this many times as fast.
 STEP_GAIN = 1.01
 #: Windows of each cell between two halvings: enough for an interval of their ratio even if a few are disturbed.
 BLOCKS = LEAST_VALUES + 2

@@ -4,7 +4,7 @@ import pytest
 from fake_ncu import sample
 
 from profiling.results.environment import Ceilings
-from profiling.roofline.evidence import short_name
+from profiling.roofline.evidence import _of_ceiling, _scaled, short_name
 from profiling.roofline.kernel_bounds import bound_by_counters, bound_by_trace
 from profiling.trace.nsight_compute import read_launches
 
@@ -124,3 +124,12 @@ def test_a_gemm_of_17_rows_that_reads_34_mb_is_at_the_limit():
 )
 def test_a_kernel_is_named_in_words(kernel, name):
     assert short_name(kernel) == name
+
+
+@pytest.mark.parametrize(
+    ("gbps", "words"),
+    [(9.9e-5, "under 0.1 GB/s"), (0.67, "0.67 GB/s"), (24.0, "24 GB/s"), (3350.0, "3.4 TB/s"), (None, ""), (0.0, "")],
+)
+def test_a_rate_is_in_the_unit_that_fits_it(gbps, words):
+    assert _scaled(gbps, "GB/s", "TB/s") == words
+    assert (_of_ceiling(3e-5), _of_ceiling(0.16)) == ("under 1% of the ceiling", "16% of the ceiling")

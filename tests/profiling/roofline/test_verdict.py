@@ -238,9 +238,9 @@ def test_both_rates_of_a_product_are_named():
     (first, *_) = judged(replace(facts, findings=(product,))).evidence
     assert first == "products of 17 rows take 50% at 0.3 TB/s, 30% of the ceiling (5 TFLOP/s)"
     slow = replace_struct(product, gbps=1.0, tflops=0.05, of_ceiling=None)
-    assert " at 1 GB/s, 0% of the ceiling" in judged(replace(facts, findings=(slow,))).evidence[0]
+    assert " at 1 GB/s, under 1% of the ceiling" in judged(replace(facts, findings=(slow,))).evidence[0]
     slow = replace_struct(slow, gbps=None)
-    assert " at 50 GFLOP/s, 0% of the ceiling" in judged(replace(facts, findings=(slow,))).evidence[0]
+    assert " at 50 GFLOP/s, under 1% of the ceiling" in judged(replace(facts, findings=(slow,))).evidence[0]
 
 
 def test_kernels_stand_for_themselves_where_there_is_no_trace():
