@@ -32,7 +32,7 @@ class MergedLinears(nn.Module):
 
     The layers keep their names and parameters, which become views of one tensor: no weight is held twice, and
     loading into a layer changes the product. Call `merge` again after casting or moving the layers, which gives each
-    parameter its own memory, and after quantising them (all or none), which replaces them.
+    parameter its own memory. Layers that are quantised (all or none) are replaced: then `layers_replaced` is called.
 
     Args:
         owners: (module, attribute) of each layer, which stays a submodule there and may be replaced.
@@ -69,6 +69,10 @@ class MergedLinears(nn.Module):
                 self.register_buffer(name, whole, persistent=False)
                 for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
                     part.data = view
+
+    def layers_replaced(self) -> None:
+        """Hold the weights of layers that a transform has put in the place of the former ones."""
+        self.merge()
 
     def _is_merged(self, name: str, parts: Sequence[Tensor]) -> bool:
         whole, start = self._buffers.get(name), 0

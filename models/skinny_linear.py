@@ -160,6 +160,9 @@ class Choice(NamedTuple):
 class SkinnyLinears:
     """Replaces the `nn.Linear` layers of a module, in place, by `SkinnyLinear`: a function module → module.
 
+    A submodule that holds tensors of its own made from the layers' weights has a method `layers_replaced()`, which is
+    then called: a CUDA graph that is captured afterwards must not read the tensors that a later `reset` replaces.
+
     Attributes:
         weights: `int8`, `float8_e4m3`, or `bf16` (another kernel, not quantised).
         include: patterns of module names (`*` matches any characters); a layer must match one of them.
@@ -211,6 +214,9 @@ class SkinnyLinears:
                 return made[id(layer)]
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, made[id(layer)])
+        for each in list(module.modules()):
+            if callable(follow := getattr(each, "layers_replaced", None)):
+                follow()
         return module
 
     def choices(self, module: nn.Module) -> list[Choice]:

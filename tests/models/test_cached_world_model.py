@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from reference_data import relative_error
 from torch.nn import functional as F
 
 from models.cached_world_model import CachedWorldModel, FrameOptions
 from models.initialisation import randomise
+from models.skinny_linear import SkinnyLinears
 from models.world_model import WorldModelParams, world_model_inputs
 from profiling.graphs import CudaGraphed
 
@@ -252,6 +254,29 @@ def test_merged_weights_follow_the_layers(how):
     torch.testing.assert_close(layer, expected, rtol=0, atol=0)
     start = 9 * SMALL.d_model
     torch.testing.assert_close(weight[start : start + 2 * SMALL.d_model], expected, rtol=0, atol=0)
+
+
+def test_replaced_layers_are_merged_at_once_and_a_reset_moves_nothing():
+    """A CUDA graph captured between the transform and a reset reads the tensors that the reset must leave in place."""
+    torch.manual_seed(0)
+    model = build(WIDE)
+    sequence = draw_inputs(WIDE, 4)
+    exact = generate(model, sequence)
+    SkinnyLinears("int8")(model)
+    merged = model.modulation.merged
+    assert (merged.weight.dtype, merged.scale.dtype) == (torch.int8, torch.float32)
+    before = {name: tensor.data_ptr() for name, tensor in model.state_dict(keep_vars=True).items()}
+    pointers = merged.weight.data_ptr(), merged.bias.data_ptr(), merged.scale.data_ptr()
+    model.reset()
+    eight = generate(model, sequence)
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict(keep_vars=True).items()} == before
+    assert pointers == (merged.weight.data_ptr(), merged.bias.data_ptr(), merged.scale.data_ptr())
+    assert 0 < relative_error(eight[0], exact[0]) < 0.05
+
+
+def test_quantising_a_part_of_merged_layers_is_refused():
+    with pytest.raises(ValueError, match="quantise all of the layers that modulate"):
+        SkinnyLinears("int8", include=["*.0.adaln1.fc"])(build(WIDE))
 
 
 def test_parameters_and_names_are_those_of_the_window_form():
