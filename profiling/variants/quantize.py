@@ -45,17 +45,19 @@ class _Config:
     rows: int = 1  # least rows of the activations on a GPU
     cpu_rows: int = 1  # and on a CPU
     multiple: int = 1  # of the inputs and outputs of a layer on a GPU
+    dense: bool = False  # whether the kernel takes the activations to be contiguous
 
 
 #: By default torchao sets global options of inductor, and allows TF32 for float32 products.
 _NO_GLOBALS = {"set_inductor_config": False}
 CONFIGS: Mapping[str, _Config] = {
-    "Int8WeightOnlyConfig": _Config({**_NO_GLOBALS, "version": 2}),
+    # Compiled for a GPU, the product is torch._weight_int8pack_mm, which reads other activations wrongly (torch 2.11).
+    "Int8WeightOnlyConfig": _Config({**_NO_GLOBALS, "version": 2}, dense=True),
     # torch._int_mm needs more than 16 rows, and sizes that are multiples of 8. Compiled for a CPU (torch 2.11, 2.13),
     # the product of activations [1, 1, k] reads other memory.
     "Int8DynamicActivationInt8WeightConfig": _Config({**_NO_GLOBALS, "version": 2}, rows=17, cpu_rows=2, multiple=8),
     "Int4WeightOnlyConfig": _Config(
-        {**_NO_GLOBALS, "int4_packing_format": "tile_packed_to_4d"}, capability=(8, 0), dtype=torch.bfloat16
+        {**_NO_GLOBALS, "int4_packing_format": "tile_packed_to_4d"}, capability=(8, 0), dtype=torch.bfloat16, dense=True
     ),
     "Float8WeightOnlyConfig": _Config(_NO_GLOBALS),
     "Float8DynamicActivationFloat8WeightConfig": _Config(_NO_GLOBALS, True, capability=(8, 9), multiple=16),
@@ -138,6 +140,9 @@ class Quantize(Transform):
         uses = _observed(module, component, {name: _weight(layer) for name, layer in layers.items()})
         tried = [self._tried(name, layer, uses[name], quantise, component) for name, layer in layers.items()]
         quantised = [each for each in tried if each.linear is not None]
+        if CONFIGS[self.config].dense:
+            for each in quantised:
+                each.called.register_forward_pre_hook(_contiguous)
         explain = self._sensitivity(module, component, quantised) if self.sensitivity and quantised else dict
         for each in quantised:
             module = each.put(module)
@@ -255,6 +260,11 @@ class Pointwise(nn.Module):
         return self.linear(input.movedim(1, -1)).movedim(-1, 1)
 
 
+def _contiguous(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the positional arguments of a linear layer with contiguous activations."""
+    return tuple(each.contiguous() for each in args)
+
+
 @dataclass(frozen=True)
 class _Use:
     """How calls of the module read a weight: number of products, their rows, and other reads."""
@@ -280,6 +290,12 @@ class _Layer:
         weight = None if self.linear is None else type(self.linear.weight.data).__name__
         shape = tuple(_weight(self.layer).shape[:2])
         return ModuleChoice(name=self.name, shape=shape, rows=rows, left=self.left, now=weight)
+
+    @property
+    def called(self) -> nn.Linear:
+        """The linear layer that is called once the quantised weight is in the module."""
+        assert self.linear is not None
+        return self.layer if isinstance(self.layer, nn.Linear) else self.linear
 
     def put(self, module: nn.Module) -> nn.Module:
         """Put the quantised weight into the module, and return the module; a new one if it is itself a convolution."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.overrides import TorchFunctionMode
 
 from models.skinny_linear import SkinnyLinears
 from profiling.components.component import Component
@@ -145,6 +146,41 @@ def test_a_kernel_that_refuses_costs_its_layer_only(prepared, monkeypatch):
     assert left["first"] == "torchao refuses it: RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLt"
     assert left["point"] == "torchao left it as it was"
     assert left["last"] is None
+
+
+class Turned(nn.Module):
+    """Gives a linear layer and a convolution activations that are not contiguous, and notes what their products get."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.point = nn.Linear(64, 32), nn.Conv2d(16, 32, 1)
+        self.seen = []
+
+    def forward(self, x):
+        with Strides(self.seen):
+            return self.linear(x.t()), self.point(x.reshape(1, 16, -1, 2))
+
+
+class Strides(TorchFunctionMode):
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "linear":
+            self.seen.append(args[0].is_contiguous())
+        return func(*args, **(kwargs or {}))
+
+
+@torchao
+@pytest.mark.parametrize(("config", "dense"), [(INT8, True), ("Float8WeightOnlyConfig", False)], ids=str)
+def test_a_kernel_that_reads_rows_one_after_the_other_gets_contiguous_activations(tmp_path, config, dense):
+    with torch.inference_mode():
+        net = component(Turned(), torch.randn(64, 20))
+        Recipe(transforms=[Quantize(config=config, conv_1x1=True, sensitivity=True)]).prepare(net, tmp_path)
+        net.module.seen.clear()
+        net.call()
+        assert net.module.seen == [dense, dense]
 
 
 @torchao
