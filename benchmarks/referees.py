@@ -52,7 +52,7 @@ Measure = Callable[[float], float]  # seconds of a window -> ms of a call
 DEVICE_BOUND, LAUNCH_BOUND, WIDTH = 0.01, 0.02, 0.003
 #: At most for the turns of a row, in seconds, also where the host sets the time, whose speed varies more; at least and
 #: at most so many windows of each side.
-SECONDS, LAUNCH_SECONDS, LEAST, MOST = 20.0, 50.0, 8, 120
+SECONDS, LAUNCH_SECONDS, LEAST, MOST = 20.0, 50.0, 8, 240
 #: Windows of each side where their number is fixed, and the seconds of one.
 FIXED_WINDOWS, WINDOW_SECONDS = 12, 0.15
 #: Seconds after which nvbench's process is given up.
@@ -150,11 +150,16 @@ class Rows:
     call: str
     tolerance: float
     has_bars: bool
+    only: str = ""  # what "CALL, REFEREE" of a row must contain
 
     def in_turns(self, ours: Measure, referees: Mapping[str, Measure], *, is_bar: bool = True) -> Iterator[Row]:
         """Let this tool and the referees take turns, as the variants of a run do, and yield a row for each referee."""
-        sides = [_resident(name, measure) for name, measure in {"ours": ours, **referees}.items()]
-        seconds = LAUNCH_SECONDS if self.tolerance == LAUNCH_BOUND else SECONDS
+        referees = {name: measure for name, measure in referees.items() if self.only in f"{self.call}, {name}"}
+        if not referees:
+            return
+        host = self.tolerance == LAUNCH_BOUND
+        sides = [_resident(name, measure, host=host) for name, measure in {"ours": ours, **referees}.items()]
+        seconds = LAUNCH_SECONDS if host else SECONDS
         take_turns(sides, seconds * len(sides) / 2, seed=0)
         own = _by_block(sides[0])
         for side in sides[1:]:
@@ -166,14 +171,17 @@ class Rows:
         return Row(self.call, referee, theirs, ours, self.tolerance, is_bar and self.has_bars)
 
 
-def _resident(name: str, measure: Measure) -> Resident:
-    """Return a side of a row as a cell that waits for its turns; a window is one number, the median of its calls."""
+def _resident(name: str, measure: Measure, *, host: bool) -> Resident:
+    """Return a side of a row as a cell that waits for its turns; a window is one number, the median of its calls.
+
+    Where the `host` sets the time, windows have the shortest length, since its speed may change within seconds.
+    """
 
     def window(turn: Turn) -> WindowSamples:
         start = time.perf_counter()
         return WindowSamples(start_s=start, wall_ms=(measure(turn.seconds),))
 
-    call_s = measure(0.05) / 1e3
+    call_s = 0.0 if host else measure(0.05) / 1e3
     limits = {"min_iterations": LEAST, "max_iterations": MOST, "max_seconds": SECONDS}
     return Resident(name, Ready(call_s=call_s, interval=WIDTH, used={}, free={}, **limits), window)
 
@@ -396,26 +404,27 @@ def nvbench_rows() -> tuple[list[Row], str]:
     ], ""
 
 
-def on_cpu() -> Iterator[Row]:
+def on_cpu(only: str) -> Iterator[Row]:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     for number, (name, call) in enumerate(callables("cpu").items()):
-        ours, rows = partial(our_median, call, device), Rows(name, LAUNCH_BOUND, has_bars=False)
+        ours, rows = partial(our_median, call, device), Rows(name, LAUNCH_BOUND, has_bars=False, only=only)
         yield from rows.in_turns(ours, {"torch Timer": partial(timer, call)})
-        yield rows.row("pyperf", *fixed(ours, partial(pyperf_median, number)), is_bar=False)
+        if only in f"{name}, pyperf":
+            yield rows.row("pyperf", *fixed(ours, partial(pyperf_median, number)), is_bar=False)
 
 
-def rows_of(name: str) -> Rows:
+def rows_of(name: str, only: str = "") -> Rows:
     """Return what makes the rows of a callable on a GPU."""
-    return Rows(name, LAUNCH_BOUND if "chain" in name else DEVICE_BOUND, has_bars=True)
+    return Rows(name, LAUNCH_BOUND if "chain" in name else DEVICE_BOUND, has_bars=True, only=only)
 
 
-def on_cuda() -> Iterator[Row]:
+def on_cuda(only: str) -> Iterator[Row]:
     device = torch.device("cuda")
     for name, call in callables("cuda").items():
         graphed = CudaGraphed(call, alias_outputs=True)  # a copy of the output would be timed too
         graphed()
-        ours, chain, rows = partial(our_median, call, device), "chain" in name, rows_of(name)
+        ours, chain, rows = partial(our_median, call, device), "chain" in name, rows_of(name, only)
         yield from rows.in_turns(
             partial(back_to_back, call, device), {"torch Timer, back to back": partial(timer, call)}
         )
@@ -431,14 +440,14 @@ def on_cuda() -> Iterator[Row]:
             yield from rows.in_turns(partial(back_to_back, run, device), referee, is_bar=False)
 
 
-def measure() -> tuple[list[Row], list[str]]:
+def measure(only: str) -> tuple[list[Row], list[str]]:
     """Return the rows, each printed to stderr as soon as it is measured, and what was left out."""
     rows, left_out = [], []
     with torch.inference_mode():
-        for row in on_cuda() if torch.cuda.is_available() else on_cpu():
+        for row in on_cuda(only) if torch.cuda.is_available() else on_cpu(only):
             rows.append(row)
             print(json.dumps(asdict(row)), file=sys.stderr, flush=True)  # an interrupted run keeps its rows
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not only:
         torch.cuda.empty_cache()
         more, reason = nvbench_rows()
         rows += more
@@ -449,11 +458,12 @@ def measure() -> tuple[list[Row], list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvbench", type=Path, metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help='a part of "CALLABLE, REFEREE": only these rows, and none of nvbench')
     options = parser.parse_args()
     if options.nvbench is not None:
         nvbench_process(options.nvbench)
     started = time.perf_counter()
-    rows, left_out = measure()
+    rows, left_out = measure(options.only)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, 1 thread"
     print(f"referees on {name}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s\n")
     print(markdown(table_of(rows)))
