@@ -458,7 +458,7 @@ def measure(only: str) -> tuple[list[Row], list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvbench", type=Path, metavar="FILE", help=argparse.SUPPRESS)
-    parser.add_argument("--only", default="", help='a part of "CALLABLE, REFEREE": only these rows, and none of nvbench')
+    parser.add_argument("--only", default="", help='part of "CALLABLE, REFEREE": these rows only, none of nvbench')
     options = parser.parse_args()
     if options.nvbench is not None:
         nvbench_process(options.nvbench)

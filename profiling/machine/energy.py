@@ -33,9 +33,9 @@ STUCK_S = 2.0
 BUSY_S = 3.0
 #: Before idle power is measured, seconds for the power to fall; then the least steps and seconds over which it is.
 FALL_S, IDLE_STEPS, IDLE_S = 0.5, 5, 0.5
-#: Calls that a window should hold, and those that it holds at least however long a call is; and the least seconds of
-#: one, in which the moment of a step is known to 1%.
-CALLS, LEAST_CALLS, LEAST_WINDOW_S = 10, 2, 0.25
+#: Calls that a window should hold, and those that it holds at least however long a call is; and how many times as long
+#: it should be as the time within which a step is known to have been (1%: the ends of windows then differ by 0.4%).
+CALLS, LEAST_CALLS, MOMENTS = 10, 2, 100
 
 
 class NoEnergy(Exception):  # noqa: N818 - a result rather than an error: the message is the reason in the record
@@ -95,10 +95,11 @@ class EnergyCounter:
 
 
 class Edge(NamedTuple):
-    """A step of the counter: when it was, and the joules from then on."""
+    """A step of the counter: the middle of the time within which it was, the joules from then on, and that time."""
 
     seconds: float
     joules: float
+    within_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,18 +152,20 @@ def energy_windows(
     """Make calls without a break, `settle_s` of them first, and return the energy of so many windows of them.
 
     `call(poll)` makes a call and waits for its end, and calls `poll()` as often as it can meanwhile. A window has at
-    least `window_steps` steps of the counter and 0.25 s, and ten calls where these fit into `max_s` seconds for all.
+    least `window_steps` steps of the counter. It has ten calls, and is long enough that the moments of its steps are
+    known to 1% of it (readings may take milliseconds), where such windows fit into `max_s` seconds.
 
     Raises:
         NoEnergy: the counter stands still or goes back, or cannot be read any more.
 
     """
-    ends = [counter.now()]  # when each call ended
+    ends, settling = [counter.now()], _Edges(counter, step_s)  # when each call ended
     while ends[-1] - ends[0] < settle_s or len(ends) <= LEAST_CALLS:
-        call(_nothing)
+        call(settling.poll)
         ends.append(counter.now())
     call_s = (ends[-1] - ends[0]) / (len(ends) - 1)
-    wanted_s = max(LEAST_WINDOW_S, min(CALLS * call_s, max_s / windows), LEAST_CALLS * call_s)
+    moment_s = median([edge.within_s for edge in settling.seen] or [step_s])
+    wanted_s = max(min(max(CALLS * call_s, MOMENTS * moment_s), max_s / windows), LEAST_CALLS * call_s)
     edges = _Edges(counter, step_s, step_s * max(window_steps, ceil(wanted_s / step_s)))
     while len(edges.seen) <= windows:
         call(edges.poll)
@@ -173,10 +176,6 @@ def energy_windows(
         EnergyWindow(seconds=end.seconds - begin.seconds, calls=after - before, joules=end.joules - begin.joules)
         for (begin, before), (end, after) in pairwise(pairs)
     )
-
-
-def _nothing() -> None:
-    pass
 
 
 def _calls_until(moment: float, ends: list[float]) -> float:
@@ -207,7 +206,8 @@ class _Edges:
         if self._before.joules == inf:
             self._since = read
         elif joules > self._before.joules:
-            self.seen.append(Edge((max(self._before.seconds, read - self._step_s) + read) / 2, joules))
+            after = max(self._before.seconds, read - self._step_s)
+            self.seen.append(Edge((after + read) / 2, joules, read - after))
             rest = self._window_s - EARLY * self._step_s
             self._due, self._before = self.seen[-1].seconds + rest, Edge(inf, inf)
             if rest > 0:

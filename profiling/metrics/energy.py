@@ -24,8 +24,9 @@ from profiling.trace.profiler import synchronize
 class Energy(Metric):
     """Measure the joules of a call in windows of calls that follow each other, each of which is waited for.
 
-    A window has `window_steps` steps of the driver's counter, or ten calls where these are longer and fit into
-    `max_seconds` for all of them. Calls of `settle_seconds` come before, until the power has risen.
+    A window has `window_steps` steps of the driver's counter. It is longer where ten calls are, or where readings take
+    so long that the moments of the steps would not be known to 1% of it, as far as all fit into `max_seconds`. Calls
+    of `settle_seconds` come before, until the power has risen.
 
     Raises:
         InputError: an option that is out of range.

@@ -202,7 +202,8 @@ def _grid(facts: Facts, blocks: float | None, occupancy: float | None) -> str:
     """Return how far a launch fills the GPU, where it does not."""
     few = few_blocks(facts, blocks)
     words = f", {blocks:.0f} blocks on {facts.multiprocessors} multiprocessors" if few else ""
-    return words + (f", estimated occupancy {occupancy:.0%}" if occupancy is not None and occupancy < MOST else "")
+    # 0 in records of earlier versions: not known.
+    return words + (f", estimated occupancy {occupancy:.0%}" if occupancy and occupancy < MOST else "")
 
 
 #: Ranges of torch's profiler that are no operators, by the start of their name: their own time is that of such code.

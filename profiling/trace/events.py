@@ -185,9 +185,12 @@ def sizes_of(arguments: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
 
 
 def occupancy_of(arguments: Mapping[str, Any]) -> float | None:
-    """Return CUPTI's estimate of a kernel's occupancy (0 to 1) from its arguments in the trace; None without one."""
+    """Return the profiler's estimate of a kernel's occupancy (0 to 1) from its arguments in the trace, or None.
+
+    The profiler writes 0 where it cannot estimate it, as for kernels with much dynamic shared memory.
+    """
     estimated = arguments.get("est. achieved occupancy %")
-    return estimated / 100 if isinstance(estimated, int | float) else None
+    return estimated / 100 if isinstance(estimated, int | float) and estimated > 0 else None
 
 
 def _integer(value: Any) -> int | None:

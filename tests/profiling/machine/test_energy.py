@@ -86,6 +86,19 @@ def test_reading_the_counter_takes_a_small_part_of_the_time(gpu):  # noqa: F811
     assert gpu.reads * 0.005 < 0.05 * seconds
 
 
+@pytest.mark.parametrize("read_s", [0.0001, 0.0024, 0.006])
+def test_windows_are_so_long_that_slow_readings_leave_them_within_3_percent(gpu, read_s):  # noqa: F811
+    def slow_read(value):
+        gpu.work(read_s)
+        return value
+
+    gpu.fault = slow_read
+    _, windows = measured_on(gpu.call(0.003))
+    joules = [each.joules / each.calls for each in windows]
+    assert max(joules) / min(joules) < 1.03
+    assert sum(each.seconds for each in windows) < 22
+
+
 def test_power_that_differs_between_windows_widens_the_interval(gpu):  # noqa: F811
     watts = iter(int(500 + 40 * (number // 60 % 5)) for number in range(10**6))
     _, windows = measured_on(lambda poll: gpu.call(0.01, next(watts))(poll))

@@ -255,6 +255,8 @@ def test_kernels_stand_for_themselves_where_there_is_no_trace():
         "Moments takes 50%, 32 blocks on 132 multiprocessors, estimated occupancy 12%; "
         "sm90_xmma_gemm_bf16bf16_tilesize64x64 takes 40%, estimated occupancy 12%"
     )
+    unknown = tuple(replace_struct(kernel, occupancy=0.0) for kernel in kernels)
+    assert "occupancy" not in judged(replace(facts, kernels_by_time=unknown)).evidence[0]
     tuned = judged(replace(facts, kernels_by_time=kernels[1:], traced=True))
     assert tuned.next_step == "compile_max_autotune", "products take most of the time"
     few = judged(replace(facts, kernels_by_time=kernels, underfilled_ms=6.0))

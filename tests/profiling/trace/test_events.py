@@ -7,7 +7,7 @@ import pytest
 from hand_made_events import host, span, work
 from stored_traces import calls_of, stored
 
-from profiling.trace.events import read_events, timeline, traced_calls
+from profiling.trace.events import occupancy_of, read_events, timeline, traced_calls
 
 EVENTS = [{"name": "a, [b]", "args": {"x": [1, {"y": None}]}}, {"name": 'quoted "]" name', "ts": 1.5}, {"name": "c"}]
 
@@ -67,3 +67,9 @@ def test_damaged_events_cost_only_themselves(fault):
     (call,) = traced_calls(timeline([*sound, {**work(40, 50, correlation=1), **fault}, {**host(14, 15), **fault}]))
     assert call.work[0].length == 10
     assert all(item.length >= 0 for item in call.work)
+
+
+@pytest.mark.parametrize(("written", "read"), [(37, 0.37), (0, None), (None, None)], ids=str)
+def test_an_occupancy_that_the_profiler_could_not_estimate_is_not_0(written, read):
+    arguments = {} if written is None else {"est. achieved occupancy %": written}
+    assert occupancy_of(arguments) == read
