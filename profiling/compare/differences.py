@@ -14,12 +14,13 @@ from profiling.errors import printable
 from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, show, significant
 from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, Git, encode_environment
 from profiling.results.judgement import sm_clock
+from profiling.results.measured import ClockConditions
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
 
 #: Prefixes of names, the likeliest explanations of a change first. All other names come last.
 _ORDER = (
-    *("device.name", "device.type", "device", "versions.driver", "SM clock", "versions.torch", "git"),
+    *("checkout", "device.name", "device.type", "device", "versions.driver", "SM clock", "versions.torch", "git"),
     *("threads", "dtype", "scale", "tf32", "variables", "versions.triton", "versions.cud", "cpu", "versions"),
 )
 #: Sections of the environment that are compared in another way, or explain nothing.
@@ -83,7 +84,8 @@ def unknown_differences(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
 
 def cell_changes(one: Record, two: Record) -> CellChanges:
     """Return what changed in a cell that is correct in both runs, from its record in either."""
-    before, after = _quantities(one), _quantities(two)
+    limits = dict.fromkeys(reason for record in (one, two) for reason in _limits(record) or ())
+    before, after = _quantities(one, limits), _quantities(two, limits)
     changed = [
         Difference(name, show(number.value, number.kind), show(after[name].value, number.kind))
         for name, number in before.items()
@@ -203,8 +205,21 @@ class _Quantity:
         return abs(self.value - other.value) > max(self.least, self.fraction * size)
 
 
-def _quantities(record: Record) -> dict[str, _Quantity]:
-    """Return the quantities that were measured; a single measurement is noisy, so that small changes are not shown."""
+def _conditions_of(record: Record) -> ClockConditions | None:
+    return record.metrics.latency if record.realtime is None else record.realtime
+
+
+def _limits(record: Record) -> Mapping[str, float] | None:
+    """Return the share of the timed window in which the clocks were held down, by reason; None where not known."""
+    conditions = _conditions_of(record)
+    return None if conditions is None else conditions.limited_share
+
+
+def _quantities(record: Record, limits: Iterable[str]) -> dict[str, _Quantity]:
+    """Return the quantities that were measured; a single measurement is noisy, so that small changes are not shown.
+
+    `limits` are the reasons for which the clocks were held down in either run.
+    """
     metrics, loop, parity, trace = record.metrics, record.realtime, record.parity, record.trace
     frame_ms, prepare, peak = loop and loop.frame_ms, record.prepare, record.peak_memory
     starts = record.starts
@@ -235,6 +250,12 @@ def _quantities(record: Record) -> dict[str, _Quantity]:
         "GPU idle before launches per call (ms)": (idle and idle.host_ms, "ms", 0.1, 0.01),
         "GPU idle between kernels per call (ms)": (idle and idle.between_ms, "ms", 0.1, 0.01),
     }
+    conditions, limited = _conditions_of(record), _limits(record)
+    if conditions is not None:
+        measured["CPU taken by other processes"] = (conditions.cpu_lost_share, "percent", 0, 0.02)
+        measured["GPU taken by other processes"] = (conditions.gpu_lost_share, "percent", 0, 0.02)
+    if limited is not None:
+        measured |= {f"clocks limited: {printable(why)}": (limited.get(why, 0.0), "percent", 0, 0.05) for why in limits}
     if peak is not None:
         measured[f"{peak[0]} (MiB)"] = (peak[1], "MiB", 0.01, 0)
     return {

@@ -341,7 +341,8 @@ def _tie(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:
     """Name the variants that may be as fast as the fastest one."""
     ties = [record for record in others if intervals_overlap(fastest, record) is True]
     if ties:
-        names, why = listed([fastest.variant, *(each.variant for each in ties)]), "their 95% intervals overlap"
+        names = listed([fastest.variant, *(each.variant for each in ties)])
+        why = f"their 95% intervals are no more than {percent(TIE_SHARE)} apart"
         if all(took_turns(fastest, each) for each in ties):
             why = f"timed in turns, no difference beyond {percent(TIE_SHARE)} can be told"
         yield Doubt("tied", f"{names} are tied: {why}")
@@ -381,7 +382,8 @@ def _alike(one: Record, other: Record) -> str:
     """Say by how much times of equal code may differ here, and what lowers that."""
     share = same_code_share(one, other)
     if not (one.device or "").startswith("cpu"):
-        return f"times of equal code differ by up to {percent(share)}, depending on memory addresses"
+        why = "depending on memory addresses" if took_turns(one, other) else "where variants take no turns"
+        return f"times of equal code differ by up to {percent(share)}, {why}"
     more = f", with threads=1 by up to {percent(PINNED_CPU_SHARE)}" if share == CPU_PROCESS_SHARE else ""
     return f"on a CPU the times of equal code differ by up to {percent(share)}{more}"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from profiling.errors import LONGEST_COMMAND, printable
-from profiling.report.format import MIB, significant
+from profiling.report.format import MIB, count_of, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
@@ -90,9 +90,9 @@ def _device(environment: Environment) -> list[str]:
     model = cpu.model if cpu is not None and cpu.model else device.name if device is not None and not parts else None
     parts.append(model or "")
     if cpu is not None and cpu.cores:
-        parts.append(f"{cpu.cores} cores")
+        parts.append(count_of(cpu.cores, "core"))
     if environment.threads is not None and (cpu is None or environment.threads != cpu.cores):
-        parts.append(f"{environment.threads} threads")
+        parts.append(count_of(environment.threads, "thread"))
     return parts
 
 

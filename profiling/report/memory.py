@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from profiling.errors import printable
 from profiling.report.charts import Chart, Figure, View, axis, bars, figure
-from profiling.report.format import MIB
+from profiling.report.format import MIB, listed
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words
 from profiling.report.table import Column
@@ -51,7 +52,29 @@ def memory_section(data: RunData) -> Section:
     ]
     chart = Chart("memory", "Memory by phase", views, "A phase in which a kind was not measured has no bar.")
     table = cell_table("Memory by phase", columns, phases, lambda row: row.record, keys=3, depth="report")
-    return Section("memory", "Memory", tables=(table,), charts=(chart,))
+    return Section("memory", "Memory", tables=(table,), charts=(chart,), legend=_residents(data))
+
+
+def _residents(data: RunData) -> tuple[str, ...]:
+    """Return which variants held memory at the same time, and in which kinds it is counted."""
+    components: dict[tuple[tuple[str, ...], bool], list[str]] = {}
+    for component, group in data.groups.items():
+        waited = [record for record in group if record.turns is not None and record.turns.beside]
+        names = dict.fromkeys(
+            name for each in waited if each.turns for name in (each.variant, *sorted(each.turns.beside))
+        )
+        if names:
+            one_process = any(each.turns is not None and each.turns.one_process for each in waited)
+            components.setdefault((tuple(names), one_process), []).append(component)
+    lines = []
+    for (names, one_process), concerned in components.items():
+        of = "" if len(concerned) == len(data.groups) else f" of {listed(concerned)}"
+        where = "device used, reserved and host RSS, since all ran in one process" if one_process else "device used"
+        lines.append(
+            f"Prepared beside each other: {listed(names)}{of}. The memory of the others is part of {where}, and of no "
+            "other kind."
+        )
+    return tuple(map(printable, lines))
 
 
 def phases_of(record: Record) -> Iterator[Phase]:

@@ -28,7 +28,6 @@ from profiling.results.environment import Environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judgement import (
     HOST_FACTOR,
-    RUNS_SHARE,
     by_component,
     can_be_ranked_across_runs,
     clocks_differ,
@@ -328,6 +327,6 @@ def _why_not(one: Measurement, other: Measurement) -> Doubt:
         return Doubt("disturbed", f"{taken.words} while one of {pair} was timed")
     if (factor := _launch_factor(one, other)) > HOST_FACTOR and other.ms / one.ms <= factor:
         return Doubt("hosts differ", f"a launch takes {factor:.2g}× as long on the host of {other.words}, of {pair}")
-    share = max(RUNS_SHARE, same_code_share(one.record, other.record))
-    words = f"{pair} are not ranked: two runs of equal code differ by up to {percent(share)}"
+    share = percent(same_code_share(one.record, other.record))
+    words = f"{pair} are not ranked: two runs of equal code differ by up to {share}"
     return Doubt("within noise", words)

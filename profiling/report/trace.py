@@ -221,7 +221,12 @@ def _sources(records: Sequence[Record], field: str) -> tuple[str, ...]:
     for record in records:
         if phrase := getattr(_trace(record), field):
             cells.setdefault(phrase, []).append(name_of(record))
-    return tuple(f"Attributed by {phrase} ({', '.join(names)})" for phrase, names in cells.items())
+    return tuple(f"{_how(phrase)} ({', '.join(names)})" for phrase, names in cells.items())
+
+
+def _how(phrase: str) -> str:
+    """Return the sentence on an attribution, or on why there is none."""
+    return f"{phrase[:1].upper()}{phrase[1:]}" if phrase.startswith("not ") else f"Attributed by {phrase}"
 
 
 def _kernels(records: Sequence[Record], data: RunData) -> Iterator[_Kernel]:

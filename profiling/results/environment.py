@@ -93,6 +93,7 @@ class Environment(Section, frozen=True, kw_only=True):
     captured_at: Annotated[str | None, about("UTC, ISO 8601")] = None
     command: Annotated[str | None, about("the command line")] = None
     user_git: Annotated[Git | None, about("checkout of the folder that the command ran in")] = None
+    checkout: Annotated[str | None, about("of a comparison of two: the revision or folder whose code ran")] = None
     module_git: Annotated[Mapping[str, Git], about("checkout that defines each component's module, by `_target_`")] = {}
     tool_git: Annotated[Git | None, about("checkout of this tool")] = None
     tool_version: Annotated[str | None, about("version of this tool")] = None

@@ -36,7 +36,8 @@ PINNED_CPU_SHARE = 0.03
 #: The same on a CPU for others: 32 equal pairs with 2 threads on 2 cores differed by up to 11%, and 80 pairs of cells
 #: of two runs, minutes apart, with one thread on a core of its own, by up to 9.5%.
 CPU_PROCESS_SHARE = 0.12
-#: Two runs of the same code, one after the other, differ by up to this share on the best machine.
+#: Two cells of the same code that took no turns, minutes apart or of two runs, differ by up to this share on the best
+#: machine.
 RUNS_SHARE = 0.02
 #: Hosts differ where the times of equal launches do by more than this factor.
 HOST_FACTOR = 1.1
@@ -199,7 +200,7 @@ def can_be_ranked_across_runs(faster: Record, slower: Record, launch_factor: flo
     one_ms, other_ms = typical_ms(faster), typical_ms(slower)
     if not one_ms or not other_ms or one is None or other is None or one.ci95 is None or other.ci95 is None:
         return False
-    share = max(RUNS_SHARE, same_code_share(faster, slower), launch_factor - 1 if launch_factor > HOST_FACTOR else 0.0)
+    share = max(same_code_share(faster, slower), launch_factor - 1 if launch_factor > HOST_FACTOR else 0.0)
     if other_ms / one_ms <= 1 + share or one.ci95[1] >= other.ci95[0]:
         return False
     return can_be_ranked(faster, slower)
@@ -282,10 +283,11 @@ def claimed_speedup(record: Record, group: Sequence[Record]) -> float | None:
 
 def same_code_share(one: Record, other: Record) -> float:
     """Return the largest relative difference in time of two such cells with equal code: 0.03 is 3%."""
+    in_turns = took_turns(one, other)
     if (one.device or "").startswith("cpu"):
-        is_pinned = took_turns(one, other) and _is_pinned(one) and _is_pinned(other)
-        return PINNED_CPU_SHARE if is_pinned else CPU_PROCESS_SHARE
-    return NEAR_CACHE_SHARE if _is_near_cache(one) or _is_near_cache(other) else PROCESS_SHARE
+        return PINNED_CPU_SHARE if in_turns and _is_pinned(one) and _is_pinned(other) else CPU_PROCESS_SHARE
+    share = NEAR_CACHE_SHARE if _is_near_cache(one) or _is_near_cache(other) else PROCESS_SHARE
+    return share if in_turns else max(share, RUNS_SHARE)
 
 
 def _is_pinned(record: Record) -> bool:
@@ -343,9 +345,8 @@ def clocks_explain(one: Record, other: Record, speedup: float) -> bool:
 def intervals_overlap(first: Record, second: Record) -> bool | None:
     """Return whether two wall medians may be equal; None if unknown.
 
-    Where both took turns, their neighbouring windows are compared at `CLAIM_LEVEL`, with a margin below
-    which times are equal; else the 95% intervals of the two medians, which seldom miss each other
-    by chance.
+    Where both took turns, their neighbouring windows are compared at `CLAIM_LEVEL`; else the 95% intervals of
+    the two medians, which seldom miss each other by chance. What is apart by no more than `TIE_SHARE` is equal.
     """
     if (paired := paired_speedup(first, second, level=CLAIM_LEVEL)) is not None:
         interval, first_is_faster = paired[1], (typical_ms(first) or 0.0) <= (typical_ms(second) or 0.0)
@@ -355,7 +356,8 @@ def intervals_overlap(first: Record, second: Record) -> bool | None:
     one, other = first.metrics.wall_ms, second.metrics.wall_ms
     if one is None or other is None or one.ci95 is None or other.ci95 is None:
         return None
-    return one.ci95[0] <= other.ci95[1] and other.ci95[0] <= one.ci95[1]
+    (low, high), (other_low, other_high) = one.ci95, other.ci95
+    return low <= other_high * (1 + TIE_SHARE) and other_low <= high * (1 + TIE_SHARE)
 
 
 def paired_speedup(

@@ -209,7 +209,7 @@ def _grid(facts: Facts, blocks: float | None, occupancy: float | None) -> str:
 #: Ranges of torch's profiler that are no operators, by the start of their name: their own time is that of such code.
 _RANGES = {
     "Torch-Compiled Region": "code that torch.compile generated",
-    "TorchDynamo Cache Lookup": "the guards of torch.compile",
+    "TorchDynamo Cache Lookup": "checking the guards of torch.compile",
 }
 
 

@@ -171,6 +171,7 @@ class Run:
             captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             command=self.command,
             tool_version=tool_version(),
+            checkout=self.checkout.name if self.checkout else None,
             user_git=git_state(Path(self.checkout.folder) if self.checkout else Path.cwd()),
             tool_git=git_state(TOOL),
         )

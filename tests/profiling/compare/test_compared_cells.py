@@ -49,6 +49,17 @@ def test_a_difference_that_the_clocks_could_make_is_no_verdict(runs, clock, fact
     assert ("SM clock 1980 against 1750 MHz" in compared.reason) == (clock == 1750)
 
 
+def test_a_gain_that_the_clocks_could_make_may_hide_slower_code(runs):
+    """At 1980 instead of 1750 MHz it takes 5% less time: at equal clocks it could be 7% slower."""
+    a, b = (
+        [replace(made, metrics=replace(made.metrics, latency=replace(WARM, sm_clock_median_mhz=mhz)))]
+        for made, mhz in ((cell(samples=noisy(10, seed=1)), 1750), (cell(samples=noisy(9.5, seed=2)), 1980))
+    )
+    (compared,) = compare_cells(*runs(a, b), T)
+    assert compared.interval[1] < 1 - T
+    assert (compared.verdict, exit_code([compared], T)) == ("cannot tell", 2)
+
+
 def test_noise_as_wide_as_the_threshold_cannot_tell(runs):
     a, b = runs([cell(samples=noisy(10, spread=0.2, seed=1))], [cell(samples=noisy(10, spread=0.2, seed=2))])
     (compared,) = compare_cells(a, b, T)

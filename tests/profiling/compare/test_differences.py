@@ -52,6 +52,11 @@ def test_what_explains_most_comes_first(differences):
     ]
 
 
+def test_two_folders_outside_git_are_told_apart(differences):
+    one, other = ({**ENVIRONMENT, "checkout": name} for name in ("A (before)", "B (after)"))
+    assert differences(other, a=one)[0] == [("checkout", "A (before)", "B (after)")]
+
+
 def test_the_revision_of_schema_1_is_that_of_this_tool(differences):
     old = {"git": {"revision": "c" * 40, "dirty": True}}
     shared = {key: value for key, value in ENVIRONMENT.items() if not key.endswith("_git")}
@@ -148,6 +153,24 @@ def test_equal_cells_did_not_change():
 )
 def test_a_planted_change_is_the_one_shown(change, row):
     assert changes(cell(), cell(**change))[0] == [row]
+
+
+def limited(**conditions):
+    return cell(metrics=replace(PLAIN[0].metrics, latency=replace(WARM, **conditions)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rows"),
+    [
+        ({"limited_share": {}}, {"limited_share": {"power cap": 0.9}}, [("clocks limited: power cap", "0%", "90%")]),
+        ({"limited_share": {"power cap": 0.88}}, {"limited_share": {"power cap": 0.9}}, []),
+        ({"limited_share": None}, {"limited_share": {"power cap": 0.9}}, []),
+        ({"cpu_lost_share": 0.01}, {"cpu_lost_share": 0.04}, [("CPU taken by other processes", "1.0%", "4.0%")]),
+        ({"gpu_lost_share": 0.3}, {"gpu_lost_share": 0.0}, [("GPU taken by other processes", "30%", "0%")]),
+    ],
+)
+def test_conditions_that_changed(before, after, rows):
+    assert changes(limited(**before), limited(**after))[0] == rows
 
 
 def test_what_one_run_alone_measured_is_named_and_not_compared():

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from planted_runs import ENVIRONMENT, cell, noisy, write_run
 
-from profiling.compare.cells import compare_cells
+from profiling.compare.cells import compare_cells, exit_code
 from profiling.compare.host import host_change
 from profiling.compare.loaded_run import LoadedRun, read_run
 from profiling.results.record import Prepare, Record
@@ -60,6 +60,7 @@ def test_runs_of_the_same_code_on_a_slower_host_are_not_called_slower():
         others = [each for each in cells if each not in captured]
         assert {each.verdict for each in others} == {"cannot tell"}
         assert all(each.reason.startswith(f"the host launches 1.5× {way} in B") for each in others)
+        assert exit_code(cells, T) == 2, "on a faster host slower code may look faster"
 
 
 CAPTURED = [timed("graph", 5.0, 5.0, 0.05), timed("graph2", 4.0, 4.0, 0.04)]

@@ -48,7 +48,7 @@ def test_csv_has_a_row_for_each_cell_with_units_in_the_headers(three: tuple[Reco
 
 def test_a_speedup_that_disturbance_may_explain_is_in_no_format() -> None:
     latency = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True, "descheduled": 50}
-    quiet = build("baseline", 2.55)
+    quiet = build("baseline", 2.6)
     assert cells(quiet, build("compile", 2.5, speedup=faster(1.0)))[1]["speedup"] == "1.0"
     disturbed = build("compile", metrics=clocks(2.5) | {"latency": latency}, speedup=faster(1.0))
     (_, row), answer = cells(quiet, disturbed), json.loads(as_json(run_data(quiet, disturbed)))["answer"][0]

@@ -170,6 +170,22 @@ def test_memory_by_phase_names_its_kinds() -> None:
     assert list(table[0])[3:] == ["allocated MiB", "graph pools MiB", "host RSS MiB"]
 
 
+@pytest.mark.parametrize(
+    ("one_process", "where"),
+    [(False, "device used,"), (True, "device used, reserved and host RSS, since all ran in one process,")],
+)
+def test_memory_names_the_variants_that_were_prepared_beside_each_other(one_process: bool, where: str) -> None:
+    turns = {"began": "now", "one_process": one_process, "windows": []}
+    pair = [
+        build(name, 1.0, memory=MEMORY, turns={**turns, "beside": [other]})
+        for name, other in (("baseline", "compile"), ("compile", "baseline"))
+    ]
+    (line,) = memory_section(run_data(*pair)).legend
+    expected = f"Prepared beside each other: baseline and compile. The memory of the others is part of {where} and of "
+    assert line == f"{expected}no other kind."
+    assert memory_section(run_data(build("baseline", 1.0, memory=MEMORY))).legend == ()
+
+
 def test_static_inputs_of_a_capture_cost_the_difference() -> None:
     phases = {name: {"allocated": size * MIB} for name, size in (("ready", 10), ("training", 40))}
     captured = {name: {"allocated": size * MIB} for name, size in (("before static input", 12), ("static input", 15))}

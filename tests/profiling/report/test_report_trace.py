@@ -149,12 +149,12 @@ def test_numbers_are_folded_only_where_the_submodules_are_the_same() -> None:
 
 
 def test_what_is_not_attributable_says_why() -> None:
-    lost = trace(unattributed_ms=1.5, modules_from="fusion hides it", modules=[])
+    lost = trace(unattributed_ms=1.5, modules_from="not attributable: fusion hides it", modules=[])
     record = traced("compile", lost)
     row = tables(record)[MODULES][0]
     assert (row["module"], row["self ms"], row["share"]) == ("not attributable", "1.500", "100%")
     (table,) = (table for table in trace_section(run_data(record)).tables if table.title == MODULES)
-    assert "Attributed by fusion hides it (world_model.compile)" in table.notes
+    assert "Not attributable: fusion hides it (world_model.compile)" in table.notes
 
 
 def test_waits_and_copies_with_their_lines() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from make_record import record, summary
+from msgspec.structs import replace
 
 from profiling.results import schema
 from profiling.results.environment import Environment, Git, decode_environment, encode_environment, read_environment
@@ -299,6 +300,24 @@ def test_a_difference_that_equal_code_shows_is_no_claim(ms, device, conditions, 
     other = timed_beside("other", ms, device, **conditions)
     assert can_be_ranked(baseline, other) is can_be_ranked(other, baseline) is claimed
     assert (claimed_speedup(other, (baseline, other)) is not None) is claimed
+
+
+@pytest.mark.parametrize(("ms", "claimed"), [(0.985, False), (1.019, False), (0.975, True)])
+def test_cells_that_took_no_turns_differ_as_two_runs_of_the_same_code_do(ms, claimed):
+    """Their intervals are far apart, and say nothing of what the machine did between the one and the other."""
+    one, other = (
+        replace(timed_beside(variant, each, "cuda:0", l2_share=6.0), turns=None)
+        for variant, each in (("baseline", 1.0), ("other", ms))
+    )
+    assert can_be_ranked(one, other) is can_be_ranked(other, one) is claimed
+    assert (claimed_speedup(other, (one, other)) is not None) is claimed
+
+
+def test_medians_a_hair_apart_are_a_tie_however_narrow_their_intervals_are():
+    one, other, further = (timed_beside(f"v{ms}", ms, "cuda:0") for ms in (1.0, 1.002, 1.004))
+    one, other, further = (replace(each, turns=None) for each in (one, other, further))
+    assert intervals_overlap(one, other) is intervals_overlap(other, one) is True
+    assert intervals_overlap(one, further) is False
 
 
 def test_of_cells_in_turns_the_ratio_of_their_windows_counts_and_not_that_of_all_calls():

@@ -119,7 +119,7 @@ def test_a_gemm_of_17_rows_that_reads_34_mb_is_at_the_limit():
     [
         ("void at::native::(anonymous namespace)::RowwiseMoments<float>(long, float const*)", "RowwiseMoments"),
         ("Torch-Compiled Region: 0/0", "code that torch.compile generated"),
-        ("TorchDynamo Cache Lookup", "the guards of torch.compile"),
+        ("TorchDynamo Cache Lookup", "checking the guards of torch.compile"),
     ],
 )
 def test_a_kernel_is_named_in_words(kernel, name):
