@@ -5,8 +5,8 @@ processes on the device, `host_rss` the resident set size of this process. On a 
 
 A replayed CUDA graph works in a private pool whose blocks the allocator counts as free, although nothing else can use
 them. `peak_allocated` is the allocator's number, which leaves out the activations of a captured network; `peak_held`
-adds the free blocks of the pools. What a process held before the cell began does not count as allocated: with
-isolation=none, that are other cells and the caller's modules.
+adds the free blocks of the pools. What a process held before the cell began does not count as allocated, nor its pools:
+with isolation=none, that are other cells and the caller's modules.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Memory(Metric):
         """Record the bytes in use at `phase`; the peak of preparation is the one between `inputs` and `prepared`."""
         if device.type == "cuda" and phase == "start":
             gc.collect()  # what earlier cells of this process have left must not be freed later
-            self._before["allocated"] = torch.cuda.memory_allocated(device)
+            pool, idle = graph_pools() if torch.cuda.is_initialized() else (0, 0)
+            self._before.update(allocated=torch.cuda.memory_allocated(device), pool=pool, idle=idle)
         self._phases[phase] = self._held(device)
         if device.type == "cuda":
             if phase == "prepared":
@@ -66,9 +67,9 @@ class Memory(Metric):
             torch.cuda.synchronize(device)
             pool, idle = graph_pools()
             peaks["peak_allocated"] = self._peak_allocated(device)
-            peaks["peak_held"] = peaks["peak_allocated"] + idle
+            peaks["peak_held"] = peaks["peak_allocated"] + max(0, idle - self._before.get("idle", 0))
             peaks["peak_reserved"] = torch.cuda.max_memory_reserved(device)
-            peaks["graph_pool"] = pool
+            peaks["graph_pool"] = max(0, pool - self._before.get("pool", 0))
         if resettable:
             peaks["peak_host_rss"] = peak_host_rss()
         self._phases["steady"] = self._held(device)
