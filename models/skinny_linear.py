@@ -195,7 +195,7 @@ class SkinnyLinears:
         """
         layers = dict(_linears(module))
         if not layers:
-            raise ValueError(f"{type(module).__name__} has no linear layer that could be replaced")
+            raise ValueError(f"asked for, did nothing: {type(module).__name__} has no linear layer")
         for pattern in (*self.include, *self.exclude):
             if not any(fnmatchcase(name, pattern) for name in layers):
                 some = ", ".join(list(layers)[:3])
@@ -203,7 +203,7 @@ class SkinnyLinears:
         choices = self.choices(module)
         if all(choice.left for choice in choices):
             why = "; ".join(dict.fromkeys(choice.left or "" for choice in choices))
-            raise ValueError(f"SkinnyLinears replaces no layer of {type(module).__name__}: {why}")
+            raise ValueError(f"asked for, did nothing: no layer of {type(module).__name__} is replaced: {why}")
         made: dict[int, SkinnyLinear] = {}  # by layer: a layer may have several names
         for name in [choice.name for choice in choices if choice.left is None]:
             layer = layers[name]

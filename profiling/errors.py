@@ -35,6 +35,8 @@ _PLAIN_VALUE = re.compile(r"(?!(?:null|true|false|nan|inf)\Z)[A-Z_/][A-Z0-9_./-]
 _HUGE = 1e100
 _MOST = 10**9
 _BREAKS = re.compile(r" *\n[ \n]*")
+#: In the message of a step that must replace layers, and replaced none: its cell has failed.
+DID_NOTHING = "asked for, did nothing"
 
 
 class InputError(Exception):
@@ -46,8 +48,12 @@ class InputError(Exception):
         super().__init__(printable(message))
 
 
-class MissingExtraError(Exception):
-    """An optional package is not installed: the cell that needs it is skipped, not failed."""
+class SkippedError(Exception):
+    """A cell cannot run here, or its variant does not apply to the module: the cell is skipped, not failed."""
+
+
+class MissingExtraError(SkippedError):
+    """An optional package is not installed."""
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

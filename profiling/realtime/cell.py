@@ -53,9 +53,9 @@ from profiling.realtime.recovery import describe_loop
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
 from profiling.results.frames import Journal, Series, recover_series, stage_names
-from profiling.results.record import Parity, Prepare, TraceAnalysis, merge_metric
+from profiling.results.record import Parity, Prepare, RecipeStep, TraceAnalysis, merge_metric
 from profiling.roofline.section import frame_roofline
-from profiling.run.cell import Cell, measured_by, metrics_of, prepare_phases, warm_up
+from profiling.run.cell import Cell, check_changes, measured_by, metrics_of, prepare_phases, warm_up
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Phase
 from profiling.run.trace_passes import TracePasses
@@ -208,6 +208,14 @@ class RealtimeCell(Cell):
                 seconds[name] = time.perf_counter() - stage_started
                 if snapshot().since(stage_before).graphs > 0:
                     self.fused_stages.add(name)
+            recipe = [msgspec.structs.replace(each, stage=name) for name, step in steps.items() for each in step.recipe]
+            if recipe:
+                self.add(recipe=recipe)
+            by_variant: dict[int, list[Sequence[RecipeStep]]] = {}
+            for name, step in steps.items():
+                by_variant.setdefault(id(stage_variant(variant, name)), []).append(step.recipe)
+            for recipes in by_variant.values():
+                check_changes(recipes)
             total = time.perf_counter() - started
             phases = prepare_phases(compiling, [each for step in steps.values() for each in step.recipe])
             for name, component in prepared.components.items():
@@ -218,9 +226,6 @@ class RealtimeCell(Cell):
             counters = asdict(snapshot().since(before))
         times = {"seconds": total, "first_call_s": first, "stages": seconds, "phases": phases}
         self.add(prepare=Prepare(**times, **warmed_up, **counters))
-        recipe = [msgspec.structs.replace(each, stage=name) for name, step in steps.items() for each in step.recipe]
-        if recipe:
-            self.add(recipe=recipe)
         return steps
 
     def _check(self, variant: Variant, prepared: Prepared, steps: Mapping[str, Step], pipeline: StagedPipeline) -> None:

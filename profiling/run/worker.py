@@ -23,7 +23,7 @@ import torch
 
 from profiling.components.build import set_process_state
 from profiling.components.instantiate import partial_of
-from profiling.errors import InputError, MissingExtraError, reason_of
+from profiling.errors import InputError, MissingExtraError, SkippedError, reason_of
 from profiling.machine.memory import held_before
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.run.cell import print_traceback
@@ -99,7 +99,7 @@ def _with_own_memory(take_turns: TakeTurns, device: torch.device) -> TakeTurns:
 
 def _fail(task: Mapping[str, Any], error: BaseException, emit: Emit) -> None:
     """Send the result of a task that raised `error`."""
-    if "cell" in task and isinstance(error, MissingExtraError):
+    if "cell" in task and isinstance(error, SkippedError):
         emit(End("skipped", str(error)))
         return
     if "probe" in task and isinstance(error, InputError | MissingExtraError):

@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+import msgspec
+
+from profiling.errors import DID_NOTHING
 from profiling.report.tune import gain, winner
 from profiling.results.jsonl import read_records
 from profiling.results.measured import LEAST_VALUES
@@ -150,9 +153,10 @@ class Search:
         return [each for each in untried if not any(refused <= each for refused in self._refused)]
 
     def _note_refused(self, chosen: Chosen, record: Record) -> None:
-        """Note a failure that more steps cannot mend. A failed capture is none: a compiler may remove the reason."""
+        """Note an end that more steps cannot mend. A failed capture is none: a compiler may remove the reason."""
         wrong = record.bad_input or (record.parity is not None and not record.parity.passed)
-        if chosen and record.status == "failed" and (wrong or not self.space.recipe(chosen)["capture"]):
+        failed = record.status == "failed" and (wrong or not self.space.recipe(chosen)["capture"])
+        if chosen and (failed or record.status == "skipped"):
             self._refused.add(chosen)
 
     def _parents(self) -> list[Chosen]:
@@ -232,7 +236,11 @@ class Search:
         prepared = self._turns.prepare(DueCell(cells, executor, job))
         self._tried[chosen] = 0.0 if prepared is None else self.now() - began
         if prepared is None:
-            self._note_refused(chosen, self._run.records[job.cell])
+            record = self._run.records[job.cell]
+            if record.reason is not None and DID_NOTHING in record.reason:  # nobody asked for this step in particular
+                reason = record.reason.replace(DID_NOTHING, "changes nothing")
+                cells.keep(record := msgspec.structs.replace(record, status="skipped", reason=reason, bad_input=False))
+            self._note_refused(chosen, record)
             return
         self._alive[chosen] = prepared
         parity = self._so_far(prepared).parity

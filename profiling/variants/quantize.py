@@ -21,7 +21,15 @@ from torch.overrides import TorchFunctionMode
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
 from profiling.components.outputs import Outputs, difference, to_host
-from profiling.errors import InputError, MissingExtraError, check_choice, check_number, missing_package, reason_of
+from profiling.errors import (
+    DID_NOTHING,
+    InputError,
+    MissingExtraError,
+    check_choice,
+    check_number,
+    missing_package,
+    reason_of,
+)
 from profiling.results.record import ModuleChoice
 from profiling.variants.gains import sensitivity_section
 from profiling.variants.recipe import Outcome, Transform, counted_rows
@@ -132,7 +140,7 @@ class Quantize(Transform):
         quantise, layers = self._quantiser(), _layers(module, self.conv_1x1)
         if not layers:
             hint = "" if self.conv_1x1 else " With conv_1x1: true, 1×1 convolutions count as linear layers."
-            raise InputError(f"Quantize: {type(module).__name__} has no linear layer.{hint}")
+            raise InputError(f"Quantize: {DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
         for pattern in (*self.include, *self.exclude):
             if not any(fnmatchcase(name, pattern) for name in layers):
                 some = ", ".join(list(layers)[:3]) or "it has none"
@@ -149,7 +157,7 @@ class Quantize(Transform):
         read = _observed(module, component, {each.name: _weight(each.linear) for each in quantised})
         unread = next((name for name, use in read.items() if not use.calls), None)
         if unread is not None:
-            raise RuntimeError(f"asked for, did nothing: no call multiplies by the quantised weight of {unread}")
+            raise RuntimeError(f"{DID_NOTHING}: no call multiplies by the quantised weight of {unread}")
         return Outcome(module, choices=tuple(each.choice() for each in tried), explain=explain)
 
     def _quantiser(self) -> Callable[[nn.Linear], None]:

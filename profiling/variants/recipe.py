@@ -22,7 +22,7 @@ from torch import nn
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
 from profiling.components.trees import keyed_leaves
-from profiling.errors import InputError, MissingExtraError, reason_of
+from profiling.errors import DID_NOTHING, InputError, SkippedError, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache, preserved_state
@@ -45,8 +45,9 @@ class Outcome:
 
     Attributes:
         call: passed to the next step; an nn.Module after a transform, else any callable with the same arguments.
-        changed: number of places or modules changed, or graphs made; None: not counted.
-        notes: remarks for the record, one line each.
+        changed: number of places or modules changed, or graphs made; None: not counted. A cell with a transform that
+            counts 0 is skipped.
+        notes: remarks for the record, one line each; of a transform that changed nothing, the reasons.
         packages: files that a compiler made ahead of time, for the record.
         shapes: the first call of a compiled module on the inputs of each shape.
         explain: like `Step.explain`, returns sections of the record that only this step can fill.
@@ -339,7 +340,7 @@ def _naming_the_layer(compiler: Compiler, branches: Sequence[_Branch], log: _Log
     try:
         yield
     except Exception as error:
-        if isinstance(error, InputError | MissingExtraError) or is_device_failure(error) or is_out_of_memory(error):
+        if isinstance(error, InputError | SkippedError) or is_device_failure(error) or is_out_of_memory(error):
             raise
         module, component, deadline = branches[-1].module, branches[-1].component, perf_counter() + _NAMING_SECONDS
         kinds: dict[Hashable, ModuleChoice] = {}
@@ -400,11 +401,11 @@ def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
         if choices is not None and not outcome.choices and isinstance(outcome.call, nn.Module):
             outcome = replace(outcome, choices=tuple(_choices(choices(outcome.call), outcome.call)))
     except Exception as error:
-        if isinstance(error, InputError | MissingExtraError) or is_device_failure(error):
+        if isinstance(error, InputError | SkippedError) or is_device_failure(error):
             raise
         raise RuntimeError(f"transform {name} raised {reason_of(error)}") from error
     if outcome.choices and all(each.left is not None for each in outcome.choices):
-        raise RuntimeError(f"transform {name}: asked for, did nothing: {_why_nothing(outcome.choices)}")
+        raise RuntimeError(f"transform {name}: {DID_NOTHING}: {_why_nothing(outcome.choices)}")
     return outcome
 
 

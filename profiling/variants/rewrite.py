@@ -54,16 +54,25 @@ class Rewrite(Transform):
     def apply(self, module: nn.Module, component: Component) -> Outcome:
         """Return the rewritten module, which takes the arguments of `module`, and the number of places replaced.
 
+        The number is None if nothing was replaced and a pass does not count, or there is no pass.
+
         Raises:
             InputError: the module cannot be traced (names file and line), or a pass returns no module.
 
         """
-        graph, replaced = _traced(module, component), 0
+        graph, counts = _traced(module, component), list[int | None]()
         for applied in apply_passes(graph, self.passes, partial(_propagated, component)):
             graph = applied.after
-            replaced += applied.replaced or 0
-        rewritten = _Rewritten(graph, component.inputs)
-        return Outcome(rewritten, replaced, explain=lambda: {"passes": self.explained(module, component)})
+            counts.append(applied.replaced)
+        changed: int | None = sum(each or 0 for each in counts)
+        if not changed and (not counts or None in counts):
+            changed = None
+        return Outcome(
+            _Rewritten(graph, component.inputs),
+            changed,
+            notes=(f"no pass found anything to replace in {type(module).__name__}",) if changed == 0 else (),
+            explain=lambda: {"passes": self.explained(module, component)},
+        )
 
     def explained(self, module: nn.Module, component: Component) -> tuple[FxPass, ...]:
         """Return for each pass its number of replacements, the error of its output, and its gain on the device.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import dotted, keyed_leaves
-from profiling.errors import InputError, did_you_mean, missing_package, reason_of
+from profiling.errors import DID_NOTHING, InputError, did_you_mean, missing_package, reason_of
 from profiling.results.record import Package
 from profiling.trace.counters import snapshot
 from profiling.variants.aot_inductor import (
@@ -307,7 +307,7 @@ def _engines(reports: Sequence[_Report]) -> int:
     engines = sum(report.engines for report in reports)
     if engines == 0:
         found = "; ".join(_remarks(reports)) or "no graph has as many supported operators as min_block_size"
-        raise RuntimeError(f"TensorRT: asked for, did nothing: no engine was built ({found})")
+        raise RuntimeError(f"TensorRT: {DID_NOTHING}: no engine was built ({found})")
     return engines
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.errors import InputError
 from profiling.variants.recipe import Outcome, Transform
 
 _FLAT, _SOLID = (nn.Conv2d, nn.ConvTranspose2d), (nn.Conv3d, nn.ConvTranspose3d)
@@ -22,18 +21,10 @@ class ChannelsLast(Transform):
     """
 
     def apply(self, module: nn.Module, component: Component) -> Outcome:
-        """Change the layout of the weights in place, and count the convolutions.
-
-        Raises:
-            InputError: the module has none.
-
-        """
+        """Change the layout of the weights in place, and count the convolutions."""
         convolutions = [each for each in module.modules() if isinstance(each, (*_FLAT, *_SOLID))]
-        if not convolutions:
-            raise InputError(
-                f"ChannelsLast: {type(module).__name__} has no 2D or 3D convolution. Leave the transform out."
-            )
         for convolution in convolutions:
             layout = torch.channels_last if isinstance(convolution, _FLAT) else torch.channels_last_3d
             convolution.weight.data = convolution.weight.data.contiguous(memory_format=layout)
-        return Outcome(module, changed=len(convolutions))
+        notes = () if convolutions else (f"{type(module).__name__} has no 2D or 3D convolution",)
+        return Outcome(module, changed=len(convolutions), notes=notes)

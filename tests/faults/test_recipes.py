@@ -14,8 +14,9 @@ def fault(planted, happens, variant, says):
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
-    variants = "variant=[baseline,own_halved_twice,own_raising,own_nothing,own_wrong,compile_regional,tensorrt]"
-    done = finished(command(folder / "run", "component=[net]", variants, "isolation=none"), folder)
+    names = "own_halved_twice,own_raising,own_nothing,own_wrong,compile_regional,tensorrt,channels_last_compile"
+    words = ("component=[net]", f"variant=[baseline,{names}]", "variant.channels_last_compile.compiler=null")
+    done = finished(command(folder / "run", *words, "isolation=none"), folder)
     outcome = Outcome(done.returncode, done.stdout, done.stderr, folder / "run")
     return {variant: record for (_, variant), record in outcome.records.items()}
 
@@ -37,6 +38,19 @@ def test_a_transform_of_a_users_own_is_measured_and_recorded(records):
 def test_a_missing_extra_skips_the_row(records):
     assert records["tensorrt"].status == "skipped"
     assert "-m pip install torch_tensorrt" in records["tensorrt"].reason
+
+
+@pytest.mark.fault(
+    "a transform finds nothing to change: channels_last in a module without convolutions",
+    happens="the row is skipped before it is timed, and says what the module lacks",
+    kept="the other rows",
+)
+def test_a_transform_that_changes_nothing_skips_the_row(records):
+    record = records["channels_last_compile"]
+    assert record.status == "skipped"
+    assert record.reason == "transform ChannelsLast changes nothing: Net has no 2D or 3D convolution"
+    assert record.wall_p50 is None
+    assert record.parity is None
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_linear_layer_alone():
         ({"include": "first"}, "include='first' must be a list"),
         ({"include": ["frist*"]}, r"'frist\*' matches no linear layer of Network \(such as: first, inner.0"),
         ({"exclude": ["nothing"]}, "'nothing' matches no linear layer"),
-        ({"include": ["last"]}, "replaces no layer of Network: .*multiples of 64"),
+        ({"include": ["last"]}, "no layer of Network is replaced: .*multiples of 64"),
     ],
     ids=lambda value: str(value)[:30],
 )

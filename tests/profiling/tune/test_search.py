@@ -52,6 +52,29 @@ def test_a_wrong_recipe_falls_out_at_once_and_none_is_built_on_it(tmp_path, monk
     assert "wrong" not in [record.variant for record in front(records.values())]
 
 
+DID_NOTHING = "transform Quantize: asked for, did nothing: Net has no linear layer."
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (ends("skipped", "transform T changes nothing"), "transform T changes nothing"),
+        (ends("failed", DID_NOTHING, bad_input=True), "transform Quantize: changes nothing: Net has no linear layer."),
+        (ends("failed", DID_NOTHING), "transform Quantize: changes nothing: Net has no linear layer."),
+    ],
+)
+def test_a_step_that_changes_nothing_falls_out_before_it_is_timed(end, says, tmp_path, monkeypatch):
+    """The recipes have a capture: what fails in those may yet run with a compiler."""
+    folder, space = tmp_path / "run", space_of("idle", "half", idle={"capture": {"_target_": "c"}})
+    _, records, _ = searched(monkeypatch, folder, space, cells_of(idle=Plan(happens={"ready": end})))
+    assert (records["idle"].status, records["idle"].reason, records["idle"].bad_input) == ("skipped", says, False)
+    assert records["idle"].turns is None
+    assert set(records) == {"baseline", "idle", "half"}, "no recipe is built on it"
+    again = cells_of()
+    searched(monkeypatch, folder, space, again, resume=str(folder))
+    assert prepared(again) == []
+
+
 def test_survivors_are_prepared_once_and_measured_longer(tmp_path, monkeypatch):
     cells = cells_of()
     _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*STEPS), cells)

@@ -5,7 +5,7 @@ import yaml
 
 from profiling.report.tune import winner
 
-FEW = ("component=[net]", "step=[cuda_graph,channels_last,fx_passes]", "seconds=60")
+FEW = ("component=[net]", "step=[cuda_graph,channels_last,fx_passes,halved_twice]", "seconds=60")
 
 
 def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp_path):
@@ -13,7 +13,10 @@ def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp
     assert done.code == 0, done.err
     assert "skipped: cuda_graph (CUDA graphs need a CUDA device" in done.err
     records = {variant: record for (_, variant), record in done.records.items()}
-    assert records["fx_passes"].status == "ok"
+    assert records.keys() == {"baseline", "cuda_graph", "channels_last", "fx_passes", "halved_twice"}
+    assert "ChannelsLast changes nothing: Net has no 2D or 3D convolution" in records["channels_last"].reason
+    assert "Rewrite changes nothing" in records["fx_passes"].reason
+    assert records["halved_twice"].status == "ok"
     best = winner(records.values())
     won = (
         "no recipe can be told to be faster than eager"

@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import pytest
 import torch
 import yaml
@@ -14,8 +15,9 @@ from profiling.cli.app import CONF
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import learning_calls
-from profiling.errors import InputError
+from profiling.errors import InputError, SkippedError
 from profiling.fx_passes.linear import FuseParallelLinears
+from profiling.run.cell import check_changes
 from profiling.run.job import as_recipe
 from profiling.trace.counters import snapshot
 from profiling.variants.cuda_graph import CudaGraph
@@ -275,9 +277,27 @@ def test_channels_last_changes_convolutions_only(dimensions, tmp_path):
     assert [each.changed for each in step.recipe] == [2]
 
 
-def test_channels_last_refuses_a_module_without_convolutions(tmp_path):
-    with pytest.raises(InputError, match="Linear has no 2D or 3D convolution"):
-        Recipe(transforms=[ChannelsLast()])(component(nn.Linear(2, 2), input=torch.ones(1, 2)), tmp_path)
+NOTHING_FOUND = "Rewrite changes nothing: no pass found anything to replace in Linear"
+
+
+@pytest.mark.parametrize(
+    ("transform", "changed", "says"),
+    [
+        (ChannelsLast(), 0, "ChannelsLast changes nothing: Linear has no 2D or 3D convolution"),
+        (Rewrite(passes=[FuseParallelLinears()]), 0, NOTHING_FOUND),
+        (Rewrite(passes=[FuseParallelLinears(), lambda graph: graph]), None, None),
+        (Rewrite(), None, None),
+        (lambda module: module, None, None),
+    ],
+)
+def test_a_transform_that_counts_no_changes_skips_the_cell(transform, changed, says, tmp_path):
+    with torch.inference_mode():
+        step = Recipe(transforms=[transform])(component(nn.Linear(2, 2), input=torch.ones(1, 2)), tmp_path)
+    assert step.recipe[0].changed == changed
+    with nullcontext() if says is None else pytest.raises(SkippedError, match=says):
+        check_changes([step.recipe])
+    other_stage = [msgspec.structs.replace(step.recipe[0], changed=1)]
+    check_changes([step.recipe, other_stage])
 
 
 class Block(nn.Module):
