@@ -139,7 +139,7 @@ def run_in_turns(cells: Sequence[DueCell]) -> None:
         turns.time(turns.waiting, cells[0].records.config.seconds)
         turns.finish(turns.waiting, note)
     for due in again:
-        _run_again(due.records, [due.job], due.executor)
+        run_again(due.records, [due.job], due.executor)
 
 
 def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProcess) -> None:
@@ -199,7 +199,7 @@ def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProces
         records.end(baseline, start, note)
     for job in left:
         run_cell(records, job, executor, 1, note)
-    _run_again(records, again, executor)
+    run_again(records, again, executor)
 
 
 def _run_beside(
@@ -250,6 +250,7 @@ def _time(
         take_turns(residents, seconds, records.config.settings.seed, now)
 
 
-def _run_again(records: CellRecords, jobs: Sequence[Job], executor: Executor) -> None:
+def run_again(records: CellRecords, jobs: Sequence[Job], executor: Executor) -> None:
+    """Run cells alone that have run out of memory beside others."""
     for job in jobs:
         run_cell(records, job, executor, 1, "measured again, alone: beside other variants it ran out of memory")

@@ -23,7 +23,7 @@ from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import Record
 from profiling.run.cell_records import NOT_ENDED
 from profiling.run.events import End
-from profiling.run.in_turns import CellsInTurns, DueCell, PreparedCell
+from profiling.run.in_turns import CellsInTurns, DueCell, PreparedCell, run_again
 from profiling.run.job import Job, as_recipe
 from profiling.run.process import Isolated
 from profiling.run.rounds import with_speedup
@@ -71,6 +71,8 @@ class Search:
     _refused: set[Chosen] = field(default_factory=set, init=False)  # that failed; no steps are added to them
     _ending: float = field(default=0.0, init=False)  # longest time that a cell took from its last window to its end
     _alive: dict[Chosen, PreparedCell] = field(default_factory=dict, init=False)
+    _again: list[DueCell] = field(default_factory=list, init=False)  # ran out of memory beside others a moment ago
+    _alone: dict[Chosen, float] = field(default_factory=dict, init=False)  # to be run at the end; expected seconds
 
     def __post_init__(self) -> None:
         """Start the clock."""
@@ -81,7 +83,7 @@ class Search:
         (self._run,) = runs
         self._leave_out_steps()
         self._resume()
-        with CellsInTurns(self.now, again=None) as self._turns:
+        with CellsInTurns(self.now, again=self._again) as self._turns:
             while (batch := self._next_batch()) or self._waits_for_others():
                 for chosen in batch:
                     if chosen == _EAGER or (self._is_affordable(chosen) and self._is_claimed(chosen)):
@@ -93,6 +95,7 @@ class Search:
                 self._take_over()
                 self._explain_winner()
             self._finish(sorted(self._alive, key=len))  # the baseline first
+        self._run_alone()
         self._keep_not_tried()
         self._run.cells.complete()
 
@@ -188,7 +191,8 @@ class Search:
 
     def _is_affordable(self, chosen: Chosen) -> bool:
         """Return whether the budget suffices for the recipe and, if it wins, for those without one of its steps."""
-        others = 0.0 if _EAGER in self._alive else self._expected(_EAGER)
+        others = sum(self._alone.values())
+        others += 0.0 if _EAGER in self._alive else self._expected(_EAGER)
         if self.shared is None:
             others += sum(self._expected(each) for each in self._unexplained(chosen))
         elif self.shared.processes:
@@ -222,31 +226,76 @@ class Search:
         return replace(baseline, variant=self.space.name(chosen), variant_options=as_recipe(self.space.recipe(chosen)))
 
     def _prepare(self, chosen: Chosen) -> None:
-        """Prepare a recipe beside the others; end it if its output is wrong."""
+        """Prepare a recipe beside the others; end it if its output is wrong.
+
+        If it runs out of memory, the others make room: it is tried again beside the baseline, and then, at the end of
+        the search, alone.
+        """
         if self._turns.lacking_memory():
             self._halve()
         if lacking := self._turns.lacking_memory():
-            self._finish([each for each in self._alive if each], f"ended early to free memory: {lacking}")
-        executor, cells, job = self._run.executor, self._run.cells, self._job(chosen)
-        assert isinstance(executor, Isolated)
-        executor.timeout = min(self._run.config.cell_timeout, max(0.0, self.left) + GRACE)
-        began = self.now()
+            self._make_room(lacking)
+        began, job = self.now(), self._job(chosen)
+        before = self._run.records.get(job.cell)
+        prepared = self._prepared_beside(job)
+        if any(self._alive) and self._ran_out_of_memory():
+            self._halve()
+            self._make_room(f"{job.variant} ran out of it beside others")
+            began, prepared = self.now(), self._prepared_beside(job)
+        self._tried[chosen] = 0.0 if prepared is None else self.now() - began
+        ran_out = self._ran_out_of_memory()
+        if ran_out and before is not None and before.status == "ok":
+            self._run.cells.keep(before)  # it was timed before
+        elif ran_out:
+            self._alone[chosen] = max(self._expected(chosen), self.now() - began)
+        elif prepared is None:
+            self._note_refused(chosen, self._ended(job))
+        else:
+            self._alive[chosen] = prepared
+            parity = self._so_far(prepared).parity
+            if parity is not None and not parity.passed:
+                prepared.resident.take(0)  # without a window it would time itself alone, for seconds
+                self._finish([chosen])
+
+    def _prepared_beside(self, job: Job) -> PreparedCell | None:
+        """Prepare a cell beside the others, within the budget; None if it has ended."""
+        cells = self._run.cells
         cells.total = cells.begun + 1
         cells.by_cell.pop(job.cell, None)  # of the run that is resumed: the baseline is timed again beside the others
-        prepared = self._turns.prepare(DueCell(cells, executor, job))
-        self._tried[chosen] = 0.0 if prepared is None else self.now() - began
-        if prepared is None:
-            record = self._run.records[job.cell]
-            if record.reason is not None and DID_NOTHING in record.reason:  # nobody asked for this step in particular
-                reason = record.reason.replace(DID_NOTHING, "changes nothing")
-                cells.keep(record := msgspec.structs.replace(record, status="skipped", reason=reason, bad_input=False))
-            self._note_refused(chosen, record)
-            return
-        self._alive[chosen] = prepared
-        parity = self._so_far(prepared).parity
-        if parity is not None and not parity.passed:
-            prepared.resident.take(0)  # without a window it would time itself alone, for seconds
-            self._finish([chosen])
+        return self._turns.prepare(DueCell(cells, self._executor, job))
+
+    @property
+    def _executor(self) -> Isolated:
+        """What runs a cell, for as long as the budget lasts."""
+        executor = self._run.executor
+        assert isinstance(executor, Isolated)
+        executor.timeout = min(self._run.config.cell_timeout, max(0.0, self.left) + GRACE)
+        return executor
+
+    def _ended(self, job: Job) -> Record:
+        """Return the record of a cell that has ended before it was timed, as skipped if its recipe changes nothing."""
+        record = self._run.records[job.cell]
+        if record.reason is not None and DID_NOTHING in record.reason:  # nobody asked for this step in particular
+            reason = record.reason.replace(DID_NOTHING, "changes nothing")
+            record = msgspec.structs.replace(record, status="skipped", reason=reason, bad_input=False)
+            self._run.cells.keep(record)
+        return record
+
+    def _ran_out_of_memory(self) -> bool:
+        """Return whether the cell that has just ended ran out of memory beside others."""
+        ran_out = bool(self._again)
+        self._again.clear()
+        return ran_out
+
+    def _make_room(self, why: str) -> None:
+        self._finish([each for each in self._alive if each], f"ended early to free memory: {why}")
+
+    def _run_alone(self) -> None:
+        """Run the recipes alone that ran out of memory even beside the baseline."""
+        for chosen, seconds in tuple(self._alone.items()):
+            if seconds <= self.left:
+                run_again(self._run.cells, [self._job(chosen)], self._executor)
+                del self._alone[chosen]
 
     def _halve(self) -> None:
         """Time all prepared recipes in turns, then end the slower half, but not the baseline."""
@@ -269,6 +318,10 @@ class Search:
             prepared, began = self._alive[chosen], self.now()
             self._turns.finish([prepared], note)
             self._ending = max(self._ending, self.now() - began)
+            if self._ran_out_of_memory():
+                self._alone[chosen] = self._expected(chosen)
+                del self._alive[chosen]
+                continue
             record = self._run.records[prepared.cell.job.cell]
             self._note_refused(chosen, record)
             if chosen and (compared := self._with_speedup(record)) != record:
@@ -333,6 +386,6 @@ class Search:
         """Add a skipped row for each recipe that would have been next."""
         next_ones = [each for parent in self._parents() for each in self._untried(parent)]
         best = self._best()
-        for chosen in dict.fromkeys((*next_ones, *(self._unexplained(best) if best else ()))):
-            if chosen not in self._tried:
+        for chosen in dict.fromkeys((*self._alone, *next_ones, *(self._unexplained(best) if best else ()))):
+            if chosen not in self._tried or chosen in self._alone:
                 self._run.cells.not_run(self._job(chosen), End("skipped", NOT_TRIED))

@@ -153,6 +153,44 @@ def test_without_memory_for_another_one_the_slower_recipes_make_room(tmp_path, m
     assert all(record.status == "ok" for record in records.values())
 
 
+def needs_room(cells, others, step="ready"):
+    """Return what happens at a step of a cell that fits beside so many others: beside more, it runs out of memory."""
+    end = ends(reason="CUDA out of memory", out_of_memory=True)
+    return {step: lambda on_event: end(on_event) if len(cells.held) > 1 + others else None}
+
+
+@pytest.mark.parametrize("step", ["ready", 3, "finish"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_recipe_that_runs_out_of_memory_beside_others_is_tried_alone(others, step, tmp_path, monkeypatch):
+    cells = cells_of({"large": 0.2, "half": 0.5, "fifth_off": 0.8})
+    cells.plans["large"] = Plan(2.0, prepare_s=3.0, happens=needs_room(cells, others, step))
+    space = space_of("half", "fifth_off", "large", large={"seconds": 9.0})
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    assert {record.status for record in records.values()} == {"ok"}, records["large"].reason
+    assert ("large", "alone") in cells.log or (others, step) == (1, "ready")
+    if (others, step) == (1, "ready"):
+        assert "large" in winner(records.values()).variant
+    assert cells.held == {}
+
+
+def test_the_only_recipe_that_runs_out_of_memory_beside_the_baseline_is_tried_alone(tmp_path, monkeypatch):
+    cells = cells_of()
+    cells.plans["large"] = Plan(2.0, happens=needs_room(cells, 0))
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("large"), cells)
+    assert (records["large"].status, records["large"].speedup.wall > 3) == ("ok", True)
+    assert "alone: beside other variants it ran out of memory" in records["large"].notes[0]
+
+
+def test_without_budget_to_try_it_alone_its_row_says_so(tmp_path, monkeypatch):
+    folder, space = tmp_path / "run", space_of("half", "large")
+    cells = cells_of({"half": 0.5})
+    cells.plans["large"] = Plan(2.0, prepare_s=50.0, happens=needs_room(cells, 0))
+    _, records, _ = searched(monkeypatch, folder, space, cells, budget=100.0)
+    assert ("large", "alone") not in cells.log
+    assert (records["large"].status, records["large"].reason) == ("skipped", NOT_TRIED)
+    assert winner(records.values()).variant == "half"
+
+
 @pytest.mark.parametrize("happens", [{"ready": dies}, {3: dies}, {"finish": ends()}, {"ready": ends(bad_input=True)}])
 def test_a_recipe_that_fails_costs_its_row(happens, tmp_path, monkeypatch):
     cells = cells_of(fifth_off=Plan(8.0, prepare_s=1.0, happens=happens))
