@@ -21,7 +21,8 @@ REASONS = "What bounds it, and why"
 FINDINGS = "Findings: kernels that could take less"
 _SAVES = (
     "Could save: kernel time beyond the ceilings, or all of it for kernels that better code would not launch. Bytes: "
-    "those of the operators' tensors, read and written once."
+    "those of the operators' tensors, read and written once. Kernels that run side by side count each, so that their "
+    "times may add up to more than the call's."
 )
 
 
@@ -174,9 +175,19 @@ def _reasons(call: Judged) -> str:
     first, *rest = call.roofline.evidence or ("",)
     reasons = [first, *(rest[:1] if "; " not in first else [])]
     if found := findings_of(call):
-        saving = significant(sum(finding.saves_ms for finding in found), 2)
+        saving = significant(_overlap(call) * sum(finding.saves_ms for finding in found), 2)
         reasons.append(f"{count_of(len(found), 'finding')} could save {saving} ms")
     return "; ".join(filter(None, reasons))
+
+
+def _overlap(call: Judged) -> float:
+    """Return the busy time of the GPU over the sum of its kernels' times: below 1 where they run side by side."""
+    trace, work = call.record.trace_analysis, call.roofline.device_work
+    if call.stage is None:
+        busy, total = (trace.busy_ms, trace.kernel_ms) if trace is not None else (None, None)
+    else:
+        busy, total = work and work.busy_ms, sum(kernel.ms for kernel in call.roofline.kernels)
+    return min(1.0, busy / total) if busy and total else 1.0
 
 
 def roofline_section(data: RunData) -> Section:

@@ -71,6 +71,16 @@ class Facts:
         return 0.0 if part_ms is None else part_ms / self.wall_ms
 
     @property
+    def kernel_ms(self) -> float:
+        """The time of the longest kernels; kernels that run side by side count each."""
+        return sum(kernel.ms for kernel in self.kernels_by_time)
+
+    @property
+    def overlap(self) -> float:
+        """By what the time of kernels is multiplied, so that those that run side by side add up to the busy time."""
+        return min(1.0, self.busy_ms / self.kernel_ms) if self.busy_ms and self.kernel_ms else 1.0
+
+    @property
     def idle_share(self) -> float | None:
         """The share of the wall time (0 to 1) in which the GPU was idle."""
         return None if self.busy_ms is None else max(0.0, 1 - self.share(self.busy_ms))
@@ -142,17 +152,19 @@ def evidence(facts: Facts) -> dict[str, str]:
 
 def _slowest(facts: Facts) -> str:
     """Return what takes most of the call in one line: kernels far below the ceilings, else the longest kernels."""
-    named = [finding for finding in facts.findings if facts.share(finding.ms) >= _LEAST_NAMED]
+    named = [finding for finding in facts.findings if facts.share(facts.overlap * finding.ms) >= _LEAST_NAMED]
     if named:
         named.sort(key=lambda finding: -finding.ms)
         lines = []
         for each in named[:_NAMED]:
             rate = _rate(facts, each.gbps, each.tflops, 1e3 * each.ms / (each.count or 1.0), each.of_ceiling)
-            lines.append(f"{each.what} take {facts.share(each.ms):.0%}{rate}{_grid(facts, each.blocks, None)}")
+            lines.append(
+                f"{each.what} take {facts.share(facts.overlap * each.ms):.0%}{rate}{_grid(facts, each.blocks, None)}"
+            )
         return "; ".join(lines)
     lines = []
     for kernel in facts.kernels_by_time[:_NAMED]:
-        share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(kernel.ms)
+        share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(facts.overlap * kernel.ms)
         if share >= _LEAST_NAMED:
             rates = _rate(facts, kernel.gbps, kernel.tflops, kernel.mean_us or 0.0)
             lines.append(
@@ -251,7 +263,7 @@ def explained(facts: Facts) -> tuple[float, float, float]:
     moving = computing = 0.0
     host = max(0.0, 1 - sum(kernel.share or 0.0 for kernel in facts.kernels_by_time))
     for kernel in facts.kernels_by_time:
-        share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(kernel.ms)
+        share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(facts.overlap * kernel.ms)
         mean_us = kernel.mean_us or 0.0
         memory, compute = (min(1.0, part) for part in shares(facts, kernel.gbps, kernel.tflops, mean_us))
         dispatched = mean_us <= DISPATCH_FACTOR * facts.launch_us and max(memory, compute) * mean_us < facts.launch_us

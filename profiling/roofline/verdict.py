@@ -234,16 +234,14 @@ def _fusing(facts: Facts) -> NextStep:
 def _faster_kernels(facts: Facts) -> tuple[NextStep, ...]:
     """Return steps towards kernels nearer to the ceilings: the finding that saves most, and tuning by the compiler."""
     steps = []
-    kernel_ms = sum(kernel.ms for kernel in facts.kernels_by_time)
-    overlap = min(1.0, facts.busy_ms / kernel_ms) if facts.busy_ms and kernel_ms else 1.0
     for finding in facts.findings[:1]:
-        saved = finding.saves_ms * overlap
+        spent, saved = facts.overlap * finding.ms, facts.overlap * finding.saves_ms
         if saved >= WORTH * facts.wall_ms:
-            left = f"{finding.ms - finding.saves_ms:.2g} of {finding.ms:.2g} ms"
+            left = f"{spent - saved:.2g} of {spent:.2g} ms"
             advice = f"{finding.what}: {_cure(facts, finding)} (at best {left})"
             steps.append(NextStep(words=finding.what, advice=advice, wall_ms=facts.wall_ms - saved))
     tunable = sum(kernel.ms for kernel in facts.kernels_by_time if kernel.kind in ("gemm", "conv"))
-    if facts.compiles and tunable > TUNABLE * kernel_ms:
+    if facts.compiles and tunable > TUNABLE * facts.kernel_ms:
         advice = "tune products and convolutions (compile_max_autotune)"
         steps.append(NextStep(words="compile_max_autotune", advice=advice, variant="compile_max_autotune"))
     if not facts.traced:

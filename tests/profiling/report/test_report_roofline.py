@@ -145,6 +145,11 @@ def test_a_verdict_leads_to_its_findings() -> None:
     found = build("compile", 2.0, roofline=roofline(), trace_analysis=trace() | {"findings": findings})
     data = run_data(build("baseline", 28.7, roofline=roofline()), found)
     assert bound_line(found, [found]).partition(". Next")[0].endswith("1234 launches; 2 findings could save 1.5 ms")
+    side_by_side = trace() | {"findings": findings, "busy_ms": 1.0, "kernel_ms": 2.0}
+    overlapped = build("compile", 2.0, roofline=roofline(), trace_analysis=side_by_side)
+    assert "; 2 findings could save 0.75 ms" in bound_line(overlapped, [overlapped]), (
+        "half of it is other kernels' time"
+    )
     tables = tables_of(roofline_section(data))
     anchors = tables[FINDINGS].anchors()
     assert anchors[0] is not None

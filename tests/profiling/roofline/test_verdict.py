@@ -9,7 +9,7 @@ from msgspec.structs import replace as replace_struct
 from planted_networks import ceilings_of
 
 from profiling.results.record import FindingKind, Kernel, KernelFinding
-from profiling.roofline.evidence import Facts
+from profiling.roofline.evidence import Facts, evidence
 from profiling.roofline.verdict import judge
 
 #: A GPU that works through one long kernel, at a third of both ceilings.
@@ -227,6 +227,16 @@ def test_one_slow_reduction_is_named_with_its_share_rate_and_grid():
     )
     filled = judged(replace(facts, findings=(reduction,), multiprocessors=30)).steps[0].advice
     assert filled == "reductions (group norm): use faster kernels (at best 0.4 of 5.6 ms)", "no cure is known"
+
+
+def test_kernels_that_run_side_by_side_take_no_more_than_the_call():
+    """Two kernels of 6 ms each, side by side in a call of 10 ms, of which the GPU works 6."""
+    kernels = tuple(Kernel(kind="conv", name=name, ms=6.0, share=0.5, count=3.0, mean_us=2e3) for name in "ab")
+    found = tuple(KernelFinding(kind="convolution", what=f"{each.name}s", ms=6.0, saves_ms=4.0) for each in kernels)
+    facts = replace(LAUNCHES, launches=1, busy_ms=6.0, memory_ms=0.1, traffic_ms=None, ceilings=CEILINGS, traced=True)
+    assert evidence(replace(facts, kernels_by_time=kernels))["slowest"] == "a takes 30%; b takes 30%"
+    assert evidence(replace(facts, kernels_by_time=kernels, findings=found))["slowest"] == "as take 30%; bs take 30%"
+    assert evidence(replace(facts, kernels_by_time=kernels[:1]))["slowest"] == "a takes 60%"
 
 
 def test_both_rates_of_a_product_are_named():
