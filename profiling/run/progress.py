@@ -31,6 +31,8 @@ PHASES = {
 }
 #: Short phases, which get no plain line.
 SHORT_PHASES = ("reference", "parity", "memory", "explain", "roofline", "parse")
+#: Phases in which something is timed: no live line may take a core meanwhile.
+TIMED = ("ceilings", "calibrate", "latency", "turns", "frames", "training", "calls", "energy", "idle power")
 COLUMNS = 100
 
 
@@ -90,7 +92,7 @@ class PlainProgress:
 
 
 class LiveProgress(PlainProgress):
-    """A live line with the running time of a cell, replaced by a plain line when the cell ends."""
+    """A live line with the running time of a cell, replaced by a plain line while it is timed and when it ends."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -99,6 +101,9 @@ class LiveProgress(PlainProgress):
     def begin(self, cell: str, number: int, total: int) -> None:
         """Start the live line."""
         super().begin(cell, number, total)
+        self._start()
+
+    def _start(self) -> None:
         self.close()
         columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
         # Twice a second: a display that refreshes often would take a core from the process that measures.
@@ -107,7 +112,13 @@ class LiveProgress(PlainProgress):
         self._live.start()
 
     def phase(self, phase: str) -> None:
-        """Show the phase in the live line."""
+        """Show the phase in the live line, or in a plain one if something is timed in it."""
+        if phase in TIMED:
+            self.close()
+            super().phase(phase)
+            return
+        if self._live is None:
+            self._start()
         if self._live is not None:
             self._live.update(self._live.task_ids[0], description=escape(f"{self._cell}: {PHASES.get(phase, phase)}"))
 

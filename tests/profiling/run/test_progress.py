@@ -1,6 +1,7 @@
 """Progress on a terminal and elsewhere."""
 
 import io
+import threading
 
 from make_record import record
 from rich.console import Console
@@ -32,6 +33,22 @@ def test_plain_lines_elsewhere():
     assert any("[1/2] c · v: ok, wall p50 1.25 ms" in line for line in lines)
     assert "[2/2] c · w [x]: failed: because of [this]" in lines[-1]
     assert not any("\x1b" in line for line in lines)
+
+
+def test_nothing_is_redrawn_while_calls_are_timed():
+    text = io.StringIO()
+    progress = LiveProgress(Console(file=text, force_terminal=True, width=200))
+    before, drawing = set(threading.enumerate()), []
+    progress.begin("c · v", 1, 2)
+    for phase in ("load", "latency", "memory", "turns", "frames"):
+        progress.phase(phase)
+        threads = set(threading.enumerate()) - before
+        for thread in threads:
+            thread.join(1.0)
+        drawing.append(any(thread.is_alive() for thread in threads))
+    assert drawing == [True, False, True, False, False]
+    progress.close()
+    assert "[1/2] c · v: timing (" in text.getvalue()
 
 
 def test_a_live_line_on_a_terminal_leaves_its_ending():
