@@ -278,7 +278,10 @@ class Load(Section, frozen=True, kw_only=True):
 class Prepare(Section, frozen=True, kw_only=True):
     """Preparing the variant: compiling, warming up and capturing, before any sample."""
 
-    seconds: Annotated[Duration, about("from the start until the step is ready", "s")]
+    seconds: Annotated[
+        Duration,
+        about("from the start until the step is ready; the compiler is imported before (`starts` includes that)", "s"),
+    ]
     first_call_s: Annotated[Duration | None, about("from the start until the first output", "s")] = None
     stages: Annotated[Mapping[str, float], about("realtime: seconds of each stage", "s")] = {}
     warmup_inputs: Annotated[int | None, about("calls on the `warmup_inputs` of the YAML, before any sample")] = None
@@ -332,8 +335,8 @@ class Start(Section, frozen=True, kw_only=True):
     phases: Annotated[
         Mapping[str, float],
         about(
-            "parts of it: import (Python, torch, the variant), load (build, weights), artifacts (loading those of the "
-            "compiler), transforms, dynamo, inductor, autotune, capture, call (of the prepared step)",
+            "parts of it: import (Python, torch, the variant, its compiler), load (build, weights), artifacts (loading "
+            "those of the compiler), transforms, dynamo, inductor, autotune, capture, call (of the prepared step)",
             "s",
         ),
     ]

@@ -27,7 +27,7 @@ from profiling.graphs.engine import REPLACES, layout_of
 from profiling.graphs.rehearsal import rehearsing
 from profiling.results.record import CheckedCall, Obstacle, StateForm, TensorForm
 from profiling.trace.compile_log import graph_break
-from profiling.variants.inductor import COMPILES_NOTHING
+from profiling.trace.counters import COMPILES_NOTHING
 
 #: Most characters of a value that is no tensor.
 _VALUE = 60

@@ -4,6 +4,9 @@ python -m profiling.run.fork_server CHANNEL PARENT WORKER [MODULE …]
 
 A fork is like a fresh process after the same imports: no CUDA context, no compiled code, its own session, output,
 working folder and environment. A variable that torch reads while it is imported (TORCH_TRACE) needs a fresh process.
+
+A cell that compiles needs more imports, which take seconds as well. The first such cell makes the server fork a second
+server that has them; cells that do not compile stay without them.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest import mock
 
 from profiling.run.process_groups import end_with, guarded_group
 
@@ -31,6 +36,8 @@ WORKER = "profiling.run.worker"
 _REQUEST_BYTES = 2**17
 #: Seconds allowed for importing torch, for slow disks.
 _START_SECONDS = 300.0
+#: Exit code of a forked process that could not answer; answers are smaller.
+_NO_ANSWER = 255
 
 
 class ForkedProcess:
@@ -74,18 +81,24 @@ class ForkServer:
         self._environment: dict[str, str] = {}
 
     def start(
-        self, task_file: Path, output: int, descriptors: Sequence[int], environment: Mapping[str, str]
+        self,
+        task_file: Path,
+        output: int,
+        descriptors: Sequence[int],
+        environment: Mapping[str, str],
+        modules: Collection[str] = (),
     ) -> ForkedProcess | None:
         """Start a process that performs the task; None if the server cannot, and a fresh process is needed.
 
-        `output` is a descriptor for standard output and error; `descriptors` are those of events and turns.
+        `output` is a descriptor for standard output and error; `descriptors` are those of events and turns. `modules`
+        are imported in the process beside those of the server, before the fork.
         """
         if self._channel is None:
             self._begin()
         assert self._channel is not None
         changed = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         removed = [name for name in self._environment if name not in environment]
-        request = json.dumps([str(task_file.absolute()), str(Path.cwd()), changed, removed]).encode()
+        request = json.dumps([str(task_file.absolute()), str(Path.cwd()), changed, removed, sorted(modules)]).encode()
         if len(request) > _REQUEST_BYTES:
             return None
         status, theirs = os.pipe()
@@ -143,14 +156,27 @@ class _Request(NamedTuple):
     turns: int | None
 
 
-def _serve(channel: socket.socket) -> _Request:
-    """Fork a process for each request. It returns in the forked process, never in the server."""
+def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> _Request:
+    """Fork a process for each request. It returns in the forked process, never in the server.
+
+    A request for other modules than `imported` is passed on to a server that is forked to import them.
+    """
     server, children = os.getpid(), dict[int, int]()
+    others: dict[tuple[str, ...], socket.socket] = {}
     wakeup, ended = os.pipe()
     os.set_blocking(wakeup, False)
     os.set_blocking(ended, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # with the default, set_wakeup_fd writes nothing
     signal.set_wakeup_fd(ended, warn_on_full_buffer=False)
+
+    def leave() -> None:
+        """Close in a forked process what belongs to the server."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each in (channel, *others.values()):
+            each.close()
+        _close(wakeup, ended, *children.values())
+
     while True:
         ready = select.select([channel, wakeup], [], [])[0]
         if wakeup in ready:
@@ -162,6 +188,26 @@ def _serve(channel: socket.socket) -> _Request:
         request, descriptors, _, _ = socket.recv_fds(channel, _REQUEST_BYTES, 4)
         if not request:
             raise SystemExit
+        task_file, folder, changed, removed, modules = json.loads(request)
+        wanted = tuple(modules)
+        if wanted != imported:
+            if wanted not in others:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                pid = _forked()
+                if pid == 0:
+                    leave()
+                    ours.close()
+                    _close(*descriptors)
+                    end_with(server)
+                    _import(wanted)
+                    return _serve(theirs, wanted)
+                theirs.close()
+                if pid is not None:
+                    others[wanted] = ours
+            with contextlib.suppress(OSError, KeyError):  # there is none: the caller starts a fresh process
+                socket.send_fds(others[wanted], [request], descriptors)
+            _close(*descriptors)
+            continue
         status, output, *rest = descriptors
         pid = _forked()
         if pid != 0:
@@ -169,16 +215,10 @@ def _serve(channel: socket.socket) -> _Request:
                 os.close(status)  # the caller starts a fresh process; those that were forked before go on
             else:
                 children[pid] = status
-            for each in (output, *rest):
-                os.close(each)
+            _close(output, *rest)
             continue
         os.setsid()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        channel.close()
-        for each in (wakeup, ended, *children.values()):
-            os.close(each)
-        task_file, folder, changed, removed = json.loads(request)
+        leave()
         for number in (1, 2):
             os.dup2(output, number)
         os.close(output)
@@ -190,6 +230,50 @@ def _serve(channel: socket.socket) -> _Request:
         os.close(status)
         end_with(server)
         return _Request(task_file, rest[0], rest[1] if len(rest) > 1 else None)
+
+
+def _close(*descriptors: int) -> None:
+    for each in descriptors:
+        os.close(each)
+
+
+def _import(modules: Iterable[str]) -> None:
+    """Import modules without initialising CUDA, which no fork of this process could use then.
+
+    Importing inductor of torch 2.11 counts the GPUs, which initialises CUDA: a forked process counts them instead.
+
+    Raises:
+        SystemExit: CUDA was initialised nevertheless.
+
+    """
+    torch: Any = sys.modules["torch"]
+    counted = getattr(torch._C, "_cuda_getDeviceCount", None)
+    answered = contextlib.nullcontext()
+    if counted is not None:  # a build for CUDA
+        answered = mock.patch.object(torch._C, "_cuda_getDeviceCount", cache(partial(_answer_of_a_fork, counted)))
+    with answered:
+        for module in modules:
+            import_module(module)
+    if _answer_of_a_fork(torch.cuda._is_in_bad_fork):
+        raise SystemExit(f"CUDA is initialised by importing {', '.join(modules)}")
+
+
+def _answer_of_a_fork(question: Callable[[], int]) -> int:
+    """Return what `question` returns in a forked process.
+
+    Raises:
+        SystemExit: that process cannot be forked, or died.
+
+    """
+    pid = _forked()
+    if pid == 0:
+        answer = _NO_ANSWER
+        with contextlib.suppress(BaseException):
+            answer = int(question())
+        os._exit(answer)
+    if pid is None or (status := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) not in range(_NO_ANSWER):
+        raise SystemExit("a forked process did not answer")
+    return status
 
 
 def _forked() -> int | None:
@@ -214,9 +298,8 @@ def main() -> None:
     """Import what cells need, then serve requests."""
     descriptor, parent, worker, *modules = sys.argv[1:]
     end_with(int(parent))
-    work = import_module(worker).work
-    for module in modules:
-        import_module(module)
+    work = import_module(worker).work  # it imports torch
+    _import(modules)
     request = _serve(socket.socket(fileno=int(descriptor)))
     work(request.task_file, request.events, request.turns)
 

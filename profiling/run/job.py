@@ -41,6 +41,15 @@ class Job:
         """(component, variant): the key of the cell's record."""
         return self.component.name, self.variant
 
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Modules of this tool that the cell needs beside those of every cell: that of its compiler, which takes long.
+
+        A compiler of the user's own is not among them: it is imported in the process of the cell.
+        """
+        module = str((self.variant_options.get("compiler") or {}).get("_target_", "")).rpartition(".")[0]
+        return (module,) if module.startswith(_TOOL) else ()
+
     def to_json(self) -> str:
         """Return the job as one JSON document."""
         return json.dumps(asdict(self))
@@ -93,6 +102,8 @@ class CellFiles:
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 
 
+#: What the names of this tool's modules begin with.
+_TOOL = "profiling."
 #: The class of a variant without a `_target_`.
 RECIPE = "profiling.variants.recipe.Recipe"
 

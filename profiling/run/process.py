@@ -25,6 +25,7 @@ from profiling.run.compile_caches import CompileCaches, Lease, lease
 from profiling.run.events import Emit, Event, Phase, Sections
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
+from profiling.run.job import Job
 from profiling.run.process_groups import Orphans, run_guarded
 from profiling.run.starts import NoStartError, StartPass
 from profiling.run.worker_process import Performed, Session, run_isolated
@@ -139,6 +140,7 @@ class Isolated:
                     self._orphans.own,
                     turns=turns,
                     server=None if trace else self._server,
+                    modules=_imports(task),
                     prepare_timeout=self._prepare_timeout,
                 )
                 with closing(worker):
@@ -196,6 +198,12 @@ class Isolated:
             return (f"no hardware counters: {error}",)
         on_event(Sections(encode_sections(hardware_counters=section)))
         return ()
+
+
+def _imports(task: Mapping[str, Any]) -> set[str]:
+    """Return the modules that the process of a task needs beside those of every process."""
+    jobs = [task["cell"]] if "cell" in task else task["probe"]
+    return {module for job in jobs for module in Job.from_json(job).imports}
 
 
 class ProcessState:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -93,12 +93,14 @@ def run_isolated(
     *,
     turns: bool,
     server: ForkServer | None = None,
+    modules: Collection[str] = (),
     prepare_timeout: float | None = None,
 ) -> Session:
     """Run `task` in a process with the environment `environment`, with its output in `<files>.log`.
 
-    Without a `server` that forks it, the process is fresh. `timeout` and `prepare_timeout` (for the phase in which the
-    variant is prepared) are in seconds. The process leads a process group, which is killed as a whole when the process
+    Without a `server` that forks it, after importing `modules`, the process is fresh. `timeout` and `prepare_timeout`
+    (for the phase in which the variant is prepared) are in seconds.
+    The process leads a process group, which is killed as a whole when the process
     has ended, at a timeout, when the session is closed, and when this process is interrupted or dies, whatever kills
     it. While it lives, `own` holds the ids of the processes that were started here.
 
@@ -112,7 +114,16 @@ def run_isolated(
         task_file.write_text(json.dumps(task))
         with log_of(files).open("wb") as output:
             ending = yield from _run_worker(
-                task_file, output, (timeout, prepare_timeout), reader, on_event, environment, own, turns, server
+                task_file,
+                output,
+                (timeout, prepare_timeout),
+                reader,
+                on_event,
+                environment,
+                own,
+                turns,
+                server,
+                modules,
             )
     finally:
         task_file.unlink(missing_ok=True)
@@ -131,6 +142,7 @@ def _run_worker(
     own: set[int],
     turns: bool,
     server: ForkServer | None,
+    modules: Collection[str],
 ) -> Generator[Waiting, Turn, Ending]:
     (read_end, write_end), (turn_read, turn_write) = os.pipe(), os.pipe()
     with os.fdopen(read_end, "rb") as pipe, os.fdopen(turn_write, "wb"):
@@ -138,7 +150,7 @@ def _run_worker(
         try:
             process = None
             if server is not None:
-                process = server.start(task_file, output.fileno(), descriptors, environment)
+                process = server.start(task_file, output.fileno(), descriptors, environment, modules)
             if process is None:
                 process = _started(task_file, output, descriptors, environment)
         finally:

@@ -10,6 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+#: Why a step under torch.compile ran without one compiled graph.
+COMPILES_NOTHING = (
+    "torch.compile compiled nothing and ran eagerly: it refuses torch.nn.LSTM, GRU and RNN (measure those with "
+    "cuda_graph), TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is set, or the module has torch.compiler.disable"
+)
+
 
 @dataclass(frozen=True)
 class CompileCounters:

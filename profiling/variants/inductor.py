@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch._inductor.compile_fx  # takes seconds, and must not become part of preparing
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor import cpp_builder, exc
@@ -24,7 +25,7 @@ from torch._inductor import cpp_builder, exc
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, did_you_mean, printable
 from profiling.results.record import ShapeCompile
-from profiling.trace.counters import CompileCounters, snapshot
+from profiling.trace.counters import COMPILES_NOTHING, CompileCounters, snapshot
 from profiling.trace.generated_code import kept_kernels
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome
@@ -40,13 +41,6 @@ def missing_toolchain() -> str | None:
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         return "torch.compile needs Python's headers on a CPU: apt-get install python3-dev"
     return None
-
-
-#: Why a step under torch.compile ran without one compiled graph.
-COMPILES_NOTHING = (
-    "torch.compile compiled nothing and ran eagerly: it refuses torch.nn.LSTM, GRU and RNN (measure those with "
-    "cuda_graph), TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is set, or the module has torch.compiler.disable"
-)
 
 
 class _RecompileLimit:

@@ -23,7 +23,7 @@ from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import dotted, keyed_leaves
 from profiling.errors import DID_NOTHING, InputError, did_you_mean, missing_package, reason_of
 from profiling.results.record import Package
-from profiling.trace.counters import snapshot
+from profiling.trace.counters import COMPILES_NOTHING, snapshot
 from profiling.variants.aot_inductor import (
     ByShape,
     calls_in_a_row,
@@ -35,7 +35,7 @@ from profiling.variants.aot_inductor import (
     sizes_of,
 )
 from profiling.variants.cuda_graph import CudaGraph
-from profiling.variants.inductor import COMPILES_NOTHING, RECOMPILE_LIMIT
+from profiling.variants.inductor import RECOMPILE_LIMIT
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 
 #: Options that cannot be chosen, and why.

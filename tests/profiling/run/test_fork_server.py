@@ -16,8 +16,16 @@ from profiling.run.fork_server import ForkServer
 from profiling.run.process_groups import kill_group
 
 #: A module in place of the worker, whose tasks are lines of Python; forks fail while there is a file `full` beside it.
+#: Its torch knows whether CUDA was initialised, which counting the GPUs does.
 WORKER = """
-import errno, os, pathlib
+import errno, os, pathlib, sys, types
+torch = sys.modules["torch"] = types.ModuleType("torch")
+torch.initialised = False
+def count_gpus():
+    torch.initialised = True
+    return 2
+torch._C = types.SimpleNamespace(_cuda_getDeviceCount=count_gpus)
+torch.cuda = types.SimpleNamespace(_is_in_bad_fork=lambda: torch.initialised)
 def work(task, events, turns):
     exec(open(task).read(), dict(events=events, turns=turns))
 def fork(fork=os.fork):
@@ -27,6 +35,13 @@ def fork(fork=os.fork):
 os.fork = fork
 """
 
+#: Modules that a cell may want beside those of every cell.
+MODULES = {
+    "planted_compiler": "import torch; GPUS = torch._C._cuda_getDeviceCount()",
+    "planted_cuda": "import torch; torch.initialised = True",
+    "planted_error": "1 / 0",
+}
+
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
@@ -34,6 +49,8 @@ def server(tmp_path, monkeypatch):
     package = tmp_path / "modules" / "planted_worker.py"
     package.parent.mkdir()
     package.write_text(WORKER)
+    for name, text in MODULES.items():
+        package.with_name(f"{name}.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr("profiling.run.fork_server.WORKER", "planted_worker")
     server = ForkServer(set(), ())
@@ -45,13 +62,15 @@ def server(tmp_path, monkeypatch):
 def start(server, tmp_path):
     """Return a function that starts a task; its output is in the file `log`."""
 
-    def run(script, environment=None, descriptors=()):
+    def run(script, environment=None, descriptors=(), modules=()):
         task = Path(tempfile.mkdtemp(dir=tmp_path)) / "task.py"
         task.write_text(script)
         with (tmp_path / "log").open("wb") as log:
             read_end, write_end = os.pipe()
             try:
-                return server.start(task, log.fileno(), (write_end, *descriptors), environment or dict(os.environ))
+                return server.start(
+                    task, log.fileno(), (write_end, *descriptors), environment or dict(os.environ), modules
+                )
             finally:
                 os.close(read_end)
                 os.close(write_end)
@@ -155,17 +174,75 @@ def test_a_server_that_cannot_import_starts_nothing(tmp_path):
         server.close()
 
 
-def test_the_end_of_the_server_ends_its_processes(server, start):
-    process = start("import time; time.sleep(60)")
+@pytest.mark.parametrize("modules", [(), ("planted_compiler",)])
+def test_the_end_of_the_server_ends_its_processes(server, start, modules):
+    process = start("import time; time.sleep(60)", modules=modules)
     server.close()
     assert ended(process) == -signal.SIGKILL
+
+
+def test_only_processes_that_want_modules_have_them(start, tmp_path):
+    """They are imported once, and counting the GPUs during that initialises CUDA neither there nor in the process."""
+    script = (
+        "import os, sys, threading, torch\n"
+        "module = sys.modules.get('planted_compiler')\n"
+        "print(os.getppid(), module and module.GPUS, torch.initialised, torch._C._cuda_getDeviceCount.__name__)\n"
+        "print(len(os.listdir('/proc/self/fd')))\n"
+    )
+    outputs = []
+    for modules in ((), ("planted_compiler",), (), ("planted_compiler",)):
+        assert ended(start(script, modules=modules)) == 0
+        outputs.append((tmp_path / "log").read_text().split())
+    without, with_modules = outputs[0], outputs[1]
+    assert without[1:] == ["None", "False", "count_gpus", "5"]
+    assert with_modules[1:] == ["2", "False", "count_gpus", "5"]
+    assert without[0] != with_modules[0]
+    assert outputs[2:] == outputs[:2], "from the same two servers"
+
+
+@pytest.mark.parametrize("module", ["planted_cuda", "planted_error", "no_such_module"])
+def test_where_modules_cannot_be_imported_or_initialise_cuda_a_fresh_process_is_asked_for(start, module):
+    assert start("pass", modules=[module]) is None
+    assert start("pass", modules=[module]) is None
+    assert ended(start("pass", modules=["planted_compiler"])) == 0
+    assert ended(start("pass")) == 0
 
 
 def test_a_forked_process_has_no_cuda_context_and_no_compiler(tmp_path):
     """What a fresh process has after the same imports, and nothing more."""
     code = (
-        "import sys, torch, profiling.run.worker, profiling.run.forward\n"
+        "import sys, torch, profiling.run.worker, profiling.run.forward, profiling.realtime.cell\n"
         "assert not torch.cuda.is_initialized()\n"
-        "assert 'torch._inductor.compile_fx' not in sys.modules\n"
+        "assert not {'torch._dynamo', 'torch._inductor'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+#: Imports the compiler as the server does, and forks a process that may use CUDA and threads.
+IMPORTS = """
+import os, sys
+import profiling.run.worker, torch
+from profiling.run import fork_server
+tasks = len(os.listdir("/proc/self/task"))
+fork_server._import(["profiling.variants.inductor"])
+assert "torch._inductor.compile_fx" in sys.modules
+assert not torch.cuda.is_initialized()
+assert len(os.listdir("/proc/self/task")) <= tasks, "more threads"  # a fork ends those of OpenBLAS
+assert not open(f"/proc/self/task/{os.getpid()}/children").read().split(), "a pool of workers"
+assert not list(os.scandir(os.environ["TORCHINDUCTOR_CACHE_DIR"])), "something is read from or kept in a cache"
+pid = os.fork()
+if pid == 0:
+    bad = torch.cuda._is_in_bad_fork()
+    if torch.cuda.is_available():
+        torch.ones(1, device="cuda").add_(1).item()
+    os._exit(bad)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_importing_the_compiler_starts_no_threads_processes_or_cuda(tmp_path, device):
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCH_WARM_POOL": "1"}
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=120, env=environment)

@@ -104,6 +104,20 @@ def test_a_start_that_fails_leaves_an_empty_cache(tmp_path, code, words):
         assert not list(Path(leased.variables["TORCHINDUCTOR_CACHE_DIR"]).iterdir())
 
 
+@pytest.mark.parametrize(
+    ("target", "modules"),
+    [
+        ("profiling.variants.inductor.Inductor", ("profiling.variants.inductor",)),
+        ("profiling.variants.aot_inductor.AOTInductor", ("profiling.variants.aot_inductor",)),
+        ("my_package.MyCompiler", ()),
+        (None, ()),
+    ],
+)
+def test_the_compiler_of_this_tool_is_imported_before_a_cell_is_forked(target, modules):
+    compiler = None if target is None else {"_target_": target}
+    assert job(compiler=compiler).imports == modules
+
+
 def test_starts_need_processes():
     settings = Settings(starts=True)
     with pytest.raises(InputError, match="isolation=none"):
