@@ -269,8 +269,12 @@ class Pointwise(nn.Module):
 
 
 def _contiguous(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the positional arguments of a linear layer with contiguous activations."""
-    return tuple(each.contiguous() for each in args)
+    """Return the positional arguments of a linear layer with contiguous activations, also once they are compiled.
+
+    Inductor chooses the layout of what it computes, unless a view by strides follows.
+    """
+    dense = (each.contiguous() for each in args)
+    return tuple(each.as_strided(each.shape, each.stride()) for each in dense)
 
 
 @dataclass(frozen=True)
