@@ -181,9 +181,9 @@ def _resident(name: str, measure: Measure, *, host: bool) -> Resident:
         start = time.perf_counter()
         return WindowSamples(start_s=start, wall_ms=(measure(turn.seconds),))
 
-    call_s = 0.0 if host else measure(0.05) / 1e3
+    call_ms = measure(0.05)  # also warms up
     limits = {"min_iterations": LEAST, "max_iterations": MOST, "max_seconds": SECONDS}
-    return Resident(name, Ready(call_s=call_s, interval=WIDTH, used={}, free={}, **limits), window)
+    return Resident(name, Ready(call_s=0.0 if host else call_ms / 1e3, interval=WIDTH, used={}, free={}, **limits), window)
 
 
 def _by_block(side: Resident) -> dict[int, float]:
