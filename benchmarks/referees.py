@@ -181,9 +181,10 @@ def _resident(name: str, measure: Measure, *, host: bool) -> Resident:
         start = time.perf_counter()
         return WindowSamples(start_s=start, wall_ms=(measure(turn.seconds),))
 
-    call_ms = measure(0.05)  # also warms up
+    call_s = measure(0.05) / 1e3  # also warms up
     limits = {"min_iterations": LEAST, "max_iterations": MOST, "max_seconds": SECONDS}
-    return Resident(name, Ready(call_s=0.0 if host else call_ms / 1e3, interval=WIDTH, used={}, free={}, **limits), window)
+    ready = Ready(call_s=0.0 if host else call_s, interval=WIDTH, used={}, free={}, **limits)
+    return Resident(name, ready, window)
 
 
 def _by_block(side: Resident) -> dict[int, float]:
