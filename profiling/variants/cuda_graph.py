@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.graphs import CudaGraphed
-from profiling.graphs.capture import no_autocast_cache
+from profiling.graphs.capture import CaptureError, no_autocast_cache
 from profiling.graphs.engine import check_options
 from profiling.variants.variant import EagerStep
 
@@ -62,6 +62,32 @@ class CudaGraph:
             graphed(**inputs)
         graphed(**component.inputs)
         return graphed
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def check_reset(component: Component, module: nn.Module) -> None:
+    """Check that `reset()` leaves the tensors of a captured module in place, if the component has one; it is reset.
+
+    Raises:
+        CaptureError: it replaces one of them, so that the graph would read memory that has been freed.
+
+    """
+    if component.policy != "reset":
+        return
+    before = {name: tensor.data_ptr() for name, tensor in _tensors(module)}
+    component.reset()
+    after = {name: tensor.data_ptr() for name, tensor in _tensors(module)}
+    moved = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    if moved:
+        some = ", ".join(sorted(moved)[:3])
+        raise CaptureError(
+            f"reset() replaces tensors that the CUDA graph reads ({some}; {len(moved)} in all): write to them in place "
+            "(self.cache.zero_(), self.weight.copy_(merged))."
+        )
 
 
 def eager_step(call: Callable[..., Any], inputs: Mapping[str, Any], module: nn.Module | None) -> EagerStep:

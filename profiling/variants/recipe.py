@@ -29,7 +29,7 @@ from profiling.graphs.capture import no_autocast_cache, preserved_state
 from profiling.results.record import BeforeAfter, Choices, ModuleChoice, Package, RecipeStep, ShapeCompile
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.profiler import synchronize
-from profiling.variants.cuda_graph import CudaGraph, eager_step
+from profiling.variants.cuda_graph import CudaGraph, check_reset, eager_step
 from profiling.variants.gains import graphs_section
 from profiling.variants.variant import EagerStep, Step, Variant
 
@@ -277,6 +277,8 @@ class Recipe(Variant):
                 branch.engine = capture.captured(branch.component, branch.module, branch.call)
                 stack.callback(branch.engine.clear)
                 outcomes.append(Outcome(branch.engine, changed=len(branch.inputs)))
+        for branch in branches:
+            check_reset(branch.component, branch.module)
 
     def _eager_step(self, branch: _Branch) -> EagerStep | None:
         if self.compiler is not None and self.compiler.own_graphs is not None:

@@ -17,6 +17,7 @@ from profiling.components.instantiate import instantiate
 from profiling.components.reference import learning_calls
 from profiling.errors import InputError, SkippedError
 from profiling.fx_passes.linear import FuseParallelLinears
+from profiling.graphs import CaptureError
 from profiling.run.cell import check_changes
 from profiling.run.job import as_recipe
 from profiling.trace.counters import snapshot
@@ -163,6 +164,33 @@ def test_what_is_compiled_is_captured_and_closed_in_reverse(tmp_path, monkeypatc
     assert [(each.kind, each.changed) for each in step.recipe][1:] == [("compiler", 7), ("capture", 2)]
     step.close()
     assert log[3:] == ["cleared", "closed", "restored"]
+
+
+class Resetting(Same):
+    """Starts again by writing to its buffer, or by making another one."""
+
+    def __init__(self, replaces):
+        super().__init__()
+        self.replaces = replaces
+        self.register_buffer("position", torch.zeros(4))
+
+    def reset(self):
+        if self.replaces:
+            self.position = torch.zeros(4)
+        else:
+            self.position.zero_()
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_reset_that_replaces_what_a_graph_reads_is_refused(tmp_path, monkeypatch, replaces):
+    monkeypatch.setattr("profiling.variants.recipe.preserved_state", lambda *_: nullcontext())
+    net = replace(component(Resetting(replaces), torch.ones(2)), policy="reset")
+    recipe = Recipe(capture=FakeCapture(log=[]))
+    if replaces:
+        with pytest.raises(CaptureError, match=r"reset\(\) replaces tensors that the CUDA graph reads \(position; 1 in"):
+            recipe.prepare(net, tmp_path)
+    else:
+        assert recipe.prepare(net, tmp_path).run().tolist() == [1, 1]
 
 
 def test_a_failed_step_leaves_no_flags(tmp_path):
