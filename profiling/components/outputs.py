@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Hashable, Iterator, Mapping, ValuesView
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from os import SEEK_END
+from tempfile import SpooledTemporaryFile
 from types import ModuleType
 from typing import Any, Literal
 
@@ -18,6 +21,8 @@ from profiling.components.trees import children
 
 #: A sparse tensor with more elements is not made dense, which would take more than 2 GiB in float64.
 MOST_DENSE = 2**28
+#: Most bytes of the outputs of many calls that are kept in host memory.
+IN_MEMORY = 2**28
 #: Integers this narrow are samples (pixels, PCM sound), whose distance counts; wider ones and bools are equal or not.
 SAMPLES = (torch.uint8, torch.int8, torch.int16, torch.uint16)
 #: Elements compared at a time: few enough for one thread and its caches.
@@ -48,6 +53,35 @@ class Leaf:
 
 
 Outputs = Mapping[Path, Leaf]
+
+
+class OutputLog:
+    """The outputs of many calls, read one at a time, in their order.
+
+    Host memory holds `IN_MEMORY` bytes of them; of more, all tensors lie in a temporary file (TMPDIR).
+    """
+
+    def __init__(self) -> None:
+        self._leaves: list[Outputs] = []  # without their tensors
+        self._file = SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - it lives as long as this object
+
+    def __len__(self) -> int:
+        """Return the number of outputs."""
+        return len(self._leaves)
+
+    def __iter__(self) -> Iterator[Outputs]:
+        """Yield each output."""
+        self._file.seek(0)
+        for leaves in self._leaves:
+            numbers = pickle.load(self._file)
+            yield {path: replace(leaf, numbers=numbers.get(path)) for path, leaf in leaves.items()}
+
+    def append(self, outputs: Outputs) -> None:
+        """Add the outputs of a call."""
+        numbers = {path: leaf.numbers for path, leaf in outputs.items() if leaf.numbers is not None}
+        self._file.seek(0, SEEK_END)
+        pickle.dump(numbers, self._file)
+        self._leaves.append({path: replace(leaf, numbers=None) for path, leaf in outputs.items()})
 
 
 @dataclass(frozen=True)

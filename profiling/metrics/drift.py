@@ -5,12 +5,12 @@ Parity compares one call. A network that keeps state passes each rounding error 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from profiling.components.component import Component
-from profiling.components.outputs import Difference, Outputs, difference, to_host
+from profiling.components.outputs import Difference, OutputLog, Outputs, difference, to_host
 from profiling.errors import check_number, check_whole
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Drift as DriftSection
@@ -21,6 +21,9 @@ class Drift(Metric):
     """Compare with eager in the run's dtype over `calls` calls from the reset state, with new inputs at each call.
 
     `tolerance` is the largest relative L2 error allowed at any call; with None no error fails the cell.
+
+    Outputs are compared call by call. Those of eager, which must come first, lie in host memory up to a limit, else in
+    a temporary file (`OutputLog`).
 
     Raises:
         InputError: fewer than one call, or a tolerance that is not above 0.
@@ -36,25 +39,21 @@ class Drift(Metric):
         if self.tolerance is not None:
             check_number("tolerance", self.tolerance, above=0)
 
-    def expected(self, component: Component, seed: int) -> list[Outputs]:
+    def expected(self, component: Component, seed: int) -> OutputLog:
         """Return the outputs of eager calls, made before a transform can change the module in place."""
-        outputs = self._outputs(component, component.call, seed)
-        component.refill(seed)
-        component.reset()
+        outputs = OutputLog()
+        for output in self._outputs(component, component.call, seed):
+            outputs.append(output)
         return outputs
 
     def measure(self, subject: Subject) -> Measured:
         """Make the same calls of the step, and compare each with the eager one."""
-        component = subject.component
-        expected = subject.expected or self.expected(component, subject.seed)
-        outputs = self._outputs(component, subject.step.run, subject.seed)
-        component.refill(subject.seed)
-        component.reset()
-        return self.compared(difference(*pair) for pair in zip(outputs, expected, strict=True))
+        expected = subject.expected or self.expected(subject.component, subject.seed)
+        outputs = self._outputs(subject.component, subject.step.run, subject.seed)
+        return self.compared([difference(*pair) for pair in zip(outputs, expected, strict=True)])
 
-    def compared(self, differences: Iterable[Difference]) -> Measured:
+    def compared(self, differences: Sequence[Difference]) -> Measured:
         """Return the section of the record, and the problem that the differences show, if any."""
-        differences = list(differences)
         for call, each in enumerate(differences):
             if each.fault is not None:
                 return Measured({}, ("failed", f"drift: unlike eager's in call {call}: {each.fault}"))
@@ -66,10 +65,11 @@ class Drift(Metric):
             return Measured({"drift": section}, ("failed", reason))
         return Measured({"drift": section})
 
-    def _outputs(self, component: Component, run: Callable[[], Any], seed: int) -> list[Outputs]:
+    def _outputs(self, component: Component, run: Callable[[], Any], seed: int) -> Iterator[Outputs]:
+        """Yield the output of each call from the reset state, to which the last one returns."""
         component.reset()
-        outputs = []
         for call in range(self.calls):
             component.refill(seed + call)
-            outputs.append(to_host(output=run()))
-        return outputs
+            yield to_host(output=run())
+        component.refill(seed)
+        component.reset()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from profiling.components.build import Blueprint
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.outputs import Difference, Outputs, difference, to_host
+from profiling.components.outputs import Difference, OutputLog, difference, to_host
 from profiling.components.reference import CheckCalls, compute_reference, reference_name
 from profiling.components.spec import ComponentSpec
 from profiling.components.trees import tensors_in
@@ -267,12 +267,13 @@ class RealtimeCell(Cell):
     def _drift(self) -> Drift | None:
         return next((metric for metric in metrics_of(self.job).values() if isinstance(metric, Drift)), None)
 
-    def _eager_frames(self, prepared: Prepared) -> list[Outputs]:
+    def _eager_frames(self, prepared: Prepared) -> OutputLog:
         """Return what each tick of an eager session in the run's dtype delivers; empty without the metric drift."""
+        frames = OutputLog()
         if self._drift is None:
-            return []
+            return frames
         calls = {name: component.call for name, component in prepared.components.items()}
-        pipeline, frames = self._assembled(prepared.graph, prepared.components, calls, EAGER), list[Outputs]()
+        pipeline = self._assembled(prepared.graph, prepared.components, calls, EAGER)
         ticks = min(self._drift.calls, self._ticks)
         with self.phase("eager session"):
             play_session(
@@ -280,14 +281,14 @@ class RealtimeCell(Cell):
             )
         return frames
 
-    def _check_drift(self, prepared: Prepared, pipeline: StagedPipeline, eager: Sequence[Outputs]) -> None:
+    def _check_drift(self, prepared: Prepared, pipeline: StagedPipeline, eager: OutputLog) -> None:
         """Compare a session with the same one played eagerly, in which errors pass from stage to stage."""
         if self._drift is None:
             return
-        differences: list[Difference] = []
+        differences, expected = list[Difference](), iter(eager)
 
-        def compare(tick: int, delivered: Mapping[str, Tensor]) -> None:
-            differences.append(difference(to_host(output=delivered), eager[tick]))
+        def compare(_: int, delivered: Mapping[str, Tensor]) -> None:
+            differences.append(difference(to_host(output=delivered), next(expected)))
 
         with self.phase("drift"):
             play_session(prepared.components, pipeline, len(eager), compare)

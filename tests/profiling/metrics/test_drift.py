@@ -1,6 +1,7 @@
 """Drift against a network whose error after n calls is known."""
 
 import itertools
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
+from profiling.components.outputs import OutputLog, difference, to_host
 from profiling.errors import InputError
+from profiling.metrics import drift as drift_module
 from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Subject
 from profiling.variants.variant import Step
@@ -77,6 +80,45 @@ def test_a_tolerance_is_kept_or_the_cell_fails():
 
 def test_an_error_that_is_not_finite_fails():
     assert Drift(calls=5).measure(subject_of(float("nan"))).problem[0] == "failed"
+
+
+@pytest.mark.parametrize("in_memory", [0, 2**28])
+def test_what_is_kept_of_many_calls_is_what_was_put_in_and_does_not_grow_the_host_memory(in_memory, monkeypatch):
+    monkeypatch.setattr("profiling.components.outputs.IN_MEMORY", in_memory)
+    kept, dtypes = OutputLog(), (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.int64)
+    with torch.inference_mode():
+        calls = [
+            {"a": [torch.randn(2, 3).to(dtype) for dtype in dtypes], "text": "t", "none": None, "n": 0.5 * call}
+            for call in range(3)
+        ] + [{"empty": torch.empty(0, 4), "half": torch.randn(4, 6)[:, ::2]}]
+        for each in calls:
+            kept.append(to_host(output=each))
+        assert [
+            difference(*pair).error for pair in zip(kept, (to_host(output=each) for each in calls), strict=True)
+        ] == [0.0] * 4
+        assert len(list(kept)) == len(kept) == 4, "it can be read again"
+
+
+def test_drift_compares_each_output_before_it_makes_the_next_one():
+    subject, alive, most = subject_of(), weakref.WeakSet(), []
+    to_host_of = drift_module.to_host
+
+    def run():
+        most.append(sum(1 for _ in alive))
+        return subject.component.call()
+
+    def watched(**trees):
+        outputs = to_host_of(**trees)
+        alive.update(leaf.numbers for leaf in outputs.values() if leaf.numbers is not None)
+        return outputs
+
+    metric = Drift(calls=20)
+    expected = metric.expected(subject.component, subject.seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drift_module, "to_host", watched)
+        measured = metric.measure(replace(subject, expected=expected, step=Step(run)))
+    assert measured.sections["drift"].rel_l2 == (0.0,) * 20
+    assert max(most) <= 2
 
 
 @pytest.mark.parametrize("options", [{"calls": 0}, {"calls": True}, {"tolerance": 0}])
