@@ -27,6 +27,8 @@ _ORDER = (
 _NOT_COMPARED = ("captured_at", "command", "launch_calibration", "user_git", "tool_git", "tool_version", "ceilings")
 _CEILINGS = ("copy_bytes_per_s", "read_bytes_per_s", "matmul_flops_per_s", "conv_flops_per_s")
 _LAUNCH_TIMES = ("launch_us", "gap_us", "replay_us")
+#: Options that a run resolves, and keeps in its environment under the same name.
+_RESOLVED = ("dtype", "scale", "threads", "seed", "tf32")
 #: Measured ceilings differ where they differ by more than this fraction.
 _CEILING_CHANGE = 0.1
 _TINY = re.compile(r"component\.\w+\.tiny\.")
@@ -146,13 +148,28 @@ def _conditions(ceilings: Ceilings) -> str:
 
 
 def _option_differences(a: LoadedRun, b: LoadedRun, known: Iterable[str]) -> Iterator[Difference]:
-    """Yield the keys that both configs have and that differ, without the tiny sizes of runs at full scale."""
-    before, after = dict(_flat(a.config)), dict(_flat(b.config))
+    """Yield the keys of both configs whose values differ, without the tiny sizes of runs at full scale."""
+    before, after = _options(a), _options(b)
     full = a.environment.scale == b.environment.scale == "full"
     for key, value in before.items():
         skipped = key in FREE_KEYS or key in known or (full and _TINY.match(key))
         if key in after and value != after[key] and not skipped:
             yield Difference(key, _yaml(value), _yaml(after[key]))
+
+
+def _options(run: LoadedRun) -> dict[str, Any]:
+    """Return the config by dotted key, with what an `auto` was resolved to where the run recorded that."""
+    options = dict(_flat(run.config))
+    resolved = {name: getattr(run.environment, name) for name in _RESOLVED}
+    resolved["device"] = _common_value(record.device for record in run.records.values())
+    resolved["checkpoint"] = _common_value(record.weights for record in run.records.values())
+    return options | {key: value for key, value in resolved.items() if key in options and value is not None}
+
+
+def _common_value(values: Iterable[str | None]) -> str | None:
+    """Return the value that all cells have; None where there are several, or none."""
+    known = {value for value in values if value is not None}
+    return known.pop() if len(known) == 1 else None
 
 
 def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

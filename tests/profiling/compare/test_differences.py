@@ -106,6 +106,24 @@ def test_options_of_the_runs(differences):
     assert differences(ENVIRONMENT, configs=configs)[0] == [("variant.x.mode", "a", "b")]
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "rows"),
+    [
+        ({"dtype": "float32"}, {"dtype": "float32"}, []),
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}, [("dtype", "float32", "bfloat16")]),
+        ({}, {}, [("dtype", "auto", "float32")]),
+    ],
+)
+def test_options_are_compared_by_what_auto_was_resolved_to(a, b, rows, differences):
+    typed = (
+        "dtype: auto\nscale: auto\ndevice: auto\ncheckpoint: auto\nthreads: null\nschedule: auto\n",
+        "dtype: float32\nscale: full\ndevice: cuda:0\ncheckpoint: random\nthreads: 16\nschedule: fixed\n",
+    )
+    cells = (cell(device="cuda:0", weights="random"),) * 2
+    found, _ = differences(ENVIRONMENT | b, a=ENVIRONMENT | a, configs=typed, records=cells)
+    assert found == [*rows, ("schedule", "auto", "fixed")]
+
+
 @pytest.mark.parametrize(("scale", "shown"), [("full", False), ("tiny", True)])
 def test_sizes_of_the_tiny_scale_explain_nothing_at_full_scale(differences, scale, shown):
     configs = tuple(f"component: {{net: {{width: {width}, tiny: {{width: {width}}}}}}}\n" for width in (1, 2))
