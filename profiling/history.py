@@ -19,13 +19,14 @@ from typing import Any
 from profiling.compare.command import check_page_path, describe_error, parse_options, section_text, write_page
 from profiling.compare.loaded_run import LoadedRun, median_ms, read_run
 from profiling.errors import InputError, prepare_output, print_text, printable
+from profiling.report.answer import CANNOT_TELL, answer_of
 from profiling.report.charts import GREY, Chart, Figure, View, axis, error_bars, figure, line, palette, plain, points
 from profiling.report.format import ABSENT, count_of, estimate, show
 from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table
 from profiling.results.environment import Environment
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judgement import fastest_correct, loop_work, lost
+from profiling.results.judgement import loop_work, lost
 from profiling.results.overrides import (
     concerns,
     is_recipe,
@@ -53,8 +54,21 @@ class HistoryPoint:
     p50_ms: float  # of a call, or of a frame of a loop
     ci95: tuple[float, float] | None
     disturbed: str = ""  # what others took while it was timed, where that is too much
+    is_ranked: bool = True  # False where its run cannot tell that this variant is the fastest
+    is_tied: bool = False  # whether another variant of its run may be as fast
     vs_first: float | None = None  # p50 of the first run over this one: above 1 is faster
     vs_previous: float | None = None
+
+    @property
+    def fastest(self) -> str:
+        """What its run says which variant is the fastest."""
+        return self.variant if self.is_ranked else f"{CANNOT_TELL} ({self.variant})"
+
+    @property
+    def marks(self) -> str | None:
+        """The doubts about it."""
+        doubts = {"disturbed": bool(self.disturbed), "tied": self.is_tied}
+        return f"! {', '.join(mark for mark, is_so in doubts.items() if is_so)}" if any(doubts.values()) else None
 
 
 #: The points of each title, oldest first. Their times are comparable: same device, same work.
@@ -170,8 +184,16 @@ def _points(run: LoadedRun, name: str, swept: Mapping[str, str]) -> dict[str, Hi
     for record in run.records.values():
         if record.is_correct and median_ms(record) is not None:
             groups.setdefault(_title(run, record, swept), []).append(record)
-    fastest = {title: fastest_correct(records) for title, records in groups.items()}
-    return {title: _point(run, record, name, swept) for title, record in fastest.items() if record is not None}
+    answers = {title: answer_of(title, records) for title, records in groups.items()}
+    return {
+        title: replace(
+            _point(run, answer.fastest, name, swept),
+            is_ranked=answer.is_ranked,
+            is_tied=any(doubt.mark == "tied" for doubt in answer.doubts),
+        )
+        for title, answer in answers.items()
+        if answer.fastest is not None
+    }
 
 
 def _title(run: LoadedRun, record: Record, swept: Mapping[str, str]) -> str:
@@ -245,11 +267,11 @@ def _tables(history: History) -> list[Table[HistoryPoint]]:
         Column[HistoryPoint]("run", lambda point: point.run),
         Column[HistoryPoint]("began (UTC)", _date),
         Column[HistoryPoint]("git", lambda point: point.revision),
-        Column[HistoryPoint]("fastest variant", lambda point: point.variant, wrap=20),
+        Column[HistoryPoint]("fastest variant", lambda point: point.fastest, wrap=20),
         Column[HistoryPoint]("p50", lambda point: point.p50_ms, "ms"),
         Column[HistoryPoint]("vs first", lambda point: point.vs_first, "ratio"),
         Column[HistoryPoint]("vs previous", lambda point: point.vs_previous, "ratio"),
-        Column[HistoryPoint]("conditions", lambda point: "! disturbed" if point.disturbed else None, "marks"),
+        Column[HistoryPoint]("conditions", lambda point: point.marks, "marks"),
     )
     return [Table(title, columns, series, keys=1) for title, series in history.items()]
 
@@ -259,6 +281,10 @@ def _legend(history: History) -> list[str]:
     lines = ["A component has a table for each device, precision and amount of work."]
     if any(point.vs_first is not None for point in every):
         lines.append("vs first, vs previous: the other run's p50 over this one's; above 1, this run is faster.")
+    if any(not point.is_ranked for point in every):
+        lines.append(f"{CANNOT_TELL}: the run could not tell which variant is fastest; in brackets, the lowest p50.")
+    if any(point.is_tied for point in every):
+        lines.append("tied: another variant of the run may be as fast.")
     if any(point.disturbed for point in every):
         lines.append(
             "disturbed: other processes took more than 5% of the CPU or the GPU, and may have lengthened the time."
@@ -323,7 +349,7 @@ def _figure(series: Sequence[HistoryPoint], markers: Mapping[str, tuple[str, str
 def _hover_text(point: HistoryPoint) -> str:
     time = show(estimate(point.p50_ms, point.ci95), "ms")
     facts = [_date(point) or "undated", f"git {point.revision or ABSENT}", point.run, point.disturbed]
-    return f"{point.variant}: {time} ms, {', '.join(filter(None, facts))}"
+    return f"{point.fastest}: {time} ms, {', '.join(filter(None, facts))}"
 
 
 if __name__ == "__main__":

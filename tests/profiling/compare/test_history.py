@@ -68,6 +68,24 @@ def test_a_disturbed_run_is_a_hollow_point_without_speedups(runs):
     assert symbols == {"v": ["circle", "circle", "circle-open"], "w": "square"}
 
 
+@pytest.mark.parametrize(
+    ("other_ms", "says", "marks"),
+    [
+        (5.025, "cannot tell (v)", None),  # by 0.5%, as equal code may
+        (5.0, "v", "! tied"),
+        (6.0, "v", None),
+    ],
+)
+def test_where_a_run_cannot_tell_the_fastest_history_does_not_either(other_ms, says, marks, tmp_path):
+    write_run(tmp_path / "run", *(cell(name, noisy(ms, spread=1e-4)) for name, ms in (("v", 5.0), ("w", other_ms))))
+    history = read_history(tmp_path)
+    ((point,),) = history.values()
+    assert (point.fastest, point.marks) == (says, marks)
+    text = history_text(history, as_markdown=False)
+    assert ("could not tell which variant is fastest" in text) is (says != "v")
+    assert ("tied: another variant" in text) is (marks == "! tied")
+
+
 def test_what_does_not_compare_has_a_series_of_its_own(runs):
     write_run(runs / "d", cell("v", noisy(0.1), scale="tiny"), environment=dated(DATES[0], "d"))
     write_run(runs / "e", cell("v", noisy(0.1), dtype="bfloat16"), environment=None)

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_records import build, faster, rows, run_data, titled, traces
+from report_records import build, clocks, faster, rows, run_data, titled, traces
 
 from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
 from profiling.report.launches import launches_section
 from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.training import training_section
 from profiling.results.record import Record
+from profiling.run.rounds import with_speedup
 
 SHAPE = "clip_text@batch=4"
 WITH, WITHOUT = "Total time with preparation", "Total time without preparation"
@@ -45,6 +46,39 @@ def sweep() -> tuple[Record, ...]:
 
 def values(row: dict[str, str]) -> list[str]:
     return list(row.values())[2:]
+
+
+@pytest.mark.parametrize(
+    ("per_call", "prepare", "shown"),
+    [
+        (0.004, {"seconds": 20.5}, "3334"),  # 20 s more, and 6 ms less in each call
+        (0.004, {"seconds": 0.25, "cold_s": 20.5}, "3334"),  # prepared from the cache of another cell
+        (0.004, {"seconds": 0.4}, "0"),
+        (0.0099, {"seconds": 0.6}, "–"),  # a difference that equal code may have
+        (0.020, {"seconds": 20.5}, "never"),
+    ],
+)
+def test_preparation_pays_after_the_calls_at_which_the_totals_cross(
+    per_call: float, prepare: dict[str, float], shown: str
+) -> None:
+    """From what both cells measured to the table, in which the totals cross between 3,333 and 3,334 calls."""
+    numbers = (3333, 3334)
+    eager, compiled = (
+        cell(name, each, 0.0, prepare=spent, metrics={**clocks(1e3 * each, 1e-3), **calls(each, numbers, ())})
+        for name, each, spent in (("baseline", 0.010, {"seconds": 0.5}), ("compile", per_call, prepare))
+    )
+    compiled = with_speedup(compiled, eager, seed=0)
+    section = shape_sweep_section(run_data(eager, compiled))
+    assert titled(section)[WITH][1].get("pays after calls", "–") == shown
+    if shown == "3334":
+        before, after = ([total_of(each, number) for each in (eager, compiled)] for number in numbers)
+        assert before[0] < before[1]
+        assert after[0] >= after[1]
+
+
+def total_of(record: Record, number: int) -> float:
+    assert record.prepare is not None
+    return record.prepare.from_cold + record.call_points[number].seconds
 
 
 def test_totals_with_and_without_preparation_hold_the_planted_numbers(sweep: tuple[Record, ...]) -> None:
