@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from profiling.components.build import Blueprint
 from profiling.components.component import Component
-from profiling.components.instantiate import instantiate
 from profiling.components.outputs import Difference, OutputLog, difference, to_host
 from profiling.components.reference import CheckCalls, compute_reference, reference_name
 from profiling.components.spec import ComponentSpec
@@ -86,7 +85,7 @@ class RealtimeCell(Cell):
     def measure(self) -> None:
         """Load, compute references, prepare, check, play, trace, and compare the frames with their roofline."""
         settings = self.job.settings
-        variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
+        variant = self.variant()
         for name, metric in metrics_of(self.job).items():
             if not metric.needs_reference and not isinstance(metric, Drift):
                 raise InputError(

@@ -134,6 +134,17 @@ class Cell(ABC):
             check = replace(check, calls=calls, seconds=perf_counter() - started)
             self.add(check=check)
 
+    def variant(self) -> Variant:
+        """Return the variant of the cell; processes that it will need are starting.
+
+        Raises:
+            InputError: it refuses its options.
+
+        """
+        variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
+        variant.start_workers(torch.device(self.job.settings.device))
+        return variant
+
     def add(self, **sections: Any) -> None:
         """Send sections of the record: structs of `profiling.results.record`, or mappings of the same shape.
 
@@ -300,7 +311,7 @@ class Cell(ABC):
         `began` is the start of the process on the clock of `perf_counter`; `artifacts` are those of torch's
         compiler.
         """
-        variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
+        variant = self.variant()
         marks = [began, perf_counter()]  # ends of the phases import, artifacts and load, then of preparing and calling
         if artifacts is not None:
             torch.compiler.load_cache_artifacts(artifacts)
@@ -334,7 +345,7 @@ class Cell(ABC):
 
     def _call_again(self, last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
         """Build and prepare everything once more and call each step a few times, the last time inside `last()`."""
-        variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
+        variant = self.variant()
         with torch.inference_mode(self.in_inference_mode), TemporaryDirectory() as folder, ExitStack() as stack:
             components = self.components()
             steps = []

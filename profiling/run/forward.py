@@ -13,7 +13,6 @@ import torch
 from profiling.components.build import Blueprint, build
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
-from profiling.components.instantiate import instantiate
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.reference import (
     CHECK_SEED,
@@ -29,7 +28,7 @@ from profiling.metrics.metric import Metric, Subject
 from profiling.results.record import Load, OtherShapes, State, merge_metric
 from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.trace.profiler import synchronize
-from profiling.variants.variant import Step, Variant
+from profiling.variants.variant import Step
 
 #: Limit of the relative L2 to eager at other shapes: the factor times that at the timed shape, at least the floor.
 OTHER_SHAPES_FACTOR, OTHER_SHAPES_FLOOR = 3.0, 1e-3
@@ -44,7 +43,7 @@ class ForwardCell(Cell):
     def measure(self) -> None:
         """Run the phases in order, with the eager reference computed before the variant is prepared."""
         job, settings = self.job, self.job.settings
-        variant: Variant = instantiate(job.variant_options, f"variant.{job.variant}")
+        variant = self.variant()
         metrics = metrics_of(job)
         device = torch.device(settings.device)
         with_reference = any(metric.needs_reference for metric in metrics.values())

@@ -100,7 +100,7 @@ class TrainingCell(Cell):
         """Load, train eagerly, prepare, train, run the metrics, and compare once more with deterministic algorithms."""
         job, settings = self.job, self.job.settings
         device = torch.device(settings.device)
-        variant: Variant = instantiate(job.variant_options, f"variant.{job.variant}")
+        variant = self.variant()
         metrics = metrics_of(job)
         for name, metric in metrics.items():
             if metric.needs_reference:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
+from types import MethodType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ import torch._inductor.compile_fx  # takes seconds, and must not become part of 
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor import cpp_builder, exc
+from torch._inductor.async_compile import maybe_warm_pool
 
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, did_you_mean, printable
@@ -133,6 +135,14 @@ class Inductor(Compiler):
         if device.type != "cpu":
             return None
         return f"{self.own_graphs} needs a CUDA device" if self.own_graphs else missing_toolchain()
+
+    def start_workers(self, device: torch.device) -> None:
+        """Start the processes that compile Triton kernels: the first graph needs them, and they take seconds.
+
+        Inductor itself starts them at its first graph for a GPU, and compiles its kernels one by one until they run.
+        """
+        if device.type == "cuda":
+            maybe_warm_pool()
 
     def flags(self, folder: Path) -> ExitStack:
         """Set the global flags that the options need until the stack is closed."""
@@ -258,9 +268,15 @@ class _Regions:
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], compiled: Callable[..., Any]) -> None:
         self._module, self._blocks, self._active = module, blocks, False
         self._called: set[int] = set()
+        forms: dict[Callable[..., Any], Callable[..., Any]] = {}  # by method: torch.compile takes 10 ms
         for block in blocks:
             hooks = block._forward_hooks or block._forward_pre_hooks
-            form = compiled(block._call_impl if hooks else block.forward)
+            method = block._call_impl if hooks else block.forward
+            if isinstance(method, MethodType) and method.__self__ is block:
+                function = method.__func__
+                form = partial(forms.get(function) or forms.setdefault(function, compiled(function)), block)
+            else:  # a forward of the instance
+                form = compiled(method)
             block._compiled_call_impl = partial(self._call_block, block, form)
 
     def __call__(self, /, *args: Any, **inputs: Any) -> Any:

@@ -61,6 +61,7 @@ class PreparedStep:
         self._buffers, self._plain = dict(named_inputs(self._inputs)), _without_tensors(self._inputs)
         self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         variant = variant.aliasing()  # cloned here, and so only once
+        variant.start_workers(device)
         files = self._restore.enter_context(TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True))
         if autocast is not None:
             self._restore.callback(call_under(module, partial(torch.autocast, device.type, autocast)))

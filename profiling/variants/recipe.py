@@ -121,6 +121,10 @@ class Compiler(ABC):
         """Return what this machine lacks to compile for `device` (its cells are then skipped), or None."""
         return None
 
+    def start_workers(self, device: torch.device) -> None:
+        """Start processes that compiling for `device` needs, without waiting; called before the module is built."""
+        return None
+
     def flags(self, folder: Path) -> AbstractContextManager[Any]:
         """Set the global flags for compiling and for all later calls; leaving the context restores them."""
         return nullcontext()
@@ -196,6 +200,11 @@ class Recipe(Variant):
         steps = (self.capture, self.compiler, *(each for each in self.transforms if isinstance(each, Transform)))
         reasons = (step.unavailable(device) for step in steps if step is not None)
         return next((reason for reason in reasons if reason is not None), None)
+
+    def start_workers(self, device: torch.device) -> None:
+        """Start processes that the compiler needs."""
+        if self.compiler is not None:
+            self.compiler.start_workers(device)
 
     def aliasing(self) -> Recipe:
         """Return this recipe with outputs that the next call may overwrite."""

@@ -76,6 +76,10 @@ class Variant(ABC):
         """Return why this variant cannot run on `device` (its cells are then skipped), or None."""
         return None
 
+    def start_workers(self, device: torch.device) -> None:
+        """Start processes that `prepare` needs, without waiting for them; called before the component is built."""
+        return None
+
     def aliasing(self) -> Self:
         """Return this variant with outputs that the next call may overwrite, where it has an option for that."""
         has_option = "alias_outputs" in {each.name for each in fields(self)}

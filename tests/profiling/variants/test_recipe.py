@@ -381,6 +381,37 @@ def test_each_kind_of_block_is_compiled_once(tmp_path):
     assert not any("_compiled_call_impl" in vars(block) for block in net.module.modules())
 
 
+class Patched(Stack):
+    """One of its blocks has a forward of its own, and another one a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.first[1].forward = lambda x: -x
+        self.first[2].register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def test_blocks_with_a_forward_or_hooks_of_their_own_are_compiled_apart(tmp_path):
+    with torch.inference_mode():
+        net = component(Patched(), torch.randn(2, 4))
+        expected = net.call()
+        step = Recipe(compiler=Inductor(regional=True)).prepare(net, tmp_path)
+        try:
+            torch.testing.assert_close(step.call(), expected)
+            assert step.recipe[0].changed == 4
+        finally:
+            step.close()
+
+
+def test_workers_of_the_compiler_start_for_a_gpu_only(monkeypatch):
+    started = []
+    monkeypatch.setattr("profiling.variants.inductor.maybe_warm_pool", lambda: started.append("pool"))
+    for recipe in (Recipe(), Recipe(compiler=Inductor())):
+        recipe.start_workers(CPU)
+        assert not started
+        recipe.start_workers(CUDA)
+    assert started == ["pool"]
+
+
 class Inner(nn.Module):
     def __init__(self):
         super().__init__()
