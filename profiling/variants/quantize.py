@@ -141,12 +141,14 @@ class Quantize(Transform):
         if not layers:
             hint = "" if self.conv_1x1 else " With conv_1x1: true, 1×1 convolutions count as linear layers."
             raise InputError(f"Quantize: {DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
+        names = {name: _names_of(module, layer) for name, layer in layers.items()}
         for pattern in (*self.include, *self.exclude):
-            if not any(fnmatchcase(name, pattern) for name in layers):
+            if not any(fnmatchcase(name, pattern) for each in names.values() for name in each):
                 some = ", ".join(list(layers)[:3]) or "it has none"
                 raise InputError(f"{pattern!r} matches no linear layer of {type(module).__name__} (such as: {some}).")
         uses = _observed(module, component, {name: _weight(layer) for name, layer in layers.items()})
-        tried = [self._tried(name, layer, uses[name], quantise, component) for name, layer in layers.items()]
+        quantise = _once(quantise)
+        tried = [self._tried(names[name], layer, uses[name], quantise, component) for name, layer in layers.items()]
         quantised = [each for each in tried if each.linear is not None]
         if CONFIGS[self.config].dense:
             for each in quantised:
@@ -183,16 +185,23 @@ class Quantize(Transform):
         return lambda layer: quantization.quantize_(layer, config, filter_fn=lambda *_: True)
 
     def _tried(
-        self, name: str, layer: nn.Module, use: _Use, quantise: Callable[[nn.Linear], None], component: Component
+        self,
+        names: Sequence[str],
+        layer: nn.Module,
+        use: _Use,
+        quantise: Callable[[nn.Linear, Tensor], None],
+        component: Component,
     ) -> _Layer:
-        """Quantise a copy of a layer, and call it once with its numbers of rows."""
-        found = _Layer(name, layer, use, self._reason_to_leave(name, layer, use, component.device))
-        if found.left is not None:
-            return found
+        """Quantise a copy of a layer, which has all these names, and call it once with its numbers of rows."""
+        reasons = {name: self._reason_to_leave(name, layer, use, component.device) for name in names}
+        found = _Layer(names[0], layer, use, reasons[names[0]])
+        for name, reason in reasons.items():
+            if reason is not None:
+                return replace(found, left=found.left or f"is also {name}: {reason}")
         linear = _as_linear(layer)
         before = linear.weight
         try:
-            quantise(linear)
+            quantise(linear, _weight(layer))
         except Exception as error:
             _raise_if_lost(error)
             return replace(found, left=f"torchao refuses it: {reason_of(error)}")
@@ -331,7 +340,9 @@ class _Reads(TorchFunctionMode):
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._weights = dict(weights)  # an id is that of a tensor only while it lives
-        self._names = {id(weight): name for name, weight in weights.items()}
+        self._names: dict[int, list[str]] = {}  # several of a weight that layers share
+        for name, weight in weights.items():
+            self._names.setdefault(id(weight), []).append(name)
         self.products: dict[str, list[int]] = {name: [] for name in weights}
         self.others: dict[str, str] = {}
 
@@ -340,8 +351,8 @@ class _Reads(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         for place, value in (*enumerate(args), *kwargs.items()):
             for each in value if isinstance(value, list | tuple) else (value,):
-                if id(each) in self._names:
-                    self._read(name, place, args, self._names[id(each)])
+                for layer in self._names.get(id(each), ()):
+                    self._read(name, place, args, layer)
         return func(*args, **kwargs)
 
     def _read(self, func: str, place: int | str, args: Sequence[Any], name: str) -> None:
@@ -411,6 +422,25 @@ def _as_linear(layer: nn.Module) -> nn.Linear:
     return linear
 
 
+def _once(quantise: Callable[[nn.Linear], None]) -> Callable[[nn.Linear, Tensor], None]:
+    """Return a function that quantises a layer made of a weight, each weight once: what is shared stays shared."""
+    quantised: dict[int, tuple[Tensor, nn.Parameter]] = {}  # with the weight, whose id it has while it lives
+
+    def quantise_once(layer: nn.Linear, weight: Tensor) -> None:
+        if id(weight) in quantised:
+            layer.weight = quantised[id(weight)][1]
+        else:
+            quantise(layer)
+            quantised[id(weight)] = weight, layer.weight
+
+    return quantise_once
+
+
+def _names_of(module: nn.Module, layer: nn.Module) -> tuple[str, ...]:
+    """Return every name of a submodule that may stand in several places."""
+    return tuple(name for name, each in module.named_modules(remove_duplicate=False) if each is layer)
+
+
 def _weight(layer: nn.Module | None) -> Tensor:
     weight = getattr(layer, "weight", None)
     assert isinstance(weight, Tensor)
@@ -418,11 +448,12 @@ def _weight(layer: nn.Module | None) -> Tensor:
 
 
 def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    """Return the module with `layer` as its submodule `name`, or `layer` where the name is empty."""
+    """Return the module with `layer` in all places of its submodule `name`, or `layer` where the name is empty."""
     if not name:
         return layer
-    parent, _, last = name.rpartition(".")
-    setattr(module.get_submodule(parent), last, layer)
+    for each in _names_of(module, module.get_submodule(name)):
+        parent, _, last = each.rpartition(".")
+        setattr(module.get_submodule(parent), last, layer)
     return module
 
 

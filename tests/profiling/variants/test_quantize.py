@@ -1,11 +1,12 @@
 """Quantised layers: which are chosen, why others stay, that their weights are read, and what each of them costs."""
 
+import copy
 import importlib.util
 from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.overrides import TorchFunctionMode
 
@@ -193,6 +194,82 @@ def test_a_module_that_is_one_convolution_is_replaced(tmp_path):
         assert step.run().shape == expected.shape
         assert difference(to_host(output=step.run()), to_host(output=expected)).error < 0.02
         assert len(step.explain()["sensitivity"].layers) == 1
+
+
+class Tied(nn.Module):
+    """A layer and a convolution in two places, two layers with one weight, and a head tied to an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.c = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.b, self.d = self.a, nn.Linear(16, 16)
+        self.d.weight = self.c.weight
+        self.point = nn.Conv1d(16, 16, 1)
+        self.again = nn.ModuleList([self.point])
+        self.embedding, self.head = nn.Embedding(8, 16), nn.Linear(16, 8)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        x = self.embedding(x) + self.b(self.a(self.embedding(x)))
+        x = self.d(self.c(x)).unsqueeze(-1)
+        return self.head(self.again[0](self.point(x)).squeeze(-1))
+
+
+class Rounded(Tensor):
+    """A stand-in for the weights of torchao: values of 8 bits, of another type."""
+
+
+def rounded(layer):
+    scale = layer.weight.abs().amax(1, keepdim=True) / 127
+    rounded = ((layer.weight / scale).round() * scale).as_subclass(Rounded)
+    layer.weight = nn.Parameter(rounded, requires_grad=False)
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=torchao)])
+@pytest.mark.parametrize("sensitivity", [False, True])
+def test_a_weight_that_layers_share_is_quantised_once_and_stays_shared(real, sensitivity, tmp_path, monkeypatch):
+    if not real:
+        monkeypatch.setattr(Quantize, "_quantiser", lambda self: rounded)
+    with torch.inference_mode():
+        net = component(Tied(), torch.arange(6))
+        expected = copy.deepcopy(net.module)
+        for each in (expected.a, expected.c, expected.point):
+            weight = each.weight.flatten(1)
+            scale = weight.abs().amax(1, keepdim=True) / 127
+            each.weight.copy_(((weight / scale).round() * scale).reshape(each.weight.shape))
+        transform = Quantize(config=INT8, conv_1x1=True, sensitivity=sensitivity)
+        step = Recipe(transforms=[transform]).prepare(net, tmp_path)
+        found = difference(to_host(output=step.run()), to_host(output=expected(torch.arange(6))))
+    assert found.error < (0.03 if real else 1e-6)
+    module = net.module
+    assert module.a is module.b
+    assert module.c.weight is module.d.weight
+    assert isinstance(module.point, Pointwise)
+    assert module.again[0] is module.point
+    choices = step.recipe[0].choices
+    assert choices.left == {"its weight is read by embedding, not only by its own product": 1}
+    assert [each.name for each in choices.layers if each.left is None] == ["a", "c", "d", "point"]
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"exclude": ["b"]}, {"a": "is also b: excluded"}),
+        ({"include": ["a", "c"]}, {"a": "is also b: not included", "d": "not included"}),
+        ({"exclude": ["d"]}, {"d": "excluded"}),
+    ],
+)
+def test_a_layer_in_two_places_stays_if_one_of_its_names_does(options, left, tmp_path, monkeypatch):
+    monkeypatch.setattr(Quantize, "_quantiser", lambda self: rounded)
+    with torch.inference_mode():
+        net = component(Tied(), torch.arange(6))
+        before = net.call()
+        step = Recipe(transforms=[Quantize(config=INT8, **options)]).prepare(net, tmp_path)
+        assert 0 < difference(to_host(output=step.run()), to_host(output=before)).error < 0.05
+    found = {each.name: each.left for each in step.recipe[0].choices.layers}
+    assert found.items() >= left.items()
+    assert type(net.module.c.weight.data) is Rounded
+    assert (net.module.d.weight is net.module.c.weight) is (left.get("d") is None)
 
 
 def test_what_a_kernel_needs():
