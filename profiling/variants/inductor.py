@@ -23,6 +23,7 @@ from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor import cpp_builder, exc
 from torch._inductor.async_compile import maybe_warm_pool
+from torch.utils.hooks import RemovableHandle
 
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, did_you_mean, printable
@@ -73,12 +74,13 @@ RECOMPILE_LIMIT = _RecompileLimit()
 class Inductor(Compiler):
     """Compile the module with `torch.compile`; the fields are its arguments, `options` those of inductor.
 
-    `regional` compiles repeated blocks once for each kind, and leaves the rest eager. `dynamic: null` then means
-    false, so that blocks of different sizes do not share slower code for any size. `keep_kernels` writes inductor's
-    code into the run folder.
+    `regional` compiles repeated blocks once for each kind, and leaves the rest eager; with `rest` the parts between the
+    blocks are compiled, too, without `fullgraph`. `dynamic: null` then means false, so that blocks of different sizes
+    do not share slower code for any size. `keep_kernels` writes inductor's code into the run folder.
 
     Raises:
-        InputError: an unknown mode or option, or `options` together with a `mode`, which torch refuses.
+        InputError: an unknown mode or option, `options` together with a `mode`, which torch refuses, or `rest` without
+        `regional`.
 
     """
 
@@ -87,6 +89,7 @@ class Inductor(Compiler):
     dynamic: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     regional: bool = False
+    rest: bool = False
     keep_kernels: bool = False
 
     def __post_init__(self) -> None:
@@ -99,6 +102,8 @@ class Inductor(Compiler):
             )
         if self.mode not in (None, "default") and self.options:
             raise InputError(f"torch.compile accepts a mode or options, not both: drop mode={self.mode} or options.")
+        if self.rest and not self.regional:
+            raise InputError("compiler: rest: true goes with regional: true. Set both, or neither.")
         known = torch._inductor.list_options()
         for name in self.options:
             if name not in known:
@@ -114,7 +119,7 @@ class Inductor(Compiler):
     @property
     def of_a_layer(self) -> Inductor:
         """The same without regions, which a layer has none of."""
-        return replace(self, regional=False)
+        return replace(self, regional=False, rest=False)
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
         """Return why CUDA graphs of inductor's own cannot be combined with regions or a capture, or None."""
@@ -179,7 +184,8 @@ class Inductor(Compiler):
                 f"compiler: regional: true compiles repeated blocks once, and {type(module).__name__} has none "
                 "(modules of one class and of the same sizes in a ModuleList or a Sequential). Write regional: false."
             )
-        before, regions = snapshot(), _Regions(module, blocks, self._compiled)
+        rest = replace(self, fullgraph=False)._compiled(module) if self.rest else None
+        before, regions = snapshot(), _Regions(module, blocks, self._compiled, rest)
         try:
             shapes = first_calls(regions, examples)
             called = regions.called
@@ -196,7 +202,8 @@ class Inductor(Compiler):
             raise
         kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in called))
         compiled = "1 graph" if graphs == 1 else f"{graphs} graphs"
-        note = f"{compiled} compiled for {len(called)} repeated blocks ({kinds}); the rest is eager"
+        rest_is = "; the rest is eager" if rest is None else " and the parts between them"
+        note = f"{compiled} compiled for {len(called)} repeated blocks ({kinds}){rest_is}"
         return Outcome(regions, changed=graphs, notes=(note,), close=regions.close, shapes=shapes)
 
     def _compiled(self, module: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,10 +270,22 @@ def _kind(module: nn.Module) -> Hashable:
 
 
 class _Regions:
-    """A module whose blocks run compiled if it is called through this object, and eagerly if called directly."""
+    """A module whose blocks run compiled if it is called through this object, and eagerly if called directly.
 
-    def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], compiled: Callable[..., Any]) -> None:
-        self._module, self._blocks, self._active = module, blocks, False
+    `compiled` compiles a method. `rest` is the module under torch.compile: it splits its graph at each block, and runs
+    a function that calls blocks in a loop eagerly. None: all but the blocks is eager.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        blocks: Sequence[nn.Module],
+        compiled: Callable[..., Any],
+        rest: Callable[..., Any] | None,
+    ) -> None:
+        self._call, self._blocks, self._active = module if rest is None else rest, blocks, False
+        call_block = self._call_block if rest is None else torch.compiler.disable(self._call_block)
+        self._hooks: list[RemovableHandle] = []
         self._called: set[int] = set()
         forms: dict[Callable[..., Any], Callable[..., Any]] = {}  # by method: torch.compile takes 10 ms
         for block in blocks:
@@ -277,12 +296,14 @@ class _Regions:
                 form = partial(forms.get(function) or forms.setdefault(function, compiled(function)), block)
             else:  # a forward of the instance
                 form = compiled(method)
-            block._compiled_call_impl = partial(self._call_block, block, form)
+            block._compiled_call_impl = partial(call_block, block, form)
+            if rest is not None:  # of a module without hooks Dynamo inlines the forward without looking at that
+                self._hooks.append(block.register_forward_pre_hook(_no_hook))
 
     def __call__(self, /, *args: Any, **inputs: Any) -> Any:
         self._active = True
         try:
-            return self._module(*args, **inputs)
+            return self._call(*args, **inputs)
         finally:
             self._active = False
 
@@ -301,6 +322,12 @@ class _Regions:
         """Leave the blocks as they were."""
         for block in self._blocks:
             vars(block).pop("_compiled_call_impl", None)
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _no_hook(*_: object) -> None:
+    """Change nothing."""
 
 
 def _has_compiled_code(module: nn.Module) -> bool:

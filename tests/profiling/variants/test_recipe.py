@@ -381,6 +381,48 @@ def test_each_kind_of_block_is_compiled_once(tmp_path):
     assert not any("_compiled_call_impl" in vars(block) for block in net.module.modules())
 
 
+class Embedding(nn.Module):
+    """Calls that surround a stack of blocks, which is called in a loop, and one straight after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack, self.head = Stack(), nn.Linear(8, 8)
+        self.pair = nn.ModuleList(Block(8) for _ in range(2))
+
+    def forward(self, x):
+        x = self.stack(torch.sin(x) + 1)
+        x = self.pair[1](torch.tanh(self.pair[0](x)) * 2)
+        return torch.cos(self.head(x)).square()
+
+
+def test_the_parts_between_blocks_are_compiled_too(tmp_path):
+    """Whether blocks are called in a loop or one after the other, and with a state that is reset between calls."""
+    with torch.inference_mode():
+        net = component(Embedding(), torch.randn(2, 4), torch.randn(3, 4))
+        expected, other = net.call(), net.module(**net.extra_inputs[0])
+        step = Recipe(compiler=Inductor(regional=True, rest=True, fullgraph=True)).prepare(net, tmp_path)
+        again = snapshot()
+        for _ in range(2):
+            net.reset()
+            torch.testing.assert_close(step.call(), expected)
+            torch.testing.assert_close(step.extra_steps[0](), other)
+        assert snapshot().since(again).describe() is None
+        names = _kernels_of(step.call)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert torch.equal(net.call(), expected), "the module itself is eager, bit for bit"
+        step.close()
+    (row,) = step.recipe
+    assert row.notes == (f"{row.changed} graphs compiled for 9 repeated blocks (Block) and the parts between them",)
+    assert not {"aten::sin", "aten::cos", "aten::tanh"} & names, "fused"
+    assert not any("_compiled_call_impl" in vars(block) or block._forward_pre_hooks for block in net.module.modules())
+
+
+def _kernels_of(call):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        call()
+    return {event.name for event in profiler.events()}
+
+
 class Patched(Stack):
     """One of its blocks has a forward of its own, and another one a hook."""
 
@@ -427,6 +469,11 @@ def test_a_module_without_repeated_blocks_is_refused(tmp_path):
         regional(component(nn.Linear(4, 4), input=torch.ones(1, 4)), tmp_path)
     with pytest.raises(InputError, match="compiles the forward of repeated blocks, and Inner calls only"):
         regional(component(Inner(), torch.ones(1, 4)), tmp_path)
+
+
+def test_the_rest_is_compiled_around_blocks_only():
+    with pytest.raises(InputError, match="rest: true goes with regional: true"):
+        Inductor(rest=True)
 
 
 @pytest.mark.parametrize(
