@@ -13,7 +13,7 @@ from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import printable
 from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, show, significant
 from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, Git, encode_environment
-from profiling.results.judgement import sm_clock
+from profiling.results.judgement import holds_rate, sm_clock
 from profiling.results.measured import ClockConditions
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
@@ -203,7 +203,8 @@ def _properties(record: Record) -> dict[str, object]:
     if loop is not None:
         names = ("schedule", "pace", "deliver", "gc", "frames", "late")
         known |= {name: getattr(loop, name) for name in names} | loop.settings
-        known |= {f"holds {rate.fps:g} FPS": "yes" if rate.holds else "no" for rate in record.deadlines}
+        holds = {True: "yes", False: "no", None: "cannot tell"}
+        known |= {f"holds {rate.fps:g} FPS": holds[holds_rate(record, rate)] for rate in record.deadlines}
     known["parity"] = "not checked" if parity is None else "checked"
     return known
 

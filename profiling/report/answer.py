@@ -31,8 +31,10 @@ from profiling.results.judgement import (
     correct_baseline,
     disturbance_explains,
     fastest_correct,
+    holds_rate,
     intervals_overlap,
     lost,
+    others_explain_miss,
     same_code_explains,
     same_code_share,
     took_turns,
@@ -183,9 +185,11 @@ def held_rate(record: Record) -> str | None:
     are not judged.
     """
     if record.is_realtime:
-        held = [deadline.fps for deadline in record.deadlines if deadline.holds]
-        missed = [deadline.fps for deadline in record.deadlines if not deadline.holds]
-        return f"{max(held):g} FPS" if held else f"below {min(missed):g} FPS" if missed else None
+        rates = {deadline.fps: holds_rate(record, deadline) for deadline in record.deadlines}
+        held = [fps for fps, is_held in rates.items() if is_held]
+        if None in rates.values():
+            return f"{max(held):g} FPS or more" if held else CANNOT_TELL
+        return f"{max(held):g} FPS" if held else f"below {min(rates):g} FPS" if rates else None
     wall = record.metrics.wall_ms
     if wall is None or record.training is not None:  # a training step delivers no frames
         return None
@@ -202,15 +206,14 @@ def held_rate(record: Record) -> str | None:
 def fits_budget(record: Record, budget_ms: float) -> bool | None:
     """Return whether the p99 of a call (of few calls: the longest) fits; None if others may be why it does not.
 
-    Other processes only lengthen calls: a disturbed record that fits would fit alone, too; one whose shortest call does
-    not fit would not.
+    Other processes only lengthen calls: a disturbed record that fits would fit alone, too.
     """
-    wall, taken = record.metrics.wall_ms, lost(record)
+    wall = record.metrics.wall_ms
     if wall is None:
         return None
     if wall.tail[1] <= budget_ms:
         return True
-    return None if taken is not None and taken.disturbs and wall.min <= budget_ms else False
+    return None if others_explain_miss(record, budget_ms) else False
 
 
 def summary_of(record: Record) -> Summary | None:

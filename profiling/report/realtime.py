@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiling.errors import printable
-from profiling.report.answer import FRAMES, number_in
+from profiling.report.answer import CANNOT_TELL, FRAMES, number_in
 from profiling.report.budget import BUDGET, budget_parts, budget_views
 from profiling.report.charts import (
     CUT_NOTE,
@@ -42,6 +42,7 @@ from profiling.report.run_data import (
 )
 from profiling.report.slow import slow_marks, slow_tables, slow_words, summed_words
 from profiling.report.table import Column, Depth
+from profiling.results.judgement import holds_rate, lost, others_explain_miss
 from profiling.results.measured import LEAST_FOR
 from profiling.results.record import Deadline, MemoryTrend, Realtime, Record
 
@@ -110,15 +111,10 @@ def verdict(record: Record) -> str:
         return _joined(f"{wrong_because(record)}, its times do not count{reason}", _leaks(record))
     if loop is None or loop.holds is None or not loop.target_fps:
         return _joined("no frame was compared with a deadline", _leaks(record))
-    held = [f"{deadline.fps:g}" for deadline in record.deadlines if deadline.holds]
-    missed = [f"{deadline.fps:g}" for deadline in record.deadlines if not deadline.holds]
-    rates = f"Holds {listed(held)} FPS" if held else f"Holds none of {listed(missed)} FPS" if missed else ""
-    if held and missed:
-        rates += f", not {listed(missed, last='or')}"
     return _joined(
-        f"{loop.target_fps:g} FPS: {'yes' if loop.holds else 'no'}",
+        f"{loop.target_fps:g} FPS: {_target_words(record, loop)}",
         _budget_words(loop),
-        rates,
+        _rate_words(record),
         _first_frame(loop),
         _longest_stage(record),
         slow_words(loop),
@@ -126,6 +122,27 @@ def verdict(record: Record) -> str:
         _leaks(record),
         _spikes(loop),
     )
+
+
+def _target_words(record: Record, loop: Realtime) -> str:
+    """Return yes, no, or why it cannot be told whether the target rate is held."""
+    taken = lost(record)
+    if not loop.holds and taken is not None and others_explain_miss(record, loop.budget_ms):
+        return f"{CANNOT_TELL}, {taken.words}"
+    return "yes" if loop.holds else "no"
+
+
+def _rate_words(record: Record) -> str:
+    """Name the rates that are held, those that are not, and those of which that cannot be told."""
+    rates = {f"{deadline.fps:g}": holds_rate(record, deadline) for deadline in record.deadlines}
+    held, missed, unknown = ([fps for fps, each in rates.items() if each is kind] for kind in (True, False, None))
+    words = f"Holds {listed(held)} FPS" if held else ""
+    if missed:
+        words = f"{words}, not {listed(missed, last='or')}" if held else f"Holds none of {listed(missed)} FPS"
+        words = words if held or len(missed) > 1 else f"Does not hold {missed[0]} FPS"
+    unsure = f"{CANNOT_TELL} of {listed(unknown)} FPS" if unknown else ""
+    sentence = "; ".join(filter(None, (words, unsure)))
+    return f"{sentence[:1].upper()}{sentence[1:]}"
 
 
 def _joined(*sentences: str) -> str:
@@ -302,7 +319,11 @@ def _loop(read: Callable[[Realtime], Value | None]) -> Callable[[Record], Value 
 def _held(record: Record) -> str | None:
     if not record.deadlines or not record.is_correct:
         return None
-    return ", ".join(f"{deadline.fps:g}" for deadline in record.deadlines if deadline.holds) or "none"
+    rates = {f"{deadline.fps:g}": holds_rate(record, deadline) for deadline in record.deadlines}
+    held = ", ".join(fps for fps, is_held in rates.items() if is_held)
+    if None in rates.values():
+        return f"{held} or more" if held else CANNOT_TELL
+    return held or "none"
 
 
 _FRAME_COLUMNS = (
@@ -333,7 +354,7 @@ def _underruns(size: str) -> Callable[[_Rate], float | None]:
 _DEADLINES = (
     Column[_Rate]("FPS", lambda row: row[1].fps, "fps"),
     Column[_Rate]("budget", lambda row: row[1].budget_ms, "ms"),
-    Column[_Rate]("holds", lambda row: row[1].holds if row[0].is_correct else None, "flag"),
+    Column[_Rate]("holds", lambda row: holds_rate(*row) if row[0].is_correct else None, "flag"),
     Column[_Rate]("late", lambda row: row[1].misses, "count", measured=True, unit="frames"),
     Column[_Rate]("longest run", lambda row: row[1].longest_run, "count", measured=True, unit="frames"),
     Column[_Rate]("longest stall", lambda row: row[1].longest_stall_ms, "ms", measured=True),

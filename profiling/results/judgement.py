@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from msgspec.structs import replace
 
 from profiling.results.measured import LEAST_VALUES, ClockConditions, Summary
-from profiling.results.record import BASELINE, Record
+from profiling.results.record import BASELINE, Deadline, Record
 
 #: Others disturbed a window of calls where they took more than this share of its time (0 to 1). In the shortest window,
 #: of 0.1 s, one time slice of the scheduler (3 to 4 ms) delays one call of ten, which moves no median; two may.
@@ -160,7 +160,39 @@ def disturbance_explains(faster: Record, slower: Record) -> Lost | None:
     one, other = _times(faster), _times(slower)
     if taken is None or one is None or other is None:
         return taken
-    return None if one.tail[1] < other.min * (1 - (from_slower.share if from_slower else 0.0)) else taken
+    return None if one.tail[1] < other.min * (1 - (_most_lost(slower) if from_slower else 0.0)) else taken
+
+
+def others_explain_miss(record: Record, budget_ms: float) -> bool:
+    """Return whether others may be why calls or frames miss a budget: without them, the shortest one would meet it."""
+    taken, times = lost(record), _times(record)
+    if taken is None or not taken.disturbs or times is None:
+        return False
+    return times.min * (1 - _most_lost(record)) <= budget_ms
+
+
+def _most_lost(record: Record) -> float:
+    """Return the largest share of the time that others can have cost a record: 0 to 1.
+
+    Threads that compute on a CPU may wait one after the other, each time delaying all: the waits of all threads add up.
+    Of a loop only the longest wait is known.
+    """
+    taken, wall, conditions = lost(record), record.metrics.wall_ms, record.metrics.latency
+    if taken is None:
+        return 0.0
+    if taken.of == "GPU" or not (record.device or "").startswith("cpu"):
+        return taken.share
+    if record.realtime is not None:
+        return 1.0
+    waited_ms = conditions.run_queue_wait_ms if conditions is not None else None
+    timed_ms = wall.mean * wall.n if wall is not None else 0.0
+    return min(1.0, max(taken.share, waited_ms / timed_ms if waited_ms and timed_ms > 0 else 0.0))
+
+
+def holds_rate(record: Record, rate: Deadline) -> bool | None:
+    """Return whether a loop holds the rate of one of its deadlines; None if others may be why it does not."""
+    chunk = (record.realtime.frames_per_tick if record.realtime is not None else None) or 1
+    return None if not rate.holds and others_explain_miss(record, chunk * rate.budget_ms) else rate.holds
 
 
 def _repeated(record: Record) -> bool:

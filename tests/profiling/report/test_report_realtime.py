@@ -117,6 +117,21 @@ def test_a_loop_that_stalls_names_its_causes(stalled: Section) -> None:
     assert verdict(build_loop("cuda_graph", in_time)) == HOLDS, "slow frames in time are no matter of the verdict"
 
 
+def test_what_others_may_have_prevented_is_not_judged(stalled: Section) -> None:
+    record = build_loop("baseline", {**stalled, "cpu_lost_share": 0.38})
+    assert verdict(record).startswith(
+        "60 FPS: cannot tell, other processes took 38% of the CPU. 12 of 600 frames miss their 16.7 ms budget "
+        "(p50 9.0, p99 31.2), the longest by 28.4 ms. Holds 24 and 30 FPS; cannot tell of 60 and 120 FPS. "
+    )
+    found = titled(realtime_section(run_data(record)))
+    assert found["Frames"][0]["holds FPS"] == "24, 30 or more"
+    assert [row["holds"] for row in found["Deadlines"]] == ["yes", "yes", "–", "–"]
+    quick = {"24": stalled["deadlines"]["24"] | {"holds": False}, "120": stalled["deadlines"]["120"]}
+    slow = {**stalled, "cpu_lost_share": 0.38, "deadlines": quick}
+    slow["frame_ms"] = stalled["frame_ms"] | {"min": 20.0}
+    assert "Does not hold 120 FPS; cannot tell of 24 FPS." in verdict(build_loop("baseline", slow))
+
+
 def test_every_frame_may_miss_its_budget() -> None:
     section = frame_loop(23.4, late=600, holds=False)
     section["frame_ms"]["p99"] = 23.8
