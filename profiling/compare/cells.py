@@ -116,9 +116,17 @@ def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
     limit = 1 + threshold
     if any(cell.verdict == "slower" and cell.ratio is not None and cell.ratio > limit for cell in cells):
         return SLOWER
-    compared = [cell for cell in cells if cell.verdict != "not compared"]
-    undecided = [cell for cell in compared if _could_be_slower(cell, threshold)]
-    return UNKNOWN if undecided or not compared or any(cell.unmatched for cell in cells) else PASSED
+    compared = any(cell.verdict != "not compared" for cell in cells)
+    return UNKNOWN if undecided(cells, threshold) or not compared else PASSED
+
+
+def undecided(cells: Sequence[CellComparison], threshold: float) -> list[CellComparison]:
+    """Return the cells of which it cannot be told whether B is slower; one that B lost is among them."""
+    return [
+        cell
+        for cell in cells
+        if cell.unmatched or (cell.verdict != "not compared" and _could_be_slower(cell, threshold))
+    ]
 
 
 def _could_be_slower(cell: CellComparison, threshold: float) -> bool:

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
-from profiling.compare.cells import PASSED, SLOWER, CellComparison, Verdict, compare_cells, confidence_level, exit_code
+from profiling.compare.cells import (
+    PASSED,
+    SLOWER,
+    CellComparison,
+    Verdict,
+    compare_cells,
+    confidence_level,
+    exit_code,
+    undecided,
+)
 from profiling.compare.command import paragraph, section_text
 from profiling.compare.differences import CellChanges, Difference, cell_changes, run_differences, unknown_differences
 from profiling.compare.energy import LEAST_SHARE, EnergyComparison, compare_energy, energy_table
@@ -19,7 +28,7 @@ from profiling.report.format import count_of, estimate, show
 from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table
 
-EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 cannot tell of every cell"
+EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 of some cells it cannot be told"
 
 #: Colour and symbol of each verdict: triangles point to faster (left) and slower (right).
 _MARKERS = {
@@ -119,7 +128,9 @@ def conclusion(cells: Sequence[CellComparison], threshold: float) -> tuple[str, 
     numbers = Counter(cell.verdict for cell in cells)
     counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in get_args(Verdict) if numbers[verdict])
     limit, code = f"{100 * threshold:.4g}%", exit_code(cells, threshold)
-    unknown = f"Cannot tell for every cell whether B is slower by more than {limit}"
+    open_cells, of = len(undecided(cells, threshold)), sum(cell.verdict != "not compared" for cell in cells)
+    of += sum(cell.unmatched for cell in cells if cell.verdict == "not compared")
+    unknown = f"Of {open_cells} of {count_of(of, 'cell')} it cannot be told whether B is slower by more than {limit}"
     if set(numbers) == {"not compared"}:
         unknown = "Nothing was compared: no cell was measured, and correct, in both"
     answer = {
