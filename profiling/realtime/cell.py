@@ -35,12 +35,14 @@ from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
     EAGER,
+    Mixed,
     Prepared,
     begin_session,
     build_stages,
     calibrated,
     check_variant,
     eager_outputs,
+    for_stages,
     load_stages,
     pipeline_subject,
     play_session,
@@ -52,9 +54,9 @@ from profiling.realtime.recovery import describe_loop
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
 from profiling.results.frames import Journal, Series, recover_series, stage_names
-from profiling.results.record import Parity, Prepare, RecipeStep, TraceAnalysis, merge_metric
+from profiling.results.record import Parity, Prepare, TraceAnalysis, merge_metric
 from profiling.roofline.section import frame_roofline
-from profiling.run.cell import Cell, check_changes, measured_by, metrics_of, prepare_phases, warm_up
+from profiling.run.cell import Cell, measured_by, metrics_of, prepare_phases, warm_up
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Phase
 from profiling.run.trace_passes import TracePasses
@@ -62,6 +64,7 @@ from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
 from profiling.trace.counters import compile_seconds, snapshot
 from profiling.trace.events import read_events, timeline
 from profiling.trace.profiler import synchronize, trace_step
+from profiling.variants.recipe import check_changes
 from profiling.variants.variant import Step, Variant
 
 #: Sessions whose first frame is timed.
@@ -81,6 +84,15 @@ class RealtimeCell(Cell):
     fused_stages: set[str] = field(default_factory=set)  # stages whose operators a compiler fused
     calibration: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # what stages have chosen, by stage
     energy: Energy | None = None  # before the loop: the idle power, or why there is no energy
+
+    def variant(self) -> Variant:
+        """Return the variant as it prepares all stages.
+
+        Raises:
+            InputError: it refuses its options.
+
+        """
+        return for_stages(super().variant())
 
     def measure(self) -> None:
         """Load, compute references, prepare, check, play, trace, and compare the frames with their roofline."""
@@ -210,11 +222,8 @@ class RealtimeCell(Cell):
             recipe = [msgspec.structs.replace(each, stage=name) for name, step in steps.items() for each in step.recipe]
             if recipe:
                 self.add(recipe=recipe)
-            by_variant: dict[int, list[Sequence[RecipeStep]]] = {}
-            for name, step in steps.items():
-                by_variant.setdefault(id(stage_variant(variant, name)), []).append(step.recipe)
-            for recipes in by_variant.values():
-                check_changes(recipes)
+            if not isinstance(variant, Mixed):
+                check_changes(step.recipe for step in steps.values())
             total = time.perf_counter() - started
             phases = prepare_phases(compiling, [each for step in steps.values() for each in step.recipe])
             for name, component in prepared.components.items():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,18 @@ class Mixed(Variant):
     def __call__(self, component: Component, folder: Path) -> Step:
         """Prepare `component`, which is named like its stage, by the variant of that stage."""
         return self.stages[component.name](component, folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRecipe(Recipe):
+    """A recipe that prepares all stages of a loop; a transform may change some of them only."""
+
+    needs_changes: ClassVar[bool] = False
+
+
+def for_stages(variant: Variant) -> Variant:
+    """Return the variant as it prepares all stages of a loop."""
+    return StageRecipe(**vars(variant)) if type(variant) is Recipe else variant
 
 
 def stage_variant(variant: Variant, stage: str) -> Variant:

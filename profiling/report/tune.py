@@ -9,7 +9,7 @@ from profiling.errors import printable
 from profiling.report.answer import CANNOT_TELL, median_of
 from profiling.report.charts import Chart, Figure, View, axis, figure, plain, points, scale
 from profiling.report.doubts import doubts_of
-from profiling.report.format import Computed, Estimate, Value, estimate, listed, significant
+from profiling.report.format import Computed, Estimate, Value, count_of, estimate, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, name_of
 from profiling.report.starts import prepare_seconds
@@ -181,7 +181,7 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
         facts.append(f"relative L2 error {won.parity.rel_l2:.2g}")
     if won.prepare is not None:
         facts.append(f"prepared in {significant(won.prepare.from_cold, 3)} s from an empty cache")
-    tried = sum(each.status != "skipped" for each in group)
+    tried = sum(each.status != "skipped" and each.variant != BASELINE for each in group)
     fastest = _fastest(group)
     if fastest is not None and fastest is not won:
         more = f"{significant((gain(fastest) or 1.0) / (gain(won) or 1.0), 3)}×"
@@ -190,7 +190,7 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
     words = f"the winner is {won.variant}"
     if won.variant == BASELINE:
         use, words = "", f"no recipe {'was' if fastest is won else 'can be told to be'} faster than eager"
-    return f"{won.component}: {words} ({', '.join(facts)}; {tried} recipes were tried). {use}".rstrip()
+    return f"{won.component}: {words} ({', '.join(facts)}; tried: {count_of(tried, 'recipe')}). {use}".rstrip()
 
 
 def _slower(row: Contribution) -> Value | None:

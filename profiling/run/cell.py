@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import CHECK_SEED, first_call
-from profiling.errors import InputError, SkippedError, reason_of
+from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import TakeTurns
 from profiling.results.record import (
@@ -182,12 +182,7 @@ class Cell(ABC):
             self.note(f"{action} failed: {reason_of(error)}")
 
     def prepare(self, variant: Variant, component: Component) -> Step:
-        """Prepare the step (compile, capture, …) and record the duration, between two moments of an idle device.
-
-        Raises:
-            SkippedError: a transform changes nothing in the module.
-
-        """
+        """Prepare the step (compile, capture, …) and record the duration, between two moments of an idle device."""
         with self.phase("prepare"):
             before, compiling, started = snapshot(), compile_seconds(), perf_counter()
             step = variant.prepare(component, Path(self.job.run) / "kernels" / self.job.name)
@@ -195,9 +190,6 @@ class Cell(ABC):
             seconds = perf_counter() - started
             phases = prepare_phases(compiling, step.recipe)
             try:
-                if step.recipe:
-                    self.add(recipe=step.recipe)
-                check_changes([step.recipe])
                 step.call()
                 synchronize(component.device)
                 first_call_s = perf_counter() - started
@@ -209,6 +201,8 @@ class Cell(ABC):
             times = {"seconds": seconds, "first_call_s": first_call_s, "phases": phases}
             self.add(prepare=Prepare(**times, **warmed_up, **asdict(counters)))
             self.compiled = counters.graphs > 0 or any(each.kind == "compiler" for each in step.recipe)
+            if step.recipe:
+                self.add(recipe=step.recipe)
             return step
 
     def close(self, step: Step) -> None:
@@ -368,20 +362,6 @@ def prepare_phases(before: Mapping[str, float], recipe: Iterable[RecipeStep]) ->
         if spent:
             phases[phase] = phases.get(phase, 0.0) + spent
     return phases
-
-
-def check_changes(recipes: Iterable[Sequence[RecipeStep]]) -> None:
-    """Check that each transform of a variant changed one of the modules that were prepared by `recipes`.
-
-    Raises:
-        SkippedError: a transform counted no changes in any of them.
-
-    """
-    for steps in zip(*recipes, strict=False):
-        if all(step.kind == "transform" and step.changed == 0 for step in steps):
-            reasons = dict.fromkeys(note for step in steps for note in step.notes)
-            why = f": {'; '.join(reasons)}" if reasons else ""
-            raise SkippedError(f"transform {steps[0].name} changes nothing{why}")
 
 
 def warm_up(components: Mapping[str, Component], steps: Mapping[str, Step]) -> dict[str, Any]:

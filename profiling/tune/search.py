@@ -276,7 +276,7 @@ class Search:
         """Return the record of a cell that has ended before it was timed, as skipped if its recipe changes nothing."""
         record = self._run.records[job.cell]
         if record.reason is not None and DID_NOTHING in record.reason:  # nobody asked for this step in particular
-            reason = record.reason.replace(DID_NOTHING, "changes nothing")
+            reason = f"changes nothing{record.reason.partition(DID_NOTHING)[2]}"
             record = msgspec.structs.replace(record, status="skipped", reason=reason, bad_input=False)
             self._run.cells.keep(record)
         return record

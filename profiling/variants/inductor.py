@@ -26,7 +26,7 @@ from torch._inductor.async_compile import maybe_warm_pool
 from torch.utils.hooks import RemovableHandle
 
 from profiling.components.trees import dotted, form_of, keyed_leaves
-from profiling.errors import InputError, did_you_mean, printable
+from profiling.errors import InputError, SkippedError, did_you_mean, printable
 from profiling.results.record import ShapeCompile
 from profiling.trace.counters import COMPILES_NOTHING, CompileCounters, snapshot
 from profiling.trace.generated_code import kept_kernels
@@ -180,7 +180,7 @@ class Inductor(Compiler):
     def _compile_blocks(self, module: nn.Module, examples: Sequence[Mapping[str, Any]]) -> Outcome:
         blocks = repeated_blocks(module)
         if not blocks:
-            raise InputError(
+            raise SkippedError(
                 f"compiler: regional: true compiles repeated blocks once, and {type(module).__name__} has none "
                 "(modules of one class and of the same sizes in a ModuleList or a Sequential). Write regional: false."
             )

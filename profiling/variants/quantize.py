@@ -424,7 +424,7 @@ def _as_linear(layer: nn.Module) -> nn.Linear:
 
 def _once(quantise: Callable[[nn.Linear], None]) -> Callable[[nn.Linear, Tensor], None]:
     """Return a function that quantises a layer made of a weight, each weight once: what is shared stays shared."""
-    quantised: dict[int, tuple[Tensor, nn.Parameter]] = {}  # with the weight, whose id it has while it lives
+    quantised: dict[int, tuple[Tensor, Any]] = {}  # with the weight, whose id it has while it lives
 
     def quantise_once(layer: nn.Linear, weight: Tensor) -> None:
         if id(weight) in quantised:

@@ -45,7 +45,7 @@ class Outcome:
 
     Attributes:
         call: passed to the next step; an nn.Module after a transform, else any callable with the same arguments.
-        changed: number of places or modules changed, or graphs made; None: not counted. A cell with a transform that
+        changed: number of places or modules changed, or graphs made; None: not counted. The cell of a transform that
             counts 0 is skipped.
         notes: remarks for the record, one line each; of a transform that changed nothing, the reasons.
         packages: files that a compiler made ahead of time, for the record.
@@ -167,6 +167,8 @@ class Recipe(Variant):
 
     """
 
+    #: Whether a transform that changes nothing in the module ends the preparation.
+    needs_changes: ClassVar[bool] = True
     transforms: Sequence[AnyTransform] = ()
     compiler: Compiler | None = None
     capture: CudaGraph | None = None
@@ -215,6 +217,7 @@ class Recipe(Variant):
 
         Raises:
             InputError: a transform or the compiler refuses the module, or a transform returns no module.
+            SkippedError: a transform changes nothing in the module, or the compiler finds nothing to compile in it.
             RuntimeError: a transform or the compiler failed.
             CaptureError: the call cannot be captured.
 
@@ -261,6 +264,8 @@ class Recipe(Variant):
                             f"transform {name} returned {type(outcome.call).__name__}. Return a torch.nn.Module."
                         )
                     branch.module = branch.call = outcome.call
+            if self.needs_changes:
+                check_changes([log.steps])
         return branches
 
     def _compile(
@@ -379,6 +384,20 @@ def _first_cause(error: BaseException) -> BaseException:
             break
         error = inner
     return error
+
+
+def check_changes(recipes: Iterable[Sequence[RecipeStep]]) -> None:
+    """Check that each transform of a variant changed one of the modules that were prepared by `recipes`.
+
+    Raises:
+        SkippedError: a transform counted no changes in any of them.
+
+    """
+    for steps in zip(*recipes, strict=False):
+        if all(step.kind == "transform" and step.changed == 0 for step in steps):
+            reasons = dict.fromkeys(note for step in steps for note in step.notes)
+            why = f": {'; '.join(reasons)}" if reasons else ""
+            raise SkippedError(f"transform {steps[0].name} changes nothing{why}")
 
 
 def counted_rows(rows: int) -> str:

@@ -149,6 +149,19 @@ def test_a_loop_whose_variant_changes_the_networks_says_how_far_it_drifts(realti
     assert record.recipe[0].choices.replaced > 0
 
 
+def test_a_transform_may_change_some_stages_only(realtime):
+    """The picture has 2D convolutions, the sound has none; a mix asks for the transform in the sound alone."""
+    variants = ("variant=[channels_last_compile,baseline]", "variant.channels_last_compile.compiler=null")
+    mix = "mix={world:baseline,picture:baseline,sound:channels_last_compile}"
+    outcome = realtime(*variants, "metric=[parity]", HERE, *FEW)
+    (record,) = (each for each in read_records(outcome.folder).records if each.variant != "baseline")
+    changed = {step.stage: step.changed for step in record.recipe}
+    assert (record.status, changed["sound"], changed["picture"] > 0) == ("ok", 0, True), record.reason
+    (mixed,) = read_records(realtime(*variants, mix, "metric=[parity]", HERE, *FEW).folder).records
+    assert mixed.status == "skipped"
+    assert mixed.reason.startswith("transform ChannelsLast changes nothing: ")
+
+
 def test_frames_before_a_failure_are_kept(realtime):
     """Two failures in the same call of the same network: an error, and the death of the process."""
     frames = {}

@@ -18,12 +18,12 @@ from profiling.components.reference import learning_calls
 from profiling.errors import InputError, SkippedError
 from profiling.fx_passes.linear import FuseParallelLinears
 from profiling.graphs import CaptureError
-from profiling.run.cell import check_changes
+from profiling.realtime.prepare import for_stages
 from profiling.run.job import as_recipe
 from profiling.trace.counters import snapshot
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import Inductor, repeated_blocks
-from profiling.variants.recipe import Compiler, Outcome, Recipe, Transform
+from profiling.variants.recipe import Compiler, Outcome, Recipe, Transform, check_changes
 from profiling.variants.rewrite import Rewrite
 from profiling.variants.transforms import ChannelsLast
 
@@ -319,11 +319,12 @@ NOTHING_FOUND = "Rewrite changes nothing: no pass found anything to replace in L
     ],
 )
 def test_a_transform_that_counts_no_changes_skips_the_cell(transform, changed, says, tmp_path):
-    with torch.inference_mode():
-        step = Recipe(transforms=[transform])(component(nn.Linear(2, 2), input=torch.ones(1, 2)), tmp_path)
+    linear = component(nn.Linear(2, 2), input=torch.ones(1, 2))
+    step = for_stages(Recipe(transforms=[transform]))(linear, tmp_path)
     assert step.recipe[0].changed == changed
-    with nullcontext() if says is None else pytest.raises(SkippedError, match=says):
-        check_changes([step.recipe])
+    for check in (lambda: Recipe(transforms=[transform])(linear, tmp_path), lambda: check_changes([step.recipe] * 2)):
+        with nullcontext() if says is None else pytest.raises(SkippedError, match=says):
+            check()
     other_stage = [msgspec.structs.replace(step.recipe[0], changed=1)]
     check_changes([step.recipe, other_stage])
 
@@ -465,7 +466,7 @@ class Inner(nn.Module):
 
 def test_a_module_without_repeated_blocks_is_refused(tmp_path):
     regional = Recipe(compiler=Inductor(regional=True))
-    with pytest.raises(InputError, match=r"Linear has none .* Write regional: false"):
+    with pytest.raises(SkippedError, match=r"Linear has none .* Write regional: false"):
         regional(component(nn.Linear(4, 4), input=torch.ones(1, 4)), tmp_path)
     with pytest.raises(InputError, match="compiles the forward of repeated blocks, and Inner calls only"):
         regional(component(Inner(), torch.ones(1, 4)), tmp_path)
