@@ -131,6 +131,7 @@ class Isolated:
                     on_event(event)
 
                 environment = {**os.environ, **trace, **cache.variables}
+                server = None if trace else self._server
                 worker = run_isolated(
                     task,
                     files,
@@ -139,8 +140,8 @@ class Isolated:
                     environment,
                     self._orphans.own,
                     turns=turns,
-                    server=None if trace else self._server,
-                    modules=_imports(task),
+                    server=server,
+                    modules=() if server is None else _imports(task),
                     prepare_timeout=self._prepare_timeout,
                 )
                 with closing(worker):
