@@ -294,6 +294,7 @@ class Search:
         """Run the recipes alone that ran out of memory even beside the baseline."""
         for chosen, seconds in tuple(self._alone.items()):
             if seconds <= self.left:
+                self._run.cells.total = self._run.cells.begun + 1
                 run_again(self._run.cells, [self._job(chosen)], self._executor)
                 del self._alone[chosen]
 

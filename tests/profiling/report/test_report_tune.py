@@ -8,6 +8,7 @@ from profiling.report.render import render_console, render_html, render_markdown
 from profiling.report.run_data import RunData
 from profiling.report.tune import contributions, front, tune_section, winner
 from profiling.results.environment import Environment
+from profiling.results.judgement import typical_ms
 
 
 def recipe(name, ms, error=0.004, seconds=28.0, preparing=None, **changes):
@@ -62,6 +63,18 @@ def test_what_started_from_the_cache_of_another_recipe_is_not_cheap_to_prepare()
     steps = {row["step"]: row["adds to preparing s"] for row in tables["What the steps of the winner contribute"]}
     assert steps["pdl"] == "~2.00"
     assert "prepared in 32.0 s from an empty cache" in " ".join(render_console(data).split())
+
+
+def test_the_line_on_the_winner_has_the_median_of_the_tables_also_where_windows_were_disturbed():
+    """A recipe of which others disturbed six of twelve windows: comparisons use the others, tables show all calls."""
+    calls = [5.0] * 6 + [8.0] * 6
+    windows = [{"block": n, "start_s": n, "n": 1, "cpu_lost_share": 0.0 if n < 6 else 0.4} for n in range(12)]
+    timed = {**clocks(6.5), "wall_ms": {**clocks(6.5)["wall_ms"], "n": 12, "samples": calls}}
+    won = recipe("compile", 6.5, metrics=timed, turns={"began": "now", "beside": [], "windows": windows})
+    assert typical_ms(won) == 5.0
+    (line,) = tune_section(RunData((RECORDS[0], won), Environment(), Path("run"))).lines
+    assert "p50 6.500 ms" in line
+    assert line.count("tried: 1 recipe)") == 1
 
 
 def test_it_is_in_every_rendering():
