@@ -22,7 +22,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -243,18 +242,21 @@ def _import(modules: Iterable[str]) -> None:
     Importing inductor of torch 2.11 counts the GPUs, which initialises CUDA: a forked process counts them instead.
 
     Raises:
-        SystemExit: CUDA was initialised nevertheless.
+        SystemExit: a fork could not use CUDA.
 
     """
     torch: Any = sys.modules["torch"]
     counted = getattr(torch._C, "_cuda_getDeviceCount", None)
-    answered = contextlib.nullcontext()
-    if counted is not None:  # a build for CUDA
-        answered = mock.patch.object(torch._C, "_cuda_getDeviceCount", cache(partial(_answer_of_a_fork, counted)))
-    with answered:
+    if not (modules := tuple(modules)) or counted is None:  # None: a build without CUDA
         for module in modules:
             import_module(module)
-    if _answer_of_a_fork(torch.cuda._is_in_bad_fork):
+        return
+    gpus = _answer_of_a_fork(counted)
+    with mock.patch.object(torch._C, "_cuda_getDeviceCount", return_value=gpus):
+        for module in modules:
+            import_module(module)
+    # A module may have used the driver without torch: forks would find no GPU, or fail.
+    if _answer_of_a_fork(torch.cuda._is_in_bad_fork) or _answer_of_a_fork(counted) != gpus:
         raise SystemExit(f"CUDA is initialised by importing {', '.join(modules)}")
 
 

@@ -21,9 +21,13 @@ WORKER = """
 import errno, os, pathlib, sys, types
 torch = sys.modules["torch"] = types.ModuleType("torch")
 torch.initialised = False
+gpus, server = 2, os.getpid()
 def count_gpus():
     torch.initialised = True
-    return 2
+    return 2 if os.getpid() == server else gpus
+def use_driver():
+    global gpus
+    gpus = 0  # what a fork of a process that has initialised the driver finds
 torch._C = types.SimpleNamespace(_cuda_getDeviceCount=count_gpus)
 torch.cuda = types.SimpleNamespace(_is_in_bad_fork=lambda: torch.initialised)
 def work(task, events, turns):
@@ -39,6 +43,7 @@ os.fork = fork
 MODULES = {
     "planted_compiler": "import torch; GPUS = torch._C._cuda_getDeviceCount()",
     "planted_cuda": "import torch; torch.initialised = True",
+    "planted_driver": "import planted_worker; planted_worker.use_driver()",
     "planted_error": "1 / 0",
 }
 
@@ -200,7 +205,7 @@ def test_only_processes_that_want_modules_have_them(start, tmp_path):
     assert outputs[2:] == outputs[:2], "from the same two servers"
 
 
-@pytest.mark.parametrize("module", ["planted_cuda", "planted_error", "no_such_module"])
+@pytest.mark.parametrize("module", ["planted_cuda", "planted_driver", "planted_error", "no_such_module"])
 def test_where_modules_cannot_be_imported_or_initialise_cuda_a_fresh_process_is_asked_for(start, module):
     assert start("pass", modules=[module]) is None
     assert start("pass", modules=[module]) is None
