@@ -45,7 +45,7 @@ class SweepOptions:
     """How the jobs of a sweep are started.
 
     `devices` is how many jobs of this machine run at a time, each alone on its device. `own` are the overrides of the
-    launcher's own config.
+    launcher's own config, `of_all` those that each job gets beside its own.
     """
 
     launcher: Launcher = "basic"
@@ -53,6 +53,7 @@ class SweepOptions:
     retries: int = 0
     job_timeout: float | None = None
     own: tuple[str, ...] = ()
+    of_all: tuple[str, ...] = ()
 
     @property
     def engine(self) -> str:

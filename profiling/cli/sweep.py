@@ -62,7 +62,7 @@ _POLL_SECONDS = 0.5
 _END_SECONDS = 25.0
 #: Seconds between two looks at the files of the jobs: a look must not disturb them.
 _LOOK_SECONDS = 2.0
-_FOLDER = "hydra.sweep.dir"
+_FOLDER, _CHANGED = "hydra.sweep.dir", "resume_changed"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -96,7 +96,7 @@ def sweep(
     paths = [_ROOT, *(Path(each).absolute() for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
     task = JobTask(
         folder=str(folder.absolute()),
-        command=(*run_command(target), *flags),
+        command=(*run_command(target), *flags, *options.of_all),
         working_dir=str(Path.cwd()),
         python_path=os.pathsep.join(map(str, dict.fromkeys(paths))),
         locks=str(Path(tempfile.gettempdir()) / f"rt-profiling-{os.getuid()}"),
@@ -174,16 +174,19 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
     values: dict[str, Any] = dict(SWEEP_OPTIONS)
     own: list[str] = []
     of_jobs: list[Override] = []
+    of_all: list[str] = []
     folder: Path | None = None
     resume: str | None = None
     for each in given:
         key, text = each.get_key_element().lstrip("+"), each.input_line or ""
-        if key in (*SWEEP_OPTIONS, "resume") and each.is_sweep_override():
+        if key in (*SWEEP_OPTIONS, "resume", _CHANGED) and each.is_sweep_override():
             raise InputError(f"{text}: {key} is of the whole sweep. Give one value.")
         if key in SWEEP_OPTIONS:
             values[key] = each.value()
         elif key == "resume":
             resume = None if each.value() is None else _path(each)
+        elif key == _CHANGED:
+            of_all.append(text)  # no job is another one for it
         elif key == _FOLDER:
             folder = Path(_path(each))
         elif key.startswith(("hydra.launcher.", "hydra/launcher")):
@@ -204,7 +207,7 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
     if number > MOST_JOBS:
         raise InputError(f"the swept values make {number:,} jobs. Sweep fewer values: at most {MOST_JOBS:,} jobs.")
     (jobs,) = BasicSweeper.split_arguments(list(of_jobs), None)
-    options = SweepOptions(own=tuple(own), **values)
+    options = SweepOptions(own=tuple(own), of_all=tuple(of_all), **values)
     return options, jobs, Path(resume) if resume is not None else folder, resume
 
 

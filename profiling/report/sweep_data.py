@@ -19,7 +19,7 @@ from urllib.parse import quote
 from msgspec.structs import replace as replaced
 
 from profiling.errors import InputError, reason_of
-from profiling.report.answer import Answer, answer_of
+from profiling.report.answer import Answer, answer_of, summary_of
 from profiling.report.doubts import Doubt
 from profiling.report.format import Estimate, Link, percent
 from profiling.report.page import PAGE_FILE
@@ -48,7 +48,7 @@ from profiling.results.overrides import (
     setting,
     swept_keys,
 )
-from profiling.results.record import Record
+from profiling.results.record import NOT_ENDED, Record
 from profiling.results.run_folder import JOB_LOG
 from profiling.results.sweep import Sweep, SweepJob, read_sweep
 
@@ -107,6 +107,12 @@ class Measurement:
     def words(self) -> str:
         """The recipe and the job."""
         return f"{', '.join(self.recipe)} (job {self.run.job.number})"
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the median time in milliseconds; None where the samples are too few for one."""
+        summary = summary_of(self.record)
+        return None if summary is None else summary.ci95
 
     @property
     def roofline_share(self) -> float | None:
@@ -203,21 +209,35 @@ class SweepData:
         """The contests of each component and work, one for each kind of device; sorted by the swept values."""
         cells: dict[tuple[str, ...], dict[str | None, list[Measurement]]] = {}
         works: dict[tuple[str, ...], dict[str, str]] = {}
-        for run in self.runs:
-            for component, answer in run.answers.items():
-                values = run.values_of(answer.group[0])
-                work = {key: value for key, value in values.items() if is_work(key)}
-                facts = {name: fact for record in answer.group for name, fact in work_of(record).items()}
-                same = (component, *sorted(f"{name}={value}" for name, value in (*work.items(), *facts.items())))
-                works[same] = work
-                on_device = cells.setdefault(same, {}).setdefault(run.device, [])
-                on_device += [Measurement(run, record) for record in answer.group]
-        components = list(dict.fromkeys(same[0] for same in cells))
+        seen: dict[tuple[str, ...], list[set[str]]] = {}
+        for run, component, work, facts in (*self._works(timed=True), *self._works(timed=False)):
+            settings = (component, *sorted(f"{name}={value}" for name, value in work.items()))
+            alike = seen.setdefault(settings, [])
+            if (whole := next((each for each in alike if facts <= each), None)) is None:
+                alike.append(whole := facts)
+            same = (*settings, *sorted(whole))
+            works[same] = work
+            on_device = cells.setdefault(same, {}).setdefault(run.device, [])
+            on_device += [Measurement(run, record) for record in run.answers[component].group]
+        components = list(dict.fromkeys(component for run in self.runs for component in run.answers))
         ordered = sorted(cells, key=lambda same: (components.index(same[0]), *map(_place, works[same].values())))
         return tuple(
             tuple(Contest(same[0], works[same], device, tuple(found)) for device, found in cells[same].items())
             for same in ordered
         )
+
+    def _works(self, *, timed: bool) -> Iterator[tuple[SweptRun, str, dict[str, str], set[str]]]:
+        """Yield (run, component, overrides that change the work, facts of the work) where some cell was timed, or none.
+
+        Cells that failed early lack facts: they belong to the work of timed ones with the same overrides.
+        """
+        for run in self.runs:
+            for component, answer in run.answers.items():
+                if any(record.median_ms is not None for record in answer.group) is timed:
+                    values = run.values_of(answer.group[0])
+                    work = {key: value for key, value in values.items() if is_work(key)}
+                    pairs = [pair for record in answer.group for pair in work_of(record).items()]
+                    yield run, component, work, {f"{name}={fact}" for name, fact in dict(pairs).items()}
 
 
 def load_sweep(folder: Path) -> SweepData:
@@ -268,6 +288,8 @@ def _read(folder: Path, job: SweepJob, keys: Sequence[str]) -> SweptRun:
             return run
         data = load_run(path)
         records = [record for record in data.records if record.launches is None and record.check is None]
+        if job.state == "running":
+            records = [record for record in records if record.reason != NOT_ENDED]
         groups, answers = dict[str, tuple[Record, ...]](), dict[str, Answer]()
         for component, group in by_component(records).items():
             groups[component] = tuple(map(_thin, group))
@@ -327,6 +349,9 @@ def _why_not(one: Measurement, other: Measurement) -> Doubt:
         return Doubt("disturbed", f"{taken.words} while one of {pair} was timed")
     if (factor := _launch_factor(one, other)) > HOST_FACTOR and other.ms / one.ms <= factor:
         return Doubt("hosts differ", f"a launch takes {factor:.2g}× as long on the host of {other.words}, of {pair}")
+    if short := [cell.words for cell in (one, other) if cell.interval is None]:
+        words = f"{' and '.join(short)}: too few samples for an interval, so that {pair} are not ranked"
+        return Doubt("few samples", words)
     share = percent(same_code_share(one.record, other.record))
     words = f"{pair} are not ranked: two runs of equal code differ by up to {share}"
     return Doubt("within noise", words)

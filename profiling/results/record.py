@@ -126,6 +126,8 @@ SCHEMA = 2
 BASELINE = "baseline"
 #: The target that runs a loop of frames.
 REALTIME = "realtime"
+#: Reason of a cell whose record was never replaced: it still runs, or died with its run.
+NOT_ENDED = "has not ended: the run was killed in this cell, or is still in it"
 
 Status = Literal["ok", "failed", "skipped", "invalid"]
 

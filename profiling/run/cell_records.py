@@ -13,7 +13,7 @@ from profiling.errors import printable, reason_of
 from profiling.metrics.sampling import summaries
 from profiling.results.environment import ENVIRONMENT_FILE, decode_environment, encode_environment
 from profiling.results.jsonl import append_record, encode_record
-from profiling.results.record import BASELINE, Record, decode_section, encode_sections, record_with
+from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import write_json
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
@@ -25,8 +25,6 @@ from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
 Reader = Callable[[Record, Job], Record]
-#: Why a cell failed whose record was never replaced.
-NOT_ENDED = "has not ended: the run was killed in this cell, or is still in it"
 
 
 @dataclass

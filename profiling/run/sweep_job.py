@@ -19,8 +19,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from profiling.errors import override, printable
+from profiling.errors import InputError, override, printable
 from profiling.machine.places import Place, held_place, visible_gpus
+from profiling.results.jsonl import read_records
 from profiling.results.run_folder import CONFIG_FILE, JOB_LOG
 from profiling.results.sweep import ENDED, State, SweepJob, keep_alive, read_job, read_plan, write_job
 from profiling.run.process_groups import guarded_group, kill_group
@@ -91,6 +92,8 @@ class JobTask:
         )
         (folder / job.folder).mkdir(exist_ok=True)
         write_job(folder, job)
+        log = folder / job.folder / JOB_LOG
+        earlier = log.stat().st_size if log.exists() else 0  # bytes that earlier tries printed
         with keep_alive(folder, job):
             try:
                 code, is_late = self._run(folder / job.folder, job, place)
@@ -99,7 +102,7 @@ class JobTask:
                     folder, replace(job, state="waiting", ended=_now(), tries=job.tries - 1, reason="interrupted")
                 )
                 raise
-        state, reason = self._outcome(code, is_late, folder / job.folder / JOB_LOG)
+        state, reason = self._outcome(code, is_late, folder / job.folder, earlier)
         job = replace(job, state=state, exit_code=code, ended=_now(), reason=reason)
         write_job(folder, job)
         return job
@@ -132,8 +135,11 @@ class JobTask:
             finally:
                 kill_group(process)
 
-    def _outcome(self, code: int, is_late: bool, log: Path) -> tuple[State, str | None]:
-        """Return the state of a job whose process has ended, and the reason in one line."""
+    def _outcome(self, code: int, is_late: bool, run: Path, earlier: int) -> tuple[State, str | None]:
+        """Return the state of a job whose process has ended, and the reason in one line.
+
+        `earlier` are the bytes of its output that earlier tries printed.
+        """
         if is_late:
             return "timed out", f"it took longer than job_timeout={self.timeout:g} s; finished cells are kept"
         if code == 0:
@@ -142,7 +148,7 @@ class JobTask:
             return "died", f"its process was killed by {_signal_name(-code)}"
         if code == INTERRUPTED:
             return "died", "its process was told to end (SIGTERM or Ctrl-C); finished cells are kept"
-        return "failed", _last_words(log)
+        return "failed", _why_failed(run, earlier)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -154,13 +160,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         kill_group(process)
 
 
-def _last_words(log: Path) -> str | None:
-    """Return the last error that a job printed, else its last line."""
+def _why_failed(run: Path, earlier: int) -> str | None:
+    """Return the last error that a try printed, else the first cell that failed, else the last printed line."""
+    log = run / JOB_LOG
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL))
+        file.seek(max(earlier, log.stat().st_size - _TAIL))
         lines = [line for line in file.read().decode("utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if not errors and (cells := _failed_cells(run)):
+        more = f" (and {len(cells) - 1} more)" if len(cells) > 1 else ""
+        return f"{printable(cells[0], 450)}{more}"
     return printable((errors or lines)[-1], 500) if lines else None
+
+
+def _failed_cells(run: Path) -> list[str]:
+    """Return the name, status and reason of each cell of a run that failed or is invalid."""
+    try:
+        records = read_records(run).records
+    except InputError:  # it ended before its first cell
+        return []
+    wrong = [record for record in records if record.status in ("failed", "invalid")]
+    return [f"{each.component}.{each.variant} {each.status}: {each.reason}" for each in wrong]
 
 
 def _signal_name(number: int) -> str:

@@ -20,8 +20,7 @@ from profiling.errors import DID_NOTHING
 from profiling.report.tune import gain, winner
 from profiling.results.jsonl import read_records
 from profiling.results.measured import LEAST_VALUES
-from profiling.results.record import Record
-from profiling.run.cell_records import NOT_ENDED
+from profiling.results.record import NOT_ENDED, Record
 from profiling.run.events import End
 from profiling.run.in_turns import CellsInTurns, DueCell, PreparedCell, run_again
 from profiling.run.job import Job, as_recipe

@@ -11,8 +11,8 @@ from fake_cells import SETTINGS, FakeCells, Plan, Silent, dies, ends, interrupts
 from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
+from profiling.results.record import NOT_ENDED
 from profiling.run import worker_process
-from profiling.run.cell_records import NOT_ENDED
 from profiling.run.job import RunConfig
 from profiling.run.process import Isolated, Performed
 from profiling.run.runner import Run

@@ -10,8 +10,7 @@ from pathlib import Path
 from warm_process import run_warm
 
 from profiling.results.jsonl import read_records
-from profiling.results.record import Record
-from profiling.run.cell_records import NOT_ENDED
+from profiling.results.record import NOT_ENDED, Record
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ROOT / "tests" / "data" / "outside"

@@ -26,6 +26,7 @@ def write() -> None:
         "cpus": sorted(os.sched_getaffinity(0)),
         "flags": [word for word in sys.argv[2:] if word.startswith("-")],
         "resumed": "resume" in given,
+        "resume_changed": given.get("resume_changed"),
         "pid": os.getpid(),
     }
     with times.open("a") as file:
@@ -40,6 +41,22 @@ if action.startswith("exit"):
     write()
     print("error: planted")
     sys.exit(int(action.split()[1]))
+if action == "fail":  # as a run whose cells failed
+    write()
+    records = [
+        {
+            "schema": 2,
+            "target": "generic_forward",
+            "component": "net",
+            "variant": name,
+            "status": "failed",
+            "reason": "out of memory",
+        }
+        for name in ("baseline", "compile")
+    ]
+    (folder / "results.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    print("report: report.html")
+    sys.exit(1)
 if action == "die":
     write()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -133,6 +133,20 @@ def test_a_job_is_no_sweep_itself(start_sweep, tmp_path):
     assert swept.tries(0)[0]["flags"] == [f"--config-dir={tmp_path}"]
 
 
+def test_a_failed_job_says_which_cell_failed(start_sweep):
+    swept = start_sweep("retries=1", "seed=0,1", plan={0: "fail", 1: "exit 1 then fail"})
+    assert swept.states == ["failed", "failed"], swept.err
+    assert [job.reason for job in swept.sweep.jobs] == ["net.baseline failed: out of memory (and 1 more)"] * 2
+
+
+def test_a_sweep_is_resumed_with_other_code(start_sweep):
+    start_sweep("seed=0,1", plan={1: "raise"})
+    again = start_sweep("seed=0,1", "resume=sweep", "resume_changed=true")
+    assert again.states == ["done", "done"], again.err
+    assert again.tries(1)[1]["resume_changed"] == "true"
+    assert len(again.tries(0)) == 1
+
+
 def test_time_limit_and_retries(start_sweep):
     plan = {0: "hang then end", 1: "die then raise then end", 2: "exit 2"}
     swept = start_sweep("retries=2", "job_timeout=3", "seed=0,1,2", plan=plan)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from profiling.report.sweep import heading_lines, write_sweep_report
 from profiling.report.sweep_data import Contest, load_sweep
 from profiling.report.sweep_sections import sections_of
 from profiling.report.table import AnyTable
+from profiling.results.record import NOT_ENDED, Record
 
 BEST, PIVOT = "Best recipe by component", "p50 by override, component and variant"
 
@@ -95,6 +98,7 @@ def test_the_best_recipe_of_each_work(grid: Path) -> None:
         pytest.param(5.2, {"ceilings": 6.0}, None, id="slower than the host explains"),
         pytest.param(4.2, {"lost": 0.5}, "disturbed", id="other processes"),
         pytest.param(4.2, {"wide": True}, "within noise", id="intervals meet"),
+        pytest.param(400.0, {"short": True}, "few samples", id="no interval"),
     ],
 )
 def test_cells_of_two_runs_are_ranked_beyond_what_two_runs_differ_by(
@@ -107,6 +111,8 @@ def test_cells_of_two_runs_are_ranked_beyond_what_two_runs_differ_by(
         two = [with_lost(record, more["lost"]) for record in two]
     if "wide" in more:
         two = [with_interval(record, 0.2) for record in two]
+    if "short" in more:
+        two = [with_interval(record, None) for record in two]
     slow = ceilings(launch_us=more.get("ceilings", 5.0))
     folder = plant(tmp_path / "s", Job("dtype=bfloat16", one), Job("dtype=float16", two, ceilings=slow))
     found = contest(folder)
@@ -121,11 +127,10 @@ def with_lost(record: Any, share: float) -> Any:
     return replace(record, metrics=replace(record.metrics, latency=latency))
 
 
-def with_interval(record: Any, half: float) -> Any:
+def with_interval(record: Any, half: float | None) -> Any:
     wall = record.metrics.wall_ms
-    return replace(
-        record, metrics=replace(record.metrics, wall_ms=replace(wall, ci95=(wall.p50 - half, wall.p50 + half)))
-    )
+    ends = None if half is None else (wall.p50 - half, wall.p50 + half)
+    return replace(record, metrics=replace(record.metrics, wall_ms=replace(wall, ci95=ends)))
 
 
 def test_other_work_is_never_ranked(tmp_path: Path) -> None:
@@ -236,6 +241,32 @@ def test_a_sweep_that_runs_shows_what_there_is_and_each_job_that_is_not_done(tmp
         "killed by signal 9",
     )
     assert contest(folder).is_ranked
+
+
+def not_ended(variant: str = "baseline") -> Record:
+    return cell("net", variant, 8.0, status="failed", reason=NOT_ENDED, metrics={}, parameters=None)
+
+
+def alive(seed: int, *records: Record) -> Job:
+    """A job whose process is this one."""
+    return Job(f"seed={seed}", records, state="running", facts={"host": socket.gethostname(), "pid": os.getpid()})
+
+
+def test_cells_that_still_run_have_not_failed(tmp_path: Path) -> None:
+    own = pair("net", 8.0, 4.0)
+    folder = plant(tmp_path / "s", Job("seed=0", own), alive(1, own[0], not_ended("compile")), alive(2, not_ended()))
+    assert "1 done, 2 running" in heading_lines(load_sweep(folder))[0]
+    assert [row["compile ms"] for row in table(sections(folder)["pivot"], PIVOT)] == ["4.000", "–"]
+    assert not sections(folder)["failures"]
+
+
+def test_cells_that_failed_before_anything_was_known_of_them_are_no_other_work(tmp_path: Path) -> None:
+    died = Job("seed=0", (not_ended(),), state="died")
+    folder = plant(tmp_path / "s", died, Job("seed=1", pair("net", 8.0, 4.0)))
+    (row,) = table(sections(folder)["best"], BEST)
+    assert (row["fastest correct"], row["job"]) == ("compile", "1")
+    (line,) = sections(folder)["failures"].lines
+    assert line == f"1 cell failed: {NOT_ENDED} (net.baseline in job 0)"
 
 
 def test_before_the_first_cell_has_ended(tmp_path: Path) -> None:
