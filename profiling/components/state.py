@@ -212,6 +212,17 @@ class State:
             kept.follow(others.get(id(kept.tensor), kept.tensor))
         if self.changed is not None:
             self.changed = tuple(others.get(id(tensor), tensor) for tensor in self.changed)
+            self._forget_replaced()
+
+    def _forget_replaced(self) -> None:
+        """Let go of what the module no longer reaches, so that replaced weights take no memory."""
+        assert self._start is not None
+        known, now = self._start.structure.tensors, Structure.of(self._roots)
+        for contents, _, rewound in ((self._contents, self._tensors, self._rewound), *self._settled):
+            for entries in (contents, rewound):
+                entries[:] = [entry for entry in entries if entry[0].key in now.contents]
+        now.tensors = {key: found for key, found in now.tensors.items() if key in known}  # not what a transform added
+        self._start.structure, self._start.contents = now, []
 
     def restore_inputs(self) -> None:
         """Put back the containers and the objects in the inputs, before their tensors are drawn again."""

@@ -1,6 +1,8 @@
 """Recipes: steps run in their order, each with what it changed; what does not fit is refused when it is read."""
 
 import copy
+import gc
+import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -273,6 +275,61 @@ def test_a_reset_keeps_what_a_transform_replaced_and_restores_the_state(transfor
         torch.testing.assert_close(step.call(), expected)
         assert (net.module.inner is inner, net.module.total is total) == (True, True)
     assert net.module.calls == 1
+
+
+class Counts(nn.Module):
+    """Has weights, and counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.second(self.first(x)) + self.calls
+
+
+def quantised(module):
+    """Replace a weight by another parameter, and a layer by another one, with a buffer in place of its weight."""
+    module.first.weight = nn.Parameter(module.first.weight.detach().clone())
+    module.second[0] = Held(module.second[0])
+    return module
+
+
+class Held(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.register_buffer("weight", linear.weight.detach().clone())
+        self.bias = linear.bias
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@torch.inference_mode()
+def test_replaced_weights_take_no_memory(tmp_path, learns):
+    net = component(Counts(), torch.ones(2, 4))
+    if learns:
+        learning_calls(net, seed=0)
+    net.reset()
+    expected = net.call().clone()
+    net.reset()
+    replaced = [weakref.ref(each.weight) for each in (net.module.first, net.module.second[0])]
+    step = Recipe(transforms=[quantised]).prepare(net, tmp_path)
+    if learns:
+        gc.collect()
+        assert [each() for each in replaced] == [None, None]
+    for _ in range(2):
+        net.reset()
+        torch.testing.assert_close(step.call(), expected)
+    restore = net.kept.keep()
+    net.module.second[0].weight.zero_()
+    step.run()
+    restore()
+    net.reset()
+    torch.testing.assert_close(step.call(), expected, msg="what a transform added is kept, too")
 
 
 def test_passes_and_a_compiler_work_together(tmp_path):
