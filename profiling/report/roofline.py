@@ -120,12 +120,12 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
     refuted = ""
     for step in steps_of(call.roofline):
         text = f"{step.variant or ''}, {step.words}, {step.advice}"
-        reason = next((words for other in group if (words := _refuted(call, other, text))), "")
+        reason = _refuted(call, group, text)
         if not reason:
             advice, words = printable(step.advice), printable(step.words)
             if step.wall_ms is None:
                 return words, advice
-            tried = step.variant is not None and any(other.variant == step.variant for other in group)
+            tried = step.variant is not None and any(_name(other) == step.variant for other in group)
             about = f"~{significant(step.wall_ms, 3)} ms"
             expected = advice if ", expect " in advice else f"{advice}, expected {about}"
             return words if tried else f"{words}: {about}", expected
@@ -133,10 +133,29 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
     return "", f"no faster variant is known: {refuted}" if refuted else ""
 
 
-def _refuted(call: Judged, other: Record, text: str) -> str:
-    """Return why a step of that text helps no further, if it names the variant of `other`; empty where it may help."""
-    if not re.search(rf"(?<!\w){re.escape(other.variant)}(?!\w)", text):
-        return ""
+def _refuted(call: Judged, group: Sequence[Record], text: str) -> str:
+    """Return why a step of that text helps no further, if it names a variant of the run; empty where it may help.
+
+    A variant that ran with several values of an option (`compile@dynamic=true`) helps no further where none of them does.
+    """
+    forms: dict[str, list[Record]] = {}
+    for other in group:
+        forms.setdefault(_name(other), []).append(other)
+    for name, others in forms.items():
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
+            reasons = [_no_help(call, other) for other in others]
+            if all(reasons):
+                return reasons[0]
+    return ""
+
+
+def _name(record: Record) -> str:
+    """Return the variant without the value of an option that it ran with."""
+    return record.variant.partition("@")[0]
+
+
+def _no_help(call: Judged, other: Record) -> str:
+    """Return why a variant is no step on from the call; empty where it may be."""
     if other.variant == call.record.variant:
         return printable(f"{other.variant} is how it runs")
     if not other.is_correct:

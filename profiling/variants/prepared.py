@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -53,8 +54,9 @@ class PreparedStep:
     ) -> None:
         self._clone = clone
         self._restore = ExitStack()  # closes the step, then leaves the module as the caller had it
-        for part in module.modules():
-            self._restore.callback(setattr, part, "training", part.training)
+        # Not the parts themselves: those that a transform replaces, and their weights, are to be freed.
+        modes = [(weakref.ref(part), part.training) for part in module.modules()]
+        self._restore.callback(_restore_modes, modes)
         self._arguments = tuple(inspect.signature(module.forward).parameters)
         with torch.inference_mode():
             self._inputs = dict(map_tensors(lambda tensor: tensor.detach().clone(), inputs))
@@ -152,3 +154,10 @@ def _copy_package(step: Step, run: Path, package: Path) -> None:
 def _without_tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs with None in place of each tensor."""
     return dict(map_tensors(lambda _: None, inputs))  # pyright: ignore[reportArgumentType, reportReturnType]
+
+
+def _restore_modes(modes: Iterable[tuple[weakref.ref[nn.Module], bool]]) -> None:
+    """Put the modules that are still alive into their training or eval mode."""
+    for reference, training in modes:
+        if (part := reference()) is not None:
+            part.training = training

@@ -1,8 +1,10 @@
 """From Python: a module that a script holds is measured as by the command, and is left as it was."""
 
+import gc
 import random
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -99,6 +101,21 @@ def test_a_recipe_with_transforms_of_the_callers_own():
     assert all(map(torch.equal, before, module.parameters())), "a copy was transformed"
     with profiling.prepare(module, inputs(), recipe) as step:
         torch.testing.assert_close(step(**inputs()), module(**inputs()))
+
+
+def with_other_layers(module):
+    module[0] = nn.Linear(4, 4)
+    return module
+
+
+def test_layers_that_a_transform_replaces_are_not_held():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    replaced = weakref.ref(module[0])
+    with profiling.prepare(module, {"input": torch.ones(2, 4)}, Recipe(transforms=[with_other_layers])):
+        gc.collect()
+        assert replaced() is None
+        assert not module[1].training
+    assert module[1].training
 
 
 class Unchanged:

@@ -87,6 +87,14 @@ def test_a_variant_that_was_measured_slower_is_never_advised() -> None:
     assert next_step(EAGER, [EAGER, other])[0] == "cuda_graph: ~2.40 ms", "another name that begins alike"
 
 
+def test_a_variant_is_advised_where_one_of_its_forms_was_faster() -> None:
+    slower, faster = build("cuda_graph@dynamic=true", 30.0), build("cuda_graph@dynamic=false", 3.0)
+    assert next_step(EAGER, [EAGER, slower])[1] == (
+        "no faster variant is known: cuda_graph@dynamic=true was measured at 30.0 ms"
+    )
+    assert next_step(EAGER, [EAGER, slower, faster])[0] == "cuda_graph"
+
+
 STEPS = [
     {"words": "compile", "advice": "fuse operators (compile)", "variant": "compile", "wall_ms": 20.0},
     {"words": "reductions (sum)", "advice": "reductions (sum): split them", "wall_ms": 21.0},
