@@ -136,7 +136,7 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
 def _refuted(call: Judged, group: Sequence[Record], text: str) -> str:
     """Return why a step of that text helps no further, if it names a variant of the run; empty where it may help.
 
-    A variant that ran with several values of an option (`compile@dynamic=true`) helps no further where none of them does.
+    A variant that ran with several values of an option (`compile@dynamic=true`) helps no further if none of them does.
     """
     forms: dict[str, list[Record]] = {}
     for other in group:
