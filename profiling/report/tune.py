@@ -183,8 +183,8 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
     tried = sum(each.status != "skipped" and each.variant != BASELINE for each in group)
     fastest = _fastest(group)
     if fastest is not None and fastest is not won:
-        more = f"{significant((gain(fastest) or 1.0) / (gain(won) or 1.0), 3)}×"
-        facts.append(f"{fastest.variant} measured {more} as fast, which noise or other processes could explain")
+        time = f"{significant(fastest.median_ms)} ms"  # no ratio: nothing is claimed of it
+        facts.append(f"{fastest.variant} measured {time}, whose difference noise or other processes could explain")
     use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
     words = f"the winner is {won.variant}"
     if won.variant == BASELINE:
