@@ -105,7 +105,8 @@ def answer_section(data: RunData) -> Section:
     """Return the answer table; below it the doubts that need words, and one line on what was skipped."""
     answers = answers_of(data)
     names = {baseline_name(answer.group) for answer in answers}
-    lines = [*_doubt_lines(answers), *_skipped(data)] if data.records else ["No cell has ended yet."]
+    lines = [*_doubt_lines(answers), *_first_outputs(answers), *_skipped(data)]
+    lines = lines if data.records else ["No cell has ended yet."]
     table = Table("Answer", _columns(data, names), answers, [_LEGEND], keys=1)
     return Section("answer", "Answer", tuple(map(printable, lines)), tables=(table,), leads=True)
 
@@ -309,6 +310,16 @@ def _doubt_lines(answers: Sequence[Answer]) -> list[str]:
         f"! {doubt.mark}{f' ({listed(names)})' if len(names) < len(answers) else ''}: {doubt.words}."
         for doubt, names in concerned.items()
     ]
+
+
+def _first_outputs(answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield a line for each component on when the fastest variant of an application gives its first output."""
+    for answer in answers:
+        starts = None if answer.fastest is None else answer.fastest.starts
+        if answer.fastest is not None and starts is not None:
+            warm = "" if starts.warm is None else f", {significant(starts.warm.seconds, 3)} s from a filled one"
+            cold = f"{significant(starts.cold.seconds, 3)} s after its start from an empty compiler cache"
+            yield f"First output of a process with {name_of(answer.fastest)}: {cold}{warm}."
 
 
 def _skipped(data: RunData) -> list[str]:

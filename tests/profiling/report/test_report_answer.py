@@ -177,6 +177,16 @@ def test_every_doubt_about_the_conditions_has_its_mark() -> None:
     assert lines[-1] == "Skipped: cuda_graph (no CUDA device)."
 
 
+@pytest.mark.parametrize("warm", [None, {"seconds": 9.25, "phases": {}}])
+def test_the_answer_says_when_a_process_gives_its_first_output(warm: dict[str, Any] | None) -> None:
+    cold = {"seconds": 38.04, "phases": {"inductor": 20.0}}
+    compiled = build("compile", 1.0, starts={"cold": cold, "warm": warm}, speedup=faster(2.0))
+    (*_, line) = answer_section(run_data(build("baseline", 2.0, starts={"cold": cold}), compiled)).lines
+    ends = "." if warm is None else ", 9.25 s from a filled one."
+    assert line.startswith("First output of a process with ")
+    assert line.endswith(f".compile: 38.0 s after its start from an empty compiler cache{ends}")
+
+
 def test_a_doubt_of_several_components_is_one_line_that_names_them() -> None:
     tiny = [build("baseline", 2.0, component=name, scale="tiny") for name in ("a", "b")]
     assert len(answer_section(run_data(*tiny)).lines) == 1
