@@ -158,7 +158,7 @@ def test_an_answer_links_to_its_rows_its_trace_and_its_kernels(traced: Open) -> 
     block.locator("input").fill("gemm")
     page.evaluate("location.hash = ''")
     page.locator("#answer tbody tr").nth(1).get_by_role("link", name="kernels").click()
-    assert target.is_visible(), "a link empties the filter that hides its row"
+    target.wait_for(state="visible")  # a link empties the filter that hides its row, in an event that follows
     more = block.locator(".more")
     assert "scroll right" in more.inner_text()
     block.locator(".scroll").evaluate("box => { box.scrollLeft = box.scrollWidth }")
