@@ -183,7 +183,7 @@ def test_a_verdict_and_its_next_step_lead_to_reasons_and_findings(
     assert target.locator("td").all_inner_texts()[1:4] == ["compile", "slow kernels", "0 fills take 25%"]
     target.get_by_role("link", name="0 fills").click()
     assert target.locator("td").all_inner_texts()[1:3] == ["compile", "0 fills"]
-    assert target.is_visible(), "behind the first rows of a long table"
+    target.wait_for(state="visible")  # behind the first rows of a long table
     page.evaluate("location.hash = ''")
     answer.get_by_role("link", name="0 fills").click()
     assert target.locator("td").all_inner_texts()[1:3] == ["compile", "0 fills"]
