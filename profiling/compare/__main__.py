@@ -2,7 +2,7 @@
 
 With two git revisions or two checkouts in the place of runs, measure them first, in turns.
 
-Exit code 0: no cell of B is slower than in A by more than the threshold; 1: a cell is; 2: of some it cannot be told;
+Exit code 0: no cell of B is slower than in A by more than the threshold; 1: a cell is; 2: cannot tell for some;
 130: interrupted.
 """
 

@@ -106,7 +106,7 @@ def confidence_level(cells: int) -> float:
 
 
 def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
-    """Return 1 where a cell is slower by more than the threshold, 2 where that cannot be told of some, else 0.
+    """Return 1 where a cell is slower by more than the threshold, 2 where some cells are undecided, else 0.
 
     A cell passes where the whole interval of its ratio is below 1 + `threshold`: it is the same, faster, or cannot be
     told which of these. Without an interval, or with one that reaches further, it counts as 2, and so does a cell that
@@ -121,7 +121,7 @@ def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
 
 
 def undecided(cells: Sequence[CellComparison], threshold: float) -> list[CellComparison]:
-    """Return the cells of which it cannot be told whether B is slower; one that B lost is among them."""
+    """Return the cells that do not show whether B is slower, and those that are missing in B."""
     return [
         cell
         for cell in cells

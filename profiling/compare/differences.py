@@ -158,7 +158,7 @@ def _option_differences(a: LoadedRun, b: LoadedRun, known: Iterable[str]) -> Ite
 
 
 def _options(run: LoadedRun) -> dict[str, Any]:
-    """Return the config by dotted key, with what an `auto` was resolved to where the run recorded that."""
+    """Return the options of a run by dotted key; `auto` is replaced by the value that was recorded."""
     options = dict(_flat(run.config))
     resolved = {name: getattr(run.environment, name) for name in _RESOLVED}
     resolved["device"] = _common_value(record.device for record in run.records.values())

@@ -28,7 +28,7 @@ from profiling.report.format import count_of, estimate, show
 from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table
 
-EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 of some cells it cannot be told"
+EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 cannot tell for some cells"
 
 #: Colour and symbol of each verdict: triangles point to faster (left) and slower (right).
 _MARKERS = {
@@ -130,7 +130,7 @@ def conclusion(cells: Sequence[CellComparison], threshold: float) -> tuple[str, 
     limit, code = f"{100 * threshold:.4g}%", exit_code(cells, threshold)
     open_cells, of = len(undecided(cells, threshold)), sum(cell.verdict != "not compared" for cell in cells)
     of += sum(cell.unmatched for cell in cells if cell.verdict == "not compared")
-    unknown = f"Of {open_cells} of {count_of(of, 'cell')} it cannot be told whether B is slower by more than {limit}"
+    unknown = f"Cannot tell for {open_cells} of {count_of(of, 'cell')} whether B is slower by more than {limit}"
     if set(numbers) == {"not compared"}:
         unknown = "Nothing was compared: no cell was measured, and correct, in both"
     answer = {

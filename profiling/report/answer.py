@@ -358,7 +358,7 @@ def _tie(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:
         names = listed([fastest.variant, *(each.variant for each in ties)])
         why = f"their 95% intervals are no more than {percent(TIE_SHARE)} apart"
         if all(took_turns(fastest, each) for each in ties):
-            why = f"timed in turns, no difference beyond {percent(TIE_SHARE)} can be told"
+            why = f"their windows show no difference beyond {percent(TIE_SHARE)}"
         yield Doubt("tied", f"{names} are tied: {why}")
     elif others and not fastest.is_realtime and intervals_overlap(fastest, others[0]) is None:
         names = listed([fastest.variant, others[0].variant])

@@ -69,10 +69,10 @@ def _residents(data: RunData) -> tuple[str, ...]:
     lines = []
     for (names, one_process), concerned in components.items():
         of = "" if len(concerned) == len(data.groups) else f" of {listed(concerned)}"
-        where = "device used, reserved and host RSS, since all ran in one process" if one_process else "device used"
+        where = "Device used, reserved and host RSS (one process)" if one_process else "Numbers of device used"
         lines.append(
-            f"Prepared beside each other: {listed(names)}{of}. The memory of the others is part of {where}, and of no "
-            "other kind."
+            f"Prepared beside each other: {listed(names)}{of}. {where} include all of them; every other "
+            "number is of one variant alone."
         )
     return tuple(map(printable, lines))
 

@@ -125,7 +125,7 @@ def verdict(record: Record) -> str:
 
 
 def _target_words(record: Record, loop: Realtime) -> str:
-    """Return yes, no, or why it cannot be told whether the target rate is held."""
+    """Return yes, no, or "cannot tell" with its reason: whether the target rate is held."""
     taken = lost(record)
     if not loop.holds and taken is not None and others_explain_miss(record, loop.budget_ms):
         return f"{CANNOT_TELL}, {taken.words}"
@@ -133,7 +133,7 @@ def _target_words(record: Record, loop: Realtime) -> str:
 
 
 def _rate_words(record: Record) -> str:
-    """Name the rates that are held, those that are not, and those of which that cannot be told."""
+    """Name the rates that are held, those that are not, and those for which the measurement cannot tell."""
     rates = {f"{deadline.fps:g}": holds_rate(record, deadline) for deadline in record.deadlines}
     held, missed, unknown = ([fps for fps, each in rates.items() if each is kind] for kind in (True, False, None))
     words = f"Holds {listed(held)} FPS" if held else ""

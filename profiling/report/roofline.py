@@ -155,7 +155,7 @@ def _name(record: Record) -> str:
 
 
 def _no_help(call: Judged, other: Record) -> str:
-    """Return why a variant is no step on from the call; empty where it may be."""
+    """Return why advice on a call must not name this variant (in use, wrong or slower); empty: it may."""
     if other.variant == call.record.variant:
         return printable(f"{other.variant} is how it runs")
     if not other.is_correct:

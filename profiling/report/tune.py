@@ -56,7 +56,7 @@ def gain(record: Record) -> float | None:
 
 
 def winner(records: Iterable[Record]) -> Record | None:
-    """Return the fastest correct recipe, less the steps whose contribution cannot be told from noise."""
+    """Return the fastest correct recipe, without the steps whose contribution noise could explain."""
     records, record = tuple(records), None
     for record in sorted(filter(gain, records), key=lambda each: -(gain(each) or 0.0)):
         while equal := [each.without for each in contributions(records, record) if each.is_nothing]:
@@ -183,12 +183,12 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
     tried = sum(each.status != "skipped" and each.variant != BASELINE for each in group)
     fastest = _fastest(group)
     if fastest is not None and fastest is not won:
-        time = f"{significant(fastest.median_ms)} ms"  # no ratio: nothing is claimed of it
+        time = f"{significant(fastest.median_ms)} ms"  # without a speedup, which the measurement does not support
         facts.append(f"{fastest.variant} measured {time}, whose difference noise or other processes could explain")
     use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
     words = f"the winner is {won.variant}"
     if won.variant == BASELINE:
-        use, words = "", f"no recipe {'was' if fastest is won else 'can be told to be'} faster than eager"
+        use, words = "", f"{'no recipe was' if fastest is won else 'cannot tell whether a recipe is'} faster than eager"
     return f"{won.component}: {words} ({', '.join(facts)}; tried: {count_of(tried, 'recipe')}). {use}".rstrip()
 
 

@@ -172,7 +172,7 @@ def others_explain_miss(record: Record, budget_ms: float) -> bool:
 
 
 def _most_lost(record: Record) -> float:
-    """Return the largest share of the time that others can have cost a record: 0 to 1.
+    """Return an upper bound, 0 to 1, of the share of a record's time that other processes took.
 
     Threads that compute on a CPU may wait one after the other, each time delaying all: the waits of all threads add up.
     Of a loop only the longest wait is known.

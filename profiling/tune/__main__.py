@@ -118,7 +118,9 @@ def finished(run: Run, space: Space) -> int:
     words = ["-m", "profiling.generic_forward", f"--config-dir={run.folder}"]
     words += [f"component=[{best.component}]", f"variant=[{BASELINE},{TUNED}]"]
     won = (
-        "no recipe can be told to be faster than eager" if best.variant == BASELINE else f"the winner is {best.variant}"
+        "cannot tell whether a recipe is faster than eager"
+        if best.variant == BASELINE
+        else f"the winner is {best.variant}"
     )
     run.progress.say(f"{won}: {path}. To use it:\n  {command(*words)}")
     return 0

@@ -192,7 +192,10 @@ class Quantize(Transform):
         quantise: Callable[[nn.Linear, Tensor], None],
         component: Component,
     ) -> _Layer:
-        """Quantise a copy of a layer, which has all these names, and call it once with its numbers of rows."""
+        """Try to quantise a copy of a layer; call the copy with each number of rows that the module gives the layer.
+
+        `names` are all names of the layer in the module.
+        """
         reasons = {name: self._reason_to_leave(name, layer, use, component.device) for name in names}
         found = _Layer(names[0], layer, use, reasons[names[0]])
         for name, reason in reasons.items():

@@ -70,7 +70,7 @@ class Rewrite(Transform):
         return Outcome(
             _Rewritten(graph, component.inputs),
             changed,
-            notes=(f"no pass found anything to replace in {type(module).__name__}",) if changed == 0 else (),
+            notes=(f"no graph pass matches anything in {type(module).__name__}",) if changed == 0 else (),
             explain=lambda: {"passes": self.explained(module, component)},
         )
 

@@ -21,7 +21,7 @@ class ChannelsLast(Transform):
     """
 
     def apply(self, module: nn.Module, component: Component) -> Outcome:
-        """Change the layout of the weights in place, and count the convolutions."""
+        """Convert the weights of all convolutions in place; `changed` is the number of convolutions."""
         convolutions = [each for each in module.modules() if isinstance(each, (*_FLAT, *_SOLID))]
         for convolution in convolutions:
             layout = torch.channels_last if isinstance(convolution, _FLAT) else torch.channels_last_3d

@@ -257,7 +257,7 @@ def test_merged_weights_follow_the_layers(how):
 
 
 def test_replaced_layers_are_merged_at_once_and_a_reset_moves_nothing():
-    """A CUDA graph captured between the transform and a reset reads the tensors that the reset must leave in place."""
+    """A CUDA graph captured after the transform keeps reading these tensors, so a later reset must not replace them."""
     torch.manual_seed(0)
     model = build(WIDE)
     sequence = draw_inputs(WIDE, 4)

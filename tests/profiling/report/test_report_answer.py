@@ -83,7 +83,7 @@ def test_cells_that_took_turns_are_tied_by_their_ratio() -> None:
     graph, other = timed("graph", 2.495), timed("compile", 2.5)
     assert graph.metrics.wall_ms.ci95[1] < other.metrics.wall_ms.ci95[0]
     text = words(build("baseline", 28.7), graph, other)
-    assert "graph and compile are tied: timed in turns, no difference beyond 0.3% can be told" in text
+    assert "graph and compile are tied: their windows show no difference beyond 0.3%" in text
     assert "overlap" not in text
 
 

@@ -172,7 +172,7 @@ def test_memory_by_phase_names_its_kinds() -> None:
 
 @pytest.mark.parametrize(
     ("one_process", "where"),
-    [(False, "device used,"), (True, "device used, reserved and host RSS, since all ran in one process,")],
+    [(False, "Numbers of device used"), (True, "Device used, reserved and host RSS (one process)")],
 )
 def test_memory_names_the_variants_that_were_prepared_beside_each_other(one_process: bool, where: str) -> None:
     turns = {"began": "now", "one_process": one_process, "windows": []}
@@ -181,8 +181,8 @@ def test_memory_names_the_variants_that_were_prepared_beside_each_other(one_proc
         for name, other in (("baseline", "compile"), ("compile", "baseline"))
     ]
     (line,) = memory_section(run_data(*pair)).legend
-    expected = f"Prepared beside each other: baseline and compile. The memory of the others is part of {where} and of "
-    assert line == f"{expected}no other kind."
+    expected = f"Prepared beside each other: baseline and compile. {where} include all of "
+    assert line == f"{expected}them; every other number is of one variant alone."
     assert memory_section(run_data(build("baseline", 1.0, memory=MEMORY))).legend == ()
 
 

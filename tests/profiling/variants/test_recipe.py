@@ -362,7 +362,7 @@ def test_channels_last_changes_convolutions_only(dimensions, tmp_path):
     assert [each.changed for each in step.recipe] == [2]
 
 
-NOTHING_FOUND = "Rewrite changes nothing: no pass found anything to replace in Linear"
+NOTHING_FOUND = "Rewrite changes nothing: no graph pass matches anything in Linear"
 
 
 @pytest.mark.parametrize(
