@@ -313,13 +313,13 @@ def _doubt_lines(answers: Sequence[Answer]) -> list[str]:
 
 
 def _first_outputs(answers: Sequence[Answer]) -> Iterator[str]:
-    """Yield a line for each component on when the fastest variant of an application gives its first output."""
+    """Yield a line for each component: seconds until a process that runs its fastest variant gives an output."""
     for answer in answers:
         starts = None if answer.fastest is None else answer.fastest.starts
         if answer.fastest is not None and starts is not None:
-            warm = "" if starts.warm is None else f", {significant(starts.warm.seconds, 3)} s from a filled one"
-            cold = f"{significant(starts.cold.seconds, 3)} s after its start from an empty compiler cache"
-            yield f"First output of a process with {name_of(answer.fastest)}: {cold}{warm}."
+            warm = "" if starts.warm is None else f", {significant(starts.warm.seconds, 3)} s with a filled one"
+            cold = f"{significant(starts.cold.seconds, 3)} s with an empty compiler cache"
+            yield f"From the start of a process to its first output, {name_of(answer.fastest)}: {cold}{warm}."
 
 
 def _skipped(data: RunData) -> list[str]:

@@ -126,7 +126,8 @@ def evidence(facts: Facts) -> dict[str, str]:
     lines = {}
     if slowest := _slowest(facts):
         lines["slowest"] = slowest
-    lines["ceilings"] = f"at the ceilings{disturbed} its bytes take {memory:.0%} of wall time, its FLOPs {compute:.0%}"
+    parts = f"its bytes take {_part(memory)} of wall time, its FLOPs {_part(compute)}"
+    lines["ceilings"] = f"at the ceilings{disturbed} {parts}"
     if facts.traffic_ms is not None:
         lines["traffic"] = f"reads and writes of single operators take {facts.share(facts.traffic_ms):.0%} of wall time"
     if facts.idle_share is not None:
@@ -187,6 +188,11 @@ def _rate(
     nearer, other = reversed(rates) if compute > memory else rates
     second = f" ({other})" if other and min(memory, compute) >= _LEAST_RATE else ""
     return f" at {nearer}, {_of_ceiling(of_ceiling or max(memory, compute))}{second}"
+
+
+def _part(share: float) -> str:
+    """Return a share (0 to 1) in whole percent; `under 1%` for one that would round to 0%."""
+    return "under 1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def _scaled(rate: float | None, unit: str, thousand: str) -> str:

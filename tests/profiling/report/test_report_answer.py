@@ -182,9 +182,9 @@ def test_the_answer_says_when_a_process_gives_its_first_output(warm: dict[str, A
     cold = {"seconds": 38.04, "phases": {"inductor": 20.0}}
     compiled = build("compile", 1.0, starts={"cold": cold, "warm": warm}, speedup=faster(2.0))
     (*_, line) = answer_section(run_data(build("baseline", 2.0, starts={"cold": cold}), compiled)).lines
-    ends = "." if warm is None else ", 9.25 s from a filled one."
-    assert line.startswith("First output of a process with ")
-    assert line.endswith(f".compile: 38.0 s after its start from an empty compiler cache{ends}")
+    ends = "." if warm is None else ", 9.25 s with a filled one."
+    assert line.startswith("From the start of a process to its first output, ")
+    assert line.endswith(f".compile: 38.0 s with an empty compiler cache{ends}")
 
 
 def test_a_doubt_of_several_components_is_one_line_that_names_them() -> None:

@@ -44,7 +44,7 @@ def test_starts_are_seconds_to_the_first_output(tmp_path):
     data = run_data(tmp_path, record("compile", 1.0, starts=STARTS), record("baseline", 1.0))
     text = render_console(data)
     (answer, row) = (line for line in text.splitlines() if "compile" in line and "50.0" in line)
-    assert answer.startswith("First output of a process with ")
+    assert answer.startswith("From the start of a process to its first output, ")
     assert "12.0" in row
     assert STARTS.cold.unaccounted == 5.0
     assert "unaccounted" in render_markdown(data)
