@@ -9,16 +9,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from functools import cache
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-import psutil
 import pynvml
 import torch
 
+from profiling.machine.run_queue import processes_of_run
 from profiling.results.measured import ClockConditions
 
 #: Reasons for lower clocks, by their bit in NVML's clocks event reasons.
@@ -229,20 +228,6 @@ def share_beside_run(device: torch.device, seconds: float) -> float | None:
         return None if others is None else 0.0
     answer = others_share(device, int(1e6 * (time.time() - max(1.0, seconds))), of_run=processes_of_run())
     return 0.0 if answer is None else answer[0]
-
-
-def processes_of_run() -> frozenset[int]:
-    """Return this process and, where it is the process of a cell, those of the other cells of its run.
-
-    The process of a cell leads a session of its own, and so do its siblings.
-    """
-    own = os.getpid()
-    if os.getsid(own) != own:
-        return frozenset({own})
-    siblings = [own]
-    with suppress(psutil.Error, OSError):
-        siblings += [each.pid for each in psutil.Process(os.getppid()).children() if os.getsid(each.pid) == each.pid]
-    return frozenset(siblings)
 
 
 def others_share(device: torch.device, since_us: int, *, of_run: Collection[int] = ()) -> tuple[float, int] | None:

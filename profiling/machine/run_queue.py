@@ -1,4 +1,4 @@
-"""The cores of this process: pinning to some of them, and how long its threads wait for one."""
+"""The own process among others: its cores, how long its threads wait for one, and the processes of its run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _WORKER_SHARE = 0.1
 _STEAL_TICK = 0.01
 #: Folder with the topology of each core.
 _CORES = Path("/sys/devices/system/cpu")
+#: The variable that tells the process of a cell the id of the process that runs all cells.
+RUN_PROCESS = "PROFILING_RUN_PROCESS"
 
 
 @contextlib.contextmanager
@@ -200,3 +202,18 @@ def _stolen_seconds() -> float:
         return getattr(psutil.cpu_times(), "steal", 0.0)
     except OSError:  # a container without /proc
         return 0.0
+
+
+def processes_of_run() -> frozenset[int]:
+    """Return this process and, where it is the process of a cell, those of the other cells of its run.
+
+    The process of a cell leads a session of its own, as its siblings do; fork servers may stand between it and the run.
+    """
+    own, run = os.getpid(), os.environ.get(RUN_PROCESS, "")
+    if os.getsid(own) != own or not run.isdecimal():
+        return frozenset({own})
+    siblings = [own]
+    with contextlib.suppress(psutil.Error, OSError):
+        started = psutil.Process(int(run)).children(recursive=True)
+        siblings += [each.pid for each in started if os.getsid(each.pid) == each.pid]
+    return frozenset(siblings)

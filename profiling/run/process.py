@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from profiling.machine.run_queue import RUN_PROCESS
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results.record import encode_sections
 from profiling.run.checkouts import Checkout
@@ -130,7 +131,7 @@ class Isolated:
                         sections.update(event.sections)
                     on_event(event)
 
-                environment = {**os.environ, **trace, **cache.variables}
+                environment = {**os.environ, **trace, **cache.variables, RUN_PROCESS: str(os.getpid())}
                 server = None if trace else self._server
                 worker = run_isolated(
                     task,

@@ -1,6 +1,7 @@
 """Conditions of a timed window are recorded; only another program inside it makes the samples invalid."""
 
-import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from profiling.machine import nvml
+from profiling.machine import nvml, run_queue
 from profiling.machine.memory import malloc_cost
 from profiling.metrics import latency
 from profiling.metrics.latency import TimedWindowMonitor
@@ -143,24 +144,28 @@ def test_other_cells_of_the_run_are_no_other_processes(monkeypatch, running, sha
     assert nvml.share_beside_run(torch.device("cuda", 0), 0.1) == share
 
 
-def test_the_cells_of_a_run_know_each_other():
-    """A cell's process leads a session of its own and has the run as parent; no other child of the run counts."""
-    program = (
-        "import json; from profiling.machine.nvml import processes_of_run; print(json.dumps([*processes_of_run()]))"
-    )
-    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
-    cell, other = (subprocess.Popen(sleeper, start_new_session=session) for session in (True, False))
+def test_the_cells_of_a_run_know_each_other(monkeypatch):
+    """A cell leads a session, and the run is its ancestor, maybe behind a fork server; nothing else counts."""
+    monkeypatch.setenv(run_queue.RUN_PROCESS, str(os.getpid()))
+    program = "from profiling.machine.run_queue import processes_of_run; print(*processes_of_run())"
+    start = "subprocess.Popen(['sleep', '60'], start_new_session=True).pid"
+    started = f"import subprocess; print({start}, flush=True); input()"
+    server = subprocess.Popen([sys.executable, "-c", started], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    behind = int(server.stdout.readline())
+    cell, other = (subprocess.Popen(["sleep", "60"], start_new_session=session) for session in (True, False))
     try:
         for session in (True, False):
             command = [sys.executable, "-c", program]
-            done = subprocess.run(command, capture_output=True, check=True, start_new_session=session)
-            known = json.loads(done.stdout)
-            assert (cell.pid in known) == session, "without a session of its own it is no cell's process"
-            assert other.pid not in known
+            done = subprocess.run(command, capture_output=True, check=True, start_new_session=session, text=True)
+            known = {int(pid) for pid in done.stdout.split()}
+            assert known >= {cell.pid, behind} if session else len(known) == 1, "without a session of its own: no cell"
+            assert not known & {other.pid, server.pid}
     finally:
-        for each in (cell, other):
+        os.kill(behind, signal.SIGKILL)
+        for each in (cell, other, server):
             each.kill()
-            each.wait()
+            each.communicate()
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from profiling.machine.run_queue import RUN_PROCESS
 from profiling.run.fork_server import ForkServer
 from profiling.run.process_groups import kill_group
 
@@ -156,6 +157,20 @@ def test_where_no_process_can_be_forked_a_fresh_one_is_asked_for(start, tmp_path
     with pytest.raises(subprocess.TimeoutExpired):
         slow.wait(0.1)
     assert kill_group(slow) == -signal.SIGKILL, "it was not lost with the server"
+
+
+def test_processes_of_both_servers_belong_to_one_run(start, tmp_path):
+    """Else the kernels of a cell that waits for its turn would count as another program's."""
+    environment = {**os.environ, RUN_PROCESS: str(os.getpid())}
+    waiting = [start("import time; time.sleep(60)", environment, modules=each) for each in ((), ("planted_compiler",))]
+    for modules in ((), ("planted_compiler",)):
+        script = "from profiling.machine.run_queue import processes_of_run; print(*processes_of_run())"
+        process = start(script, environment, modules=modules)
+        assert ended(process) == 0
+        known = {int(pid) for pid in (tmp_path / "log").read_text().split()}
+        assert {each.pid for each in (*waiting, process)} <= known
+        assert os.getpid() not in known
+    assert [kill_group(each) for each in waiting] == [-signal.SIGKILL] * 2
 
 
 def test_a_server_that_was_killed_takes_its_processes_with_it(server, start):
