@@ -21,6 +21,7 @@ from torch import nn
 
 from profiling.cli.app import CONF
 from profiling.components import held
+from profiling.components.build import use_deterministic_algorithms
 from profiling.components.held import Held, Inputs, named_inputs
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import kept_generators
@@ -312,7 +313,7 @@ def _unchanged_process() -> Iterator[None]:
         ):
             yield
     finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
         torch.set_num_threads(threads)
         torch.set_default_dtype(default_dtype)

@@ -74,6 +74,13 @@ def input_dtype(spec: ComponentSpec, module: nn.Module, run_dtype: torch.dtype) 
     return run_dtype if spec.cast == "module" else floating_dtype(module.parameters(), run_dtype)
 
 
+def use_deterministic_algorithms(wanted: bool, *, warn_only: bool = False) -> None:
+    """Call torch's function of this name where that changes anything: it imports the compiler, which takes seconds."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if before != (wanted, warn_only):
+        torch.use_deterministic_algorithms(wanted, warn_only=warn_only)
+
+
 def set_process_state(settings: Settings) -> None:
     """Set what holds for the whole process and what a module may have changed: threads, TF32, torch's defaults."""
     torch.set_default_dtype(torch.float32)

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import msgspec
 import torch
 
-from profiling.components.build import set_process_state
+from profiling.components.build import set_process_state, use_deterministic_algorithms
 from profiling.components.instantiate import partial_of
 from profiling.errors import InputError, MissingExtraError, SkippedError, reason_of
 from profiling.machine.memory import held_before
@@ -72,7 +72,7 @@ def perform(task: Mapping[str, Any], emit: Emit, take_turns: TakeTurns | None = 
         else:
             job = Job.from_json(task["cell"])
             set_process_state(job.settings)
-            torch.use_deterministic_algorithms(False)  # an earlier cell of this process may have asked for them
+            use_deterministic_algorithms(False)  # an earlier cell of this process may have asked for them
             turns = None if take_turns is None else _with_own_memory(take_turns, torch.device(job.settings.device))
             cell = partial_of(job.procedure, job.target)(job=job, emit=emit, take_turns=turns)
             with torch.inference_mode(False), torch.enable_grad():

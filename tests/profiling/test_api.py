@@ -462,6 +462,19 @@ sys.exit(" ".join(large) or None)
         profiling.profil  # noqa: B018
 
 
+def test_a_cell_that_compiles_nothing_imports_no_compiler():
+    """Its import takes seconds, in each such cell."""
+    code = """
+import sys, torch, profiling
+given = {"input": torch.ones(1, 4)}
+result = profiling.profile(torch.nn.Linear(4, 4), given, variants=["baseline"], ceilings="off", quiet=True)
+assert result.records[0].status == "ok"
+sys.exit(" ".join({"torch._dynamo", "torch._inductor"} & set(sys.modules)) or None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 class Mixed(nn.Module):
     """A module in two dtypes, which casts between them by name."""
 
