@@ -41,7 +41,7 @@ from profiling.errors import (
     shell_words,
 )
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.run_folder import CONFIG_FILE, JOB_FILE, claimed, new_folder, resume_command
+from profiling.results.run_folder import CONFIG_FILE, JOB_FILE, SWEEP_FILE, claimed, new_folder, resume_command
 from profiling.run.job import RunConfig
 
 if TYPE_CHECKING:
@@ -77,6 +77,15 @@ def ending_as_on_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in changed.items():
             signal.signal(number, handler)
+
+
+def let_interrupts_raise() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from here on, because there is work to keep; before, it ends this process.
+
+    `profiling/__init__.py` says why. Where interrupts are ignored, as in a shell's background, they stay ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def launch(target: str, run: Target) -> int:
@@ -126,8 +135,7 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
     from profiling.run.progress import make_progress
     from profiling.run.runner import Run
 
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, an interrupt has work to keep
+    let_interrupts_raise()
     progress = make_progress()
     config = config.for_check() if config.settings.check else config
     started_by = command_line(target, folder if (folder / JOB_FILE).exists() else None)
@@ -277,6 +285,8 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = N
             folder = OmegaConf.create({"folder": value}).folder  # without the escapes of an interpolation
             if not isinstance(folder, str) or not Path(folder).is_dir():
                 raise InputError(f"resume={folder}: there is no such folder. Give the folder of the interrupted run.")
+            if (Path(folder) / SWEEP_FILE).is_file() and not parsed.multirun:
+                raise InputError(f"resume={folder} is a sweep. Add --multirun, or resume one of its runs.")
     return parsed
 
 

@@ -21,9 +21,11 @@ from typing import Any, cast
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from profiling.errors import InputError, command, override
+from profiling.errors import InputError, command, did_you_mean, override
 from profiling.machine.places import physical_cores, visible_gpus
 from profiling.results.sweep import Launcher
 from profiling.run.sweep_job import JobTask
@@ -93,6 +95,7 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
             f"launcher={options.launcher} needs {plugin}, which is not installed. To install it: "
             f"{command('-m', 'pip', 'install', plugin)}"
         )
+    _check_own_keys(options)
     devices = {word.partition("=")[2] for job in jobs for word in job if word.startswith("device=")} or {"auto"}
     if numbered := sorted(each for each in devices if each.startswith("cuda:")):
         raise InputError(
@@ -107,6 +110,11 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
     if options.launcher == "ray" and address != "local":
         return _places_of_cluster(address, options, needs_gpu=devices != {"cpu"})
     gpus = () if devices == {"cpu"} else tuple(visible_gpus())
+    if "cuda" in devices and not gpus:
+        raise InputError(
+            "device=cuda: the driver names no GPU of this machine that CUDA_VISIBLE_DEVICES allows, so that there is "
+            "none to hand out. Check nvidia-smi -L, or write device=cpu."
+        )
     cores = physical_cores()
     kind, most = ("GPUs", len(gpus)) if gpus else ("physical CPU cores", len(cores))
     number = options.devices or (len(gpus) if gpus else 1)
@@ -115,6 +123,44 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
     cpus = sum(len(core) for core in cores) // number
     is_ray = options.launcher == "ray"  # which hands out the GPUs itself
     return Places(number, None if is_ray and gpus else gpus[:number], int(bool(gpus)), cpus)
+
+
+def _check_own_keys(options: SweepOptions) -> None:
+    """Check the overrides of the launcher's own config.
+
+    Raises:
+        InputError: a key or a choice that does not exist, or a value of a wrong type.
+
+    """
+    if not options.own:
+        return
+    try:
+        _launcher_config(options.launcher, ["job=0", "folder=.", *options.own])
+    except (HydraException, OmegaConfBaseException) as error:
+        what, cause = (str(each or "").strip().partition("\n")[0].rstrip(".") for each in (error, error.__cause__))
+        unknown = re.search(r"Could not override '([^']+)'", what)
+        if unknown is None:
+            raise InputError(f"launcher={options.launcher}: {f'{what}: {cause}' if cause else what}.") from None
+        keys = _dotted("hydra.launcher", _launcher_config(options.launcher, ["job=0", "folder=."]))
+        more = f" To pass another one on to Ray: +{unknown[1]}=VALUE." if options.launcher == "ray" else ""
+        raise InputError(
+            f"launcher={options.launcher} has no key {unknown[1]!r}.{did_you_mean(unknown[1], keys)}{more} "
+            f"Its keys: {', '.join(key.removeprefix('hydra.launcher.') for key in keys)}"
+        ) from None
+
+
+def _dotted(key: str, node: object) -> list[str]:
+    if not isinstance(node, dict) or not node:
+        return [key]
+    values = cast(dict[str, object], node)
+    return [each for name, value in values.items() if name != "_target_" for each in _dotted(f"{key}.{name}", value)]
+
+
+def _launcher_config(launcher: Launcher, words: Sequence[str]) -> Any:
+    """Return the config of a launcher's plugin as plain data."""
+    with initialize_config_dir(str(_CONFIG), version_base=None):
+        cfg = compose(launcher, list(words), return_hydra_config=True)
+    return OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
 
 
 _ASK_RAY = """
@@ -210,9 +256,7 @@ def _start_ray(words: Sequence[str]) -> None:
     """Start a cluster, or connect to one, before the plugin does: Ray takes SIGTERM, which is to end a sweep."""
     import ray  # type: ignore
 
-    with initialize_config_dir(str(_CONFIG), version_base=None):
-        cfg = compose("ray", ["job=0", *words], return_hydra_config=True)
-    settings: Any = OmegaConf.to_container(cfg.hydra.launcher.ray.init, resolve=True)
+    settings = _launcher_config("ray", ["job=0", *words])["ray"]["init"]
     before = signal.getsignal(signal.SIGTERM)
     ray.init(**settings)
     signal.signal(signal.SIGTERM, before)

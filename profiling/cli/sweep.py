@@ -22,11 +22,11 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from msgspec.structs import replace
 from omegaconf import OmegaConf
 
-from profiling.cli.app import SWEEP_OPTIONS
+from profiling.cli.app import SWEEP_OPTIONS, let_interrupts_raise
 from profiling.cli.launchers import Launch, SweepOptions, launch_with, places_for
 from profiling.errors import (
     InputError,
@@ -62,6 +62,7 @@ _POLL_SECONDS = 0.5
 _END_SECONDS = 25.0
 #: Seconds between two looks at the files of the jobs: a look must not disturb them.
 _LOOK_SECONDS = 2.0
+_GLOB = ValueType.GLOB_CHOICE_SWEEP
 _FOLDER, _CHANGED = "hydra.sweep.dir", "resume_changed"
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,7 +91,10 @@ def sweep(
     places = places_for(options, jobs)
     if folder is None:
         folder = new_folder(Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make {folder}: {error.strerror}. Choose another folder: {_FOLDER}=FOLDER") from None
     # Also `--multi`, which the parser accepts: a job with it would be a sweep that starts itself.
     flags = [word for word in arguments if word not in parsed.overrides and not word.startswith(("-m", "--m"))]
     paths = [_ROOT, *(Path(each).absolute() for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
@@ -105,6 +109,7 @@ def sweep(
         retries=options.retries,
         timeout=options.job_timeout,
     )
+    let_interrupts_raise()
     with claimed(folder, resume, lambda line: print(line, file=sys.stderr), started=started, key=_FOLDER):
         if resume is None:
             planned = tuple(SweepJob(number=n, folder=str(n), overrides=tuple(job)) for n, job in enumerate(jobs))
@@ -143,7 +148,9 @@ def perform(folder: Path, options: SweepOptions, task: JobTask, launch: Launch, 
             failure = "interrupted; finished cells are kept"
             if options.launcher == "slurm":
                 failure += ", and jobs that Slurm has go on (scancel ends them)"
-    jobs = read_sweep(folder).jobs
+    ended = read_sweep(folder)
+    jobs = ended.jobs
+    write_sweep(folder, ended)
     if any((folder / job.folder / RESULTS_FILE).exists() for job in jobs):
         from profiling.report.sweep import write_sweep_report  # imports what a refused command line does not need
 
@@ -181,6 +188,8 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
         key, text = each.get_key_element().lstrip("+"), each.input_line or ""
         if key in (*SWEEP_OPTIONS, "resume", _CHANGED) and each.is_sweep_override():
             raise InputError(f"{text}: {key} is of the whole sweep. Give one value.")
+        if each.is_sweep_override() and (not each.is_discrete_sweep() or each.value_type == _GLOB):
+            raise InputError(f"{text}: a sweep takes values or a range. Write {key}=A,B or {key}=range(1,5).")
         if key in SWEEP_OPTIONS:
             values[key] = each.value()
         elif key == "resume":
@@ -267,7 +276,7 @@ def _launched_until_none_is_left(folder: Path, retries: int, launch: Launch) -> 
             launch(alone[:1] or waiting)
         except Exception as error:
             if [(job.state, job.tries) for job in read_sweep(folder).jobs] == before:
-                return f"the launcher failed: {reason_of(error)}"
+                return f"the launcher failed: {reason_of(error).rstrip('.')}"
 
 
 def _wait_for_own_processes(folder: Path) -> None:
@@ -295,7 +304,10 @@ def _progress(folder: Path, options: SweepOptions) -> Iterator[None]:
             values.setdefault(word.partition("=")[0], set()).add(word)
     swept = {key for key, words in values.items() if len(words) > 1}
     kept = f", {len(told)} of them done" if told else ""
-    print(f"sweep: {len(jobs)} jobs{kept}, launcher={options.launcher} -> {folder}", file=sys.stderr)
+    print(
+        f"sweep: {len(jobs)} job{'s' * (len(jobs) != 1)}{kept}, launcher={options.launcher} -> {folder}",
+        file=sys.stderr,
+    )
 
     def tell() -> None:
         for planned in jobs:
@@ -304,9 +316,9 @@ def _progress(folder: Path, options: SweepOptions) -> Iterator[None]:
                 continue
             told.add(job.number)
             words = " ".join(word for word in job.overrides if word.partition("=")[0] in swept)
-            end = f": {job.reason}" if job.reason else ""
             device = f" on {job.device}" if job.device else ""
-            print(f"[{len(told)}/{len(jobs)}] job {job.number} {job.state}{device}: {words}{end}", file=sys.stderr)
+            line = ": ".join(filter(None, (f"job {job.number} {job.state}{device}", words, job.reason)))
+            print(f"[{len(told)}/{len(jobs)}] {line}", file=sys.stderr)
 
     try:
         with repeated(tell, _LOOK_SECONDS, "sweep-progress"):

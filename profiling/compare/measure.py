@@ -14,7 +14,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from profiling.cli.app import CONF, command_line, compose_config, ending_as_on_ctrl_c, override_values
+from profiling.cli.app import (
+    CONF,
+    command_line,
+    compose_config,
+    ending_as_on_ctrl_c,
+    let_interrupts_raise,
+    override_values,
+)
 from profiling.cli.config import read_config
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
@@ -67,6 +74,7 @@ def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path
     kept = [each for each in overrides if not each.startswith(f"{_FOLDER}=")]
     with contextlib.ExitStack() as stack:
         stack.enter_context(ending_as_on_ctrl_c())
+        let_interrupts_raise()
         checkouts = stack.enter_context(opened(names))
         configs = _configs(checkouts, kept, config_folder)
         base = _folder(given.get(_FOLDER))

@@ -39,10 +39,12 @@ class Place:
         return f"CPU cores {_ranges(self.cpus)}" if self.cpus else None
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables of a process in this place."""
+        """Return the environment variables of a process in this place; a thread for each core, as torch has alone."""
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
-        threads = {"OMP_NUM_THREADS": str(len(self.cpus))} if self.cpus and "OMP_NUM_THREADS" not in os.environ else {}
-        return gpus | threads
+        if not self.cpus or "OMP_NUM_THREADS" in os.environ:
+            return gpus
+        cores = sum(core[0] in self.cpus for core in physical_cores())
+        return gpus | {"OMP_NUM_THREADS": str(max(1, cores))}
 
     @contextmanager
     def on_its_cpus(self) -> Iterator[None]:

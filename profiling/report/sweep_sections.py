@@ -162,11 +162,9 @@ def _nearest(same: Sequence[Contest]) -> str | None:
 
 def _jobs_section(data: SweepData) -> Section:
     names = _titles(data.keys, ("job", "state", "device", "host", "tries"))
-    states = Counter(run.job.state for run in data.runs)
-    unusual = [run for run in data.runs if run.job.state not in ("done", "waiting") or run.trouble]
-    lines = (
-        [f"{count_of(states['waiting'], 'job')} of {len(data.runs)} did not start yet."] if states["waiting"] else []
-    )
+    left = [run for run in data.runs if run.job.state == "waiting" and not run.job.reason and not run.trouble]
+    unusual = [run for run in data.runs if (run.job.state != "done" and run not in left) or run.trouble]
+    lines = [f"{count_of(len(left), 'job')} of {len(data.runs)} did not start yet."] if left else []
     lines += [f"job {run.job.number} cannot be read: {run.trouble}" for run in unusual if run.trouble][:_MOST_LINES]
     columns = (
         Column[SweptRun]("job", lambda row: row.link, "text"),

@@ -1,8 +1,9 @@
 """`sweep.json` and `job.json`: the jobs of a sweep, each a run in a folder of its own, and what became of them.
 
-`sweep.json` is the plan, and what the process that launches the jobs knows. Each job writes its own state to `job.json`
-in its folder, since jobs on several hosts cannot write one file. While a job runs it touches that file
-(`keep_alive`): one that was not touched for `SILENT_SECONDS`, or whose process is gone from this host, has died.
+`sweep.json` is the plan, and once the process that launches the jobs has ended, also what became of each. Each job
+writes its own state to `job.json` in its folder, since jobs on several hosts cannot write one file; that is what
+counts. While a job runs it touches that file (`keep_alive`): one that was not touched for `SILENT_SECONDS`, or whose
+process is gone from this host, has died.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def read_plan(folder: Path) -> Sweep:
-    """Read `sweep.json`: the jobs as they were planned, with what their launcher knows of them.
+    """Read `sweep.json`: the jobs as they were planned, without their states.
 
     Raises:
         InputError: the folder holds no sweep, or its `sweep.json` cannot be read.
@@ -108,19 +109,19 @@ def read_plan(folder: Path) -> Sweep:
     sweep = _decoded(folder / SWEEP_FILE, Sweep)
     if sweep is None or sweep.schema != SCHEMA:
         raise InputError(f"{folder / SWEEP_FILE} is damaged, or of another version. Its runs can be read one by one.")
-    return sweep
+    planned = (SweepJob(number=job.number, folder=job.folder, overrides=job.overrides) for job in sweep.jobs)
+    return msgspec.structs.replace(sweep, jobs=tuple(planned))
 
 
 def read_job(folder: Path, planned: SweepJob) -> SweepJob:
-    """Return the present state of a job of the sweep in `folder`; a damaged `job.json` counts as missing."""
+    """Return the present state of a job of the sweep in `folder`; with a damaged `job.json` it waits to be resumed."""
     path = folder / planned.folder / JOB_FILE
     job = _decoded(path, SweepJob)
     if job is None or job.number != planned.number:
-        return planned
+        reason = f"its {JOB_FILE} is damaged: resume= runs what it lacks" if path.exists() else None
+        return msgspec.structs.replace(planned, reason=reason)
     if job.state != "running" or _is_alive(job, path):
         return job
-    if planned.state in ENDED:  # what the launcher knows of a job that could not say it
-        return planned
     reason = f"its process on {job.host} ended without a word: it was killed, or the host is gone"
     return msgspec.structs.replace(job, state="died", reason=reason)
 

@@ -1,5 +1,6 @@
 """Sweeps."""
 
+import importlib.util
 import json
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from profiling.results.sweep import Sweep, SweepJob, read_sweep, write_job, writ
 
 JOB = "import os, signal, sys; from pathlib import Path\n"
 RUNS = ("component=[image_decoder]", "variant=[baseline]", "device=cpu")
+#: Words that say where a sweep lies.
+WHERE = ("resume=", "hydra.sweep.dir=")
 
 
 def fault(planted, happens, kept=""):
@@ -27,18 +30,22 @@ def start(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(sweep.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(app.signal, "signal", lambda *_: None)
 
-    def run(*words: str, code: str = "") -> tuple[int, str]:
+    def run(*words: str, code: str = "", device: str = "cpu") -> tuple[int, str]:
         monkeypatch.setattr(sweep, "run_command", lambda target: (sys.executable, "-c", JOB + code))
         flags = [] if "--multirun" not in words else ["--multirun"]
-        folder = [] if any(word.startswith("resume=") for word in words) or not flags else ["hydra.sweep.dir=sweep"]
+        folder = [] if any(word.startswith(WHERE) for word in words) or not flags else ["hydra.sweep.dir=sweep"]
         keys = [word for word in words if word != "--multirun"]
-        monkeypatch.setattr(sys, "argv", ["profiling", *flags, *folder, *RUNS, *keys])
+        monkeypatch.setattr(sys, "argv", ["profiling", *flags, *folder, *RUNS[:2], f"device={device}", *keys])
         return app.launch("generic_forward", generic_forward.run), capfd.readouterr().err
 
     return run
 
 
 LINE = "one line, exit 2"
+JOBLIB = pytest.mark.skipif(
+    not (importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher")),
+    reason="hydra_joblib_launcher is not installed",
+)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +95,31 @@ LINE = "one line, exit 2"
             id="subdir",
             marks=fault("folders named otherwise", LINE),
         ),
+        pytest.param(
+            ("seed=interval(0,2)",),
+            ["seed=interval(0,2)", "range(1,5)"],
+            id="interval",
+            marks=fault("a sweep over all values of an interval, or over what a pattern finds", LINE),
+        ),
+        pytest.param(("seed=glob(*)",), ["seed=glob(*)", "range(1,5)"], id="glob"),
+        pytest.param(
+            ("seed=0", "hydra.sweep.dir=/proc/sweep"),
+            ["cannot make /proc/sweep", "hydra.sweep.dir=FOLDER"],
+            id="folder",
+            marks=fault("a sweep into a folder that cannot be made", LINE),
+        ),
+        pytest.param(
+            ("seed=0", "launcher=local", "hydra.launcher.n_job=1"),
+            ["no key 'hydra.launcher.n_job'", "Did you mean 'hydra.launcher.n_jobs'"],
+            id="launcher key",
+            marks=[JOBLIB, fault("a key of the launcher that does not exist", f"{LINE}, before the first job")],
+        ),
+        pytest.param(
+            ("seed=0", "launcher=local", "hydra.launcher.n_jobs=many"),
+            ["hydra.launcher.n_jobs=many", "Integer"],
+            id="launcher value",
+            marks=[JOBLIB, fault("a value of a wrong type for the launcher", f"{LINE}, before the first job")],
+        ),
     ],
 )
 def test_wrong_words(start, tmp_path, monkeypatch, words, told):
@@ -97,6 +129,23 @@ def test_wrong_words(start, tmp_path, monkeypatch, words, told):
     assert code == 2
     assert all(word in line for word in told), line
     assert not (tmp_path / "sweep").exists()
+
+
+@fault("device=cuda where the driver names no GPU to hand out", f"{LINE}, before the first job")
+def test_no_gpu_to_hand_out(start, monkeypatch):
+    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(launchers, "visible_gpus", list)
+    code, err = start("--multirun", "seed=0,1", "launcher=local", device="cuda")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "names no GPU" in err
+
+
+@fault("resume= of a sweep without --multirun", LINE, "the sweep")
+def test_a_run_that_resumes_a_sweep(start):
+    start("--multirun", "seed=0")
+    code, err = start("seed=0", "resume=sweep")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "Add --multirun" in err
 
 
 @fault("launcher= without --multirun", LINE)
@@ -167,6 +216,8 @@ def test_a_dead_job(start, tmp_path):
         None,
     ]
     assert "Traceback" in (tmp_path / "sweep" / "0" / "job.log").read_text()
+    written = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"]
+    assert [job["state"] for job in written] == ["failed", "died", "done"], "sweep.json says what became of each"
 
 
 @fault("a job takes longer than job_timeout", "ended as by Ctrl-C; the others run; exit 1", "its finished cells")

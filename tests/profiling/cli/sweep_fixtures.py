@@ -83,10 +83,11 @@ def arguments(folder: Path, *words: str) -> list[str]:
 
 
 _BEGIN = """
-import sys, tempfile
+import sys
+command, arguments = eval(sys.argv[1])
+sys.argv = ["-m", *arguments[1:]]  # as `python -m profiling.TARGET` begins
 from profiling import generic_forward
 from profiling.cli import app, sweep
-command, sys.argv = eval(sys.argv[1])
 sweep.run_command = lambda target: command
 sys.exit(app.launch("generic_forward", generic_forward.run))
 """
@@ -103,7 +104,12 @@ def begin_sweep(tmp_path):
         environment = os.environ | {"TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}  # sockets need a short path
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
         process = subprocess.Popen(
-            [sys.executable, "-c", _BEGIN, given], text=True, stderr=subprocess.PIPE, env=environment, cwd=tmp_path
+            [sys.executable, "-c", _BEGIN, given],
+            text=True,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd=tmp_path,
+            start_new_session=True,  # a group, as a terminal makes one
         )
         processes.append(process)
         while not is_sweep(folder):

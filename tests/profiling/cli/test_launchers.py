@@ -91,6 +91,13 @@ def test_a_killed_worker_costs_its_own_job(start_sweep, words):
     ("words", "number"),
     [
         pytest.param(("launcher=basic",), signal.SIGKILL, id="basic-killed"),
+        pytest.param(("launcher=basic",), signal.SIGINT, id="basic-ctrl-c"),
+        pytest.param(
+            ("launcher=local", "devices=2"),
+            signal.SIGINT,
+            id="joblib-ctrl-c",
+            marks=[needs("hydra_joblib_launcher"), TWO_CORES],
+        ),
         pytest.param(
             ("launcher=local", "devices=2"),
             signal.SIGTERM,
@@ -103,6 +110,12 @@ def test_a_killed_worker_costs_its_own_job(start_sweep, words):
             id="ray",
             marks=[needs("hydra_ray_launcher"), TWO_CORES, pytest.mark.ray],
         ),
+        pytest.param(
+            ("launcher=ray", "devices=2"),
+            signal.SIGINT,
+            id="ray-ctrl-c",
+            marks=[needs("hydra_ray_launcher"), TWO_CORES, pytest.mark.ray],
+        ),
     ],
 )
 def test_an_interrupted_sweep_goes_on(start_sweep, begin_sweep, words, number):
@@ -110,14 +123,18 @@ def test_an_interrupted_sweep_goes_on(start_sweep, begin_sweep, words, number):
     while read_sweep(folder).jobs[0].state != "done" or not (folder / "1/config.yaml").exists():
         assert process.poll() is None
         time.sleep(0.1)
-    process.send_signal(number)
+    if number == signal.SIGINT:  # Ctrl-C reaches all processes of the terminal
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == (130 if number == signal.SIGTERM else -number), err
+    is_killed = number == signal.SIGKILL
+    assert process.returncode == (-number if is_killed else 130), err
     states = [job.state for job in read_sweep(folder).jobs]
     assert states[0] == "done"
-    assert states[1] == ("waiting" if number == signal.SIGTERM else "died")
-    if number == signal.SIGTERM:
-        assert "resume=" in err
+    assert states[1] == ("died" if is_killed else "waiting")
+    assert ("resume=" in err) is not is_killed
+    assert "Traceback" not in err
     again = start_sweep(*words, "seed=0,1,2", f"resume={folder}")
     assert again.code == 0, again.err
     assert again.states == ["done"] * 3

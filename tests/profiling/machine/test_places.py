@@ -28,7 +28,7 @@ def test_jobs_get_whole_cores_next_to_their_gpu(machine, tmp_path):
     with held_place(tmp_path, gpus, 4) as first, held_place(tmp_path, gpus, 4) as second:
         assert (first.gpus, first.cpus, first.label) == (("GPU-a",), (0, 4, 1, 5), "cuda:0 H200")
         assert (second.gpus, second.cpus) == (("GPU-b",), (2, 6, 3, 7))
-        assert first.variables() == {"CUDA_VISIBLE_DEVICES": "GPU-a", "OMP_NUM_THREADS": "4"}
+        assert first.variables() == {"CUDA_VISIBLE_DEVICES": "GPU-a", "OMP_NUM_THREADS": "2"}
     with held_place(tmp_path, [("GPU-b",)], 4) as place:
         assert place.cpus == (2, 6, 3, 7)
     with held_place(tmp_path, [()], 1) as one, held_place(tmp_path, [()], 1) as other:

@@ -64,7 +64,7 @@ def plant(folder: Path, *jobs: Job) -> Path:
         words = tuple(each.overrides.split())
         job = SweepJob(number=number, folder=str(number), overrides=words, **{"state": each.state, **each.facts})
         planned.append(SweepJob(number=number, folder=str(number), overrides=words))
-        if each.state == "waiting":
+        if each.state == "waiting" and not each.records:
             continue
         run = folder / job.folder
         run.mkdir()

@@ -243,6 +243,19 @@ def test_a_sweep_that_runs_shows_what_there_is_and_each_job_that_is_not_done(tmp
     assert contest(folder).is_ranked
 
 
+def test_a_job_that_was_interrupted_or_whose_state_is_lost_has_started(tmp_path: Path) -> None:
+    interrupted = Job("seed=0", pair("net", 8.0, 4.0), state="waiting", facts={"reason": "interrupted"})
+    folder = plant(tmp_path / "s", interrupted, Job("seed=1", pair("net", 8.0, 4.0)), Job("seed=2", state="waiting"))
+    (folder / "1" / "job.json").write_text('{"number": 1')
+    jobs = sections(folder)["jobs"]
+    assert jobs.lines == ("1 job of 3 did not start yet.",)
+    found = [(row["seed"], row["state"], row["reason"]) for row in table(jobs, "Jobs that are not done")]
+    assert found == [
+        ("0", "waiting", "interrupted"),
+        ("1", "waiting", "its job.json is damaged: resume= runs what it lacks"),
+    ]
+
+
 def not_ended(variant: str = "baseline") -> Record:
     return cell("net", variant, 8.0, status="failed", reason=NOT_ENDED, metrics={}, parameters=None)
 
