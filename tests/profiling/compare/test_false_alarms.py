@@ -4,29 +4,18 @@ The noise goes through the timed loop itself, on a fake clock: how many samples 
 the limits that a user has who names none.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from planted_runs import cell, in_rounds, write_run
+from stored_noise import stored_series
 
 from profiling.compare.cells import compare_cells, exit_code
 from profiling.compare.loaded_run import read_run
 from profiling.metrics.sampling import Sample, SamplingLimits, collect
-from profiling.results.jsonl import read_results
-from profiling.results.judgement import is_disturbed
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
 COMPARISONS = 40
 #: Neighbouring samples that stay together: longer than the blocks that the comparison itself draws.
 BLOCK = 10
-
-
-def stored_series():
-    """The wall times of every timed cell of every committed run that nothing disturbed, in a fixed order."""
-    records = [record for path in sorted(RESULTS.glob("*/results.jsonl")) for record in read_results(path).records]
-    summaries = [record.metrics.wall_ms for record in records if not is_disturbed(record)]
-    return [np.array(summary.samples) for summary in summaries if summary and len(summary.samples) >= 100]
 
 
 def replay(series, rng):
@@ -59,7 +48,7 @@ def compared(tmp_path):
     """Compare `COMPARISONS` pairs of runs, each of the noise of another stored cell."""
 
     def compare(**planted):
-        every = stored_series()
+        every = [series for _, series in stored_series()]
         chosen = np.random.default_rng(7).permutation(len(every))[:COMPARISONS]
         found = []
         for index in chosen:

@@ -4,22 +4,18 @@ The noise goes through the turns themselves, on a fake clock: how many windows t
 decides, with the limits that a user has who names none. Both cells live on one machine, whose noise goes on in time.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from make_record import record, summary
 from msgspec.structs import replace
+from stored_noise import stored_series
 
 from profiling.metrics.sampling import Ready, WindowSamples
 from profiling.report.answer import answer_of
-from profiling.results.jsonl import read_results
-from profiling.results.judgement import is_disturbed
 from profiling.results.record import LatencyConditions, Metrics, Parity
 from profiling.run.rounds import with_speedup
 from profiling.run.turns import Resident, Start, take_turns
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
 COMPARISONS = 40
 #: Neighbouring calls that stay together, so that the stored trends and clusters do.
 BLOCK = 50
@@ -28,13 +24,6 @@ PROCESS = 0.0005
 PARITY = Parity(reference="fp32 eager", passed=True, rel_l2=0.001)
 CONDITIONS = LatencyConditions(cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True)
 LIMITS = {"interval": 0.01, "min_iterations": 100, "max_iterations": 2000, "max_seconds": 10.0}
-
-
-def stored_series():
-    """The wall times of every timed cell of every committed run that nothing disturbed, in a fixed order."""
-    records = [each for path in sorted(RESULTS.glob("*/results.jsonl")) for each in read_results(path).records]
-    summaries = [(each, each.metrics.wall_ms) for each in records if not is_disturbed(each)]
-    return [(each, np.array(wall.samples)) for each, wall in summaries if wall and len(wall.samples) >= 100]
 
 
 def noise_of(series, rng):
