@@ -5,7 +5,7 @@ python -m profiling.run.fork_server CHANNEL PARENT WORKER [MODULE …]
 A fork is like a fresh process after the same imports: no CUDA context, no compiled code, its own session, output,
 working folder and environment. A variable that torch reads while it is imported (TORCH_TRACE) needs a fresh process.
 
-A cell that compiles needs more imports, which take seconds as well. The first such cell makes the server fork a second
+A cell that compiles needs more imports, which take seconds, too. The first such cell makes the server fork a second
 server that has them; cells that do not compile stay without them.
 """
 

@@ -32,6 +32,8 @@ from profiling.run.rounds import rounds_done
 
 #: Keys of the environment that may differ between a run and its resumption; the code is compared apart from them.
 MAY_DIFFER = ("device_reason", "dtype_reason", "scale_reason", "ceilings", "ceilings_reason", "module_git")
+#: What torch imports in every cell at the first dispatch mode, or when the profiler begins; it takes seconds.
+IMPORTED_LATER = "torch._inductor.config"
 
 
 @dataclass
@@ -212,7 +214,7 @@ def execute(runs: Sequence[Run], schedule: Schedule | None = None) -> None:
     """
     orphans = Orphans()
     procedures = (run.config.procedure["_target_"].rpartition(".")[0] for run in runs)
-    with closing(ForkServer(orphans.own, procedures)) as server:
+    with closing(ForkServer(orphans.own, (*procedures, IMPORTED_LATER))) as server:
         for run in runs:
             run.begin(orphans, server)
         (schedule or _run_cells)(runs)
