@@ -51,7 +51,8 @@ def summarize(samples: Samples, *, seed: int = 0) -> Summary:
 def median_interval(*rounds: Samples, resamples: int = 2000, seed: int = 0) -> tuple[float, float] | None:
     """Return the 95% bootstrap interval of the median, in the samples' unit; of several rounds with their drift.
 
-    None where the values cannot carry one: fewer than six samples, or two rounds. Three to five rounds estimate their
+    None where the values cannot carry one: fewer than six samples, two rounds, or a few rounds that differ so much that
+    the interval would end beyond twice the largest value or half the smallest. Three to five rounds estimate their
     spread poorly: the interval is that of Student's t in place of the normal distribution, on the logarithms, so that
     an interval of times has no negative end.
     """
@@ -59,11 +60,13 @@ def median_interval(*rounds: Samples, resamples: int = 2000, seed: int = 0) -> t
     if count == 2 or sum(map(len, rounds)) < LEAST_VALUES:
         return None
     drawn = _round_medians(rounds, resamples, seed)
-    if 2 < count < LEAST_VALUES:
-        median = float(np.median(np.concatenate([np.asarray(each, dtype=np.float64) for each in rounds])))
-        drawn = _widened(drawn, median, count - 1, seed + 2)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(low), float(high)
+    if count == 1 or count >= LEAST_VALUES:
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        return float(low), float(high)
+    values = np.concatenate([np.asarray(each, dtype=np.float64) for each in rounds])
+    low, high = np.quantile(_widened(drawn, float(np.median(values)), count - 1, seed + 2), [0.025, 0.975])
+    carried = low >= values.min() / 2 and high <= 2 * values.max()
+    return (float(low), float(high)) if carried else None
 
 
 def paired_ratio(
