@@ -247,7 +247,9 @@ def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
         Column("fastest correct", _fastest, wrap=26),
         Column("p50", lambda row: median_of(row.fastest) if row.fastest else None, "ms", wrap=14),
         Column("p99", lambda row: number_in(summary_of(row.fastest), "p99") if row.fastest else None, "ms"),
-        Column(against, lambda row: row.speedup if row.is_ranked else CANNOT_TELL, "ratio", wrap=12),
+        Column(
+            against, lambda row: CANNOT_TELL if row.fastest and not row.is_ranked else row.speedup, "ratio", wrap=12
+        ),
         Column("holds", lambda row: row.holds, wrap=9),
         Column("bound by", _bound, wrap=12),
         Column("next", _next, wrap=16),

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from profiling.results.field import Section, about
 
-#: What an obstacle prevents: the capture of a CUDA graph, or the compilation of the whole as one graph.
-Hinders = Literal["cuda_graph", "compile"]
+#: What an obstacle prevents: the capture of a CUDA graph, the compilation of the whole as one graph, or the check of
+#: any variant's output, because eager calls differ from each other.
+Hinders = Literal["cuda_graph", "compile", "parity"]
 
 
 class TensorForm(Section, frozen=True, kw_only=True):
@@ -34,7 +35,12 @@ class StateForm(Section, frozen=True, kw_only=True):
 class Obstacle(Section, frozen=True, kw_only=True):
     """A place in the code that stands in the way of a variant."""
 
-    hinders: Annotated[Hinders, about("cuda_graph: it prevents a capture; compile: the compiler splits the call there")]
+    hinders: Annotated[
+        Hinders,
+        about(
+            "cuda_graph: it prevents a capture; compile: the compiler splits the call there; parity: eager calls differ"
+        ),
+    ]
     reason: Annotated[str, about("why")]
     operator: Annotated[str | None, about("operator or function that is called there")] = None
     file: Annotated[str | None, about("file of the user's code")] = None

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import CHECK_SEED, first_call
+from profiling.components.reference import CHECK_SEED, Reference, first_call
 from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import TakeTurns
@@ -83,6 +83,7 @@ class Cell(ABC):
         """Run the cell and return its status; an exception of the code of the cell is not caught."""
         with span(self.job.component.name), span(self.job.variant):
             if self.job.settings.check:
+                self.add(check=Check(device=self.job.settings.device))  # also of a network that cannot be built
                 with torch.inference_mode(self.in_inference_mode):
                     self.check(self.components())
             else:
@@ -128,9 +129,11 @@ class Cell(ABC):
         self.add(parameters=sum(each.parameters for each in components.values()), weights=", ".join(weights))
         for name, component in components.items():
             with self.phase("eager"):
-                first_call(component, self.job.settings.seed + CHECK_SEED)
+                seed = self.job.settings.seed + CHECK_SEED
+                eager = first_call(component, seed, repeat=self.in_inference_mode)  # training steps may draw anew
             with self.phase("check"):
-                calls = {**check.calls, name: check_call(component)}
+                nondeterminism = Reference(eager, eager).nondeterminism(component.dtype)
+                calls = {**check.calls, name: check_call(component, nondeterminism)}
             check = replace(check, calls=calls, seconds=perf_counter() - started)
             self.add(check=check)
 

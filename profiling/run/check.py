@@ -33,11 +33,11 @@ from profiling.trace.counters import COMPILES_NOTHING
 _VALUE = 60
 
 
-def check_call(component: Component) -> CheckedCall:
+def check_call(component: Component, nondeterminism: str | None = None) -> CheckedCall:
     """Call the component a few times and return what was seen; its state is as before.
 
     The component must have been called before: what happens only in the first call (a table that is made once) stands
-    in nobody's way.
+    in nobody's way. `nondeterminism` says how far equal calls differed, if they did.
     """
     parameters = list(component.module.parameters())
     unknown: list[str] = []
@@ -52,6 +52,7 @@ def check_call(component: Component) -> CheckedCall:
             findings = tuple([_reassignment(component.kept.reassigned)] if component.kept.reassigned else [])
         elif not findings:
             findings = (Obstacle(hinders="cuda_graph", reason=str(error)),)
+    differing = () if nondeterminism is None else (Obstacle(hinders="parity", reason=nondeterminism),)
     return CheckedCall(
         inputs=inputs,
         outputs=outputs,
@@ -61,7 +62,7 @@ def check_call(component: Component) -> CheckedCall:
         state=state,
         captured=captured,
         compiled_graphs=graphs,
-        obstacles=(*findings, *breaks),
+        obstacles=(*differing, *findings, *breaks),
         unknown=tuple(unknown),
     )
 

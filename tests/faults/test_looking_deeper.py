@@ -50,6 +50,7 @@ def test_a_network_that_does_not_run(started, overrides, says):  # noqa: F811
     assert code == 2, err
     (record,) = read_records(Path("run")).records
     assert says in record.reason
+    assert record.check is not None, "the report knows that nothing was to be timed"
 
 
 @fault("the checkpoint is not there", "one line, exit 2")

@@ -84,6 +84,21 @@ def test_a_module_whose_calls_cannot_be_compared(profile, kind, words):
     assert any(note.startswith("nondeterministic: ") for note in record.notes), json.dumps(record.notes)
 
 
+@pytest.mark.fault(
+    "check=true of a module whose calls differ from each other",
+    happens="says that parity cannot tell, what differs and what to try, before anything is measured",
+    kept="all else that the check saw",
+)
+@pytest.mark.parametrize("kind", ["dropout", "random_length"])
+def test_a_check_says_that_calls_cannot_be_compared(profile, kind):
+    done = profile(*stateful(kind), "check=true")
+    (record,) = done.records.values()
+    (call,) = record.check.calls.values()
+    assert done.code == 0, done.err
+    assert call.obstacles[0].hinders == "parity"
+    assert ", parity: nondeterministic: two eager calls" in " ".join(done.out.split())
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [
