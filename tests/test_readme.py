@@ -1,8 +1,13 @@
-"""The README is true: its numbers are those of the committed run, its tree is the one on disk, its keys exist."""
+"""The README is true: its numbers are those of the committed run, its make targets exist, its commands are accepted."""
 
 import importlib.util
 import re
+import shlex
+from itertools import takewhile
 from pathlib import Path
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,3 +29,17 @@ def test_its_make_targets_are_there():
         re.findall(r"`make ([a-z-]+)", README)
     ):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_commands_of_the_pages_and_of_the_help_are_accepted():
+    """Hydra wants options with a dash before or after all keys."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "conf").glob("*.yaml")]
+    targets = "|".join(path.stem for path in (ROOT / "conf").glob("*.yaml"))
+    command = re.compile(rf"(?:python|\$\{{python:\}}) -m profiling\.(?:{targets})(?: +([^`\n]*))?")
+    commands = {each for page in pages for each in command.findall(page.read_text(encoding="utf-8"))}
+    assert len(commands) > 40
+    for arguments in sorted(commands):
+        if "KEY=" not in arguments:
+            words = takewhile(lambda word: re.search("^-|=", word), shlex.split(arguments, comments=True))
+            parsed = get_args_parser().parse_args(list(words))
+            OverridesParser.create().parse_overrides(parsed.overrides)

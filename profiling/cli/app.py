@@ -291,7 +291,11 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = N
 
 
 def _refuse_argument(message: str) -> NoReturn:
-    raise InputError(f"{message}. Options with a dash stand before the first KEY=VALUE; --help shows the usage.")
+    key = re.match(r"unrecognized arguments: --(\w[\w.]*)[= ](\S+)", message)
+    advice = "Options with a dash stand before the first KEY=VALUE"
+    raise InputError(
+        f"{message}. {f'Keys have no dashes: write {key[1]}={key[2]}' if key else advice}; --help shows the usage."
+    )
 
 
 def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
@@ -414,7 +418,8 @@ def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         options = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
-        return f"there is no {group} {name!r}.{did_you_mean(name, options)} Available: {', '.join(options)}"
+        hint = _where_it_is(group, name, folders) or f"{did_you_mean(name, options)} Available: {', '.join(options)}"
+        return f"there is no {group or 'target'} {name!r}.{hint}"
     text = " ".join(str(error).split())
     if match := re.search(r"Could not override '([^']+)'", text):
         if match[1] in SWEEP_OPTIONS:
@@ -432,6 +437,16 @@ def _config_folders() -> list[Path]:
     """Return the folders that hold config groups: conf, and the one that the user adds with --config-dir."""
     added = re.search(r"(?:^|\0)(?:--config-dir|-cd)[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
     return [CONF, *([Path(added[1])] if added else [])]
+
+
+def _where_it_is(group: str, name: str, folders: Sequence[Path]) -> str:
+    """Return `" Add --config-dir=. to use component/my_net.yaml."` for a file nearby, or ""; where a target's must be."""
+    known = {folder.resolve() for folder in (*folders, *_config_folders())}
+    file = Path(group, f"{name}.yaml")
+    for folder in (Path(), Path(".."), *(each.parent for each in _config_folders()[1:])):
+        if (folder / file).is_file() and folder.resolve() not in known:
+            return f" Add {shell_words([f'--config-dir={folder}'])} to use {folder / file}."
+    return "" if group else f" Its YAML must be conf/{file}, or {file} in the folder that --config-dir=FOLDER names."
 
 
 def _near_key(key: str, target: str, folders: Sequence[Path]) -> str:

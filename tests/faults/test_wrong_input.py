@@ -131,6 +131,7 @@ ARGUMENTS = (
     ("an empty argument", (*NET, ""), "--help"),
     ("an unknown option (`--nope`)", (*NET, "--nope"), "--help"),
     ("an option between two keys", (*NET, "--config-dir=x", "seed=1"), "before the first KEY=VALUE"),
+    ("a key with dashes (`--seconds=3`)", (*NET, "--seconds=3"), "write seconds=3"),
     ("an option without its value", (*NET, "--config-name"), "expected one argument"),
     ("an argument with a line break", (*NET, "device=cpu\n"), "control characters"),
     ("an argument that is not UTF-8", (*NET, os.fsdecode(b"device=\xff")), "not UTF-8"),
@@ -153,6 +154,25 @@ def test_a_name_of_the_tools_own(started, tmp_path):
     own.parent.mkdir(parents=True)
     own.write_text("baseline: {compiler: {_target_: profiling.variants.inductor.Inductor}}\n")
     is_refused(started(*NET, config_dir=tmp_path / "own"), "baseline.yaml would not be used")
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        pytest.param("empty", marks=fault("a component's YAML is here, and --config-dir names another folder")),
+        pytest.param("component", marks=fault("--config-dir names the folder component itself")),
+    ],
+)
+def test_a_yaml_that_is_nearby(started, tmp_path, named):
+    for name in ("empty", "component"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "component" / "mine.yaml").write_text("mine: {module: {_target_: builtins.int}, inputs: {}}\n")
+    is_refused(started("component=[mine]", config_dir=named), "Add --config-dir=. to use component/mine.yaml.")
+
+
+@fault("a target has no YAML, neither in conf/ nor in the folder of --config-dir")
+def test_a_target_without_a_yaml(started):
+    is_refused(started(target="my_target", run=lambda cfg, folder: 0), "Its YAML must be conf/my_target.yaml")
 
 
 @pytest.mark.parametrize(("overrides", "says"), rows(ARGUMENTS))
