@@ -440,7 +440,7 @@ def _config_folders() -> list[Path]:
 
 
 def _where_it_is(group: str, name: str, folders: Sequence[Path]) -> str:
-    """Return `" Add --config-dir=. to use component/my_net.yaml."` for a file nearby, or ""; where a target's must be."""
+    """Return `" Add --config-dir=. to use component/my_net.yaml."` if it is nearby; or where a target's must be."""
     known = {folder.resolve() for folder in (*folders, *_config_folders())}
     file = Path(group, f"{name}.yaml")
     for folder in (Path(), Path(".."), *(each.parent for each in _config_folders()[1:])):

@@ -61,6 +61,7 @@ def summarize_frames(
     gaps = series["gap_ms"][np.isfinite(series["gap_ms"])]
     fps = chunk * delivered_fps(series) if frame_ms.size > 1 else None
     per_frame_ms = frame_ms / chunk
+    warmup = "FrameRecorder(warmup_frames={})" if loop.pace == "application" else "loop.warmup_frames={}"
     return msgspec.structs.replace(
         loop,
         frames=frame_count(series),
@@ -79,7 +80,7 @@ def summarize_frames(
         sustained_fps=sustained_fps(per_frame_ms),
         steady=steady,
         slope=slope_section(series, steady.from_frame),
-        unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames)),
+        unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames, warmup)),
         spikes=find_period([frame for frame in slow if frame >= steady.from_frame]),
         slow=slow_section(series, steady, slow, events),
         memory=memory_section(series, steady.from_frame),

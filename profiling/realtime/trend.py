@@ -137,20 +137,21 @@ def slope_section(series: Series, from_frame: int) -> Slope | None:
     )
 
 
-def unsteady_times(frame_ms: Array, steady: Steady, warmup: int | None) -> list[str]:
+def unsteady_times(frame_ms: Array, steady: Steady, warmup: int | None, option: str) -> list[str]:
     """Return in words how frame times still change at the begin of the series; nothing where they do not.
 
-    `warmup` is the number of ticks before the series; None where the loop has no such option.
+    `warmup` is the number of ticks before the series, None where the loop has no such option, and `option` how to set
+    it: "loop.warmup_frames={}".
     """
     signs = []
     if steady.settled and steady.from_frame:
-        longer = "" if warmup is None else f": use loop.warmup_frames={warmup + steady.from_frame}"
+        longer = "" if warmup is None else f": use {option.format(warmup + steady.from_frame)}"
         signs.append(f"frame times settle only at timed frame {steady.from_frame}{longer}")
     part = frame_ms[steady.from_frame :]
     line = fit_line(np.arange(part.size, dtype=np.float64), part)
     fall = 0.0 if line is None else -line.per_frame * (part.size - 1) / float(np.median(part))
     if line is not None and line.ci999[1] < 0 and fall > GROWTH:
-        longer = "" if warmup is None else f": use a longer warm-up, loop.warmup_frames={warmup + frame_ms.size}"
+        longer = "" if warmup is None else f": use a longer warm-up, {option.format(warmup + frame_ms.size)}"
         signs.append(f"frame times still fall, by {fall:.1%} over the timed frames{longer}")
     return signs
 

@@ -16,6 +16,7 @@ from profiling.machine import nvml
 from profiling.machine.ceilings import kept_ceilings
 from profiling.results.environment import Ceilings, Cpu, Device, Environment, read_environment
 from profiling.roofline.measure_ceilings import measure_ceilings
+from profiling.run.events import Emit, Phase
 
 #: Prefixes of the environment variables that can change results or times.
 VARIABLES = (
@@ -93,8 +94,10 @@ def _triton_version() -> str | None:
         return None
 
 
-def ceilings_of(settings: Settings, environment: Environment) -> Ceilings:
-    """Return the ceilings of the device in the resolved `settings`, measured now or within the last day.
+def ceilings_of(settings: Settings, environment: Environment, emit: Emit) -> Ceilings:
+    """Return the ceilings of the device in the resolved `settings`, measured within the last day or now.
+
+    If they are measured now, the phase "ceilings" is sent before.
 
     Raises:
         RuntimeError: the device failed, or has too little free memory.
@@ -113,7 +116,12 @@ def ceilings_of(settings: Settings, environment: Environment) -> Ceilings:
         "threads": threads,
     }
     dtype: torch.dtype = getattr(torch, settings.dtype)
-    return kept_ceilings(key, lambda: measure_ceilings(device, dtype, threads=threads, tf32=settings.tf32))
+
+    def measure() -> Ceilings:
+        emit(Phase("ceilings"))
+        return measure_ceilings(device, dtype, threads=threads, tf32=settings.tf32)
+
+    return kept_ceilings(key, measure)
 
 
 def ceilings_in(run: Path) -> Ceilings | None:

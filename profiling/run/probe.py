@@ -23,7 +23,7 @@ from profiling.results.environment import encode_environment
 from profiling.run.cell import print_traceback
 from profiling.run.checkouts import Checkout
 from profiling.run.environment import ceilings_of, environment
-from profiling.run.events import Emit, End, Phase, Probed
+from profiling.run.events import Emit, End, Probed
 from profiling.run.job import Job
 from profiling.run.revisions import module_states
 from profiling.variants.variant import Variant
@@ -32,8 +32,8 @@ from profiling.variants.variant import Variant
 def probe(jobs: tuple[Job, ...], emit: Emit, refusable: Collection[str] = ()) -> Probed:
     """Resolve the settings and check every option of every job before the first one runs.
 
-    The phase "ceilings" is sent before the ceilings are measured or read. A refused variant in `refusable` is
-    skipped; any other one ends the run.
+    The phase "ceilings" is sent before the ceilings are measured, if they are not cached. A refused variant in
+    `refusable` is skipped; any other one ends the run.
 
     Raises:
         InputError: this machine lacks the device or dtype, or an option, checkpoint or target is wrong.
@@ -67,10 +67,9 @@ def probe(jobs: tuple[Job, ...], emit: Emit, refusable: Collection[str] = ()) ->
     if revisions:
         facts["module_git"] = to_builtins(revisions)
     if settings.ceilings == "auto":
-        emit(Phase("ceilings"))
         try:
             dtype = cell.func.computes_in(settings.dtype, **cell.keywords)
-            facts["ceilings"] = to_builtins(ceilings_of(replace(settings, dtype=dtype), machine))
+            facts["ceilings"] = to_builtins(ceilings_of(replace(settings, dtype=dtype), machine, emit))
         except (RuntimeError, OSError) as error:  # the run goes on without rooflines
             facts["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
     return Probed(asdict(settings), facts, ends)

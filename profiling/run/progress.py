@@ -15,7 +15,7 @@ from profiling.results.record import Record
 
 PHASES = {
     "probe": "probing the device",
-    "ceilings": "measuring its bandwidth and FLOP ceilings (cached for a day)",
+    "ceilings": "measuring its bandwidth and FLOP ceilings (once a day, on a quiet machine)",
     "load": "loading",
     "reference": "computing the float32 reference",
     "starts": "measuring cold and warm starts",
@@ -30,7 +30,7 @@ PHASES = {
     "parse": "parsing the compile log",
 }
 #: Short phases, which get no plain line.
-SHORT_PHASES = ("reference", "parity", "memory", "explain", "roofline", "parse")
+SHORT_PHASES = ("parity", "memory", "explain", "roofline", "parse")
 #: Phases in which something is timed: no live line may take a core meanwhile.
 TIMED = ("ceilings", "calibrate", "latency", "turns", "frames", "training", "calls", "energy", "idle power")
 COLUMNS = 100
@@ -61,15 +61,18 @@ class PlainProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._cell, self._started = "", time.monotonic()
+        self._said: set[str] = set()  # phases of the cell that have a line
 
     def begin(self, cell: str, number: int, total: int) -> None:
         """Start the cell's clock; `number` counts cells from 1 and is 0 for the probe."""
         counted = f"[{number}/{total}] " if number else ""
         self._cell, self._started = f"{counted}{cell}", time.monotonic()
+        self._said.clear()
 
     def phase(self, phase: str) -> None:
-        """Print the phase and the seconds since the cell began."""
-        if phase not in SHORT_PHASES:
+        """Print the phase and the seconds since the cell began; of what is done twice (loading), the first time."""
+        if phase not in SHORT_PHASES and (phase in TIMED or phase not in self._said):
+            self._said.add(phase)
             self.say(f"{self._cell}: {PHASES.get(phase, phase)} ({self._seconds()})")
 
     def end(self, record: Record) -> None:

@@ -166,6 +166,8 @@ def test_a_warmup_that_was_too_short():
     assert summary(series_of(noise(FRAMES) * step)).unsteady == (
         "frame times settle only at timed frame 100: use loop.warmup_frames=160",
     )
+    (of_a_script,) = summary(series_of(noise(FRAMES) * step), pace="application").unsteady
+    assert of_a_script.endswith("use FrameRecorder(warmup_frames=160)")
     fall = 1 - 0.03 * np.arange(FRAMES) / FRAMES
     (sign,) = summary(series_of(noise(FRAMES, share=0.0005) * fall)).unsteady
     assert sign.startswith("frame times still fall, by 3.")

@@ -213,17 +213,19 @@ def test_ceilings_of_a_run_depend_on_dtype_tf32_and_device(monkeypatch, tmp_path
     monkeypatch.setattr(of_run, "measure_ceilings", measured)
     settings = Settings(device="cpu", dtype="bfloat16", scale="tiny", threads=1)
     machine = Environment(device=Device(type="cpu", name="planted"))
-    first = of_run.ceilings_of(settings, machine)
-    assert of_run.ceilings_of(settings, machine) == first
-    of_run.ceilings_of(dataclasses.replace(settings, dtype="float32"), machine)
-    of_run.ceilings_of(dataclasses.replace(settings, tf32=True), machine)
-    of_run.ceilings_of(settings, replace(machine, device=Device(name="another")))
+    said: list[object] = []
+    first = of_run.ceilings_of(settings, machine, said.append)
+    assert of_run.ceilings_of(settings, machine, said.append) == first
+    of_run.ceilings_of(dataclasses.replace(settings, dtype="float32"), machine, said.append)
+    of_run.ceilings_of(dataclasses.replace(settings, tf32=True), machine, said.append)
+    of_run.ceilings_of(settings, replace(machine, device=Device(name="another")), said.append)
     assert asked == [
         ("cpu", torch.bfloat16, 1, False),
         ("cpu", torch.float32, 1, False),
         ("cpu", torch.bfloat16, 1, True),
         ("cpu", torch.bfloat16, 1, False),
     ]
+    assert len(said) == len(asked), "what is read from the cache has no line of progress"
     assert of_run.ceilings_in(tmp_path) is None
     (tmp_path / "environment.json").write_text(json.dumps({"ceilings": msgspec.to_builtins(first)}))
     assert of_run.ceilings_in(tmp_path) == first

@@ -35,6 +35,17 @@ def test_plain_lines_elsewhere():
     assert not any("\x1b" in line for line in lines)
 
 
+def test_what_is_done_twice_has_one_line():
+    text = io.StringIO()
+    progress = PlainProgress(Console(file=text, width=200))
+    for cell in ("c · v", "c · w"):
+        progress.begin(cell, 1, 2)
+        for phase in ("load", "reference", "load", "prepare", "latency", "memory", "latency"):
+            progress.phase(phase)
+    said = [line.split(": ", 1)[1].split(" (")[0] for line in text.getvalue().splitlines()]
+    assert said == 2 * ["loading", "computing the float32 reference", "preparing", "timing", "timing"]
+
+
 def test_nothing_is_redrawn_while_calls_are_timed():
     text = io.StringIO()
     progress = LiveProgress(Console(file=text, force_terminal=True, width=200))
