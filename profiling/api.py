@@ -26,7 +26,7 @@ from profiling.components.held import Held, Inputs, named_inputs
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import kept_generators
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.errors import InputError, did_you_mean, printable, shell_words
+from profiling.errors import InputError, SkippedError, did_you_mean, printable, shell_words
 from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
 from profiling.results.jsonl import append_record
@@ -158,7 +158,7 @@ def prepare(
             step runs, without a capture. An application loads it without this tool.
 
     Raises:
-        InputError: an argument is wrong, or the variant cannot run on the module's device.
+        InputError: an argument is wrong, or the variant cannot run on the module's device or changes nothing in it.
 
     """
     if not isinstance(module, nn.Module):
@@ -174,7 +174,10 @@ def prepare(
     if reason is not None:
         raise InputError(f"variant={variant!r} cannot run here: {reason}. Try variant='baseline'.")
     file = None if package is None else _package_path(Path(package), chosen)
-    return PreparedStep(module, inputs, chosen, subject.device, autocast=autocast, clone=clone, package=file)
+    try:
+        return PreparedStep(module, inputs, chosen, subject.device, autocast=autocast, clone=clone, package=file)
+    except SkippedError as error:  # a cell of a run would be skipped
+        raise InputError(f"this variant does not apply to the module: {error}. Try variant='baseline'.") from error
 
 
 def _package_path(path: Path, variant: Variant) -> Path:

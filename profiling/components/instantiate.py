@@ -23,6 +23,8 @@ OPTIONAL_PACKAGES = ("diffusers", "transformers", "torchao")
 DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")
 #: How errors of CUDA begin that are raised under another name, by a Triton launch for example.
 _DEVICE_TEXTS = ("CUDA error", "Triton Error [CUDA]")
+#: How libraries of CUDA refuse a product or its sizes, in errors that begin like those of the device.
+_REFUSALS = ("STATUS_NOT_SUPPORTED", "STATUS_INVALID_VALUE", "STATUS_ARCH_MISMATCH")
 
 
 def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
@@ -68,7 +70,9 @@ def explained(node: Mapping[str, Any], where: str) -> Iterator[None]:
 
 def is_device_failure(error: BaseException) -> bool:
     """Return whether the device failed (out of memory, illegal access), which says nothing about the user's input."""
-    return type(error).__name__ in DEVICE_FAILURES or any(text in reason_of(error) for text in _DEVICE_TEXTS)
+    reason = reason_of(error)
+    failed = type(error).__name__ in DEVICE_FAILURES or any(text in reason for text in _DEVICE_TEXTS)
+    return failed and not any(text in reason for text in _REFUSALS)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -190,9 +190,10 @@ class Inductor(Compiler):
             shapes = first_calls(regions, examples)
             called = regions.called
             if not called:
-                raise InputError(
-                    f"compiler: regional: true compiles the forward of repeated blocks, and {type(module).__name__} "
-                    f"calls only other methods of {type(blocks[0]).__name__}. Write regional: false."
+                kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in blocks))
+                raise SkippedError(
+                    "compiler: regional: true compiles the forward of repeated blocks, and a call of "
+                    f"{type(module).__name__} reaches the forward of none of them ({kinds}). Write regional: false."
                 )
             graphs = snapshot().since(before).graphs
             if graphs == 0 and not _has_compiled_code(called[0]):

@@ -233,3 +233,16 @@ def test_another_shape_for_a_prepared_step():
         with pytest.raises(InputError, match=r"input is float32 \[3, 8\], it was prepared for float32 \[2, 8\]"):
             step(torch.ones(3, 8))
         torch.testing.assert_close(step(torch.ones(2, 8)), module(torch.ones(2, 8)))
+
+
+@pytest.mark.fault(
+    "a variant is prepared from Python that changes nothing in the module",
+    happens="one line: this variant does not apply to the module, and why",
+    kept="the module",
+)
+def test_a_variant_that_changes_nothing_is_not_prepared():
+    module = nn.Linear(8, 8).train()
+    says = "does not apply to the module: transform ChannelsLast changes nothing: Linear has no 2D or 3D convolution"
+    with pytest.raises(InputError, match=says):
+        profiling.prepare(module, {"input": torch.ones(2, 8)}, variant="channels_last_compile")
+    assert module.training

@@ -272,6 +272,27 @@ def test_a_layer_in_two_places_stays_if_one_of_its_names_does(options, left, tmp
     assert (net.module.d.weight is net.module.c.weight) is (left.get("d") is None)
 
 
+class Refused(Rounded):
+    """Weights whose product the library refuses, in the words of torch on an H200."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "linear":
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic(`")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_product_that_the_library_refuses_names_its_layer(tmp_path, monkeypatch):
+    def refused(layer):
+        layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Refused), requires_grad=False)
+
+    monkeypatch.setattr(Quantize, "_quantiser", lambda self: refused)
+    net = replace(component(nn.Sequential(nn.Linear(8, 4)), torch.ones(())), inputs={"input": torch.ones(3, 8)})
+    says = r"did nothing: 0 \[4, 8\]: its kernel refuses 3 rows: RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED"
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=says):
+        Recipe(transforms=[Quantize(config=INT8)])(net, tmp_path)
+
+
 def test_what_a_kernel_needs():
     few = Quantize(config="Int8DynamicActivationInt8WeightConfig")
     cuda = torch.device("cuda")

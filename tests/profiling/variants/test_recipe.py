@@ -512,10 +512,15 @@ def test_workers_of_the_compiler_start_for_a_gpu_only(monkeypatch):
     assert started == ["pool"]
 
 
+class Cache(nn.Module):
+    """It holds tensors for others."""
+
+
 class Inner(nn.Module):
     def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList(Block(4) for _ in range(2))
+        self.caches = nn.ModuleList(Cache() for _ in range(2))
 
     def forward(self, x):
         return sum(block.up(x) for block in self.blocks)
@@ -525,7 +530,7 @@ def test_a_module_without_repeated_blocks_is_refused(tmp_path):
     regional = Recipe(compiler=Inductor(regional=True))
     with pytest.raises(SkippedError, match=r"Linear has none .* Write regional: false"):
         regional(component(nn.Linear(4, 4), input=torch.ones(1, 4)), tmp_path)
-    with pytest.raises(InputError, match="compiles the forward of repeated blocks, and Inner calls only"):
+    with pytest.raises(SkippedError, match=r"a call of Inner reaches the forward of none of them \(Cache, Block\)"):
         regional(component(Inner(), torch.ones(1, 4)), tmp_path)
 
 
