@@ -173,7 +173,7 @@ def said(answer: Answer) -> tuple[Said, str, float | None]:
     ratio = None if other.speedup is None else show(estimate(other.speedup.wall, other.speedup.ci95), "ratio")
     windows = 0 if other.turns is None else len(other.turns.windows)
     words = f"{answer.fastest.variant} is fastest, {other.variant} {ratio}, {windows} windows; {', '.join(doubts)}"
-    if not answer.is_ranked or "tied" in doubts:
+    if not answer.is_ranked or answer.is_tied:
         return "cannot tell", words, value
     return ("faster" if answer.fastest is other else "slower"), words, value
 

@@ -189,7 +189,7 @@ def _points(run: LoadedRun, name: str, swept: Mapping[str, str]) -> dict[str, Hi
         title: replace(
             _point(run, answer.fastest, name, swept),
             is_ranked=answer.is_ranked,
-            is_tied=any(doubt.mark == "tied" for doubt in answer.doubts),
+            is_tied=answer.is_tied,
         )
         for title, answer in answers.items()
         if answer.fastest is not None

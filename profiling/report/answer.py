@@ -20,6 +20,7 @@ from profiling.report.run_data import RunData, link_to, name_of, wrong_because
 from profiling.report.table import Column, Table
 from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
+    CLAIM_LEVEL,
     CPU_PROCESS_SHARE,
     PINNED_CPU_SHARE,
     TIE_SHARE,
@@ -33,8 +34,10 @@ from profiling.results.judgement import (
     fastest_correct,
     holds_rate,
     intervals_overlap,
+    is_undecided,
     lost,
     others_explain_miss,
+    paired_speedup,
     same_code_explains,
     same_code_share,
     took_turns,
@@ -53,6 +56,10 @@ _LEGEND = (
     f"holds: the highest of {listed([str(rate) for rate in FRAME_RATES])} FPS whose frame time the p99 meets. "
     "max: the longest, of samples that are too few for a percentile."
 )
+
+
+#: Marks of a fastest variant that another one may equal: as far as known they are equal, or too little is known.
+TIED, UNDECIDED = "tied", "undecided"
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,11 @@ class Answer:
             return 1.0
         ci95 = self.fastest.speedup.ci95 if self.fastest.speedup is not None else None
         return estimate(claimed_speedup(self.fastest, self.group), ci95)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether another variant may be as fast."""
+        return any(doubt.mark in (TIED, UNDECIDED) for doubt in self.doubts)
 
     @property
     def holds(self) -> str | None:
@@ -131,7 +143,7 @@ def notes_section(data: RunData) -> Section:
         for doubt in doubts_of(record):
             doubted.setdefault(doubt, []).append(record)
     lines += [f"{_cells(records, data)}: {doubt.mark}: {doubt.words}" for doubt, records in doubted.items()]
-    if warm := [r for r in data.records if r.prepare is not None and r.prepare.is_warm and r.prepare.cold_s is None]:
+    if warm := [r for r in data.records if r.prepare is not None and r.prepare.is_cold_unknown]:
         lines.append(f"{_cells(warm, data)}: warm start (compiled from a cache); a cold start takes longer to prepare")
     lines += [f"{name_of(record)}: not read: {field}" for record in data.records for field in record.unreadable]
     lines += [f"environment.json: not read: {field}" for field in data.environment.unreadable]
@@ -358,13 +370,23 @@ def _tie(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:
     ties = [record for record in others if intervals_overlap(fastest, record) is True]
     if ties:
         names = listed([fastest.variant, *(each.variant for each in ties)])
-        why = f"their 95% intervals are no more than {percent(TIE_SHARE)} apart"
+        why, in_turns = f"their 95% intervals are no more than {percent(TIE_SHARE)} apart", False
         if all(took_turns(fastest, each) for each in ties):
-            why = f"their windows show no difference beyond {percent(TIE_SHARE)}"
-        yield Doubt("tied", f"{names} are tied: {why}")
+            why, in_turns = listed([_times_as_long(each, fastest) for each in ties]), True
+        if in_turns and any(is_undecided(fastest, each) for each in ties):
+            yield Doubt(UNDECIDED, f"more turns are needed to tell which of {names} is the fastest: {why}")
+        else:
+            yield Doubt(TIED, f"{names} are tied: {why}")
     elif others and not fastest.is_realtime and intervals_overlap(fastest, others[0]) is None:
         names = listed([fastest.variant, others[0].variant])
         yield Doubt("few samples", f"whether {names} are tied is not known: one has no interval")
+
+
+def _times_as_long(record: Record, fastest: Record) -> str:
+    """Return the ratio of two cells that took turns in words, with the interval by which they were found to be tied."""
+    ratio, interval = paired_speedup(fastest, record, level=CLAIM_LEVEL) or (1.0, None)
+    low, high = interval or (ratio, ratio)
+    return f"{record.variant} takes {ratio:.3f} times as long ({CLAIM_LEVEL:.0%} interval {low:.3f} to {high:.3f})"
 
 
 def _by_mean(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:

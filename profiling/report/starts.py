@@ -33,7 +33,10 @@ _Started = tuple[Record, str, Start]
 
 
 def prepare_seconds(record: Record) -> Value | None:
-    """Return the seconds of preparing from an empty cache; computed if the cell started from another one's cache."""
+    """Return the seconds of preparing from an empty cache; computed if the cell started from another one's cache.
+
+    Those of a warm start if it is not known what it takes from an empty one (`compile_cache=shared`).
+    """
     prepare = record.prepare
     if prepare is None:
         return None
@@ -45,7 +48,7 @@ def starts_section(data: RunData) -> Section:
     rows = [record for record in data.records if record.prepare is not None and record.prepare.phases]
     phases = [name for name in _PHASES if any(name in r.prepare.phases for r in rows if r.prepare is not None)]
     columns = (
-        Column[Record]("from an empty cache", prepare_seconds, "s"),
+        Column[Record]("from an empty cache", _from_empty_cache, "s"),
         Column[Record]("this one", lambda record: record.prepare.seconds if record.prepare else None, "s"),
         Column[Record]("compiled from", _origin),
         *(Column[Record](printable(name), _phase(name), "s") for name in phases),
@@ -57,6 +60,10 @@ def starts_section(data: RunData) -> Section:
     summary = cell_table(STARTS, _SUMMARY, [r for r in data.records if r.starts is not None], itself)
     tables = (summary, _starts_table(started), table)
     return Section("starts", "Starts and preparation", legend=legend, tables=tables)
+
+
+def _from_empty_cache(record: Record) -> Value | None:
+    return None if record.prepare is None or record.prepare.is_cold_unknown else prepare_seconds(record)
 
 
 def _started(record: Record) -> Iterator[_Started]:

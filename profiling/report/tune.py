@@ -20,6 +20,7 @@ from profiling.results.judgement import (
     correct_baseline,
     disturbance,
     intervals_overlap,
+    is_undecided,
     paired_speedup,
     same_code_share,
     took_turns,
@@ -148,9 +149,11 @@ def tune_section(data: RunData) -> Section:
         lines.append(_winner_line(won, group))
         steps += contributions(group, won)
         best += front(group)
+    warm = [each.variant for each in best if each.prepare is not None and each.prepare.is_cold_unknown]
+    legend = [_LEGEND, *([f"From a cache that was filled before the run: {listed(warm)}."] if warm else [])]
     tables = (
         Table("What the steps of the winner contribute", _STEPS, steps, [_NOTE], keys=1),
-        Table("Front of the recipes", _front_columns(by_component(records)), best, [_LEGEND], keys=1, name=name_of),
+        Table("Front of the recipes", _front_columns(by_component(records)), best, legend, keys=1, name=name_of),
     )
     views = [View(component, _figure(group)) for component, group in by_component(records).items() if front(group)]
     charts = (Chart("tune", "Recipes: time against error", views, "Point at a recipe for its name."),)
@@ -179,12 +182,15 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
     if won.parity is not None and won.parity.rel_l2 is not None:
         facts.append(f"relative L2 error {won.parity.rel_l2:.2g}")
     if won.prepare is not None:
-        facts.append(f"prepared in {significant(won.prepare.from_cold, 3)} s from an empty cache")
+        cache = "a filled cache" if won.prepare.is_cold_unknown else "an empty cache"
+        facts.append(f"prepared in {significant(won.prepare.from_cold, 3)} s from {cache}")
     tried = sum(each.status != "skipped" and each.variant != BASELINE for each in group)
     fastest = _fastest(group)
     if fastest is not None and fastest is not won:
         time = f"{significant(fastest.median_ms)} ms"  # without a speedup, which the measurement does not support
-        facts.append(f"{fastest.variant} measured {time}, whose difference noise or other processes could explain")
+        unknown = took_turns(won, fastest) and is_undecided(won, fastest)
+        why = "too few windows to tell which is faster" if unknown else "a difference that noise could explain"
+        facts.append(f"{fastest.variant} measured {time}, {why}")
     use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
     words = f"the winner is {won.variant}"
     if won.variant == BASELINE:
@@ -206,7 +212,7 @@ def _marks(record: Record) -> str | None:
 def _adds_to_preparing(row: Contribution) -> Value | None:
     """Return the seconds that the steps add, each recipe prepared from an empty cache."""
     with_them, without = row.recipe.prepare, row.without.prepare
-    if with_them is None or without is None:
+    if with_them is None or without is None or with_them.is_cold_unknown or without.is_cold_unknown:
         return None
     seconds = with_them.from_cold - without.from_cold
     return seconds if with_them.cold_s is without.cold_s is None else Computed(seconds)

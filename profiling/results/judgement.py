@@ -44,6 +44,8 @@ HOST_FACTOR = 1.1
 #: Level of the interval beyond which one of two cells is called faster. It is above 95%, since a claim that holds 19
 #: times in 20 is false once in 20 equal pairs, and since neighbouring windows are not quite independent.
 CLAIM_LEVEL = 0.99
+#: The ratio of two cells in turns is known where its 95% interval reaches no further than this to either side.
+KNOWN_SHARE = 0.01
 #: SM clocks differ where their medians do by more than this fraction.
 CLOCK_CHANGE = 0.03
 
@@ -390,6 +392,19 @@ def intervals_overlap(first: Record, second: Record) -> bool | None:
         return None
     (low, high), (other_low, other_high) = one.ci95, other.ci95
     return low <= other_high * (1 + TIE_SHARE) and other_low <= high * (1 + TIE_SHARE)
+
+
+def is_undecided(one: Record, other: Record) -> bool:
+    """Return whether more windows in turns could tell which of two cells is faster.
+
+    They may be equal (`intervals_overlap`), and the 95% interval of their ratio reaches further than `KNOWN_SHARE`, and
+    further than equal code differs. True also where the ratio has no interval yet.
+    """
+    paired = paired_speedup(one, other)
+    if paired is None or paired[1] is None:
+        return True
+    reach = (paired[1][1] - paired[1][0]) / (2 * paired[0])
+    return intervals_overlap(one, other) is True and reach > max(KNOWN_SHARE, same_code_share(one, other))
 
 
 def paired_speedup(

@@ -323,6 +323,11 @@ class Prepare(Section, frozen=True, kw_only=True):
         return bool(self.cache_hits) if self.cache is None else self.cache != "cold"
 
     @property
+    def is_cold_unknown(self) -> bool:
+        """Whether the compiler loaded code from a cache, and nothing says what preparing takes from an empty one."""
+        return self.is_warm and self.cold_s is None
+
+    @property
     def from_cold(self) -> float:
         """Seconds from an empty cache if known, else those measured: the time to compare between cells."""
         return self.seconds if self.cold_s is None else self.cold_s

@@ -25,7 +25,7 @@ from profiling.run.job import RECIPE, Job
 #: Options of a recipe that do not change the compiled code.
 _NOT_COMPILED = {"capture", "tolerance"}
 #: Phases of preparing that a filled cache shortens.
-_FROM_CACHE = ("inductor", "autotune")
+FROM_CACHE = ("inductor", "autotune")
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Lease:
             cache.filled_by, cache.phases = self._variant, prepare.phases
         elif prepare.cache_hits:
             cold_s = prepare.seconds
-            for phase in _FROM_CACHE:
+            for phase in FROM_CACHE:
                 cold_s += cache.phases.get(phase, 0.0) - prepare.phases.get(phase, 0.0)
             return replace(prepare, cache=f"from {cache.filled_by}", cold_s=max(cold_s, prepare.seconds))
         return replace(prepare, cache="cold")
@@ -95,14 +95,14 @@ class CompileCaches:
     """The compiler caches of a run; without `shared`, each cell starts from an empty one."""
 
     def __init__(self, *, shared: bool = True) -> None:
-        self._shared = shared
+        self.shared = shared
         self._caches: dict[str, _Cache] = {}
 
     @contextmanager
     def lease(self, task: Mapping[str, Any]) -> Iterator[Lease]:
         """Yield the cache for a task of `profiling.run.worker`; if the cell prepared nothing, empty it afterwards."""
         job = Job.from_json(task["cell"]) if "cell" in task else None
-        key = _key(job) if job is not None and self._shared else None
+        key = compiled_code(job) if job is not None and self.shared else None
         cache = self._caches.get(key) if key is not None else None
         if cache is not None and cache.filled_by is None:  # of a cell that goes on, and has compiled nothing to share
             cache, key = None, None
@@ -133,7 +133,7 @@ def lease(caches: CompileCaches | None, task: Mapping[str, Any]) -> Iterator[Lea
             yield leased
 
 
-def _key(job: Job) -> str | None:
+def compiled_code(job: Job) -> str | None:
     """Return what determines the code that the cell compiles; None if unknown."""
     if job.variant_options.get("_target_") != RECIPE:
         return None

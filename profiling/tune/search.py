@@ -12,15 +12,17 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 
 import msgspec
 
 from profiling.errors import DID_NOTHING
 from profiling.report.tune import gain, winner
 from profiling.results.jsonl import read_records
+from profiling.results.judgement import is_undecided
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import NOT_ENDED, Record
+from profiling.run.compile_caches import FROM_CACHE, compiled_code
 from profiling.run.events import End
 from profiling.run.in_turns import CellsInTurns, DueCell, PreparedCell, run_again
 from profiling.run.job import Job, as_recipe
@@ -43,6 +45,8 @@ BLOCKS = LEAST_VALUES + 2
 GRACE = 30.0
 #: Share of the budget (0 to 1) kept for timing the winner in turns with the recipes that lack one of its steps.
 FINAL_SHARE = 0.05
+#: A guess of seconds that nothing measured supports may be so many times too high: it is one for a large network.
+TOO_HIGH = 4.0
 #: Seconds between two looks at the results of other devices.
 POLL = 0.5
 #: Why a recipe has no measurement.
@@ -68,6 +72,7 @@ class Search:
     _spent_before: float = field(default=0.0, init=False)  # by the run that is resumed
     _tried: dict[Chosen, float] = field(default_factory=dict, init=False)  # seconds until it was ready; 0: unknown
     _refused: set[Chosen] = field(default_factory=set, init=False)  # that failed; no steps are added to them
+    _saved: dict[str | None, float] = field(default_factory=dict, init=False)  # by a filled cache, by compiled code
     _ending: float = field(default=0.0, init=False)  # longest time that a cell took from its last window to its end
     _alive: dict[Chosen, PreparedCell] = field(default_factory=dict, init=False)
     _again: list[DueCell] = field(default_factory=list, init=False)  # ran out of memory beside others a moment ago
@@ -193,7 +198,7 @@ class Search:
         others = sum(self._alone.values())
         others += 0.0 if _EAGER in self._alive else self._expected(_EAGER)
         if self.shared is None:
-            others += sum(self._expected(each) for each in self._unexplained(chosen))
+            others += sum(self._expected(each, TOO_HIGH) for each in self._unexplained(chosen))
         elif self.shared.processes:
             others += (1 - SEARCHING) * self.budget
         return self._fits(chosen, others)
@@ -201,20 +206,19 @@ class Search:
     def _fits(self, chosen: Chosen, others: float = 0.0) -> bool:
         """Return whether the recipe can be prepared within the budget, with `others` seconds set aside."""
         ending = FINAL_SHARE * self.budget + self._ending * (len(self._alive) + 1)
-        return self._expected(chosen) + others + ending <= self.left
+        return self._expected(chosen, TOO_HIGH) + others + ending <= self.left
 
     def _unexplained(self, chosen: Chosen) -> list[Chosen]:
         """Return the untried recipes that lack one of the steps."""
         without = dict.fromkeys(self.space.without_each(chosen).values())
         return [each for each in without if each and each not in self._tried]
 
-    def _expected(self, chosen: Chosen) -> float:
-        """Return the expected seconds to prepare a recipe: those in its YAML, scaled by the measured ones of others."""
+    def _expected(self, chosen: Chosen, too_high: float = 1.0) -> float:
+        """Return the expected seconds to prepare a recipe; a guess that nothing measured supports is `too_high`."""
         loading = self._tried.get(_EAGER, 0.0)
-        prepared = {each: seconds for each, seconds in self._tried.items() if each and seconds > 0}
-        planned = sum(map(self.space.seconds, prepared))
-        scale = sum(max(0.0, seconds - loading) for seconds in prepared.values()) / planned if planned else 1.0
-        return loading + scale * self.space.seconds(chosen)
+        measured = {each: max(0.0, all_ - loading) for each, all_ in self._tried.items() if each and all_ > 0}
+        seconds = self.space.seconds(chosen, measured, 1 / too_high)
+        return loading + max(0.0, seconds - self._saved.get(compiled_code(self._job(chosen)), 0.0))
 
     # Preparing, timing, ending
 
@@ -251,10 +255,21 @@ class Search:
             self._note_refused(chosen, self._ended(job))
         else:
             self._alive[chosen] = prepared
-            parity = self._so_far(prepared).parity
+            record = self._so_far(prepared)
+            self._note_cache(chosen, record)
+            parity = record.parity
             if parity is not None and not parity.passed:
                 prepared.resident.take(0)  # without a window it would time itself alone, for seconds
                 self._finish([chosen])
+
+    def _note_cache(self, chosen: Chosen, record: Record) -> None:
+        """Note what a recipe takes from an empty cache, and what others with its compiled code save by a filled one."""
+        prepare, caches = record.prepare, self._run.caches
+        if prepare is None or caches is None or not caches.shared:
+            return
+        self._tried[chosen] += prepare.from_cold - prepare.seconds
+        saved = sum(prepare.phases.get(each, 0.0) for each in FROM_CACHE)
+        self._saved.setdefault(compiled_code(self._job(chosen)), saved)
 
     def _prepared_beside(self, job: Job) -> PreparedCell | None:
         """Prepare a cell beside the others, within the budget; None if it has ended."""
@@ -299,17 +314,17 @@ class Search:
 
     def _halve(self) -> None:
         """Time all prepared recipes in turns, then end the slower half, but not the baseline."""
-        self._time(BLOCKS)
+        self._time(list(self._alive), BLOCKS)
         gains = self._gains()
         others = sorted((each for each in self._alive if each), key=lambda each: -gains.get(each, 0.0))
         self._finish(others[max(SURVIVORS, ceil(len(others) / 2)) :])
 
-    def _time(self, blocks: int) -> None:
-        """Let all prepared recipes take turns for `blocks` blocks, or until they can be compared."""
-        cells = list(self._alive.values())
+    def _time(self, recipes: Sequence[Chosen], blocks: float = inf) -> None:
+        """Let prepared recipes take turns for `blocks` blocks, until they can be compared, or for what is left."""
+        cells = [self._alive[each] for each in recipes]
         if len(cells) > 1:
             seconds = blocks * sum(window_of(each.resident.ready).seconds for each in cells)
-            self._turns.time(cells, max(0.0, min(seconds, self.left)))
+            self._turns.time(cells, max(0.0, min(seconds, self.left - self._ending * len(self._alive))))
         self._finish([chosen for chosen, each in self._alive.items() if each.resident.has_ended])
 
     def _finish(self, recipes: Sequence[Chosen], note: str = "") -> None:
@@ -364,19 +379,34 @@ class Search:
     # The winner
 
     def _explain_winner(self) -> None:
-        """Time the winner in turns with the recipes that lack one of its steps; one that is as fast wins."""
+        """Time the winner in turns with the recipes that lack one of its steps; one that is as fast wins.
+
+        What is then left is for the winner and the recipe that may yet turn out to be faster.
+        """
         explained: set[Chosen] = set()
-        while (best := self._best()) and best not in explained and _EAGER in self._alive:
+        while (best := self._best()) is not None and best not in explained and _EAGER in self._alive:
             explained.add(best)
-            without = self.space.without_each(best).values()
-            self._finish([each for each in self._alive if each and each != best and each not in without])
+            kept = {_EAGER, best, self._rival(best), *self.space.without_each(best).values()}
+            self._finish([each for each in self._alive if each not in kept])
             missing = [each for each in self._unexplained(best) if self._fits(each)]
             if missing and best not in self._alive and self._fits(best, self._expected(missing[0])):
                 self._prepare(best)
             for each in missing:
                 if self._fits(each):
                     self._prepare(each)
-            self._time(4 * BLOCKS)
+            if best:
+                self._time(list(self._alive), 4 * BLOCKS)
+            while (rival := self._rival(best)) is not None and self.left > self._ending * (len(self._alive) + 1):
+                self._time([best, rival])  # until it is decided, or as many samples are taken as a cell may have
+
+    def _rival(self, best: Chosen) -> Chosen | None:
+        """Return the fastest waiting recipe of which more turns could tell whether it is faster than `best`."""
+        if best not in self._alive:
+            return None
+        record, gains = self._so_far(self._alive[best]), self._gains()
+        others = [each for each in self._alive if each and each != best and each in gains]
+        undecided = [each for each in others if is_undecided(record, self._so_far(self._alive[each]))]
+        return max(undecided, key=lambda each: gains[each], default=None)
 
     def _best(self) -> Chosen | None:
         best = winner(self._records())

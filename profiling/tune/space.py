@@ -28,7 +28,7 @@ class StepSpec:
         group: a recipe has at most one step of a group; the others are alternatives to it.
         needs: the recipe must have at least one of these steps: for an option of a compiler, that compiler.
         inexact: it changes the result by design; recipes with it are accepted up to `max_rel_l2`.
-        seconds: expected seconds that it adds to preparing; the search scales them by measured ones.
+        seconds: guess of the seconds that it adds to preparing a large network; scaled by measured ones.
 
     """
 
@@ -39,6 +39,11 @@ class StepSpec:
     needs: tuple[str, ...] = ()
     inexact: bool = False
     seconds: float = 5.0
+
+    @property
+    def kind(self) -> str:
+        """The most that it adds: a compiler or an option of one, a capture, or transforms."""
+        return "compiler" if self.compiler else "capture" if self.capture else "transforms"
 
 
 @dataclass(frozen=True)
@@ -107,9 +112,22 @@ class Space:
             "tolerance": self.max_rel_l2 if inexact else None,
         }
 
-    def seconds(self, chosen: Chosen) -> float:
-        """Return the seconds to prepare the steps according to their YAML."""
-        return sum(self.steps[name].seconds for name in chosen)
+    def seconds(self, chosen: Chosen, measured: Mapping[Chosen, float], unmeasured: float = 1.0) -> float:
+        """Return the expected seconds to prepare the steps of a recipe, beside loading the component.
+
+        They are those in the YAML of each step, scaled by what was `measured` for recipes with it, else with steps of
+        its kind, else by the factor `unmeasured`.
+        """
+        return sum(self._scale(name, measured, unmeasured) * self.steps[name].seconds for name in chosen)
+
+    def _scale(self, name: str, measured: Mapping[Chosen, float], unmeasured: float) -> float:
+        alike = {each for each, step in self.steps.items() if step.kind == self.steps[name].kind}
+        for names in ({name}, alike):
+            recipes = [each for each in measured if each & names]
+            planned = sum(self.steps[step].seconds for recipe in recipes for step in recipe)
+            if planned:
+                return sum(measured[each] for each in recipes) / planned
+        return unmeasured
 
     def neighbours(self, chosen: Chosen) -> list[Chosen]:
         """Return the recipes with one more step, or with a step replaced by another of its group."""

@@ -29,6 +29,7 @@ class Plan:
     noise: float = 0.002
     drift: float = 0.0  # share by which a call gets slower in a minute
     prepare_s: float = 0.0  # seconds until it is ready
+    phases: dict = field(default_factory=dict)  # of these seconds
     rel_l2: float = 1e-6  # its error, of which 1e-4 is accepted
     used: int = GB
     lost: Callable[[float], float] = lambda seconds: 0.0  # share of the CPU that others take at that time
@@ -71,7 +72,7 @@ class FakeCells(Isolated):
                 return Performed("hung: killed at the cell_timeout")
             wrong = plan.rel_l2 > 1e-4
             parity = Parity(reference="fp32 eager", passed=not wrong, rel_l2=plan.rel_l2, tolerance=1e-4)
-            prepare = Prepare(seconds=plan.prepare_s)
+            prepare = Prepare(seconds=plan.prepare_s, phases=plan.phases)
             on_event(Sections(encode_sections(parameters=1, parity=parity, prepare=prepare)))
             if (ended := self.step(variant, "ready", on_event)) is not None:
                 return ended

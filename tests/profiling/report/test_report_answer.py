@@ -72,8 +72,8 @@ def test_overlapping_intervals_are_a_tie() -> None:
 def test_cells_that_took_turns_are_tied_by_their_ratio() -> None:
     """They differ by 0.2%: their intervals do not overlap, and the difference is no claim."""
 
-    def timed(variant: str, p50: float) -> Record:
-        windows = [(p50 * (1 + 1e-4 * sign),) * 10 for sign in (-1, 1) * 6]
+    def timed(variant: str, p50: float, spread: float = 1e-4) -> Record:
+        windows = [(p50 * (1 + spread * sign),) * 10 for sign in (-1, 1) * 6]
         section = {"began": "now", "beside": [], "windows": [{"block": n, "start_s": n, "n": 10} for n in range(12)]}
         samples = [ms for window in windows for ms in window]
         measured = build(variant, p50, speedup=faster(11.5), turns=section)
@@ -83,8 +83,13 @@ def test_cells_that_took_turns_are_tied_by_their_ratio() -> None:
     graph, other = timed("graph", 2.495), timed("compile", 2.5)
     assert graph.metrics.wall_ms.ci95[1] < other.metrics.wall_ms.ci95[0]
     text = words(build("baseline", 28.7), graph, other)
-    assert "graph and compile are tied: their windows show no difference beyond 0.3%" in text
+    assert "graph and compile are tied: compile takes 1.002 times as long (99% interval 1.002 to 1.002)" in text
     assert "overlap" not in text
+    graph, other = timed("graph", 2.495, 0.04), timed("compile", 2.53)
+    assert marks(build("baseline", 28.7), graph, other) == ["undecided"]
+    text = words(build("baseline", 28.7), graph, other)
+    assert "more turns are needed to tell which of graph and compile is the fastest: compile takes" in text
+    assert "tied" not in text, "a ratio known to ±4% is no tie"
 
 
 def test_clocks_that_could_explain_a_difference_rank_nothing() -> None:

@@ -69,8 +69,7 @@ def cell_of(resident, start, before):
 
 def spoken(answer):
     """Return the variant that the answer calls fastest."""
-    is_tied = any(doubt.mark == "tied" for doubt in answer.doubts)
-    return answer.fastest.variant if answer.is_ranked and not is_tied else "cannot tell"
+    return answer.fastest.variant if answer.is_ranked and not answer.is_tied else "cannot tell"
 
 
 def said(series, factor, seed, busy):

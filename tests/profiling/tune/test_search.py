@@ -16,6 +16,7 @@ from fake_cells import FakeCells, Plan, dies, ends, interrupts
 from planted_recipes import EAGER_MS, Plans, prepared, rows, searched, space_of
 
 from profiling.report.tune import contributions, front, winner
+from profiling.results.judgement import is_undecided
 from profiling.run.events import End
 from profiling.tune.devices import Shared
 from profiling.tune.search import GRACE, NOT_TRIED
@@ -85,6 +86,23 @@ def test_survivors_are_prepared_once_and_measured_longer(tmp_path, monkeypatch):
     assert cells.held == {}
 
 
+@pytest.mark.parametrize(("noise", "is_close"), [(0.5, True), (0.001, False)])
+def test_what_is_left_of_the_budget_tells_the_first_two_apart(noise, is_close, tmp_path, monkeypatch):
+    """They differ by 6%, and their windows by far more: a few show no difference."""
+    monkeypatch.setattr("profiling.results.judgement.CPU_PROCESS_SHARE", 0.007)
+    plans = {
+        name: Plan(ms, prepare_s=3.0, noise=noise) for name, ms in (("half", 5.0), ("third", 4.7), ("slower", 9.0))
+    }
+    space = space_of("half", "third", "slower", half={"group": "g"}, third={"group": "g"}, slower={"group": "g"})
+    _, records, took = searched(monkeypatch, tmp_path / "run", space, cells_of(**plans), budget=100.0)
+    assert took <= 100.0
+    assert winner(records.values()).variant == "third"
+    assert not is_undecided(records["half"], records["third"])
+    timed = [len(records[name].turns.windows) for name in ("half", "third")]
+    assert (min(timed) > 100) is is_close, timed
+    assert len(records["slower"].turns.windows) < 50
+
+
 def test_a_step_that_contributes_nothing_is_not_in_the_winner(tmp_path, monkeypatch):
     """Times of equal code differ by up to 12% on a CPU, so that a gain of 2% is none."""
     cells = cells_of({"half": 0.5, "nothing": 0.98})
@@ -126,6 +144,31 @@ def test_cheap_recipes_come_first_and_the_budget_is_kept(tmp_path, monkeypatch):
     not_tried = {name for name, record in records.items() if record.reason == NOT_TRIED}
     assert "half+fifth_off+together" in not_tried
     assert "together" not in prepared(cells)
+
+
+COMPILER = {"transforms": [], "compiler": {"_target_": "c"}, "seconds": 30.0}
+
+
+@pytest.mark.parametrize(("takes", "not_tried"), [(7.0, set()), (28.0, {"half+compile"})])
+def test_a_compiler_is_tried_although_its_guess_is_too_long(takes, not_tried, tmp_path, monkeypatch):
+    """The guess is one for a large network, and what transforms take says nothing about compilers."""
+    cells = cells_of({"half": 0.9, "compile": 0.5}, {"half": 1.5, "compile": takes})
+    space = space_of("half", "compile", half={"seconds": 1.0}, compile=COMPILER)
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells, budget=40.0)
+    assert {"baseline", "half", "compile"} <= set(prepared(cells))
+    assert {name for name, record in records.items() if record.reason == NOT_TRIED} == not_tried
+
+
+def test_what_a_filled_cache_saves_is_expected(tmp_path, monkeypatch):
+    """The winner without its graph is the same compiled code: there is time to measure what the graph contributes."""
+    graphed = Plan(1.0, prepare_s=37.0, phases={"inductor": 31.0})
+    cells = cells_of({"graph": 0.5, "compile": 0.4}, **{"graph+compile": graphed, "compile": Plan(4.0, prepare_s=8.0)})
+    few = {name: {"seconds": 1.0} for name in ("a", "b", "c")}
+    graph = {"transforms": [], "capture": {"_target_": "g"}, "seconds": 1.0}
+    space = space_of(*few, "graph", "compile", **few, graph=graph, compile=COMPILER)
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells, budget=100.0)
+    rows = contributions(records.values(), winner(records.values()))
+    assert {row.steps: row.without.variant for row in rows} == {("compile",): "graph", ("graph",): "compile"}
 
 
 def test_a_budget_that_pays_for_one_recipe_only(tmp_path, monkeypatch):
