@@ -6,7 +6,7 @@ is called fastest only where the measurement supports it; else the row says "can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from profiling.errors import printable
@@ -17,6 +17,7 @@ from profiling.report.format import Estimate, Link, Longest, Value, estimate, li
 from profiling.report.page import Section
 from profiling.report.roofline import REASONS, deciding, link_to_findings, next_step
 from profiling.report.run_data import RunData, link_to, name_of, wrong_because
+from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column, Table
 from profiling.report.trace import KERNELS
 from profiling.results.judgement import (
@@ -49,6 +50,8 @@ from profiling.results.record import Record, Summary
 CANNOT_TELL = "cannot tell"
 #: Titles of the tables with a row for each cell: of calls, and of loops.
 VARIANTS, FRAMES = "Variants", "Frames"
+#: Kinds of the peak of memory in steady calls; a record has one of them.
+PEAKS = ("peak held", "peak allocated", "peak host RSS")
 #: Most characters of a next step in the table; a longer one is printed below it.
 _SHORT = 32
 _LEGEND = (
@@ -246,6 +249,11 @@ def number_in(summary: Summary | None, key: str) -> Value | None:
     return getattr(summary, key) if summary.n >= LEAST_FOR[key] else None
 
 
+def peak_bytes(record: Record, kind: str) -> float | None:
+    """Return the peak in steady calls, if the record's is of this kind (of `PEAKS`)."""
+    return record.peak_memory[1] if record.peak_memory and record.peak_memory[0] == kind else None
+
+
 def median_of(record: Record) -> Estimate | float | None:
     """Return the median wall time of a call, or frame time of a loop, in milliseconds with its interval."""
     summary = summary_of(record)
@@ -266,6 +274,8 @@ def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
         Column("bound by", _bound, wrap=12),
         Column("next", _next, wrap=16),
         Column("conditions", _marks, "marks", wrap=22),
+        *(Column(kind, _peak(kind), "MiB", depth="page") for kind in PEAKS),
+        Column("prepare", lambda row: prepare_seconds(row.fastest) if row.fastest else None, "s", depth="page"),
         Column("J/frame", lambda row: joules_per_frame(row.fastest) if row.fastest else None, "number", depth="report"),
         Column("trace", lambda row: _trace(row, data), depth="page"),
         Column("kernels", _kernels, depth="page"),
@@ -296,6 +306,10 @@ def _next(row: Answer) -> Value | None:
     if short is None or call is None:
         return short
     return link_to_findings(call, short if len(short) <= _SHORT else "see below")
+
+
+def _peak(kind: str) -> Callable[[Answer], float | None]:
+    return lambda row: peak_bytes(row.fastest, kind) if row.fastest is not None else None
 
 
 def _marks(row: Answer) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.errors import printable
-from profiling.report.answer import CANNOT_TELL, VARIANTS, median_of, number_in
+from profiling.report.answer import CANNOT_TELL, PEAKS, VARIANTS, median_of, number_in, peak_bytes
 from profiling.report.charts import (
     CUT_NOTE,
     RED,
@@ -150,10 +150,7 @@ def _clock(clock: str, key: str, title: str) -> Column[Record]:
 
 
 def _peak(kind: str) -> Read:
-    def read(record: Record) -> float | None:
-        return record.peak_memory[1] if record.peak_memory and record.peak_memory[0] == kind else None
-
-    return read
+    return lambda record: peak_bytes(record, kind)
 
 
 def _error(record: Record) -> float | None:
@@ -190,7 +187,7 @@ def _angle(record: Record) -> float | None:
 COST_COLUMNS = (
     Column[Record]("rel. L2 error", _error, "error"),
     Column[Record]("against", _reference),
-    *(Column[Record](kind, _peak(kind), "MiB") for kind in ("peak held", "peak allocated", "peak host RSS")),
+    *(Column[Record](kind, _peak(kind), "MiB") for kind in PEAKS),
     Column[Record]("prepare", prepare_seconds, "s"),
     Column[Record](
         "warm-up inputs", lambda record: record.prepare.warmup_inputs_s if record.prepare else None, "s", depth="report"
@@ -257,7 +254,7 @@ _DRIFT = (
     Column[Record]("worst", lambda record: record.metrics.drift.max if record.metrics.drift else None, "error"),
 )
 
-_Other = tuple[Record, str, str, Any]
+_Other = tuple[Record, str, str | None, Any]
 _OTHER = (
     Column[_Other]("metric", lambda row: row[1]),
     Column[_Other]("of", lambda row: row[2]),
@@ -269,10 +266,10 @@ def _other(records: Sequence[Record]) -> Iterator[_Other]:
     """Yield the numbers of metrics that the report does not know."""
     for record in records:
         for name, content in record.metrics.extra.items():
-            values = content if isinstance(content, Mapping) else {"value": content}
+            values = content if isinstance(content, Mapping) else {None: content}
             for key, value in values.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
-                    yield record, str(name), str(key), value
+                    yield record, str(name), None if key is None else str(key), value
 
 
 def _legend(rows: Sequence[Record]) -> tuple[str, ...]:

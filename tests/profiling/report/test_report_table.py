@@ -132,7 +132,8 @@ def test_the_page_sorts_by_numbers_and_the_texts_are_those_of_the_markdown() -> 
     page = render_page("t", (), [Section("points", "Points", tables=(table,))])
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]
     assert re.findall(r'data-sort="([^"]+)"', body) == ["1.5", "3.0", "2.5"]
-    shown = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("</tr>")[:-1]]
+    assert "[2.90,\u00a03.10]" in body, "a line does not end inside an interval"
+    shown = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.replace("\u00a0", " ").split("</tr>")[:-1]]
     assert shown == [["a", "1.500", "3.00× [2.90, 3.10]", "–"], ["b", "~2.500", "–", "never"]]
     assert '<p class="note">p50: wall.</p>' in page
     assert [cells(line.replace("\\", "")) for line in markdown(table).splitlines()[2:4]] == shown
