@@ -13,6 +13,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 EXPECTED = {
     "profile_module": ("60 FPS: ", "runs/decoder"),
     "use_prepared_step": ("it was prepared for float32 [1, 64]", None),
+    "own_metric": ("clipped: {'share': 0.", None),
     "record_frames": ("Stage budget, medians", "runs/my_loop"),
 }
 

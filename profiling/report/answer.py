@@ -127,20 +127,29 @@ def answer_section(data: RunData) -> Section:
 
 
 def status_section(data: RunData) -> Section:
-    """Return a line for each failed or invalid cell: its reason, and its log."""
-    lines = []
+    """Return the failed and invalid cells, with their logs; those with the same reason share a line."""
+    alike: dict[tuple[str, str], list[Record]] = {}
     for record in data.records:
         if record.status != "skipped" and not record.is_correct:
-            log = f"cells/{name_of(record)}.log"
-            where = f" (log: {log})" if (data.folder / log).is_file() else ""
             state = "failed" if record.status == "ok" else record.status
-            lines.append(f"{name_of(record)} {state}: {record.reason or 'parity check failed'}{where}")
+            alike.setdefault((state, record.reason or "parity check failed"), []).append(record)
+    lines = []
+    for (state, reason), records in alike.items():
+        names = [name_of(record) for record in records]
+        logs = [log for name in names if (data.folder / (log := f"cells/{name}.log")).is_file()]
+        where = f" (log: {logs[0]})" if logs else ""
+        lines.append(f"{', '.join(names)} {state}: {reason}{where}")
     return Section("status", "Failed or invalid", tuple(map(printable, lines)))
 
 
 def notes_section(data: RunData) -> Section:
     """Return the notes of cells, the doubts about each, and what could not be read of the results."""
-    lines = [f"{name_of(record)}: {note}" for record in data.records for note in record.notes]
+    noted: dict[str, list[str]] = {}
+    for record in data.records:
+        for note in record.notes:
+            if note not in (record.reason or ""):
+                noted.setdefault(note, []).append(name_of(record))
+    lines = [f"{', '.join(names)}: {note}" for note, names in noted.items()]
     doubted: dict[Doubt, list[Record]] = {}
     for record in data.records:
         for doubt in doubts_of(record):

@@ -308,7 +308,7 @@ def _medians(data: RunData) -> Chart:
     cut = any(above(_marks_of(group), _top(group)) for group in (*groups.values(), sum(groups.values(), ())))
     note = (
         "Bars: median with its 95% interval. Diamonds: p99. Crosses: longest call. Thick grey lines: the roofline, "
-        "where it is known. Dashed: frame budgets. Pale: failed or invalid; these times are not compared."
+        "where it is known. Dashed: budgets of calls that make one frame. Pale: failed or invalid; not compared."
     )
     return Chart("latency", "Wall time of a call by variant", views, f"{note} {CUT_NOTE}" if cut else note)
 

@@ -113,7 +113,7 @@ class ForwardCell(Cell):
         if kept.counting:
             self.note(
                 f"state that grows with every call is restored before each call: {kept.counted} "
-                f"({section.rewind_us:.0f} µs, not part of a timed sample, but of calls in a row)"
+                f"(takes {section.rewind_us:.0f} µs, which timed samples exclude and calls in a row include)"
             )
         for path, why in kept.not_restored.items():
             self.note(f"{path} is not restored before each measurement: {why}")
