@@ -7,7 +7,7 @@ is called fastest only where the measurement supports it; else the row says "can
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiling.errors import printable
 from profiling.report.charts import FRAME_RATES
@@ -374,8 +374,8 @@ def _own(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
     baseline = correct_baseline(group)
     for record in (fastest, *([baseline] if baseline is not None and baseline is not fastest else [])):
         for doubt in doubts_of(record):
-            if doubt.mark != "few samples" or record is fastest:  # the baseline's p99 is not in the row
-                yield Doubt(doubt.mark, f"{record.variant}: {doubt.words}")
+            if not doubt.of_p99 or record is fastest:  # the baseline's p99 is not in the row
+                yield replace(doubt, words=f"{record.variant}: {doubt.words}")
 
 
 def _not_ok(group: Sequence[Record]) -> Iterator[Doubt]:

@@ -17,10 +17,14 @@ from profiling.results.record import Record
 
 @dataclass(frozen=True)
 class Doubt:
-    """A doubt about a time or a claim: `mark` is a word or two, `words` the facts; empty where the mark says it all."""
+    """A doubt about a time or a claim: `mark` is a word or two, `words` the facts; empty where the mark says it all.
+
+    `of_p99`: it concerns the p99 only, and nothing where that is not shown.
+    """
 
     mark: str
     words: str = ""
+    of_p99: bool = False
 
 
 def doubts_of(record: Record) -> tuple[Doubt, ...]:
@@ -41,7 +45,7 @@ def _doubts(record: Record) -> Iterator[Doubt]:
     if latency is not None and not latency.settled:
         yield Doubt("not settled", "its times were still changing when the warm-up ended")
     if wall is not None and wall.percentile("p99") is None:
-        yield Doubt("few samples", f"{count_of(wall.n, 'sample')}; a p99 needs {LEAST_FOR['p99']}")
+        yield Doubt("few samples", f"{count_of(wall.n, 'sample')}; a p99 needs {LEAST_FOR['p99']}", of_p99=True)
     limits = limits_text(record)
     if limits is not None and not limits.startswith("not known"):
         yield Doubt("clocks limited", f"by {limits} of the timed window")

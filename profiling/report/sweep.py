@@ -85,6 +85,8 @@ def _as_json(data: SweepData) -> str:
             "is_ranked": contest.is_ranked,
             "job": contest.fastest.run.job.number if contest.fastest is not None else None,
             "p50_ms": contest.fastest.record.median_ms if contest.fastest is not None else None,
+            "jobs": [cell.run.job.number for cell in contest.best.cells] if contest.best is not None else [],
+            "p50_range_ms": list(contest.best.range_ms) if contest.best is not None else None,
             "roofline_share": contest.fastest.roofline_share if contest.fastest is not None else None,
             "conditions": [{"mark": doubt.mark, "words": doubt.words} for doubt in contest.doubts],
         }

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from urllib.parse import quote
 
 from msgspec.structs import replace as replaced
@@ -21,17 +22,19 @@ from msgspec.structs import replace as replaced
 from profiling.errors import InputError, reason_of
 from profiling.report.answer import Answer, answer_of, summary_of
 from profiling.report.doubts import Doubt
-from profiling.report.format import Estimate, Link, percent
+from profiling.report.format import Estimate, Link, count_of, estimate, number_of, percent, significant
 from profiling.report.page import PAGE_FILE
-from profiling.report.run_data import load_run
+from profiling.report.run_data import RunData, load_run
 from profiling.results.environment import Environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judgement import (
     HOST_FACTOR,
     by_component,
     can_be_ranked_across_runs,
+    claimed_speedup,
     clocks_differ,
     clocks_explain,
+    correct_baseline,
     disturbance_explains,
     same_code_share,
     typical_ms,
@@ -58,7 +61,10 @@ SAME_SHARE = 0.05
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A job and what its run has measured so far, without samples; `trouble`: why nothing of it can be read."""
+    """A job and what its run has measured so far, without samples.
+
+    `trouble`: why nothing of it can be read; `damage`: what of its files could not be read, each in one line.
+    """
 
     job: SweepJob
     values: Mapping[str, str]  # of the overrides that differ between jobs, by key
@@ -68,6 +74,7 @@ class SweptRun:
     page: str | None = None  # the run's own, relative to the sweep
     log: Link | None = None  # what the job printed
     trouble: str = ""
+    damage: tuple[str, ...] = ()
 
     @property
     def device(self) -> str | None:
@@ -115,11 +122,77 @@ class Measurement:
         return None if summary is None else summary.ci95
 
     @property
+    def speedup(self) -> Estimate | float | None:
+        """The speedup over the baseline of its run; None where the times of that run do not support one."""
+        if self.record.is_realtime:
+            return None
+        group = self.run.groups[self.record.component]
+        ci95 = self.record.speedup.ci95 if self.record.speedup is not None else None
+        return 1.0 if self.record is correct_baseline(group) else estimate(claimed_speedup(self.record, group), ci95)
+
+    @property
     def roofline_share(self) -> float | None:
         """The roofline time over the median time (0 to 1)."""
         roofline = self.record.roofline
         least = roofline.roofline_ms if roofline is not None else None
         return None if least is None or not self.record.median_ms else least / self.record.median_ms
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The correct cells of one recipe and the same work in several jobs, the fastest first: repetitions of one cell."""
+
+    cells: tuple[Measurement, ...]
+
+    @property
+    def middle(self) -> Measurement:
+        """The median one, of two in the middle the faster."""
+        return self.cells[(len(self.cells) - 1) // 2]
+
+    @property
+    def p50(self) -> Estimate | float | None:
+        """The median of the median one in milliseconds, with the lowest and the highest; of one cell its own."""
+        return _over_jobs(self.middle.record.median_ms, self._medians)
+
+    @property
+    def spread(self) -> float | None:
+        """The highest median less the lowest, over that of the median one; None of one cell."""
+        middle = self.middle.record.median_ms
+        low, high = self.range_ms
+        return (high - low) / middle if middle and len(self.cells) > 1 else None
+
+    @property
+    def speedup(self) -> Estimate | float | None:
+        """The median of the speedups in the runs, with the lowest and the highest; None where a run claims none."""
+        if len(self.cells) == 1:
+            return self.middle.speedup
+        known = [value for cell in self.cells if (value := number_of(cell.speedup)) is not None]
+        return _over_jobs(median(known), known) if len(known) == len(self.cells) else None
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """The doubt that they differ by more than two runs of equal code do."""
+        share = same_code_share(self.cells[0].record, self.cells[-1].record)
+        low, high = self.range_ms
+        if high <= low * (1 + share):
+            return None
+        words = f"p50 of {', '.join(self.middle.recipe)} is {significant(low)} to {significant(high)} ms"
+        words += f" in {len(self.cells)} jobs; two runs of equal code differ by up to {percent(share)}"
+        return Doubt("jobs differ", words)
+
+    @property
+    def range_ms(self) -> tuple[float, float]:
+        """The lowest and the highest median in milliseconds."""
+        return min(self._medians), max(self._medians)
+
+    @property
+    def _medians(self) -> list[float]:
+        return [cell.record.median_ms for cell in self.cells if cell.record.median_ms is not None]
+
+
+def _over_jobs(middle: float | None, values: Sequence[float]) -> Estimate | float | None:
+    """Return the number with the ends of its range; the bare number where these are equal."""
+    return middle if middle is None or min(values) == max(values) else Estimate(middle, min(values), max(values))
 
 
 @dataclass(frozen=True)
@@ -137,11 +210,23 @@ class Contest:
     cells: tuple[Measurement, ...]
 
     @cached_property
+    def recipes(self) -> tuple[Repeated, ...]:
+        """The correct cells by recipe, in the order of the jobs."""
+        recipes: dict[tuple[str, ...], list[Measurement]] = {}
+        for cell in self.cells:
+            if cell.ms < math.inf:
+                recipes.setdefault(cell.recipe, []).append(cell)
+        return tuple(Repeated(tuple(sorted(cells, key=lambda cell: cell.ms))) for cells in recipes.values())
+
+    @cached_property
+    def best(self) -> Repeated | None:
+        """The cells of the fastest correct recipe."""
+        return min(self.recipes, key=lambda recipe: recipe.middle.ms, default=None)
+
+    @property
     def fastest(self) -> Measurement | None:
-        """The fastest correct cell."""
-        recipes = _by_recipe(cell for cell in self.cells if cell.ms < math.inf).values()
-        middles = [sorted(cells, key=lambda cell: cell.ms)[(len(cells) - 1) // 2] for cells in recipes]
-        return min(middles, key=lambda cell: cell.ms, default=None)
+        """The fastest correct cell; of a recipe that several jobs measured the median one."""
+        return self.best.middle if self.best is not None else None
 
     @property
     def is_ranked(self) -> bool:
@@ -151,22 +236,16 @@ class Contest:
     @property
     def doubts(self) -> tuple[Doubt, ...]:
         """What stands against the claim, then the doubts of the run in which the fastest was measured."""
-        if self.fastest is None:
+        if self.best is None:
             return (Doubt("no variant is correct"),)
-        answer = self.fastest.run.answers.get(self.component)
-        return (*self._objections, *(answer.doubts if answer is not None else ()))
-
-    @property
-    def speedup(self) -> Estimate | float | None:
-        """The speedup over the baseline of the same run, where that run claims one."""
-        answer = self.fastest.run.answers.get(self.component) if self.fastest is not None else None
-        is_same = answer is not None and self.fastest is not None and answer.fastest is self.fastest.record
-        return answer.speedup if answer is not None and is_same else None
+        answer = self.best.middle.run.answers.get(self.component)
+        differ = [self.best.doubt] if self.best.doubt is not None else []
+        return (*self._objections, *differ, *(answer.doubts if answer is not None else ()))
 
     @cached_property
     def _objections(self) -> tuple[Doubt, ...]:
-        assert self.fastest is not None
-        own = [cell for cell in self.cells if cell.recipe == self.fastest.recipe and cell.ms < math.inf]
+        assert self.best is not None
+        own = self.best.cells
         for cell in own:
             answer = cell.run.answers.get(self.component)
             if answer is None or answer.fastest is not cell.record:
@@ -174,8 +253,8 @@ class Contest:
                 return (Doubt("not in every job", f"{rival} is faster than {cell.words} in the same run"),)
             if not answer.is_ranked:
                 words = f"the run of {cell.words} cannot tell which variant is fastest"
-                return (Doubt("not ranked", "" if cell is self.fastest else words),)  # its own doubts follow
-        slowest, runs = max(own, key=lambda cell: cell.ms), {id(cell.run) for cell in own}
+                return (Doubt("not ranked", "" if cell is self.best.middle else words),)  # its own doubts follow
+        slowest, runs = own[-1], {id(cell.run) for cell in own}
         rivals = sorted((cell for cell in self.cells if cell.ms < math.inf), key=lambda cell: cell.ms)
         for rival in rivals:
             if id(rival.run) not in runs and not can_be_ranked_across_runs(
@@ -296,12 +375,21 @@ def _read(folder: Path, job: SweepJob, keys: Sequence[str]) -> SweptRun:
             if any(record.status != "skipped" for record in group):
                 answer, kept = answer_of(component, group), {each.cell: each for each in groups[component]}
                 fastest = kept[answer.fastest.cell] if answer.fastest is not None else None
-                answers[component] = replace(answer, group=groups[component], fastest=fastest)
-        return replace(run, environment=data.environment, groups=groups, answers=answers)
+                doubts = tuple(doubt for doubt in answer.doubts if not doubt.of_p99)  # a sweep shows no p99
+                answers[component] = replace(answer, group=groups[component], fastest=fastest, doubts=doubts)
+        return replace(run, environment=data.environment, groups=groups, answers=answers, damage=_damage(data))
     except (InputError, OSError) as error:
         return replace(run, trouble=str(error))
     except Exception as error:  # a fault in one run must not hide the others
         return replace(run, trouble=reason_of(error))
+
+
+def _damage(data: RunData) -> tuple[str, ...]:
+    lines = f"results.jsonl: {count_of(data.skipped_lines, 'damaged or cut-off line')} skipped"
+    fields = [f"environment.json: not read: {field}" for field in data.environment.unreadable]
+    if not data.environment.is_known and not fields:
+        fields = ["environment.json is missing or damaged, so that its device is not known"]
+    return (*([lines] if data.skipped_lines else []), *fields)
 
 
 def _thin(record: Record) -> Record:
@@ -323,13 +411,6 @@ def _thin(record: Record) -> Record:
         "unreadable",
     )
     return Record(**{name: getattr(kept, name) for name in (*identity, *facts)}, roofline=roofline)
-
-
-def _by_recipe(cells: Iterator[Measurement]) -> dict[tuple[str, ...], list[Measurement]]:
-    recipes: dict[tuple[str, ...], list[Measurement]] = {}
-    for cell in cells:
-        recipes.setdefault(cell.recipe, []).append(cell)
-    return recipes
 
 
 def _launch_factor(one: Measurement, other: Measurement) -> float:

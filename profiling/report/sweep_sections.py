@@ -26,6 +26,7 @@ from profiling.report.sweep_data import (
     SAME_SHARE,
     Contest,
     Measurement,
+    Repeated,
     SweepData,
     SweptRun,
 )
@@ -33,6 +34,7 @@ from profiling.report.table import Column, Depth, Table
 from profiling.results.judgement import sm_clock
 from profiling.results.overrides import is_recipe, is_work, number, setting, short
 from profiling.results.record import Record
+from profiling.results.sweep import ENDED
 
 #: Rows of a table that the console has room for, that `report.md` has, and that the page has.
 _CONSOLE, _REPORT, _PAGE = 60, 1_000, 4_000
@@ -43,10 +45,11 @@ _MOST_VIEWS, _MOST_LINES = 120, 12
 #: Swept values that are marked on an axis.
 _MOST_TICKS = 12
 _LEGEND = (
-    "fastest correct: among the cells of all jobs with the same component and work, on one kind of device. Inside a "
-    "run, neighbouring windows rank it; cells of two runs are ranked only where they differ by more than two runs of "
-    "equal code do. of roofline: the least time that the device's measured ceilings allow, over p50."
+    "fastest correct: of all jobs with the same component and work, on one kind of device. Cells of two jobs are "
+    "ranked only where they differ by more than two runs of equal code do."
 )
+_REPEATED = "Of several jobs that measured it: the median one, in brackets the lowest and the highest."
+_ROOFLINE = "of roofline: the least time that the device's measured ceilings allow, over p50."
 _ACROSS = (
     "Times on different kinds of device are not ranked. of roofline compares how far each recipe is from what its "
     f"device can do; shares within {percent(SAME_SHARE)} of each other are equal."
@@ -54,6 +57,7 @@ _ACROSS = (
 
 
 _Same = tuple[Contest, ...]
+_Repeat = tuple[Contest, Repeated]
 _Item = tuple[tuple[str, str], list[SweptRun]]
 
 
@@ -77,7 +81,10 @@ class _Row:
 def sections_of(data: SweepData) -> tuple[Section, ...]:
     """Return the sections of a sweep in their order; those that hold nothing are false."""
     started_by = shell_words(["python", "-m", f"profiling.{data.sweep.target}", *data.sweep.argv])
-    builders = (_best_section, _jobs_section, _pivot_section, _charts_section, _devices_section, _failures_section)
+    builders = (
+        *(_best_section, _repeated_section, _jobs_section, _pivot_section),
+        *(_charts_section, _devices_section, _failures_section),
+    )
     command_section = Section("command", "Command", text=printable(started_by, LONGEST_COMMAND), depth="report")
     return (*(_built(build, data) for build in builders), command_section)
 
@@ -103,8 +110,11 @@ def _best_section(data: SweepData) -> Section:
         ),
         Column[Contest]("fastest correct", _fastest, wrap=26),
         *(Column[Contest](names[key], _recipe_value(key), wrap=14) for key in recipe_keys),
-        Column[Contest]("p50", lambda row: row.fastest.record.median_ms if row.fastest else None, "ms"),
-        Column[Contest]("speedup in its run", lambda row: number_of(row.speedup) if row.is_ranked else None, "ratio"),
+        Column[Contest](
+            "jobs", lambda row: len(row.best.cells) if row.best and row.best.spread is not None else None, "count"
+        ),
+        Column[Contest]("p50", lambda row: row.best.p50 if row.best else None, "ms", wrap=14),
+        Column[Contest]("speedup in its run", _speedup_of_best, "ratio", wrap=12),
         Column[Contest]("of roofline", lambda row: row.fastest.roofline_share if row.fastest else None, "percent"),
         Column[Contest]("holds", lambda row: held_rate(row.fastest.record) if row.fastest else None, depth="report"),
         Column[Contest]("bound by", _bound, depth="report"),
@@ -115,8 +125,11 @@ def _best_section(data: SweepData) -> Section:
         Column[Contest]("job", lambda row: row.fastest.run.link if row.fastest else None),
     )
     shown, notes = _limited(contests, data)
-    best = Table("Best recipe by component", columns, shown, [_LEGEND, *notes], keys=1 + len(keys))
-    lines = _doubt_lines(contests) if contests else ["No cell has ended yet."]
+    legend = [_LEGEND]
+    legend += [_REPEATED] if any(row.best is not None and row.best.spread is not None for row in contests) else []
+    legend += [_ROOFLINE] if any(row.fastest is not None and row.fastest.roofline_share for row in contests) else []
+    best = Table("Best recipe by component", columns, shown, [" ".join(legend), *notes], keys=1 + len(keys))
+    lines = _doubt_lines(contests) if contests else [_nothing_yet(data)]
     tables = (best, _across_table(data, keys, names))
     return Section("best", "Best recipe by component", tuple(map(printable, lines)), tables=tables, leads=True)
 
@@ -160,12 +173,41 @@ def _nearest(same: Sequence[Contest]) -> str | None:
     return device if best > next_best * (1 + SAME_SHARE) else CANNOT_TELL
 
 
+def _repeated_section(data: SweepData) -> Section:
+    """Return a row for each cell that several jobs measured: how far its times are apart."""
+    rows = _repeated(data)
+    works = [key for key in data.keys if any(key in contest.work for contest, _ in rows)]
+    recipes = [key for key in data.keys if is_recipe(key)]
+    names = _titles(data.keys, ("component", "device", "variant", "jobs"))
+    columns = (
+        Column[_Repeat]("component", lambda row: row[0].component, wrap=26),
+        *(Column[_Repeat](names[key], lambda row, key=key: row[0].work.get(key)) for key in works),
+        *([Column[_Repeat]("device", lambda row: row[0].device, wrap=16)] if len(data.devices) > 1 else []),
+        Column[_Repeat]("variant", lambda row: row[1].middle.record.variant, wrap=26),
+        *(Column[_Repeat](names[key], _value_of_repeated(key), wrap=14) for key in recipes),
+        Column[_Repeat]("jobs", lambda row: len(row[1].cells), "count"),
+        Column[_Repeat]("p50", lambda row: row[1].p50, "ms", wrap=24),
+        Column[_Repeat]("range", lambda row: row[1].spread, "percent"),
+        Column[_Repeat]("speedup in its run", lambda row: row[1].speedup, "ratio", wrap=20),
+        Column[_Repeat]("conditions", lambda row: f"! {row[1].doubt.mark}" if row[1].doubt else None, "marks"),
+    )
+    shown, notes = _limited(rows, data)
+    legend = (
+        "The same component, work and recipe in several jobs: the median job, in brackets the lowest and the highest. "
+    )
+    legend += "range: the highest less the lowest, over the median."
+    depth, title = _depth(rows), "Cells that several jobs measured"
+    table = Table(title, columns, shown, [legend, *notes], keys=2 + len(works) + len(recipes), depth=depth)
+    return Section("repeated", title, tables=(table,))
+
+
 def _jobs_section(data: SweepData) -> Section:
     names = _titles(data.keys, ("job", "state", "device", "host", "tries"))
     left = [run for run in data.runs if run.job.state == "waiting" and not run.job.reason and not run.trouble]
     unusual = [run for run in data.runs if (run.job.state != "done" and run not in left) or run.trouble]
     lines = [f"{count_of(len(left), 'job')} of {len(data.runs)} did not start yet."] if left else []
-    lines += [f"job {run.job.number} cannot be read: {run.trouble}" for run in unusual if run.trouble][:_MOST_LINES]
+    lines += [f"job {run.job.number} cannot be read: {run.trouble}" for run in unusual if run.trouble]
+    lines += [f"job {run.job.number}: {'; '.join(run.damage)}" for run in data.runs if run.damage]
     columns = (
         Column[SweptRun]("job", lambda row: row.link, "text"),
         *(Column[SweptRun](names[key], lambda row, key=key: row.values.get(key)) for key in data.keys),
@@ -184,7 +226,7 @@ def _jobs_section(data: SweepData) -> Section:
         shown, notes = _limited(runs, data)
         depth = _depth(unusual) if runs is unusual else "page"
         tables.append(Table(title, columns, shown, notes, keys=1, depth=depth))
-    return Section("jobs", "Jobs", tuple(map(printable, lines)), tables=tables)
+    return Section("jobs", "Jobs", _shortened(lines, "line"), tables=tables)
 
 
 def _pivot_section(data: SweepData) -> Section:
@@ -210,6 +252,8 @@ def _pivot_section(data: SweepData) -> Section:
         Column[_Row]("conditions", _marks_in_run, "marks", depth="report"),
     )
     depth, title = _depth(rows), "p50 by override, component and variant"
+    if depth == "console" and not any(is_work(key) or is_recipe(key) for key in data.keys) and _repeated(data):
+        depth = "report"  # only repetitions: a table of their own has them in few rows
     legend = ["p50 of a call (of a loop: of a frame)."]
     if not is_wide:
         legend.append(f"There are {len(variants)} variants: the report of each job shows them.")
@@ -300,6 +344,7 @@ def _devices_section(data: SweepData) -> Section:
         Column[_Item]("device", lambda row: row[0][0], wrap=20),
         Column[_Item]("dtype", lambda row: row[0][1] or None),
         Column[_Item]("hosts", _hosts, wrap=20),
+        Column[_Item]("in use", _in_use, "count"),
         Column[_Item]("jobs", lambda row: len(row[1]), "count"),
         Column[_Item](
             "SM clock while timed", lambda row: _range(_clocks(row[1]), lambda value: f"{value:.0f} MHz"), wrap=14
@@ -312,9 +357,9 @@ def _devices_section(data: SweepData) -> Section:
             "launch", lambda row: _range(_launches(row[1]), lambda value: f"{significant(value, 3)} µs"), wrap=12
         ),
     )
-    table = Table(
-        "Devices", columns, tuple(groups.items()), ["Ceilings: measured in each run, lowest to highest."], keys=2
-    )
+    known = any(run.environment.ceilings is not None for run in data.runs)
+    notes = ["Ceilings: measured in each run, lowest to highest."] if known else []
+    table = Table("Devices", columns, tuple(groups.items()), notes, keys=2)
     return Section("devices", "Devices", tables=(table,))
 
 
@@ -383,6 +428,26 @@ def _recipe_value(key: str) -> Callable[[Contest], str | None]:
     return lambda row: row.fastest.run.values_of(row.fastest.record).get(key) if row.fastest is not None else None
 
 
+def _repeated(data: SweepData) -> list[_Repeat]:
+    return [(contest, each) for contest in data.contests for each in contest.recipes if each.spread is not None]
+
+
+def _value_of_repeated(key: str) -> Callable[[_Repeat], str | None]:
+    return lambda row: row[1].middle.run.values_of(row[1].middle.record).get(key)
+
+
+def _speedup_of_best(row: Contest) -> Value | None:
+    """Return the speedup of the fastest recipe, without the interval that the report of its run has."""
+    if row.best is None or not row.is_ranked:
+        return None
+    return number_of(row.best.speedup) if row.best.spread is None else row.best.speedup
+
+
+def _nothing_yet(data: SweepData) -> str:
+    is_over = all(run.job.state in ENDED for run in data.runs)
+    return "No job has measured a cell." if is_over else "No cell has ended yet."
+
+
 def _fastest(row: Contest) -> str:
     if row.fastest is None:
         return "none"
@@ -439,6 +504,11 @@ def _hosts(row: _Item) -> str | None:
     """Return the hosts of the jobs by name, of many the first two."""
     hosts = sorted({run.job.host for run in row[1] if run.job.host})
     return listed(hosts if len(hosts) <= 3 else [*hosts[:2], f"{len(hosts) - 2} more"]) if hosts else None
+
+
+def _in_use(row: _Item) -> int | None:
+    """Return how many devices of this kind, or sets of CPU cores, the jobs held."""
+    return len({(run.job.host, run.job.device) for run in row[1] if run.job.device}) or None
 
 
 def _clocks(runs: Sequence[SweptRun]) -> Iterator[float | None]:

@@ -27,6 +27,7 @@ def sweep(tmp_path: Path) -> Path:
     for number in range(3):
         (folder / str(number)).mkdir(parents=True)
         append_record(folder / str(number), cell(3.0 + number))
+        (folder / str(number) / "environment.json").write_text('{"device": {"type": "cuda", "name": "GPU"}}')
     jobs = tuple(SweepJob(number=n, folder=str(n), overrides=(f"seed={n}",)) for n in range(3))
     plan = Sweep(target="generic_forward", launcher="local", began="2026-01-02T03:04:05+00:00", argv=(), jobs=jobs)
     write_sweep(folder, plan)
@@ -48,9 +49,11 @@ def damage(folder: Path, file: str, text: str) -> None:
             id="newer",
         ),
         pytest.param(
-            *("0/results.jsonl", "no record\n", "seed"),
+            *("0/results.jsonl", "no record\n", "job 0: results.jsonl: 1 damaged or cut-off line skipped"),
             marks=pytest.mark.fault(
-                "The results of a run of a sweep are garbage", happens="the job has no times", kept="all other jobs"
+                "The results of a run of a sweep are garbage",
+                happens="the job has no times, and the report says why",
+                kept="all other jobs",
             ),
             id="garbage",
         ),
@@ -58,16 +61,16 @@ def damage(folder: Path, file: str, text: str) -> None:
             *("0/job.json", "{", "waiting"),
             marks=pytest.mark.fault(
                 "The state of a job is cut off",
-                happens="it counts as waiting, as in the plan; its times are shown",
+                happens="it counts as waiting, and the report says why; its times are shown",
                 kept="everything",
             ),
             id="job",
         ),
         pytest.param(
-            *("0/environment.json", "[", "seed"),
+            *("0/environment.json", "[", "job 0: environment.json is missing or damaged"),
             marks=pytest.mark.fault(
                 "The environment of a run of a sweep is damaged",
-                happens="its device is not known, and nothing of it is ranked against other devices",
+                happens="the report says so; nothing of it is ranked against other devices",
                 kept="everything else",
             ),
             id="environment",

@@ -15,7 +15,7 @@ from hostile import ALL
 from msgspec.structs import replace
 from parsed_page import Parsed
 from planted_sweep import H100, Job, ceilings, cell, pair, plant
-from report_records import build_loop, frame_loop, rows, traces
+from report_records import build_loop, clocks, faster, frame_loop, rows, traces
 
 from profiling.report import sweep_sections as report
 from profiling.report.__main__ import main
@@ -27,6 +27,7 @@ from profiling.report.table import AnyTable
 from profiling.results.record import NOT_ENDED, Record
 
 BEST, PIVOT = "Best recipe by component", "p50 by override, component and variant"
+REPEATED = "Cells that several jobs measured"
 
 
 def sections(folder: Path) -> dict[str, Section]:
@@ -82,6 +83,7 @@ def test_the_best_recipe_of_each_work(grid: Path) -> None:
         ["audio", "–", "cannot tell (compile)", "bfloat16", "10.00"],  # the dtypes take equally long
     ]
     assert [row["of roofline"] for row in found] == ["50%", "25%", "10%"]
+    assert "of roofline:" in sections(grid)["best"].tables[0].notes[0]
     assert [row["speedup in its run"] for row in found] == ["2.00×", "2.00×", "–"]
     (doubt,) = sections(grid)["best"].lines
     assert doubt.startswith("! within noise (audio): compile, dtype=bfloat16 (job")
@@ -163,7 +165,56 @@ def test_a_recipe_that_was_measured_again_is_ranked_by_its_slowest_and_shown_by_
     assert steady.fastest.record.median_ms == 4.1
     assert steady.is_ranked
     unsteady = contest(plant(tmp_path / "unsteady", *jobs(4.0, 4.1, 4.6), rival))
-    assert [doubt.mark for doubt in unsteady.doubts] == ["within noise"]
+    assert [doubt.mark for doubt in unsteady.doubts] == ["within noise", "jobs differ"]
+
+
+def test_repetitions_are_shown_by_their_median_and_range(tmp_path: Path) -> None:
+    times = ((13.0, 7.0), (17.0, 7.07), (14.0, 7.01))
+    folder = plant(tmp_path / "s", *(Job(f"seed={i}", pair("net", *each)) for i, each in enumerate(times)))
+    found = sections(folder)
+    repeated = table(found["repeated"], REPEATED)
+    assert [(row["variant"], row["jobs"], row["p50 ms"], row["range"]) for row in repeated] == [
+        ("baseline", "3", "14.00 [13.00, 17.00]", "29%"),
+        ("compile", "3", "7.010 [7.000, 7.070]", "1.0%"),
+    ]
+    assert repeated[1]["speedup in its run"] == "2.00× [1.86, 2.40]"
+    assert [row["conditions"] for row in repeated] == ["! jobs differ", "–"]
+    (row,) = table(found["best"], BEST)
+    assert (row["jobs"], row["p50 ms"], row["job"]) == ("3", "7.010 [7.000, 7.070]", "2")
+    assert not found["best"].lines
+    (pivot,) = found["pivot"].tables
+    assert pivot.depth == "report"
+
+
+def test_a_cell_of_one_job_is_no_repetition(grid: Path) -> None:
+    repeated = table(sections(grid)["repeated"], REPEATED)
+    assert {row["component"] for row in repeated} == {"audio"}
+
+
+def test_repetitions_that_differ_by_more_than_equal_code_are_doubted(tmp_path: Path) -> None:
+    jobs = (Job(f"seed={i}", (cell("net", "baseline", ms),)) for i, ms in enumerate((0.6, 0.7, 37.0)))
+    (line,) = sections(plant(tmp_path / "s", *jobs))["best"].lines
+    assert line.startswith("! jobs differ (net): p50 of baseline is 0.6000 to 37.00 ms in 3 jobs")
+
+
+def test_a_p99_that_is_not_shown_is_no_doubt(tmp_path: Path) -> None:
+    metrics = clocks(4.0, half=0.004, n=98)
+    few = (cell("net", "baseline", 8.0), cell("net", "compile", 4.0, metrics=metrics, speedup=faster(2.0)))
+    assert few[1].metrics.wall_ms is not None
+    assert few[1].metrics.wall_ms.percentile("p99") is None
+    found = sections(plant(tmp_path / "s", Job("seed=0", few)))
+    assert not found["best"].lines
+    assert "conditions" not in table(found["pivot"], PIVOT)[0]
+
+
+def test_of_roofline_and_ceilings_are_explained_where_there_are_some(tmp_path: Path) -> None:
+    without = [cell("net", "baseline", 8.0, roofline=None)]
+    folder = plant(tmp_path / "s", Job("seed=0", without, ceilings={}))
+    environment = folder / "0" / "environment.json"
+    environment.write_text(json.dumps(json.loads(environment.read_text()) | {"ceilings": None}))
+    text = write_sweep_report(folder)
+    assert "of roofline" not in text
+    assert "Ceilings" not in text
 
 
 def test_what_a_run_cannot_tell_the_sweep_cannot_either(tmp_path: Path) -> None:
@@ -285,6 +336,7 @@ def test_cells_that_failed_before_anything_was_known_of_them_are_no_other_work(t
 def test_before_the_first_cell_has_ended(tmp_path: Path) -> None:
     folder = plant(tmp_path / "s", Job("seed=0", state="waiting"), Job("seed=1", state="waiting"))
     assert "No cell has ended yet." in write_sweep_report(folder)
+    assert "No job has measured a cell." in write_sweep_report(plant(tmp_path / "t", Job("seed=0", state="failed")))
 
 
 def test_charts_over_a_swept_number(grid: Path) -> None:
