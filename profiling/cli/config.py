@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from profiling.components.spec import ComponentSpec, Settings, check_target, decode
-from profiling.errors import InputError
+from profiling.errors import InputError, printable
 from profiling.run.job import RunConfig, as_recipe
 
 _SETTINGS = tuple(item.name for item in fields(Settings))
@@ -79,7 +79,10 @@ def read_component(name: str, node: Any) -> ComponentSpec:
         raise InputError(f"{where} is no mapping. Its YAML has the top key `{name}:` with module and inputs below it.")
     for key, example in REQUIRED.items():
         if not isinstance(node.get(key), Mapping):
-            raise InputError(f"{where}.{key} is missing. Add it to the YAML, for example {key}: {example}")
+            given = node.get(key)
+            problem = "is missing. Add it to the YAML" if given is None else "must be a mapping. Write it so"
+            shown = "" if given is None else f"={printable(given, 100)}"
+            raise InputError(f"{where}.{key}{shown} {problem}, for example {key}: {example}")
     for key in SET_BY_THE_TOOL & set(node):
         raise InputError(f"{where}.{key} is not for a YAML: the tool sets it. Leave it out.")
     return decode(ComponentSpec, {"name": name, **node}, where, SET_BY_THE_TOOL)

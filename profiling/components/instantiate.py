@@ -159,10 +159,19 @@ def _parameters(target: Callable[..., Any], follow_wrapped: bool) -> list[inspec
 
 
 def missing_name(target: str) -> str:
-    """Return "module has no 'Name'. Did you mean …?" if the module of the dotted path lacks the name, else ""."""
+    """Return why the dotted path names nothing, and what to do: no such module, or no such name in it; else ""."""
     module, _, name = target.rpartition(".")
+    if not module:
+        return f"it names no module. Write the module, too: my_package.{target}"
     try:
         names = vars(importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            return ""
+        return (
+            f"there is no module {error.name!r}. Run the command in the folder that holds it, or add that folder to "
+            "PYTHONPATH."
+        )
     except (Exception, SystemExit):  # the caller has the reason
         return ""
     return "" if name in names else f"{module} has no {name!r}.{did_you_mean(name, names)}"

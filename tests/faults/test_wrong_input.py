@@ -181,6 +181,7 @@ def test_arguments(started, overrides, says):
 
 
 COMPONENT = (
+    ("a module that is text", "component.net.module=my_package.Net", "module=my_package.Net must be a mapping"),
     ("`tiny: null`", "+component.net.tiny=null", "tiny must be a mapping, not null"),
     ("`tiny: 5`", "+component.net.tiny=5", "tiny must be a mapping"),
     ("`tiny` as a list", "+component.net.tiny=[1]", "tiny must be a mapping, not a list"),
@@ -199,7 +200,7 @@ COMPONENT = (
     ("a _target_ that is no text", "component.net.module._target_=5", "dotted path"),
     ("an empty _target_", "component.net.module._target_=''", "dotted path"),
     ("`inputs: null`", "component.net.inputs=null", "inputs is missing"),
-    ("`inputs: 5`", "component.net.inputs=5", "inputs is missing"),
+    ("`inputs: 5`", "component.net.inputs=5", "inputs=5 must be a mapping"),
     ("a misspelt shape", "+component.net.inputs.y={shpae:[2,8]}", "Did you mean 'shape' by 'shpae'"),
     ("an input without a shape", "+component.net.inputs.y={dtype:int64,high:9}", "has no shape"),
     ("a misspelt shape deep inside", "+component.net.inputs.y=[{z:{shape:[2],lwo:1}}]", "y.0.z.lwo is unknown"),
@@ -338,6 +339,16 @@ CELLS = (
     ("a factory that returns no module", ("component=[no_module]",), "not a torch.nn.Module"),
     ("an input that forward does not have", ("component=[wrong_name]",), "Did you mean 'gain'"),
     ("an input of another shape than forward needs", ("component=[wrong_shape]",), "x float32 [2, 9]"),
+    (
+        "a module that is not on Python's path",
+        ("component=[net]", "component.net.module._target_=elsewhere.Net"),
+        "there is no module 'elsewhere'. Run the command in the folder that holds it, or add that folder to PYTHONPATH",
+    ),
+    (
+        "a class without its module",
+        ("component=[net]", "component.net.module._target_=Net"),
+        "Write the module, too: my_package.Net",
+    ),
     (
         "an argument that the class does not have",
         ("component=[net]", "+component.net.module.widht=3"),
