@@ -3,17 +3,22 @@
 The counter (millijoules since the driver was loaded) does not run on: it steps, every 20 to 100 ms by what others have
 seen. A window therefore begins and ends where it was seen to step, and the calls in it are counted between these
 two moments, as fractions where a call reaches beyond one. What the counter lags behind is the same at both ends.
+
+A reading takes up to some milliseconds, in which the interpreter's lock is free. A thread of its own makes the
+readings, one after the other while a step is awaited: calls go on meanwhile, and a step is known to about two readings.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, inf
 from statistics import median
+from threading import Event, Thread
 from time import perf_counter
 from typing import NamedTuple
 
@@ -23,9 +28,9 @@ import torch
 from profiling.machine import nvml
 from profiling.results.energy import EnergyWindow
 
-#: Least seconds between two readings while a step is awaited, of which readings take at most this share (0 to 1): the
-#: device may have to wait for its next call meanwhile. They begin this share of a step before it is expected.
-POLL_S, POLL_SHARE, EARLY = 1e-3, 0.2, 0.25
+#: Least seconds from the beginning of a reading to that of the next while a step is awaited. They begin this share of a
+#: step before it is expected.
+POLL_S, EARLY = 1e-3, 0.25
 #: A counter that does not change for so many seconds counts nothing: an idle GPU takes some joules in that time.
 STUCK_S = 2.0
 #: Seconds for which the GPU may stay in use while this process does nothing: the driver's utilisation is that of the
@@ -89,6 +94,33 @@ class EnergyCounter:
             code: int = getattr(error, "value", -1)
             raise NoEnergy(reasons.get(code, f"the driver's energy counter cannot be read: {error}")) from None
 
+    @contextmanager
+    def watched(self, edges: Edges) -> Iterator[None]:
+        """Let a thread read the counter while the block runs, whenever `edges` awaits a step.
+
+        Raises:
+            NoEnergy: at the end of the block, what kept the thread from going on; `edges.failure` has it before.
+
+        """
+        ended = Event()
+
+        def watch() -> None:
+            try:
+                while not ended.wait(max(0.0, edges.poll() - self.now())):
+                    pass
+            except Exception as error:  # raised where the calls are made
+                edges.failure = error
+
+        thread = Thread(target=watch, name="energy-counter", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        if edges.failure is not None:
+            raise edges.failure
+
     def use_by_others(self) -> float:
         """Return the use of the GPU in the last fraction of a second, 0 to 1, while this process does nothing there."""
         return nvml.utilisation(self._device) or 0.0
@@ -122,13 +154,13 @@ def idle_power(counter: EnergyCounter) -> Idle:
         if counter.now() - started > BUSY_S:
             raise NoEnergy(f"other processes use the GPU ({use:.0%}), and the driver counts their energy too")
         counter.sleep(0.05)
-    fallen, edges = counter.now() + FALL_S, _Edges(counter)
+    fallen, edges = counter.now() + FALL_S, Edges(counter)
     while True:
-        edges.poll()
+        due = edges.poll()
         steps = [edge for edge in edges.seen if edge.seconds >= fallen]
         if len(steps) > IDLE_STEPS and steps[-1].seconds - steps[0].seconds >= IDLE_S:
             break
-        counter.sleep(POLL_S)
+        counter.sleep(max(0.0, due - counter.now()))
     if (use := counter.use_by_others()) > 0:
         raise NoEnergy(f"other processes use the GPU ({use:.0%}), and the driver counts their energy too")
     seconds = steps[-1].seconds - steps[0].seconds
@@ -140,7 +172,7 @@ def idle_power(counter: EnergyCounter) -> Idle:
 
 
 def energy_windows(
-    call: Callable[[Callable[[], None]], None],
+    call: Callable[[], None],
     counter: EnergyCounter,
     step_s: float,
     *,
@@ -151,25 +183,27 @@ def energy_windows(
 ) -> tuple[EnergyWindow, ...]:
     """Make calls without a break, `settle_s` of them first, and return the energy of so many windows of them.
 
-    `call(poll)` makes a call and waits for its end, and calls `poll()` as often as it can meanwhile. A window has at
-    least `window_steps` steps of the counter. It has ten calls, and is long enough that the moments of its steps are
-    known to 1% of it (readings may take milliseconds), where such windows fit into `max_s` seconds.
+    `call()` makes a call and waits for its end. A window has at least `window_steps` steps of the counter. It has ten
+    calls, and is long enough that the moments of its steps are known to 1% of it (a reading may take milliseconds),
+    where such windows fit into `max_s` seconds.
 
     Raises:
         NoEnergy: the counter stands still or goes back, or cannot be read any more.
 
     """
-    ends, settling = [counter.now()], _Edges(counter, step_s)  # when each call ended
-    while ends[-1] - ends[0] < settle_s or len(ends) <= LEAST_CALLS:
-        call(settling.poll)
-        ends.append(counter.now())
+    ends, settling = [counter.now()], Edges(counter, step_s)  # when each call ended
+    with counter.watched(settling):
+        while settling.failure is None and (ends[-1] - ends[0] < settle_s or len(ends) <= LEAST_CALLS):
+            call()
+            ends.append(counter.now())
     call_s = (ends[-1] - ends[0]) / (len(ends) - 1)
     moment_s = median([edge.within_s for edge in settling.seen] or [step_s])
     wanted_s = max(min(max(CALLS * call_s, MOMENTS * moment_s), max_s / windows), LEAST_CALLS * call_s)
-    edges = _Edges(counter, step_s, step_s * max(window_steps, ceil(wanted_s / step_s)))
-    while len(edges.seen) <= windows:
-        call(edges.poll)
-        ends.append(counter.now())
+    edges = Edges(counter, step_s, step_s * max(window_steps, ceil(wanted_s / step_s)))
+    with counter.watched(edges):
+        while edges.failure is None and len(edges.seen) <= windows:
+            call()
+            ends.append(counter.now())
     counts = [_calls_until(edge.seconds, ends) for edge in edges.seen]
     pairs = list(zip(edges.seen, counts, strict=True))[: windows + 1]
     return tuple(
@@ -185,23 +219,30 @@ def _calls_until(moment: float, ends: list[float]) -> float:
     return place - 1 + (min(max((moment - begin) / (end - begin), 0.0), 1.0) if end > begin else 0.0)
 
 
-class _Edges:
+class Edges:
     """Watches a counter for its steps: for each one, or for the one that is expected after each `window_s`.
 
-    A step lies between two readings, at most `step_s` before the later one; its time is the middle. One that comes
-    before it is expected is missed, and the next one ends the window.
+    A step lies between the beginning of the last reading before it and the end of the first one after it, at most
+    `step_s` before this end; its time is the middle. One that comes before it is expected is missed, and the next one
+    ends the window. `failure` is what a thread that calls `poll` met.
     """
 
     def __init__(self, counter: EnergyCounter, step_s: float = inf, window_s: float = 0.0) -> None:
-        self._counter, self._step_s, self._window_s = counter, step_s, window_s
         self.seen: list[Edge] = []
+        self.failure: Exception | None = None
+        self._counter, self._step_s, self._window_s = counter, step_s, window_s
         self._due, self._before, self._since = -inf, Edge(inf, inf), inf
 
-    def poll(self) -> None:
-        """Read the counter if a step is awaited and the last reading is not too short ago."""
+    def poll(self) -> float:
+        """Read the counter if a step is awaited and the last reading is not too short ago; return when to call again.
+
+        Raises:
+            NoEnergy: the counter stands still or goes back, or cannot be read any more.
+
+        """
         asked = self._counter.now()
         if asked < self._due:
-            return
+            return self._due
         joules, read = self._counter.read(), self._counter.now()
         if self._before.joules == inf:
             self._since = read
@@ -211,8 +252,9 @@ class _Edges:
             rest = self._window_s - EARLY * self._step_s
             self._due, self._before = self.seen[-1].seconds + rest, Edge(inf, inf)
             if rest > 0:
-                return
+                return self._due
             self._since = read
         elif read - self._since > STUCK_S:
             raise NoEnergy(f"the driver's energy counter has not changed for {STUCK_S:g} s")
-        self._before, self._due = Edge(read, joules), read + max(POLL_S, (read - asked) / POLL_SHARE)
+        self._before, self._due = Edge(asked, joules), asked + POLL_S
+        return self._due

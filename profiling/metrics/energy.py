@@ -77,17 +77,12 @@ class Energy(Metric):
         return energy_section(windows, frames_per_call=frames, idle_w=idle.watts, step_ms=1e3 * idle.step_s)
 
 
-def waited_for(run: Callable[[], Any], device: torch.device) -> Callable[[Callable[[], None]], None]:
-    """Return a function that makes a call, waits for all of it, and meanwhile calls what it is given."""
-    done = torch.cuda.Event()
+def waited_for(run: Callable[[], Any], device: torch.device) -> Callable[[], None]:
+    """Return a function that makes a call and waits for all of it, without holding the interpreter's lock."""
 
-    def call(poll: Callable[[], None]) -> None:
+    def call() -> None:
         output = run()
-        done.record()
-        while not done.query():
-            poll()
         torch.cuda.synchronize(device)
         del output
-        poll()
 
     return call

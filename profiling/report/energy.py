@@ -18,7 +18,8 @@ ENERGY = "Energy by the counter of the GPU"
 _LEGEND = (
     "J/frame: energy of the whole GPU over windows of frames that follow each other, each waited for; in brackets its "
     "95% interval over the windows. It does not contain the host. Idle: power of the GPU before, while nothing ran.",
-    "Above idle: without the idle power for the time of a frame. Frames/J: 1 / (J/frame).",
+    "Above idle: without the idle power for the time of a frame; its interval does not contain the error of the idle "
+    "power. Frames/J: 1 / (J/frame).",
 )
 
 
@@ -46,10 +47,19 @@ def energy_section(data: RunData) -> Section:
 def joules_per_frame(record: Record) -> Value | None:
     """Return the joules of a frame with their interval; None where they are not known."""
     energy = record.energy
-    if energy is None or energy.joules_per_frame is None or energy.joules_per_call is None:
+    return None if energy is None else _of_a_frame(energy, energy.joules_per_frame, energy.joules_per_call_ci95)
+
+
+def _of_a_frame(energy: Energy, joules: float | None, of_a_call: Sequence[float] | None) -> Value | None:
+    """Return joules of a frame with the interval of those of a call."""
+    if energy.joules_per_frame is None or energy.joules_per_call is None:
         return None
-    low_high, frames = energy.joules_per_call_ci95, energy.joules_per_call / energy.joules_per_frame
-    return estimate(energy.joules_per_frame, None if low_high is None else [end / frames for end in low_high])
+    frames = energy.joules_per_call / energy.joules_per_frame
+    return estimate(joules, None if of_a_call is None else [end / frames for end in of_a_call])
+
+
+def _above_idle(energy: Energy) -> Value | None:
+    return _of_a_frame(energy, energy.above_idle_per_frame, energy.above_idle_per_call_ci95)
 
 
 def _of(read: Callable[[Energy], Value | None]) -> Callable[[Record], Value | None]:
@@ -63,7 +73,7 @@ def _per_call(energy: Energy) -> float | None:
 
 _COLUMNS = (
     Column[Record]("J/frame", joules_per_frame, "number", unit="", measured=True, wrap=12),
-    Column[Record]("above idle", _of(lambda energy: energy.above_idle_per_frame), "number", unit="J", measured=True),
+    Column[Record]("above idle", _of(_above_idle), "number", unit="J", measured=True, wrap=12),
     Column[Record]("frames/J", _of(lambda energy: energy.frames_per_joule), "number", measured=True),
     Column[Record]("J/call", _of(_per_call), "number", measured=True),
     Column[Record]("power", _of(lambda energy: energy.watts), "number", unit="W", measured=True),

@@ -44,6 +44,17 @@ class Energy(Section, frozen=True, kw_only=True):
         """(Joules of each window, its calls)."""
         return [each.joules for each in self.windows], [each.calls for each in self.windows]
 
+    @property
+    def above_idle_per_call_ci95(self) -> Interval | None:
+        """The 95% interval of `above_idle_per_call` over the windows in joules; the idle power is taken as exact."""
+        from profiling.results.stats import total_ratio  # numpy, which readers of records do not need
+
+        if self.idle_w is None or not self.windows:
+            return None
+        above = [each.joules - self.idle_w * each.seconds for each in self.windows]
+        calls = [each.calls for each in self.windows]
+        return total_ratio(above, calls)[1] if min(above) > 0 and min(calls) > 0 else None
+
 
 def others_reason(share: float | None) -> str | None:
     """Return why energy is not known where other processes took this share of the GPU; None: they took too little."""

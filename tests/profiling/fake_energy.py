@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
-from math import floor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import floor, inf
 
 import numpy as np
 import pynvml
@@ -31,6 +32,8 @@ class FakeGpu:
         self.seconds, self.joules, self.reads = 1000.0, 5e6, 0
         self.use = 0.0  # by others
         self.fault: Callable[[int], int] | None = None  # replaces what the counter shows
+        self._edges: energy.Edges | None = None  # that a thread would watch
+        self._due = inf
         self._times, self._joules = [0.0, self.seconds], [self.joules - 1000 * idle_w, self.joules]
 
     def now(self) -> float:
@@ -57,18 +60,36 @@ class FakeGpu:
         monkeypatch.setattr(nvml, "utilisation", lambda device: self.use)
         monkeypatch.setattr(energy.EnergyCounter, "now", lambda counter: self.now())
         monkeypatch.setattr(energy.EnergyCounter, "sleep", lambda counter, seconds: self.sleep(seconds))
+        monkeypatch.setattr(energy.EnergyCounter, "watched", lambda counter, edges: self.watched(edges))
 
-    def call(self, seconds: float, watts: float | None = None, polls: int = 20) -> Callable[[Callable[[], None]], None]:
-        """Return a call of that length, which polls as often as that meanwhile."""
+    @contextmanager
+    def watched(self, edges: energy.Edges) -> Iterator[None]:
+        """Poll when a thread would, while this process spends time; what a reading takes is time that passes, too."""
+        self._edges, self._due = edges, self.seconds
+        try:
+            yield
+        finally:
+            self._edges, self._due = None, inf
+        if edges.failure is not None:
+            raise edges.failure
 
-        def call(poll: Callable[[], None]) -> None:
-            for _ in range(polls):
-                self.work(seconds / polls, watts)
-                poll()
-
-        return call
+    def call(self, seconds: float, watts: float | None = None) -> Callable[[], None]:
+        """Return a call of that length."""
+        return lambda: self.work(seconds, watts)
 
     def _spend(self, seconds: float, watts: float) -> None:
+        end = self.seconds + seconds
+        while self._edges is not None and self._due < end:
+            edges, self._edges = self._edges, None  # what it reads spends time itself
+            self._pass(max(0.0, self._due - self.seconds), watts)
+            try:
+                self._due = max(edges.poll(), self.seconds)
+            except energy.NoEnergy as error:
+                edges.failure, self._due = error, inf
+            self._edges = edges
+        self._pass(max(0.0, end - self.seconds), watts)
+
+    def _pass(self, seconds: float, watts: float) -> None:
         self.seconds += seconds
         self.joules += seconds * watts
         self._times.append(self.seconds)

@@ -1,10 +1,15 @@
 """Energy by a counter that steps: the step, the idle power and the joules of calls are those of a known GPU."""
 
+import threading
+import time
+
+import pynvml
 import pytest
 from fake_energy import DEVICE, gpu  # noqa: F401 - a fixture
 
+from profiling.machine import nvml
 from profiling.machine.energy import EnergyCounter, NoEnergy, energy_windows, idle_power
-from profiling.results.energy import energy_section
+from profiling.results.energy import EnergyWindow, energy_section
 
 PLAN = {"windows": 8, "window_steps": 5, "settle_s": 1.0, "max_s": 20.0}
 
@@ -48,9 +53,15 @@ def test_joules_of_a_call_whatever_its_length_and_the_lag_of_the_counter(gpu, ca
     assert all(each.joules / each.calls == pytest.approx(600 * call_s, rel=0.03) for each in windows)
 
 
-def test_a_call_that_only_the_host_computes_is_polled_at_its_end(gpu):  # noqa: F811
-    _, windows = measured_on(gpu.call(0.013, polls=1))
-    assert energy_section(windows).joules_per_call == pytest.approx(600 * 0.013, rel=0.01)
+def test_waiting_of_unequal_length_widens_only_the_interval_that_contains_idle_power():
+    """A host that launches at changing speed: a call takes 0.4 J of work, and idle power while it lasts."""
+    windows = [EnergyWindow(seconds=0.5, calls=n, joules=120 * 0.5 + 0.4 * n) for n in (25, 30, 35, 28, 40, 33, 26, 31)]
+    section = energy_section(windows, idle_w=120)
+    low, high = section.joules_per_call_ci95
+    assert high - low > 0.2
+    assert section.above_idle_per_call_ci95 == pytest.approx((0.4, 0.4))
+    assert energy_section(windows).above_idle_per_call_ci95 is None
+    assert energy_section(windows, idle_w=1000).above_idle_per_call_ci95 is None, "less than idle is no energy"
 
 
 def test_calls_before_the_windows_do_not_count(gpu):  # noqa: F811
@@ -58,8 +69,8 @@ def test_calls_before_the_windows_do_not_count(gpu):  # noqa: F811
     began = gpu.seconds
     risen = began + 3.0  # after the idle power and most of the second in which the power settles
 
-    def call(poll):
-        slow_rise[gpu.seconds > risen](poll)
+    def call():
+        slow_rise[gpu.seconds > risen]()
 
     _, windows = measured_on(call, settle_s=3.0)
     assert energy_section(windows).watts == pytest.approx(600, rel=0.005)
@@ -72,36 +83,83 @@ def test_twice_the_work_takes_twice_the_energy_above_idle(gpu):  # noqa: F811
     assert twice / once == pytest.approx(2.0, abs=0.01)
 
 
-def test_reading_the_counter_takes_a_small_part_of_the_time(gpu):  # noqa: F811
-    def slow_read(value):
-        gpu.work(0.005)
-        return value
+def slow_reading(gpu, read_s):  # noqa: F811
+    """Let each reading take so long, while calls go on."""
 
-    gpu.fault = slow_read
-    _, windows = measured_on(gpu.call(0.0002, polls=2))
-    gpu.reads = 0
-    counter = EnergyCounter(DEVICE)
-    energy_windows(gpu.call(0.0002, polls=2), counter, 0.1, **PLAN)
-    seconds = sum(each.seconds for each in windows)
-    assert gpu.reads * 0.005 < 0.05 * seconds
-
-
-@pytest.mark.parametrize("read_s", [0.0001, 0.0024, 0.006])
-def test_windows_are_so_long_that_slow_readings_leave_them_within_3_percent(gpu, read_s):  # noqa: F811
     def slow_read(value):
         gpu.work(read_s)
         return value
 
     gpu.fault = slow_read
+
+
+def test_the_counter_is_read_only_while_a_step_is_awaited(gpu):  # noqa: F811
+    slow_reading(gpu, 0.005)
+    gpu.reads = 0
+    windows = energy_windows(gpu.call(0.0002), EnergyCounter(DEVICE), 0.1, **PLAN | {"settle_s": 0.1})
+    assert gpu.reads * 0.005 < 0.1 * sum(each.seconds for each in windows)
+
+
+@pytest.mark.parametrize(("read_s", "longest_s"), [(0.0001, 0.6), (0.0024, 0.7), (0.006, 1.5)])
+def test_windows_are_so_long_that_slow_readings_leave_them_within_3_percent(gpu, read_s, longest_s):  # noqa: F811
+    slow_reading(gpu, read_s)
     _, windows = measured_on(gpu.call(0.003))
     joules = [each.joules / each.calls for each in windows]
     assert max(joules) / min(joules) < 1.03
-    assert sum(each.seconds for each in windows) < 22
+    assert max(each.seconds for each in windows) < longest_s
+
+
+def test_readings_go_on_while_a_long_call_is_under_way(gpu):  # noqa: F811
+    slow_reading(gpu, 0.0024)
+    _, windows = measured_on(gpu.call(0.25))
+    assert energy_section(windows).joules_per_call == pytest.approx(150, rel=0.005)
+    assert all(each.joules / each.calls == pytest.approx(150, rel=0.01) for each in windows)
+
+
+class Stepping:
+    """The counter of a GPU that takes 500 W, in steps of 20 ms of the real clock; it fails after so many readings."""
+
+    def __init__(self, readings=10**9):
+        self.left = readings
+
+    def __call__(self, device):
+        self.left -= 1
+        if self.left < 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return int(500e3 * 0.02 * (time.perf_counter() // 0.02))
+
+
+@pytest.fixture
+def stepping(monkeypatch):
+    """Return a function that lets the counter be such a one, and measures calls of 1 ms."""
+    monkeypatch.setattr(nvml, "is_mig", lambda device: False)
+
+    def measure(counter):
+        monkeypatch.setattr(nvml, "energy_mj", counter)
+        plan = {"windows": 4, "window_steps": 5, "settle_s": 0.1, "max_s": 2.0}
+        return energy_windows(lambda: time.sleep(0.001), EnergyCounter(DEVICE), 0.02, **plan)
+
+    return measure
+
+
+def test_a_thread_sees_the_steps_while_calls_are_made(stepping):
+    windows = stepping(Stepping())
+    assert len(windows) == 4
+    section = energy_section(windows)
+    assert section.watts == pytest.approx(500, rel=0.2)
+    assert not [thread for thread in threading.enumerate() if thread.name == "energy-counter"]
+
+
+@pytest.mark.parametrize("readings", [3, 100])
+def test_what_the_thread_cannot_read_ends_the_measurement(stepping, readings):
+    with pytest.raises(NoEnergy, match="cannot be read"):
+        stepping(Stepping(readings))
+    assert not [thread for thread in threading.enumerate() if thread.name == "energy-counter"]
 
 
 def test_power_that_differs_between_windows_widens_the_interval(gpu):  # noqa: F811
     watts = iter(int(500 + 40 * (number // 60 % 5)) for number in range(10**6))
-    _, windows = measured_on(lambda poll: gpu.call(0.01, next(watts))(poll))
+    _, windows = measured_on(lambda: gpu.call(0.01, next(watts))())
     low, high = energy_section(windows).joules_per_call_ci95
     assert high - low > 0.2
 

@@ -42,6 +42,7 @@ def test_a_row_for_each_cell_whose_energy_is_known(data):
     assert [record.variant for record in table.rows] == ["baseline", "cuda_graph"]
     text = render_console(data)
     assert "1.250 [1.240, 1.260]" in text
+    assert "[0.6600, 0.6600]" in text, "above idle, of windows that are alike"
     assert "Energy of world_model.compile is not known: the driver has no energy counter for this GPU." in text
     assert "600" in text
     assert "118" in text
