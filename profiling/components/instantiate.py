@@ -63,9 +63,28 @@ def explained(node: Mapping[str, Any], where: str) -> Iterator[None]:
             raise cause from None
         if isinstance(cause, ModuleNotFoundError) and cause.name in OPTIONAL_PACKAGES:
             raise MissingExtraError(install_hint(cause.name)) from error
-        target = str(node.get("_target_"))
+        where, target = next(_not_found(node, where), (where, str(node.get("_target_"))))
         detail = missing_name(target) or reason_of(cause)
         raise InputError(f"{where}: {target}: {detail}") from error
+
+
+def _nested(node: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield each node with a `_target_` that is a value of this one, or in a list that is, and its place."""
+    if node.get("_recursive_", True):
+        for name, value in node.items():
+            for place, inner in enumerate(value) if isinstance(value, list) else [("", value)]:
+                if isinstance(inner, Mapping) and "_target_" in inner:
+                    yield inner, f"{where}.{name}" + f"[{place}]" * isinstance(value, list)
+
+
+def _not_found(node: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
+    """Yield the place and the `_target_` of each node that cannot be imported, the inner ones first."""
+    for inner, place in _nested(node, where):
+        yield from _not_found(inner, place)
+    try:
+        get_object(node["_target_"])
+    except (Exception, SystemExit):
+        yield where, str(node["_target_"])
 
 
 def is_device_failure(error: BaseException) -> bool:
@@ -91,10 +110,9 @@ def check_options(node: Mapping[str, Any], where: str, given: Collection[str] = 
         InputError: the target takes no such option, or one has another type.
 
     """
-    for name, value in node.items():
-        for place, inner in enumerate(value) if isinstance(value, list) else [("", value)]:
-            if isinstance(inner, Mapping) and "_target_" in inner and node.get("_recursive_", True):
-                check_options(inner, f"{where}.{name}" + f"[{place}]" * isinstance(value, list))
+    for inner, place in _nested(node, where):
+        check_options(inner, place)
+        _check_given(inner, place)
     try:
         target = get_object(node["_target_"])
     except (Exception, SystemExit):  # `instantiate` explains a target that does not exist
@@ -127,6 +145,22 @@ def _check_names(node: Mapping[str, Any], target: Any, where: str, given: Collec
             takes = f"It takes {', '.join(offered)}." if offered else "It takes none."
             near = did_you_mean(str(name), offered)
             raise InputError(f"{where}.{name}: {node['_target_']} has no option {name!r}.{near} {takes}")
+
+
+def _check_given(node: Mapping[str, Any], where: str) -> None:
+    """Check that a nested node, which is called with its keys alone, has those that its target needs."""
+    if node.get("_partial_") or "_args_" in node:
+        return
+    try:
+        parameters = _parameters(get_object(node["_target_"]), True)
+    except (Exception, SystemExit):  # it does not exist, or does not say
+        return
+    required = (p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    for name in required:
+        if name not in node:
+            raise InputError(
+                f"{where}: {node['_target_']} needs {name}. Give it, or write _partial_: true if it is called later."
+            )
 
 
 def accepted_names(target: Callable[..., Any]) -> tuple[str, ...] | None:

@@ -68,7 +68,7 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space]:
     space = space.only(name for name in space.steps if name not in left_out)
     if not space.steps:
         name, reason = next(iter(left_out.items()))
-        raise InputError(f"no step is left to search: {name}: {reason}.")
+        raise InputError(f"no step is left to search: {name}: {reason}{'.' * (not reason.endswith('?'))}")
     for name, wrong in (("isolation=none", config.isolation == "none"), ("check=true", config.settings.check)):
         if wrong:
             raise InputError(f"{name}: a search times recipes in processes of their own. Leave it out.")
@@ -115,14 +115,12 @@ def finished(run: Run, space: Space) -> int:
         (run.folder / own).parent.mkdir(exist_ok=True)
         node = {best.component: run.config.source["component"][best.component]}
         write_text(run.folder / own, yaml.safe_dump(node, sort_keys=False))
+    if best.variant == BASELINE:
+        run.progress.say(f"no recipe is known to be faster than eager, so {path} is eager.")
+        return 0
     words = ["-m", "profiling.generic_forward", f"--config-dir={run.folder}"]
     words += [f"component=[{best.component}]", f"variant=[{BASELINE},{TUNED}]"]
-    won = (
-        "cannot tell whether a recipe is faster than eager"
-        if best.variant == BASELINE
-        else f"the winner is {best.variant}"
-    )
-    run.progress.say(f"{won}: {path}. To use it:\n  {command(*words)}")
+    run.progress.say(f"the winner is {best.variant}: {path}. To use it:\n  {command(*words)}")
     return 0
 
 

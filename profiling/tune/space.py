@@ -59,7 +59,7 @@ class Space:
         """Read the config group `step`.
 
         Raises:
-            InputError: no steps, an empty step, one that needs an unknown step, or `max_rel_l2` out of range.
+            InputError: no steps, an empty step, steps that need each other, or `max_rel_l2` out of range.
 
         """
         if not isinstance(nodes, Mapping) or not nodes:
@@ -72,6 +72,11 @@ class Space:
             if not (step.transforms or step.compiler or step.capture):
                 raise InputError(f"step.{name} changes nothing. Give it transforms, a compiler or a capture.")
             check_number(f"step.{name}.seconds", step.seconds, least=0)
+            needed = [name]
+            while (next_ := next((each for each in steps[needed[-1]].needs if each in steps), None)) is not None:
+                needed.append(next_)
+                if next_ in needed[:-1]:
+                    raise InputError(f"step.{name}.needs: {' needs '.join(needed)}. Take one of these needs out.")
         if max_rel_l2 is not None:
             check_number("max_rel_l2", max_rel_l2, above=0)
         return cls(steps, max_rel_l2)  # pyright: ignore[reportArgumentType] - a number, as checked
@@ -84,7 +89,7 @@ class Space:
                 reasons[name] = "changes the result by design; max_rel_l2=0.03, for example, accepts such an error"
             elif step.needs and not self.steps.keys() & set(step.needs):
                 near = did_you_mean(step.needs[0], [each for each in self.steps if each != name])
-                reasons[name] = f"needs {' or '.join(step.needs)}, which is not among the steps.{near}"
+                reasons[name] = f"needs {' or '.join(step.needs)}, which is not among the steps{'.' * bool(near)}{near}"
         return reasons
 
     def only(self, names: Iterable[str]) -> Space:

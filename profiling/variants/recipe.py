@@ -22,7 +22,7 @@ from torch import nn
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
 from profiling.components.trees import keyed_leaves
-from profiling.errors import DID_NOTHING, InputError, SkippedError, reason_of
+from profiling.errors import DID_NOTHING, InputError, SkippedError, printable, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache, preserved_state
@@ -189,8 +189,8 @@ class Recipe(Variant):
         ):
             if value is not None and not isinstance(value, kind):
                 raise InputError(
-                    f"{name}={value!r} is no {kind.__name__}. Give it a _target_, {example} for example, or write null "
-                    "for none."
+                    f"{name}={printable(repr(value), 100)} is no {kind.__name__}. Give it a _target_, {example} for "
+                    "example, or write null for none."
                 )
         if self.compiler is not None:
             misfit = self.compiler.misfit(self.transforms, self.capture)

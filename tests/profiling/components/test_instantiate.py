@@ -96,3 +96,23 @@ def test_a_function_of_any_options_gets_all_of_them():
     made = partial_of(node(anything, bach=2, _class_name="x"), "here", given=("generator",), positional=1)
     assert made(None, generator=1) == {"bach": 2, "_class_name": "x", "generator": 1}
     assert instantiate(node(explicit_behind_a_decorator, module=1, batch=2, extra=3), "here") == (3, 2)
+
+
+def _to_be_called(module, rank=2):
+    return module
+
+
+@pytest.mark.parametrize(
+    ("inner", "says"),
+    [
+        ({"_target_": f"{__name__}._to_be_calld"}, r"has no '_to_be_calld'. Did you mean '_to_be_called'"),
+        ({"_target_": f"{__name__}._to_be_called"}, "needs module. Give it, or write _partial_: true"),
+        ({"_target_": "nowhere.f"}, "nowhere.f: ModuleNotFoundError: No module named 'nowhere'"),
+    ],
+)
+def test_what_is_wrong_with_a_node_in_a_list_names_that_node(inner, says):
+    node = {"_target_": "profiling.variants.recipe.Recipe", "transforms": [{"_target_": "torch.nn.Identity"}, inner]}
+    with pytest.raises(InputError, match=rf"^variant.mine.transforms\[1\]: .*{says}"):
+        instantiate(node, "variant.mine")
+    node["transforms"][1] = {"_target_": f"{__name__}._to_be_called", "_partial_": True, "rank": 3}
+    assert instantiate(node, "variant.mine").transforms[1].keywords == {"rank": 3}

@@ -74,8 +74,44 @@ def test_an_inexact_step_needs_a_limit_which_becomes_the_tolerance():
         ({"a+b": {"capture": {"_target_": "c"}}}, "Rename the step"),
         ({"a": {"captures": {}}}, "step.a.captures is unknown"),
         ({"a": {"capture": {"_target_": "c"}, "seconds": -1}}, "step.a.seconds"),
+        ({"a": {"capture": {"_target_": "c"}, "needs": ["a"]}}, "a needs a. Take one"),
+        (
+            {name: {"capture": {"_target_": "c"}, "needs": [{"a": "b", "b": "a"}[name]]} for name in "ab"},
+            "a needs b needs a",
+        ),
     ],
 )
 def test_a_step_that_is_none_is_refused(nodes, says):
     with pytest.raises(InputError, match=says.replace("+", r"\+")):
         Space.read(nodes, None)
+
+
+def test_why_a_step_is_left_out_has_no_end_of_its_own():
+    nodes = {"option": {"compiler": {"options": {"freezing": True}}, "needs": ["compiler"]}}
+    assert Space.read(nodes, None).excluded() == {"option": "needs compiler, which is not among the steps"}
+    near = {**nodes, "compile": {"compiler": {"_target_": "c"}}}
+    assert Space.read(near, None).excluded()["option"].endswith("among the steps. Did you mean 'compile'?")
+
+
+def test_seconds_are_scaled_by_what_was_measured_for_the_step_or_its_kind():
+    space = space_of(
+        "a",
+        "b",
+        "slow",
+        "slower",
+        **{
+            "a": {"seconds": 2.0},
+            "b": {"seconds": 1.0},
+            "slow": {"compiler": {"_target_": "c"}, "seconds": 30.0},
+            "slower": {"compiler": {"options": {"x": 1}}, "seconds": 60.0},
+        },
+    )
+    both = frozenset({"a", "slow"})
+    assert space.seconds(both, {}) == 32.0
+    assert space.seconds(both, {}, 0.25) == 8.0
+    assert space.seconds(both, {frozenset("a"): 1.0}, 0.25) == 1.0 + 7.5, (
+        "what a transform takes says nothing of compilers"
+    )
+    measured = {both: 16.0}
+    assert space.seconds(frozenset({"slow", "slower"}), measured) == 45.0
+    assert space.seconds(frozenset("b"), measured) == 0.5
