@@ -12,7 +12,7 @@ from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, link_to, name_of, row_name, wrong_because
 from profiling.report.table import Column, Table
-from profiling.results.judgement import correct_baseline, fastest_correct
+from profiling.results.judgement import correct_baseline, fastest_correct, lost
 from profiling.results.record import KernelFinding, NextStep, Record, RooflinePart
 
 #: Title of the table of what bounds each cell.
@@ -166,7 +166,7 @@ def _no_help(call: Judged, other: Record) -> str:
 
 
 def bound_line(record: Record, group: Sequence[Record]) -> str:
-    """Return in two sentences what bounds a correct record, and what is next; empty if unknown."""
+    """Return in short sentences what bounds a correct record, the doubt about it, and what is next; or ""."""
     call, roofline = deciding(record), record.roofline
     if call is None or roofline is None or not record.is_correct:
         return ""
@@ -184,7 +184,10 @@ def bound_line(record: Record, group: Sequence[Record]) -> str:
     if bound and (reasons := _reasons(call)):
         sentence += f": {reasons}"
     step = next_step(record, group)[1]
-    sentences = [sentence[:1].upper() + sentence[1:], f"Next: {step}{_outcome(call, group)}" if step else ""]
+    taken = lost(record) if bound else None
+    doubt = f"{taken.words}, which may be the reason" if taken is not None and taken.disturbs else ""
+    next_words = f"Next: {step}{_outcome(call, group)}" if step else ""
+    sentences = [each[:1].upper() + each[1:] for each in (sentence, doubt, next_words)]
     line = ". ".join(filter(None, sentences))
     return printable(f"{line}.") if line else ""
 

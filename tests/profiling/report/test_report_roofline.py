@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hand_traced import trace
-from report_records import build, build_loop, frame_loop, rows, run_data, titled
+from report_records import build, build_loop, clocks, frame_loop, rows, run_data, titled
 
 from profiling.report.answer import answer_section, notes_section
 from profiling.report.heading import ceilings_line
@@ -59,6 +59,13 @@ def test_a_line_gives_the_number_the_reason_and_the_next_step() -> None:
     )
     section = roofline_section(run_data(EAGER, GRAPH))
     assert [line.partition(":")[0] for line in section.lines] == ["world_model.cuda_graph", "world_model.baseline"]
+
+
+def test_what_bounds_a_disturbed_call_may_be_the_other_processes() -> None:
+    conditions = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True, "cpu_lost_share": 0.6}
+    busy = build("baseline", 28.7, roofline=roofline(), metrics=clocks(28.7) | {"latency": conditions})
+    doubt = "1234 launches. Other processes took 60% of the CPU, which may be the reason. Next: "
+    assert doubt in bound_line(busy, [busy])
 
 
 def test_the_next_step_carries_its_prediction_where_nobody_tried_it() -> None:
