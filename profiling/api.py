@@ -177,7 +177,8 @@ def prepare(
     try:
         return PreparedStep(module, inputs, chosen, subject.device, autocast=autocast, clone=clone, package=file)
     except SkippedError as error:  # a cell of a run would be skipped
-        raise InputError(f"this variant does not apply to the module: {error}. Try variant='baseline'.") from error
+        why = str(error).rstrip(".")
+        raise InputError(f"this variant does not apply to the module: {why}. Try variant='baseline'.") from error
 
 
 def _package_path(path: Path, variant: Variant) -> Path:

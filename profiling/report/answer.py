@@ -356,6 +356,9 @@ def _first_outputs(answers: Sequence[Answer]) -> Iterator[str]:
         if answer.fastest is not None and starts is not None:
             warm = "" if starts.warm is None else f", {significant(starts.warm.seconds, 3)} s with a filled one"
             cold = f"{significant(starts.cold.seconds, 3)} s with an empty compiler cache"
+            if packages := [each for step in answer.fastest.recipe or () for each in step.packages or ()]:
+                load = significant(sum(each.load_s for each in packages), 2)
+                warm = f", in which it makes its package; an application only loads that, in {load} s"
             yield f"From the start of a process to its first output, {name_of(answer.fastest)}: {cold}{warm}."
 
 

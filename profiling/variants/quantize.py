@@ -27,6 +27,7 @@ from profiling.errors import (
     MissingExtraError,
     check_choice,
     check_number,
+    command,
     missing_package,
     reason_of,
 )
@@ -166,20 +167,27 @@ class Quantize(Transform):
         """Return the function that quantises the weight of a linear layer in place.
 
         Raises:
-            InputError: torchao's config takes no such option.
+            InputError: torchao's config takes no such option, or torchao cannot be imported or lacks the config.
             MissingExtraError: torchao is not installed.
 
         """
         missing = missing_package("torchao")
         if missing is not None:
             raise MissingExtraError(missing)
-        from torchao import quantization  # pyright: ignore[reportMissingImports]
+        try:
+            from torchao import quantization  # pyright: ignore[reportMissingImports]
 
+            make = getattr(quantization, self.config)
+        except Exception as error:  # it needs another torch, or a library that is missing
+            update = command("-m", "pip", "install", "--upgrade", "torchao")
+            raise InputError(
+                f"the installed torchao cannot be used ({reason_of(error)}). To update it: {update}"
+            ) from error
         options = {**CONFIGS[self.config].options, **self.options}
         if self.granularity is not None:
             options["granularity"] = getattr(quantization, self.granularity)()
         try:
-            config = getattr(quantization, self.config)(**options)
+            config = make(**options)
         except (TypeError, ValueError, AssertionError) as error:
             raise InputError(f"options={dict(self.options)}: torchao's {self.config}: {reason_of(error)}.") from error
         return lambda layer: quantization.quantize_(layer, config, filter_fn=lambda *_: True)

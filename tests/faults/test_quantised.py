@@ -1,5 +1,6 @@
 """Faults of quantised variants: a variant that would do nothing claims no speed."""
 
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -65,6 +66,29 @@ def test_a_folder_named_like_an_extra_is_no_package(monkeypatch, tmp_path):
     reason = Quantize(config=INT8).unavailable(torch.device("cpu"))
     assert reason is not None
     assert reason.startswith("torchao is not installed.")
+
+
+@pytest.mark.fault(
+    "torchao cannot be imported, or is so old that it lacks the config",
+    happens="the row has failed: the reason, and the command that updates torchao",
+    kept="the other rows",
+)
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [("raise ImportError('libcudart.so.13')", "ImportError: libcudart.so.13"), ("", "no attribute 'Int8WeightOnly")],
+)
+def test_a_torchao_that_does_not_fit(code, says, net, monkeypatch, tmp_path):
+    folder = tmp_path / "torchao" / "quantization"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchao"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(InputError, match=rf"torchao cannot be used \(.*{says}.*To update it: .*--upgrade torchao"):
+        Recipe(transforms=[Quantize(config=INT8)])(net, tmp_path)
+    for name in ("torchao", "torchao.quantization"):
+        sys.modules.pop(name, None)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from profiling.report.run_data import RunData
 from profiling.report.shape_sweep import total_seconds
 from profiling.report.starts import starts_section
 from profiling.results.environment import Environment
-from profiling.results.record import Calls, CallsPoint, Metrics, Prepare, Start, Starts
+from profiling.results.record import Calls, CallsPoint, Metrics, Package, Prepare, RecipeStep, Start, Starts
 from profiling.run.rounds import break_even_calls
 
 COLD = Prepare(seconds=40.0, graphs=1, cache="cold", phases={"inductor": 30.0, "dynamo": 5.0})
@@ -48,6 +48,17 @@ def test_starts_are_seconds_to_the_first_output(tmp_path):
     assert "12.0" in row
     assert STARTS.cold.unaccounted == 5.0
     assert "unaccounted" in render_markdown(data)
+
+
+def test_the_start_that_makes_a_package_is_not_said_to_be_that_of_an_application(tmp_path):
+    package = Package(file="kernels/a.pt2", bytes=9, export_s=4.0, compile_s=30.0, load_s=0.02)
+    recipe = (RecipeStep(kind="compiler", name="AOTInductor", seconds=34.0, packages=(package,)),)
+    starts = Starts(cold=Start(seconds=36.0))
+    text = " ".join(render_console(run_data(tmp_path, record("aot", 1.0, starts=starts, recipe=recipe))).split())
+    assert (
+        "36.0 s with an empty compiler cache, in which it makes its package; an application only loads that, in 0.02"
+        in text
+    )
 
 
 def test_what_pays_off_is_counted_from_an_empty_cache():
