@@ -10,6 +10,7 @@ from profiling.compare.cells import CellComparison, confidence_level, verdict_on
 from profiling.compare.loaded_run import LoadedRun
 from profiling.report.energy import joules_per_frame
 from profiling.report.format import Value, estimate
+from profiling.report.page import Section
 from profiling.report.table import Column, Table
 from profiling.results.record import Energy
 from profiling.results.stats import ratio_of_totals
@@ -33,16 +34,20 @@ class EnergyComparison:
     b: Value | None = None
     ratio: float | None = None
     interval: tuple[float, float] | None = None  # of the ratio, at the level of all cells together
+    job: str = ""  # of two sweeps: the swept overrides of the runs that hold the cell
 
 
 def compare_energy(
-    a: LoadedRun, b: LoadedRun, cells: Sequence[CellComparison], threshold: float
+    a: LoadedRun, b: LoadedRun, cells: Sequence[CellComparison], threshold: float, compared: int | None = None
 ) -> tuple[EnergyComparison, ...]:
-    """Compare the cells whose times were compared and whose energy either run asked for, as `compare_cells` does."""
-    compared = [cell.cell for cell in cells if cell.verdict != "not compared"]
-    pairs = {name: (a.records[name], b.records[name]) for name in compared}
+    """Compare the cells whose times were compared and whose energy either run asked for, as `compare_cells` does.
+
+    Intervals are widened for the `compared` cells of all runs, of which these are some.
+    """
+    names = [cell.cell for cell in cells if cell.verdict != "not compared"]
+    pairs = {name: (a.records[name], b.records[name]) for name in names}
     pairs = {name: pair for name, pair in pairs.items() if all(record.energy is not None for record in pair)}
-    level = confidence_level(len(pairs))
+    level = confidence_level(compared or len(pairs))
     comparisons = []
     for name, (one, two) in pairs.items():
         assert one.energy is not None
@@ -65,11 +70,25 @@ def _judged(cell: EnergyComparison, a: Energy, b: Energy, threshold: float, leve
     return EnergyComparison(*names, known, "; ".join(reasons), cell.a, cell.b, ratio, interval)
 
 
-def energy_table(comparisons: Sequence[EnergyComparison]) -> Table[EnergyComparison]:
-    """Return the table of the comparisons; false where no cell of both runs has an energy."""
+def energy_section(comparisons: Sequence[EnergyComparison], threshold: float, compared: int | None = None) -> Section:
+    """Return the table of the comparisons and how to read it; false where no run asked for the energy of a cell."""
+    if not comparisons:
+        return Section("energy", "Energy")
+    level = f"{100 * confidence_level(compared or len(comparisons)):.4g}%"
+    legend = [
+        f"J/frame: energy of the GPU by its counter. B / A: below 1, B takes less; its {level} interval is that of the "
+        "windows of either run, and contains neither drift between the runs nor the difference of two GPUs.",
+        f"less, more, same: as faster, slower and same, with 1 ± {max(LEAST_SHARE, threshold):g}. The exit code does "
+        "not depend on it.",
+    ]
+    return Section("energy", "Energy", tables=(_table(comparisons),), legend=legend)
+
+
+def _table(comparisons: Sequence[EnergyComparison]) -> Table[EnergyComparison]:
     stated = dict.fromkeys(each.reason for each in comparisons if each.reason)
     marks = {reason: f"({number})" for number, reason in enumerate(stated, 1)}
     columns = (
+        Column[EnergyComparison]("job", lambda each: each.job or None, wrap=30),
         Column[EnergyComparison]("component", lambda each: each.component),
         Column[EnergyComparison]("variant", lambda each: each.variant),
         Column[EnergyComparison]("A J/frame", lambda each: each.a, "number"),

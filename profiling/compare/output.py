@@ -20,7 +20,7 @@ from profiling.compare.cells import (
 )
 from profiling.compare.command import paragraph, section_text
 from profiling.compare.differences import CellChanges, Difference, cell_changes, run_differences, unknown_differences
-from profiling.compare.energy import LEAST_SHARE, EnergyComparison, compare_energy, energy_table
+from profiling.compare.energy import EnergyComparison, compare_energy, energy_section
 from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import LONGEST_COMMAND, printable
 from profiling.report import charts
@@ -117,7 +117,7 @@ def _sections(comparison: Comparison) -> list[Section]:
             charts=(ratio_chart(verdicts, threshold),),
             legend=legend(verdicts, threshold),
         ),
-        Section("energy", "Energy", tables=(energy_table(comparison.energy),), legend=_energy_legend(comparison)),
+        energy_section(comparison.energy, threshold),
         Section("changes", "What else changed", tables=changes, legend=_unmeasured(comparison)),
         Section("commands", "Commands of the runs", text=commands, depth="page"),
     ]
@@ -200,19 +200,6 @@ def legend(cells: Sequence[CellComparison], threshold: float) -> list[str]:
     if min(cell.rounds for cell in compared) == 1:
         lines.append("One round per run: the intervals do not contain drift of the machine. Run both with rounds=5.")
     return lines
-
-
-def _energy_legend(comparison: Comparison) -> list[str]:
-    """Return how to read the energies; empty where there are none."""
-    if not comparison.energy:
-        return []
-    level = f"{100 * confidence_level(len(comparison.energy)):.4g}%"
-    return [
-        f"J/frame: energy of the GPU by its counter. B / A: below 1, B takes less; its {level} interval is that of the "
-        "windows of either run, and contains neither drift between the runs nor the difference of two GPUs.",
-        f"less, more, same: as faster, slower and same, with 1 ± {max(LEAST_SHARE, comparison.threshold):g}. The exit "
-        "code does not depend on it.",
-    ]
 
 
 def _unmeasured(comparison: Comparison) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from profiling.compare.cells import CellComparison, compare_cells, count_compared, exit_code
 from profiling.compare.command import paragraph, section_text
 from profiling.compare.differences import Difference, run_differences
+from profiling.compare.energy import EnergyComparison, compare_energy, energy_section
 from profiling.compare.loaded_run import LoadedRun, read_run
 from profiling.compare.output import cells_table, conclusion, legend, ratio_chart
 from profiling.errors import InputError, command, printable
@@ -57,12 +58,17 @@ class SweepComparison:
     @cached_property
     def cells(self) -> tuple[CellComparison, ...]:
         """The verdict on each cell of each job, in the order of A."""
-        return tuple(cell for _, cells in self._judged for cell in cells)
+        return tuple(cell for _, cells, _ in self._judged for cell in cells)
+
+    @cached_property
+    def energy(self) -> tuple[EnergyComparison, ...]:
+        """The energy of each cell of each job that was compared, where both runs asked for it."""
+        return tuple(each for *_, energies in self._judged for each in energies)
 
     @cached_property
     def differences(self) -> tuple[tuple[Difference, int], ...]:
         """What differs between the environments and options of matched runs, and in how many pairs."""
-        numbers = Counter(difference for differences, _ in self._judged for difference in differences)
+        numbers = Counter(difference for differences, *_ in self._judged for difference in differences)
         return tuple(numbers.most_common())
 
     @cached_property
@@ -90,17 +96,25 @@ class SweepComparison:
         return {name: (a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))}
 
     @cached_property
-    def _judged(self) -> tuple[tuple[tuple[Difference, ...], tuple[CellComparison, ...]], ...]:
+    def compared(self) -> int:
+        """How many cells of all jobs are compared."""
+        return sum(count_compared(*runs) for _, runs in self._loaded() if isinstance(runs, tuple))
+
+    @cached_property
+    def _judged(
+        self,
+    ) -> tuple[tuple[tuple[Difference, ...], tuple[CellComparison, ...], tuple[EnergyComparison, ...]], ...]:
         # Runs are read twice, since the interval of each cell depends on how many there are, and all do not fit.
-        compared = sum(count_compared(*runs) for _, runs in self._loaded() if isinstance(runs, tuple))
         judged = []
         for job, runs in self._loaded():
             if isinstance(runs, CellComparison):
-                judged.append(((), (replace(runs, job=job),)))
+                judged.append(((), (replace(runs, job=job),), ()))
                 continue
-            cells = compare_cells(*runs, self.threshold, compared)
+            cells = compare_cells(*runs, self.threshold, self.compared)
+            energies = compare_energy(*runs, cells, self.threshold, self.compared)
             differences = tuple(each for each in run_differences(*runs) if each.name not in self.keys)
-            judged.append((differences, tuple(replace(cell, job=job) for cell in cells)))
+            named = tuple(replace(cell, job=job) for cell in cells)
+            judged.append((differences, named, tuple(replace(each, job=job) for each in energies)))
         return tuple(judged)
 
     def _loaded(self) -> Iterator[tuple[str, tuple[LoadedRun, LoadedRun] | CellComparison]]:
@@ -183,9 +197,13 @@ def _sections(comparison: SweepComparison, most: int) -> list[Section]:
         cells = tuple(sorted(cells, key=lambda cell: _FIRST.index(cell.verdict)))[:most]
         left = f"The first {most:,} of {len(comparison.cells):,} cells, the slower ones first."
     table = cells_table(cells)
+    energy = energy_section(comparison.energy[:most], comparison.threshold, comparison.compared)
+    if len(comparison.energy) > most:
+        energy = replace(energy, lines=(f"The first {most:,} of {len(comparison.energy):,} cells.",))
     lines = [left] if left else []
     charts = (ratio_chart(cells, comparison.threshold),)
     return [
         Section("differences", "Differences", tables=(differences,)),
         Section("cells", "Cells", lines, legend(comparison.cells, comparison.threshold), (table,), charts),
+        energy,
     ]

@@ -5,8 +5,11 @@ import pytest
 from planted_runs import cell, noisy, write_run
 
 from profiling.compare import output
+from profiling.compare.__main__ import main
 from profiling.compare.loaded_run import read_run
+from profiling.compare.sweeps import SweepComparison
 from profiling.results.energy import Energy, EnergyWindow, energy_section
+from profiling.results.sweep import Sweep, SweepJob, write_sweep
 
 
 def energy_of(joules, *, windows=8, spread=0.005, seed=0):
@@ -64,3 +67,25 @@ def test_a_run_without_energy_is_not_mentioned(tmp_path):
     comparison = compared(tmp_path, energy_of(1.0), None)
     assert comparison.energy == ()
     assert "Energy" not in output.comparison_text(comparison, as_markdown=True)
+
+
+def test_the_energy_of_two_sweeps_is_compared_job_by_job(tmp_path, capsys):
+    for name, factor in (("a", 1.0), ("b", 1.3)):
+        folder, jobs = tmp_path / name, []
+        folder.mkdir()
+        for number, dtype in enumerate(("bfloat16", "float16")):
+            jobs.append(SweepJob(number=number, folder=str(number), overrides=(f"dtype={dtype}",)))
+            energy = energy_of(factor if number else 1.0, seed=number)
+            write_run(folder / str(number), cell("cuda_graph", noisy(5.0, seed=number), energy=energy))
+        write_sweep(folder, Sweep(target="generic_forward", launcher="local", began="", argv=(), jobs=tuple(jobs)))
+    comparison = SweepComparison(tmp_path / "a", tmp_path / "b", 0.02)
+    assert [(each.job, each.verdict) for each in comparison.energy] == [
+        ("dtype=bfloat16", "same"),
+        ("dtype=float16", "more"),
+    ]
+    (tmp_path / "pair").mkdir()
+    single = compared(tmp_path / "pair", energy_of(1.0, seed=1), energy_of(1.3, seed=1)).energy[0]
+    wide, narrow = (each.interval[1] - each.interval[0] for each in (comparison.energy[1], single))
+    assert wide > narrow, "widened for the cells of both jobs"
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert "Energy of a frame" in capsys.readouterr().out
