@@ -53,7 +53,7 @@ def test_starts_are_seconds_to_the_first_output(tmp_path):
 def test_the_start_that_makes_a_package_is_not_said_to_be_that_of_an_application(tmp_path):
     package = Package(file="kernels/a.pt2", bytes=9, export_s=4.0, compile_s=30.0, load_s=0.02)
     recipe = (RecipeStep(kind="compiler", name="AOTInductor", seconds=34.0, packages=(package,)),)
-    starts = Starts(cold=Start(seconds=36.0))
+    starts = Starts(cold=Start(seconds=36.0, phases={}))
     text = " ".join(render_console(run_data(tmp_path, record("aot", 1.0, starts=starts, recipe=recipe))).split())
     assert (
         "36.0 s with an empty compiler cache, in which it makes its package; an application only loads that, in 0.02"
