@@ -61,6 +61,7 @@ def profile(
     check_inputs: Mapping[str, Any] | None = None,
     name: str | None = None,
     frames_per_call: int = 1,
+    seconds: float | None = None,
     rounds: int = 1,
     ceilings: str = "auto",
     trace: bool = False,
@@ -89,6 +90,8 @@ def profile(
             another order; masks, sorted integers and plain values stay.
         name: of the component in the report; default: the module's class.
         frames_per_call: frames that a call makes.
+        seconds: at most, for timing a variant in turns with the baseline. Default: `max_seconds` of the metric latency
+            for each of the two.
         rounds: how many times variants are measured that do not take turns with the baseline.
         ceilings: "auto" measures what the device can do (some seconds, kept for a day); "off": there is no roofline.
         trace: add profiler traces and tables of operators.
@@ -120,7 +123,7 @@ def profile(
     progress = PlainProgress(Console(quiet=True)) if quiet else make_progress()
     with held.holding(subject) as key, _unchanged_process():
         cast = "module" if subject.cast else "none" if autocast is None else "autocast"
-        config = _config(component, key, cast, frames_per_call, settings, variants, metrics, rounds)
+        config = _config(component, key, cast, frames_per_call, settings, variants, metrics, rounds, seconds)
         run = Run(TARGET, config, folder, progress, shell_words(["python", *sys.argv]))
         try:
             run.execute()
@@ -202,6 +205,7 @@ def _config(
     variants: Chosen,
     metrics: Chosen,
     rounds: int,
+    seconds: float | None,
 ) -> RunConfig:
     spec = ComponentSpec(
         name=component,
@@ -221,6 +225,7 @@ def _config(
         resume=None,
         source={"component": {component: dataclasses.asdict(spec)}, **groups, **dataclasses.asdict(settings)},
         rounds=rounds,
+        seconds=seconds,
     )
 
 

@@ -52,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(
             name.lower(), metavar=name, help=f"{role}: its folder (or a sweep's), a file of records, or a revision"
         )
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what to measure of two revisions, and how")
+    parser.add_argument(
+        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="what to measure of two revisions, and how"
+    )
     parser.add_argument(
         "--threshold", metavar="FRACTION", type=float, default=0.02, help="largest change that is the same (0.02: 2%%)"
     )

@@ -157,6 +157,13 @@ def test_records_and_the_answer(result):
         result.best("net")
 
 
+def test_seconds_end_the_turns():
+    latency = Latency(interval=1e-6, max_iterations=10**6, warmup_min_iterations=1, warmup_max_seconds=0.2)
+    options = {**QUICK, "metrics": {"parity": Parity(), "latency": latency}}
+    run = profiling.profile(Net(), inputs(), {"baseline": Recipe(), "other": Recipe()}, seconds=0.5, **options)
+    assert {record.turns.stopped_by for record in run.records} == {"time"}
+
+
 def test_a_saved_result_is_a_run(result, tmp_path, capsys):
     result.save(tmp_path / "a")
     result.save(tmp_path / "a")
@@ -259,6 +266,7 @@ def given(**other):
         (given(device="cuda:99"), "device=cuda:99"),
         (given(fps=0), "fps=0 must be a number above 0"),
         (given(rounds=0), "rounds=0"),
+        (given(seconds=0), "seconds=0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
