@@ -117,6 +117,18 @@ class SkinnyLinear(nn.Module):
         """The weights [n, k] in the dtype of the activations, for code that reads `weight` of an `nn.Linear`."""
         return self.stored if self.scale is None else dequantise(self.stored, self.scale, self.dtype)
 
+    def fallback(self, x: Tensor) -> str | None:
+        """Return why PyTorch and not the kernel computes the product with `x` [..., in_features]; None: it does."""
+        if runs_in_kernel(x, self.stored, self.dtype, self.max_rows):
+            return None
+        if not x.is_cuda or not HAS_TRITON:
+            return "the kernel needs triton and a CUDA device"
+        if x.dtype not in _HALF:
+            return f"activations are {str(x.dtype).removeprefix('torch.')}, and the kernel takes float16 and bfloat16"
+        rows = x.numel() // x.shape[-1]
+        most = min(self.max_rows, MAX_ROWS)
+        return f"{rows} rows, and the kernel takes {most} at most" if rows > most else "the kernel refuses its form"
+
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""
         return few_rows_linear(x, self.stored, self.bias, self.scale, self.dtype, self.max_rows)

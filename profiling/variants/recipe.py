@@ -428,8 +428,9 @@ def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
         else:
             outcome = Outcome(transform(branch.module))
         choices = getattr(transform, "choices", None)
-        if choices is not None and not outcome.choices and isinstance(outcome.call, nn.Module):
-            outcome = replace(outcome, choices=tuple(_choices(choices(outcome.call), outcome.call)))
+        if choices is not None and not outcome.choices and isinstance(changed := outcome.call, nn.Module):
+            notes = (*outcome.notes, *_fallbacks(changed, branch.component))
+            outcome = replace(outcome, choices=tuple(_choices(choices(changed), changed)), notes=notes)
     except Exception as error:
         if isinstance(error, InputError | SkippedError) or is_device_failure(error):
             raise
@@ -444,6 +445,28 @@ def _choices(choices: Iterable[Any], module: nn.Module) -> Iterator[ModuleChoice
     for each in choices:
         now = None if each.left is not None else type(module.get_submodule(each.name)).__name__
         yield ModuleChoice(name=each.name, shape=tuple(each.shape), left=each.left, now=now)
+
+
+def _fallbacks(module: nn.Module, component: Component) -> Iterator[str]:
+    """Call the module; yield why layers with a method `fallback` do not compute their product in their own kernel."""
+    layers = [each for each in module.modules() if callable(getattr(each, "fallback", None))]
+    if not layers:
+        return
+    reasons: dict[int, str | None] = {}  # by the id of a layer that was called
+
+    def note(layer: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+        reasons[id(layer)] = reasons.get(id(layer)) or layer.fallback(*args, **inputs)
+
+    hooks = [each.register_forward_pre_hook(note, with_kwargs=True) for each in layers]
+    restore = component.keep_state()
+    try:
+        module(**component.inputs)
+    finally:
+        restore()
+        for hook in hooks:
+            hook.remove()
+    for reason, count in Counter(filter(None, reasons.values())).items():
+        yield f"{count} of {len(reasons)} replaced layers run without their kernel: {reason}"
 
 
 def _choices_section(choices: Sequence[ModuleChoice]) -> Choices:

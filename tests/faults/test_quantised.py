@@ -69,6 +69,22 @@ def test_a_folder_named_like_an_extra_is_no_package(monkeypatch, tmp_path):
 
 
 @pytest.mark.fault(
+    "layers with a kernel for few rows are called where it cannot run (a CPU, float32, more rows)",
+    happens="the step's remarks count the layers that PyTorch computes, with the reason",
+    kept="the row",
+)
+def test_a_kernel_that_cannot_run_is_not_silent(tmp_path):
+    x = torch.randn(2, 64)
+    module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval()
+    net = Component("net", module, {"input": x}, lambda _: {"input": x}, x.device, x.dtype, 1, "random")
+    with torch.inference_mode():
+        step = Recipe(transforms=[SkinnyLinears(weights="bf16")]).prepare(net, tmp_path)
+    says = "2 of 2 replaced layers run without their kernel: the kernel needs triton and a CUDA device"
+    assert step.recipe[0].notes == (says,)
+    assert not [each for each in net.module.modules() if each._forward_pre_hooks]
+
+
+@pytest.mark.fault(
     "torchao cannot be imported, or is so old that it lacks the config",
     happens="the row has failed: the reason, and the command that updates torchao",
     kept="the other rows",
