@@ -108,7 +108,7 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
         return Places(options.devices or 0, None, int(devices != {"cpu"}), None)
     address = next((each.partition("=")[2] for each in options.own if "ray.init.address=" in each), "local")
     if options.launcher == "ray" and address != "local":
-        return _places_of_cluster(address, options, needs_gpu=devices != {"cpu"})
+        return _places_of_cluster(address, options, devices=devices)
     gpus = () if devices == {"cpu"} else tuple(visible_gpus())
     if "cuda" in devices and not gpus:
         raise InputError(
@@ -170,11 +170,11 @@ print(json.dumps([node["Resources"] for node in ray.nodes() if node["Alive"]]))
 """
 
 
-def _places_of_cluster(address: str, options: SweepOptions, *, needs_gpu: bool) -> Places:
-    """Ask a running Ray cluster for its GPUs and CPUs.
+def _places_of_cluster(address: str, options: SweepOptions, devices: set[str]) -> Places:
+    """Ask a running Ray cluster for its GPUs and CPUs; `devices` are those that jobs name.
 
     Raises:
-        InputError: it does not answer within `ANSWER_SECONDS`, or has no node for a job.
+        InputError: it does not answer within `ANSWER_SECONDS`, or has no GPU and a job names one.
 
     """
     try:
@@ -190,7 +190,9 @@ def _places_of_cluster(address: str, options: SweepOptions, *, needs_gpu: bool) 
             "this machine."
         ) from None
     with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
-    if needs_gpu and with_gpu:
+    if "cuda" in devices and not with_gpu:
+        raise InputError(f"device=cuda: no node of the Ray cluster at {address} has a GPU. Write device=cpu.")
+    if devices != {"cpu"} and with_gpu:
         return Places(1, None, 1, min(max(1, int(node.get("CPU", 1) // node["GPU"])) for node in with_gpu))
     cpus = min((int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1), default=1)
     return Places(1, (), 0, max(1, cpus // (options.devices or 1)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from profiling.errors import InputError, printable
 from profiling.report.export import cell_rows
-from profiling.report.format import count_of, listed
+from profiling.report.format import count_of, listed, number_of
 from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.render import REPORT_FILE, console_text, markdown_text, write_files
 from profiling.report.run_data import load_run
@@ -84,7 +84,7 @@ def _as_json(data: SweepData) -> str:
             "fastest_correct": list(contest.fastest.recipe) if contest.fastest is not None else None,
             "is_ranked": contest.is_ranked,
             "job": contest.fastest.run.job.number if contest.fastest is not None else None,
-            "p50_ms": contest.fastest.record.median_ms if contest.fastest is not None else None,
+            "p50_ms": number_of(contest.best.p50) if contest.best is not None else None,
             "jobs": [cell.run.job.number for cell in contest.best.cells] if contest.best is not None else [],
             "p50_range_ms": list(contest.best.range_ms) if contest.best is not None else None,
             "roofline_share": contest.fastest.roofline_share if contest.fastest is not None else None,

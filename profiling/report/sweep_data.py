@@ -151,15 +151,16 @@ class Repeated:
 
     @property
     def p50(self) -> Estimate | float | None:
-        """The median of the median one in milliseconds, with the lowest and the highest; of one cell its own."""
-        return _over_jobs(self.middle.record.median_ms, self._medians)
+        """The median over the jobs in milliseconds, with the lowest and the highest; of one cell its own."""
+        return _over_jobs(median(self._medians), self._medians) if self._medians else None
 
     @property
     def spread(self) -> float | None:
-        """The highest median less the lowest, over that of the median one; None of one cell."""
-        middle = self.middle.record.median_ms
+        """The highest median less the lowest, over the median one; None of one cell."""
+        if len(self._medians) < 2:
+            return None
         low, high = self.range_ms
-        return (high - low) / middle if middle and len(self.cells) > 1 else None
+        return (high - low) / median(self._medians)
 
     @property
     def speedup(self) -> Estimate | float | None:
@@ -190,9 +191,9 @@ class Repeated:
         return [cell.record.median_ms for cell in self.cells if cell.record.median_ms is not None]
 
 
-def _over_jobs(middle: float | None, values: Sequence[float]) -> Estimate | float | None:
+def _over_jobs(middle: float, values: Sequence[float]) -> Estimate | float:
     """Return the number with the ends of its range; the bare number where these are equal."""
-    return middle if middle is None or min(values) == max(values) else Estimate(middle, min(values), max(values))
+    return middle if min(values) == max(values) else Estimate(middle, min(values), max(values))
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,8 @@ class Contest:
     def doubts(self) -> tuple[Doubt, ...]:
         """What stands against the claim, then the doubts of the run in which the fastest was measured."""
         if self.best is None:
-            return (Doubt("no variant is correct"),)
+            is_correct = any(cell.record.is_correct for cell in self.cells)
+            return (Doubt("no latency was measured" if is_correct else "no variant is correct"),)
         answer = self.best.middle.run.answers.get(self.component)
         differ = [self.best.doubt] if self.best.doubt is not None else []
         return (*self._objections, *differ, *(answer.doubts if answer is not None else ()))

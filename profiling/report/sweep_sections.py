@@ -48,7 +48,9 @@ _LEGEND = (
     "fastest correct: of all jobs with the same component and work, on one kind of device. Cells of two jobs are "
     "ranked only where they differ by more than two runs of equal code do."
 )
-_REPEATED = "Of several jobs that measured it: the median one, in brackets the lowest and the highest."
+_REPEATED = (
+    "Of several jobs that measured it: the median, in brackets the lowest and the highest; job: the one in the middle."
+)
 _ROOFLINE = "of roofline: the least time that the device's measured ceilings allow, over p50."
 _ACROSS = (
     "Times on different kinds of device are not ranked. of roofline compares how far each recipe is from what its "
@@ -444,13 +446,16 @@ def _speedup_of_best(row: Contest) -> Value | None:
 
 
 def _nothing_yet(data: SweepData) -> str:
-    is_over = all(run.job.state in ENDED for run in data.runs)
-    return "No job has measured a cell." if is_over else "No cell has ended yet."
+    if any(run.job.state not in ENDED for run in data.runs):
+        return "No cell has ended yet."
+    if any(run.job.state == "done" for run in data.runs):
+        return "No job has measured a time that can be compared. The report of each job shows what it measured."
+    return "No job has measured a cell."
 
 
 def _fastest(row: Contest) -> str:
     if row.fastest is None:
-        return "none"
+        return f"none: {row.doubts[0].mark}"
     variant = row.fastest.record.variant
     return variant if row.is_ranked else f"{CANNOT_TELL} ({variant})"
 

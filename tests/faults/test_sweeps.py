@@ -140,6 +140,17 @@ def test_no_gpu_to_hand_out(start, monkeypatch):
     assert "names no GPU" in err
 
 
+@fault("device=cuda on a Ray cluster without a GPU", f"{LINE}, before the first job")
+def test_a_cluster_without_a_gpu(start, monkeypatch):
+    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(launchers, "_check_own_keys", lambda options: None)  # they are those of the plugin
+    monkeypatch.setattr(launchers, "_ASK_RAY", "print('[{\"CPU\": 8.0}]')")
+    words = ("launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:1", "seed=0,1")
+    code, err = start("--multirun", *words, device="cuda")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "no node of the Ray cluster at 127.0.0.1:1 has a GPU" in err
+
+
 @fault("resume= of a sweep without --multirun", LINE, "the sweep")
 def test_a_run_that_resumes_a_sweep(start):
     start("--multirun", "seed=0")

@@ -337,6 +337,26 @@ def test_before_the_first_cell_has_ended(tmp_path: Path) -> None:
     folder = plant(tmp_path / "s", Job("seed=0", state="waiting"), Job("seed=1", state="waiting"))
     assert "No cell has ended yet." in write_sweep_report(folder)
     assert "No job has measured a cell." in write_sweep_report(plant(tmp_path / "t", Job("seed=0", state="failed")))
+    assert "No job has measured a time that can be compared." in write_sweep_report(
+        plant(tmp_path / "u", Job("seed=0"))
+    )
+
+
+def test_a_cell_without_a_time_is_not_called_wrong(tmp_path: Path) -> None:
+    untimed = [cell("net", "baseline", 8.0, metrics={})]
+    wrong = [cell("net", "baseline", 8.0, status="failed", reason="out of memory")]
+    for name, records, mark in (("a", untimed, "no latency was measured"), ("b", wrong, "no variant is correct")):
+        folder = plant(tmp_path / name, Job("seed=0", records))
+        assert [doubt.mark for doubt in contest(folder).doubts] == [mark]
+        assert [row["fastest correct"] for row in table(sections(folder)["best"], BEST)] == [f"none: {mark}"]
+
+
+def test_two_repetitions_have_the_median_between_them(tmp_path: Path) -> None:
+    folder = plant(
+        tmp_path / "s", *(Job(f"seed={i}", (cell("net", "baseline", ms),)) for i, ms in enumerate((8.0, 9.0)))
+    )
+    (row,) = table(sections(folder)["repeated"], REPEATED)
+    assert row["p50 ms"] == "8.500 [8.000, 9.000]"
 
 
 def test_charts_over_a_swept_number(grid: Path) -> None:
