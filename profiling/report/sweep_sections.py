@@ -194,9 +194,7 @@ def _repeated_section(data: SweepData) -> Section:
         Column[_Repeat]("conditions", lambda row: f"! {row[1].doubt.mark}" if row[1].doubt else None, "marks"),
     )
     shown, notes = _limited(rows, data)
-    legend = (
-        "The same component, work and recipe in several jobs: the median job, in brackets the lowest and the highest. "
-    )
+    legend = "The same component, work and recipe in several jobs: the median, in brackets the lowest and the highest. "
     legend += "range: the highest less the lowest, over the median."
     depth, title = _depth(rows), "Cells that several jobs measured"
     table = Table(title, columns, shown, [legend, *notes], keys=2 + len(works) + len(recipes), depth=depth)
