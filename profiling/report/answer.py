@@ -174,7 +174,7 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
     """Judge the records of one component by their median wall or frame time."""
     fastest = fastest_correct(group)
     if fastest is None:
-        nothing = "no latency was measured" if any(record.is_correct for record in group) else "no variant is correct"
+        nothing = "no latency was measured" if any(record.is_correct for record in group) else "no correct result"
         return Answer(component, tuple(group), None, False, (Doubt(nothing), *_not_ok(group)))
     others = [each for each in group if each.is_correct and each.median_ms is not None and each is not fastest]
     others.sort(key=lambda record: typical_ms(record) or 0.0)

@@ -239,7 +239,7 @@ class Contest:
         """What stands against the claim, then the doubts of the run in which the fastest was measured."""
         if self.best is None:
             is_correct = any(cell.record.is_correct for cell in self.cells)
-            return (Doubt("no latency was measured" if is_correct else "no variant is correct"),)
+            return (Doubt("no latency was measured" if is_correct else "no correct result"),)
         answer = self.best.middle.run.answers.get(self.component)
         differ = [self.best.doubt] if self.best.doubt is not None else []
         return (*self._objections, *differ, *(answer.doubts if answer is not None else ()))

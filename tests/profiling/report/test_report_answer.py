@@ -161,7 +161,7 @@ def test_nothing_correct_is_said(three: tuple[Record, ...]) -> None:
     wrong = build("baseline", 2.0, status="invalid", reason="recompiled")
     row = answer(wrong, three[2])
     assert (row["fastest correct"], row.get("speedup vs baseline", "–")) == ("none", "–")
-    assert row["conditions"] == "! no variant is correct, baseline invalid, cuda_graph failed"
+    assert row["conditions"] == "! no correct result, baseline invalid, cuda_graph failed"
     assert marks(build("baseline")) == ["no latency was measured"]
     assert marks(build("baseline", 28.7, parity=None)) == ["not checked"]
 
