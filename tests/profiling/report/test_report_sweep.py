@@ -345,7 +345,7 @@ def test_before_the_first_cell_has_ended(tmp_path: Path) -> None:
 def test_a_cell_without_a_time_is_not_called_wrong(tmp_path: Path) -> None:
     untimed = [cell("net", "baseline", 8.0, metrics={})]
     wrong = [cell("net", "baseline", 8.0, status="failed", reason="out of memory")]
-    for name, records, mark in (("a", untimed, "no latency was measured"), ("b", wrong, "no variant is correct")):
+    for name, records, mark in (("a", untimed, "no latency was measured"), ("b", wrong, "no correct result")):
         folder = plant(tmp_path / name, Job("seed=0", records))
         assert [doubt.mark for doubt in contest(folder).doubts] == [mark]
         assert [row["fastest correct"] for row in table(sections(folder)["best"], BEST)] == [f"none: {mark}"]
