@@ -397,7 +397,10 @@ class Search:
             if best:
                 self._time(list(self._alive), 4 * BLOCKS)
             while (rival := self._rival(best)) is not None and self.left > self._ending * (len(self._alive) + 1):
+                cell = self._alive[rival]
                 self._time([best, rival])  # until it is decided, or as many samples are taken as a cell may have
+                if cell.resident.stopped_by == "disturbed":
+                    break  # more turns beside other processes tell nothing
 
     def _rival(self, best: Chosen) -> Chosen | None:
         """Return the fastest waiting recipe of which more turns could tell whether it is faster than `best`."""

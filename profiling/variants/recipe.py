@@ -162,8 +162,8 @@ class Recipe(Variant):
     """Transform the module, compile it, capture it. Without any of these, it is eager PyTorch.
 
     Raises:
-        InputError: a transform cannot be called, a compiler or capture has another type, or steps cannot be
-        combined.
+        InputError: a transform cannot be called, a compiler or capture has another type, steps cannot be combined, or
+        the tolerance is below 0 or infinite.
 
     """
 
@@ -175,6 +175,7 @@ class Recipe(Variant):
 
     def __post_init__(self) -> None:
         """Check the steps before any module is built."""
+        super().__post_init__()
         if not isinstance(self.transforms, list | tuple):
             raise InputError(f"transforms={self.transforms!r} is no list. Write [] for none.")
         for number, each in enumerate(self.transforms):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
+from profiling.errors import check_number
 from profiling.results.record import RecipeStep
 
 
@@ -68,9 +69,18 @@ class Variant(ABC):
 
     `tolerance` replaces the default parity tolerance (relative L2 error, no unit) where the variant is inexact by
     design, a quantised one for example.
+
+    Raises:
+        InputError: the tolerance is no finite number of at least 0.
+
     """
 
     tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the tolerance before anything is compiled: one below 0 fails every output, infinity accepts any."""
+        if self.tolerance is not None:
+            check_number("tolerance", self.tolerance, least=0)
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return why this variant cannot run on `device` (its cells are then skipped), or None."""

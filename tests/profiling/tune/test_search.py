@@ -103,6 +103,15 @@ def test_what_is_left_of_the_budget_tells_the_first_two_apart(noise, is_close, t
     assert len(records["slower"].turns.windows) < 50
 
 
+def test_beside_other_processes_the_rest_of_the_budget_is_not_spent(tmp_path, monkeypatch):
+    monkeypatch.setattr("profiling.results.judgement.CPU_PROCESS_SHARE", 0.007)
+    busy = {"prepare_s": 3.0, "noise": 1.0, "lost": lambda _: 0.5}
+    plans = {"baseline": Plan(10.0, **busy), "half": Plan(9.99, **busy), "third": Plan(9.98, **busy)}
+    space = space_of("half", "third", half={"group": "g"}, third={"group": "g"})
+    _, _, took = searched(monkeypatch, tmp_path / "run", space, cells_of(**plans), budget=600.0)
+    assert took < 100.0
+
+
 def test_a_step_that_contributes_nothing_is_not_in_the_winner(tmp_path, monkeypatch):
     """Times of equal code differ by up to 12% on a CPU, so that a gain of 2% is none."""
     cells = cells_of({"half": 0.5, "nothing": 0.98})

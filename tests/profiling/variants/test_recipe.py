@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -549,6 +550,8 @@ def test_the_rest_is_compiled_around_blocks_only():
         ({"capture": Inductor()}, "is no CudaGraph"),
         ({"transforms": ["drop"]}, r"transforms\.0='drop' cannot be called"),
         ({"transforms": [ChannelsLast]}, "cannot be called"),
+        ({"tolerance": -1.0}, "tolerance=-1.0 must be a finite number, at least 0"),
+        ({"tolerance": math.inf}, "tolerance=inf must be a finite number"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, says):
