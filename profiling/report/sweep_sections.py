@@ -218,11 +218,11 @@ def _jobs_section(data: SweepData) -> Section:
         Column[SweptRun]("host", lambda row: row.job.host),
         Column[SweptRun]("device", lambda row: row.job.device or row.device),
         Column[SweptRun]("tries", lambda row: row.job.tries or None, "count"),
-        Column[SweptRun]("minutes", lambda row: _minutes(row), "number"),
+        Column[SweptRun]("took", lambda row: _seconds(row), "s"),
     )
     rest = tuple(run for run in data.runs if run not in unusual) if len(unusual) < len(data.runs) else ()
     tables = []
-    for title, runs in (("Jobs that are not done", unusual), ("Other jobs", rest)):
+    for title, runs in (("Jobs that are not done", unusual), ("Other jobs" if unusual else "Jobs", rest)):
         shown, notes = _limited(runs, data)
         depth = _depth(unusual) if runs is unusual else "page"
         tables.append(Table(title, columns, shown, notes, keys=1, depth=depth))
@@ -529,9 +529,9 @@ def _range(values: Iterable[float | None], text: Callable[[float], str]) -> str 
     return " to ".join(ends) or None
 
 
-def _minutes(run: SweptRun) -> float | None:
+def _seconds(run: SweptRun) -> float | None:
     try:
         took = datetime.fromisoformat(run.job.ended or "") - datetime.fromisoformat(run.job.began or "")
     except (ValueError, TypeError):
         return None
-    return took.total_seconds() / 60
+    return took.total_seconds()
