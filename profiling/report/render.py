@@ -41,6 +41,7 @@ REPORT_FILE, CLASSIC_FILE = "report.md", "classic.txt"
 _SECTIONS = (
     *(
         answer_section,
+        tune_section,  # the winner is what a search is for
         status_section,
         check_section,
         latency_section,
@@ -49,7 +50,6 @@ _SECTIONS = (
         launches_section,
         shape_sweep_section,
         training_section,
-        tune_section,
     ),
     *(
         starts_section,
