@@ -107,7 +107,7 @@ def _to_be_called(module, rank=2):
     [
         ({"_target_": f"{__name__}._to_be_calld"}, r"has no '_to_be_calld'. Did you mean '_to_be_called'"),
         ({"_target_": f"{__name__}._to_be_called"}, "needs module. Give it, or write _partial_: true"),
-        ({"_target_": "nowhere.f"}, "nowhere.f: ModuleNotFoundError: No module named 'nowhere'"),
+        ({"_target_": "nowhere.f"}, "nowhere.f: there is no module 'nowhere'"),
     ],
 )
 def test_what_is_wrong_with_a_node_in_a_list_names_that_node(inner, says):
