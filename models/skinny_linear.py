@@ -124,7 +124,7 @@ class SkinnyLinear(nn.Module):
         if not x.is_cuda or not HAS_TRITON:
             return "the kernel needs triton and a CUDA device"
         if x.dtype not in _HALF:
-            return f"activations are {str(x.dtype).removeprefix('torch.')}, and the kernel takes float16 and bfloat16"
+            return f"activations are {str(x.dtype).removeprefix('torch.')}; the kernel takes only float16 and bfloat16"
         rows = x.numel() // x.shape[-1]
         most = min(self.max_rows, MAX_ROWS)
         return f"{rows} rows, and the kernel takes {most} at most" if rows > most else "the kernel refuses its form"

@@ -69,7 +69,7 @@ def explained(node: Mapping[str, Any], where: str) -> Iterator[None]:
 
 
 def _nested(node: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield each node with a `_target_` that is a value of this one, or in a list that is, and its place."""
+    """Yield each node directly below this one that has a `_target_`, also those in lists, and its place."""
     if node.get("_recursive_", True):
         for name, value in node.items():
             for place, inner in enumerate(value) if isinstance(value, list) else [("", value)]:
@@ -159,7 +159,8 @@ def _check_given(node: Mapping[str, Any], where: str) -> None:
     for name in required:
         if name not in node:
             raise InputError(
-                f"{where}: {node['_target_']} needs {name}. Give it, or write _partial_: true if it is called later."
+                f"{where}: {node['_target_']} needs the argument {name}. Add {name}: VALUE, or _partial_: "
+                "true if the tool calls it with the module."
             )
 
 

@@ -1,4 +1,4 @@
-"""The own process among others: its cores, how long its threads wait for one, and the processes of its run."""
+"""Cores of this process, how long its threads wait for one, and the other processes of its run."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _LEGEND = (
 )
 
 
-#: Marks of a fastest variant that another one may equal: as far as known they are equal, or too little is known.
+#: Marks of a fastest variant where another may be as fast: no difference was found, or too few windows tell.
 TIED, UNDECIDED = "tied", "undecided"
 
 

@@ -140,7 +140,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Repeated:
-    """The correct cells of one recipe and the same work in several jobs, the fastest first: repetitions of one cell."""
+    """Repetitions of one cell: the correct ones of all jobs with the same recipe and work, the fastest first."""
 
     cells: tuple[Measurement, ...]
 

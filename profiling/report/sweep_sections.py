@@ -437,7 +437,7 @@ def _value_of_repeated(key: str) -> Callable[[_Repeat], str | None]:
 
 
 def _speedup_of_best(row: Contest) -> Value | None:
-    """Return the speedup of the fastest recipe, without the interval that the report of its run has."""
+    """Return the speedup of the fastest recipe; the report of its run has the interval."""
     if row.best is None or not row.is_ranked:
         return None
     return number_of(row.best.speedup) if row.best.spread is None else row.best.speedup

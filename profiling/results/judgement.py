@@ -44,7 +44,7 @@ HOST_FACTOR = 1.1
 #: Level of the interval beyond which one of two cells is called faster. It is above 95%, since a claim that holds 19
 #: times in 20 is false once in 20 equal pairs, and since neighbouring windows are not quite independent.
 CLAIM_LEVEL = 0.99
-#: The ratio of two cells in turns is known where its 95% interval reaches no further than this to either side.
+#: The ratio of two cells in turns counts as known where its 95% interval reaches at most this far to either side.
 KNOWN_SHARE = 0.01
 #: SM clocks differ where their medians do by more than this fraction.
 CLOCK_CHANGE = 0.03

@@ -45,7 +45,8 @@ BLOCKS = LEAST_VALUES + 2
 GRACE = 30.0
 #: Share of the budget (0 to 1) kept for timing the winner in turns with the recipes that lack one of its steps.
 FINAL_SHARE = 0.05
-#: A guess of seconds that nothing measured supports may be so many times too high: it is one for a large network.
+#: The seconds in a step's YAML are a guess for a large network. Until a recipe with such a step was measured, a guess
+#: may be this many times too high.
 TOO_HIGH = 4.0
 #: Seconds between two looks at the results of other devices.
 POLL = 0.5
@@ -72,7 +73,7 @@ class Search:
     _spent_before: float = field(default=0.0, init=False)  # by the run that is resumed
     _tried: dict[Chosen, float] = field(default_factory=dict, init=False)  # seconds until it was ready; 0: unknown
     _refused: set[Chosen] = field(default_factory=set, init=False)  # that failed; no steps are added to them
-    _saved: dict[str | None, float] = field(default_factory=dict, init=False)  # by a filled cache, by compiled code
+    _saved: dict[str | None, float] = field(default_factory=dict, init=False)  # seconds, by compiled code
     _ending: float = field(default=0.0, init=False)  # longest time that a cell took from its last window to its end
     _alive: dict[Chosen, PreparedCell] = field(default_factory=dict, init=False)
     _again: list[DueCell] = field(default_factory=list, init=False)  # ran out of memory beside others a moment ago
@@ -214,7 +215,7 @@ class Search:
         return [each for each in without if each and each not in self._tried]
 
     def _expected(self, chosen: Chosen, too_high: float = 1.0) -> float:
-        """Return the expected seconds to prepare a recipe; a guess that nothing measured supports is `too_high`."""
+        """Return the expected seconds to prepare a recipe; guesses without a measurement are divided by `too_high`."""
         loading = self._tried.get(_EAGER, 0.0)
         measured = {each: max(0.0, all_ - loading) for each, all_ in self._tried.items() if each and all_ > 0}
         seconds = self.space.seconds(chosen, measured, 1 / too_high)
@@ -263,7 +264,7 @@ class Search:
                 self._finish([chosen])
 
     def _note_cache(self, chosen: Chosen, record: Record) -> None:
-        """Note what a recipe takes from an empty cache, and what others with its compiled code save by a filled one."""
+        """Count a recipe as from an empty cache, and note what a filled one saves others with the same code."""
         prepare, caches = record.prepare, self._run.caches
         if prepare is None or caches is None or not caches.shared:
             return
@@ -403,7 +404,7 @@ class Search:
                     break  # more turns beside other processes tell nothing
 
     def _rival(self, best: Chosen) -> Chosen | None:
-        """Return the fastest waiting recipe of which more turns could tell whether it is faster than `best`."""
+        """Return the fastest waiting recipe that more turns could show to be faster than `best`; None if none could."""
         if best not in self._alive:
             return None
         record, gains = self._so_far(self._alive[best]), self._gains()

@@ -42,7 +42,7 @@ class StepSpec:
 
     @property
     def kind(self) -> str:
-        """The most that it adds: a compiler or an option of one, a capture, or transforms."""
+        """What it adds: `compiler` (also options of one), else `capture`, else `transforms`."""
         return "compiler" if self.compiler else "capture" if self.capture else "transforms"
 
 

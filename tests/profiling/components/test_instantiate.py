@@ -106,7 +106,7 @@ def _to_be_called(module, rank=2):
     ("inner", "says"),
     [
         ({"_target_": f"{__name__}._to_be_calld"}, r"has no '_to_be_calld'. Did you mean '_to_be_called'"),
-        ({"_target_": f"{__name__}._to_be_called"}, "needs module. Give it, or write _partial_: true"),
+        ({"_target_": f"{__name__}._to_be_called"}, "needs the argument module. Add module: VALUE, or _partial_: true"),
         ({"_target_": "nowhere.f"}, "nowhere.f: there is no module 'nowhere'"),
     ],
 )

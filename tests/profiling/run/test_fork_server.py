@@ -160,7 +160,7 @@ def test_where_no_process_can_be_forked_a_fresh_one_is_asked_for(start, tmp_path
 
 
 def test_processes_of_both_servers_belong_to_one_run(start, tmp_path):
-    """Else the kernels of a cell that waits for its turn would count as another program's."""
+    """The driver lists kernels of all processes: those of the run's other cells are not another program's."""
     environment = {**os.environ, RUN_PROCESS: str(os.getpid())}
     waiting = [start("import time; time.sleep(60)", environment, modules=each) for each in ((), ("planted_compiler",))]
     for modules in ((), ("planted_compiler",)):
