@@ -106,7 +106,7 @@ def _flag(name: str, value: Any) -> bool:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{name}={value!r} is not a number.")
+        raise InputError(f"{name}={value!r} is not a number. Write {name}=10, for example.")
     return float(value)
 
 
