@@ -72,18 +72,17 @@ class Answer:
     component: str
     group: tuple[Record, ...]
     fastest: Record | None
-    is_ranked: bool  # False where disturbed times cannot tell which variant is fastest
+    is_ranked: bool  # False where the times cannot tell which variant is fastest
     doubts: tuple[Doubt, ...]
 
     @property
-    def speedup(self) -> Estimate | float | None:
-        """The speedup against the baseline, 1 for the baseline itself; None where it may not be claimed."""
-        if self.fastest is None or not self.is_ranked or self.fastest.is_realtime:
+    def speedup(self) -> Value | None:
+        """The speedup of the fastest against the baseline, or "cannot tell"; another variant may be as fast."""
+        if self.fastest is None or self.fastest.is_realtime:
             return None
-        if self.fastest is correct_baseline(self.group):
-            return 1.0
-        ci95 = self.fastest.speedup.ci95 if self.fastest.speedup is not None else None
-        return estimate(claimed_speedup(self.fastest, self.group), ci95)
+        if self.fastest is correct_baseline(self.group) and not self.is_ranked:
+            return CANNOT_TELL
+        return speedup_of(self.fastest, self.group)
 
     @property
     def is_tied(self) -> bool:
@@ -202,6 +201,19 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
     return Answer(component, tuple(group), fastest, not unsure, tuple(doubts.values()))
 
 
+def speedup_of(record: Record, group: Sequence[Record]) -> Value | None:
+    """Return the speedup against the correct baseline of `group`, 1 for the baseline itself; None without one.
+
+    "cannot tell" where others, SM clocks or the spread of equal code could make the difference of the two.
+    """
+    baseline = correct_baseline(group)
+    if baseline is None or record is baseline:
+        return None if baseline is None else 1.0
+    if record.is_correct and record.median_ms is not None and not can_be_ranked(record, baseline):
+        return CANNOT_TELL
+    return estimate(claimed_speedup(record, group), record.speedup.ci95 if record.speedup is not None else None)
+
+
 def held_rate(record: Record) -> str | None:
     """Return the highest common frame rate (24 to 120 FPS) that the record holds.
 
@@ -276,9 +288,7 @@ def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
         Column("fastest correct", _fastest, wrap=26),
         Column("p50", lambda row: median_of(row.fastest) if row.fastest else None, "ms", wrap=14),
         Column("p99", lambda row: number_in(summary_of(row.fastest), "p99") if row.fastest else None, "ms"),
-        Column(
-            against, lambda row: CANNOT_TELL if row.fastest and not row.is_ranked else row.speedup, "ratio", wrap=12
-        ),
+        Column(against, lambda row: row.speedup, "ratio", wrap=12),
         Column("holds", lambda row: row.holds, wrap=9),
         Column("bound by", _bound, wrap=12),
         Column("next", _next, wrap=16),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.errors import printable
-from profiling.report.answer import CANNOT_TELL, PEAKS, VARIANTS, median_of, number_in, peak_bytes
+from profiling.report.answer import CANNOT_TELL, PEAKS, VARIANTS, median_of, number_in, peak_bytes, speedup_of
 from profiling.report.charts import (
     CUT_NOTE,
     RED,
@@ -33,7 +33,7 @@ from profiling.report.charts import (
     upper_end,
 )
 from profiling.report.doubts import limits_text, marks_of
-from profiling.report.format import Value, estimate
+from profiling.report.format import Value
 from profiling.report.page import Section
 from profiling.report.run_data import (
     RunData,
@@ -47,7 +47,7 @@ from profiling.report.run_data import (
 from profiling.report.slow import slow_tables, summed_words
 from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column
-from profiling.results.judgement import baseline_name, by_component, can_be_ranked, claimed_speedup, correct_baseline
+from profiling.results.judgement import baseline_name, by_component
 from profiling.results.record import FP32_EAGER, LatencyConditions, Record, Summary
 from profiling.results.stats import OUTLIER_MADS
 
@@ -125,14 +125,7 @@ def _variants(data: RunData, baselines: set[str]) -> tuple[Column[Record], ...]:
 
 
 def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
-    baseline = correct_baseline(group)
-    if baseline is None or record is baseline:
-        return None if baseline is None else 1.0
-    if record.metrics.wall_ms is None:
-        return None
-    if record.is_correct and not can_be_ranked(record, baseline):
-        return CANNOT_TELL
-    return estimate(claimed_speedup(record, group), record.speedup.ci95 if record.speedup else None)
+    return speedup_of(record, group) if record.metrics.wall_ms is not None else None
 
 
 def _pays_after(record: Record, group: Sequence[Record]) -> int | None:

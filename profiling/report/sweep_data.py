@@ -20,9 +20,9 @@ from urllib.parse import quote
 from msgspec.structs import replace as replaced
 
 from profiling.errors import InputError, reason_of
-from profiling.report.answer import Answer, answer_of, summary_of
+from profiling.report.answer import Answer, answer_of, speedup_of, summary_of
 from profiling.report.doubts import Doubt
-from profiling.report.format import Estimate, Link, count_of, estimate, number_of, percent, significant
+from profiling.report.format import Estimate, Link, count_of, number_of, percent, significant
 from profiling.report.page import PAGE_FILE
 from profiling.report.run_data import RunData, load_run
 from profiling.results.environment import Environment
@@ -31,10 +31,8 @@ from profiling.results.judgement import (
     HOST_FACTOR,
     by_component,
     can_be_ranked_across_runs,
-    claimed_speedup,
     clocks_differ,
     clocks_explain,
-    correct_baseline,
     disturbance_explains,
     same_code_share,
     typical_ms,
@@ -126,9 +124,8 @@ class Measurement:
         """The speedup over the baseline of its run; None where the times of that run do not support one."""
         if self.record.is_realtime:
             return None
-        group = self.run.groups[self.record.component]
-        ci95 = self.record.speedup.ci95 if self.record.speedup is not None else None
-        return 1.0 if self.record is correct_baseline(group) else estimate(claimed_speedup(self.record, group), ci95)
+        known = speedup_of(self.record, self.run.groups[self.record.component])
+        return known if isinstance(known, Estimate | float) else None
 
     @property
     def roofline_share(self) -> float | None:

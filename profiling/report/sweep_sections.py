@@ -495,7 +495,7 @@ def _fastest_in_run(row: _Row) -> str | None:
 
 def _speedup_in_run(row: _Row) -> float | None:
     answer = row.run.answers.get(row.component)
-    return number_of(answer.speedup) if answer is not None and answer.is_ranked else None
+    return number_of(answer.speedup) if answer is not None else None
 
 
 def _marks_in_run(row: _Row) -> str | None:

@@ -71,6 +71,19 @@ def test_overlapping_intervals_are_a_tie() -> None:
     assert marks(build("baseline", 28.7), graph, few) == ["few samples"]
 
 
+def test_the_speedup_is_that_against_the_baseline_also_where_another_variant_may_be_as_fast() -> None:
+    baseline = build("baseline", 28.7)
+    near = build("graph", 2.5, speedup=faster(11.5)), build("compile", 2.53, speedup=faster(11.3))
+    row = answer(baseline, *near)
+    assert (row["fastest correct"], row["conditions"]) == ("cannot tell (graph)", "! within noise")
+    assert row["speedup vs baseline"] == "11.5× [11.4, 11.6]", "both variants are far from the baseline"
+    busy = disturbed(build("compile", 2.53), 0.06)
+    row = answer(baseline, near[0], busy)
+    assert (row["fastest correct"], row["speedup vs baseline"]) == ("cannot tell (graph)", "11.5× [11.4, 11.6]")
+    row = answer(build("baseline", 2.5), build("compile", 2.53, speedup=faster(0.99)))
+    assert (row["fastest correct"], row["speedup vs baseline"]) == ("cannot tell (baseline)", "cannot tell")
+
+
 def test_cells_that_took_turns_are_tied_by_their_ratio() -> None:
     """They differ by 0.2%: their intervals do not overlap, and the difference is no claim."""
 
