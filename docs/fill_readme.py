@@ -1,6 +1,6 @@
 """Put the results of docs/results into README.md and docs/*.md, so that no number in them is typed.
 
-A page gets a block wherever it has the lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`, of the names in `BLOCKS`.
+The report.md of each run is rendered again from its records. A page gets a block wherever it has the lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`, of the names in `BLOCKS`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from profiling.report.launches import launches_section
 from profiling.report.memory import memory_section
 from profiling.report.page import Section
 from profiling.report.realtime import realtime_section
+from profiling.report.render import render_markdown
 from profiling.report.run_data import load_run
 from profiling.report.shape_sweep import shape_sweep_section
+from profiling.report.sweep import sweep_as
 from profiling.report.table import AnyTable, markdown
+from profiling.results.sweep import is_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -116,6 +119,15 @@ def filled(page: str) -> str:
     return page
 
 
+def reports() -> dict[Path, str]:
+    """Return the file and the text of the report of each committed run, as it must be."""
+    folders = sorted(path.parent for path in RESULTS.glob("*/report.md"))
+    return {
+        folder / "report.md": sweep_as("markdown", folder) if is_sweep(folder) else render_markdown(load_run(folder))
+        for folder in folders
+    }
+
+
 def _titled(section: Section, title: str) -> AnyTable:
     return next(table for table in section.tables if table.title == title)
 
@@ -123,3 +135,5 @@ def _titled(section: Section, title: str) -> AnyTable:
 if __name__ == "__main__":
     for path in pages():
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, text in reports().items():
+        path.write_text(text, encoding="utf-8")

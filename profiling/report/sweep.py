@@ -28,12 +28,16 @@ def write_sweep_report(folder: Path) -> str:
     """
     data = load_sweep(folder)
     sections, heading = sections_of(data), heading_lines(data)
-    title = f"Sweep of {printable(data.sweep.target)}: {printable(folder.resolve().name)}"
+    title = _title(data, folder)
     files = {
         REPORT_FILE: lambda: markdown_text(title, heading, sections),
         PAGE_FILE: lambda: render_page(title, heading, sections),
     }
     return "\n".join((console_text(heading, sections, _places(folder, sections)), *write_files(folder, files)))
+
+
+def _title(data: SweepData, folder: Path) -> str:
+    return f"Sweep of {printable(data.sweep.target)}: {printable(folder.resolve().name)}"
 
 
 def sweep_as(form: str, folder: Path) -> str:
@@ -45,7 +49,7 @@ def sweep_as(form: str, folder: Path) -> str:
     """
     forms: dict[str, Callable[[SweepData], str]] = {
         "table": lambda data: console_text(heading_lines(data), sections_of(data), [f"sweep: {printable(folder)}"]),
-        "markdown": lambda data: markdown_text(folder.resolve().name, heading_lines(data), sections_of(data)),
+        "markdown": lambda data: markdown_text(_title(data, folder), heading_lines(data), sections_of(data)),
         "json": _as_json,
         "csv": _as_csv,
     }
