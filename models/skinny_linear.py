@@ -199,6 +199,12 @@ class SkinnyLinears:
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a list of patterns")
 
+    def unavailable(self, device: torch.device) -> str | None:
+        """Return why nothing would change on `device`, or None: without the kernel, only weights of 8 bits differ."""
+        if self.weights != "bf16" or (device.type == "cuda" and HAS_TRITON):
+            return None
+        return "SkinnyLinears with weights=bf16 changes nothing here: its kernel needs triton and a CUDA device"
+
     def __call__(self, module: nn.Module) -> nn.Module:
         """Replace the layers and return the module, a new one if `module` is itself a linear layer.
 

@@ -30,7 +30,7 @@ from profiling.components.snapshot import Snapshot, same
 from profiling.components.trees import dotted, keyed_leaves, keyed_tensors, tensors_in
 from profiling.errors import InputError, did_you_mean, reason_of
 from profiling.results.record import Package
-from profiling.variants.inductor import missing_toolchain
+from profiling.variants.inductor import idle_option, missing_toolchain
 from profiling.variants.recipe import Compiler, Outcome
 
 #: Limits of the second call: its distance from the module's over that of the first call, or its relative L2
@@ -74,8 +74,8 @@ class AOTInductor(Compiler):
                 raise InputError(f"options.{name}: inductor has no such option.{did_you_mean(name, known)}")
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return what this machine lacks to build packages, or None. They contain C++ code, also for a GPU."""
-        return missing_toolchain()
+        """Return which option changes nothing here, or what is missing to build packages: C++ code, also for a GPU."""
+        return idle_option(self.options, device) or missing_toolchain()
 
     def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
         """Export, package and load; then compare two calls in a row with two of the module.

@@ -46,6 +46,28 @@ def missing_toolchain() -> str | None:
     return None
 
 
+def idle_option(options: Mapping[str, Any], device: torch.device) -> str | None:
+    """Return why one of inductor's `options` changes nothing on `device`, or None.
+
+    With such an option the cell would be another variant under this one's name.
+    """
+    if options.get("triton.enable_pdl") and not _has_pdl(device):
+        return (
+            "options.triton.enable_pdl changes nothing here: programmatic dependent launch needs an NVIDIA GPU of "
+            "compute capability 9.0 or later. Leave the option out."
+        )
+    if options.get("coordinate_descent_tuning") and device.type == "cpu":
+        return (
+            "options.coordinate_descent_tuning changes nothing on a CPU: it tunes Triton kernels of a GPU. Leave the "
+            "option out."
+        )
+    return None
+
+
+def _has_pdl(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 class _RecompileLimit:
     """While a compiled step is open, dynamo raises at its recompile limit, where it would run eagerly.
 
@@ -136,10 +158,12 @@ class Inductor(Compiler):
         )
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return what a CPU run lacks: CUDA for a mode with CUDA graphs, else inductor's C++ toolchain."""
+        """Return which option changes nothing here, or what a CPU run lacks: CUDA for CUDA graphs, a C++ toolchain."""
         if device.type != "cpu":
-            return None
-        return f"{self.own_graphs} needs a CUDA device" if self.own_graphs else missing_toolchain()
+            return idle_option(self.options, device)
+        if self.own_graphs:
+            return f"{self.own_graphs} needs a CUDA device"
+        return idle_option(self.options, device) or missing_toolchain()
 
     def start_workers(self, device: torch.device) -> None:
         """Start the processes that compile Triton kernels: the first graph needs them, and they take seconds.

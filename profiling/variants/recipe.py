@@ -200,9 +200,11 @@ class Recipe(Variant):
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return why one of the steps cannot run on `device`, or None."""
-        steps = (self.capture, self.compiler, *(each for each in self.transforms if isinstance(each, Transform)))
-        reasons = (step.unavailable(device) for step in steps if step is not None)
-        return next((reason for reason in reasons if reason is not None), None)
+        for step in (self.capture, self.compiler, *self.transforms):
+            unavailable: Any = getattr(step, "unavailable", None)
+            if callable(unavailable) and (reason := unavailable(device)) is not None:
+                return str(reason)
+        return None
 
     def start_workers(self, device: torch.device) -> None:
         """Start processes that the compiler needs."""

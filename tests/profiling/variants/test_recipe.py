@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch import nn
 
+from models.skinny_linear import SkinnyLinears
 from profiling.cli.app import CONF
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
@@ -24,6 +25,7 @@ from profiling.graphs import CaptureError
 from profiling.realtime.prepare import for_stages
 from profiling.run.job import as_recipe
 from profiling.trace.counters import snapshot
+from profiling.variants.aot_inductor import AOTInductor
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import Inductor, repeated_blocks
 from profiling.variants.recipe import Compiler, Outcome, Recipe, Transform, check_changes
@@ -575,6 +577,28 @@ def test_it_is_unavailable_where_a_step_is():
             return Outcome(module)
 
     assert Recipe(transforms=[Wants()]).unavailable(CUDA) == "it wants another library: pip install it"
+
+
+@pytest.mark.parametrize("compiler", [Inductor, AOTInductor])
+def test_an_option_without_an_effect_on_the_device_makes_it_unavailable(compiler, monkeypatch):
+    def reason(device, **options):
+        return Recipe(compiler=compiler(options=options)).unavailable(device) or ""
+
+    pdl, tuning = {"triton.enable_pdl": True}, {"coordinate_descent_tuning": True}
+    assert "compute capability 9.0 or later. Leave the option out." in reason(CPU, **pdl)
+    assert "options.coordinate_descent_tuning changes nothing on a CPU" in reason(CPU, **tuning)
+    assert not reason(CPU, max_autotune=True, **{"triton.enable_pdl": False})
+    for capability, has_pdl in (((8, 9), False), ((9, 0), True), ((12, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert (not reason(CUDA, **pdl)) == has_pdl
+        assert not reason(CUDA, **tuning)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "enable_pdl changes nothing here" in reason(CUDA, **pdl), "it is of NVIDIA's GPUs"
+
+
+def test_a_transform_of_any_class_may_say_that_it_is_unavailable():
+    assert "needs triton and a CUDA device" in (Recipe(transforms=[SkinnyLinears("bf16")]).unavailable(CPU) or "")
+    assert Recipe(transforms=[SkinnyLinears("int8")]).unavailable(CPU) is None, "its weights take less memory"
 
 
 def test_outputs_alias_only_where_a_graph_holds_them():
