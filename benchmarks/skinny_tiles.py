@@ -1,0 +1,172 @@
+"""Search the tiles of linear layers for few rows: python benchmarks/skinny_tiles.py --rows 17   (needs a GPU)
+
+Device time of a call at the sizes of the 1B world model, as in `skinny_linear.py`, for each tile that fits into shared
+memory, and its error against the product of the widened weights in fp32: a tile with an error above 1% is shown as
+wrong. `bf16` is the layer in 16 bits with the tile that `choose_tile` gives it. A tile is written as c columns,
+i inputs per iteration, p parts, s stages, w warps, g slices. `--overlap` lets launches overlap (Hopper and later).
+
+What is expected: a weight costs 5.8 instructions of a warp (for 32 weights) with the tile now used for 17 rows, of one
+warp a program, and 4.0 to 4.6 with slices, in two to four times as many warps (compiled for sm_90 with triton 3.6).
+"""
+
+import argparse
+import contextlib
+import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from ring_attention import LAYERS, device_us
+from skinny_linear import ADALN, SHAPES, draw, forms, in_8_bits
+from torch.nn import functional as F
+
+from models.skinny_linear import HAS_TRITON, dequantise
+
+SPLIT = ("out", "fc2")  # layers whose parts the next kernel sums
+SHARED_BYTES = 227 * 1024  # of a Hopper SM, for one program
+MOST_ERROR = 0.01
+SHOWN = 8
+
+
+def tiles(name, rows):
+    """Return the tiles to time: some of one slice, and those of slices."""
+    from models.skinny_linear_triton import Tile
+
+    n, k = SHAPES.get(name, ADALN)
+    block = max(16, 1 << (rows - 1).bit_length())
+    chosen = {}
+    for columns, inner, parts, slices, stages in itertools.product(
+        (16, 32, 64), (32, 64, 128, 256), (1, 2, 4, 8, 16) if name in SPLIT else (1,), (1, 2, 4, 8), (2, 3, 4)
+    ):
+        each = k // parts // slices
+        stages = min(stages, each // inner)  # no more than there are iterations
+        shared = stages * slices * inner * (columns + 2 * block)  # bytes of weights and inputs in flight
+        warps = slices if slices > 1 else columns // 16
+        running = n // columns * parts * warps
+        usual = inner == (256 if slices == 1 else 128) or (slices >= 4 and inner == (64 if each % 64 == 0 else 32))
+        if each % inner or stages < 2 or shared > SHARED_BYTES or not usual or running < 300:
+            continue
+        if (name in SPLIT and not 4 <= parts * slices <= 64) or (rows == 1 and slices > 1):
+            continue
+        chosen[Tile(columns, inner, parts, stages, warps, slices)] = None
+    return list(chosen)
+
+
+def label(tile):
+    return "c{} i{} p{} s{} w{} g{}".format(*tile)
+
+
+def widened_product(name, x, stored, bias, scale):
+    """Return the exact result of a form, in fp32."""
+    linear = F.linear(x.float(), dequantise(stored, scale, torch.float32), bias.float())
+    return F.silu(linear) if name == "fc1" else linear
+
+
+def summed(name, out):
+    return out.sum(0) if name in SPLIT else out
+
+
+def search(name, rows, weights, overlap):
+    """Print the fastest tiles of a layer."""
+    from models import skinny_linear_triton as module
+
+    _, ours = forms(name)
+    x, operands = draw(name, rows, 1 if name == "adaln" else LAYERS)
+    chosen = module.choose_tile
+    bf16_us = timed(ours, x, operands, overlap)
+    stored = in_8_bits(operands, weights)
+    exact = widened_product(name, x, *stored[0])
+    n, k = SHAPES.get(name, ADALN)
+    now = chosen(n, k, rows, 1, split=name in SPLIT)
+    candidates = list(dict.fromkeys([now, *tiles(name, rows)]))
+
+    def compile_and_check(tile):
+        module.choose_tile = lambda *_, **__: tile
+        out = summed(name, ours(x, *stored[0])).float()
+        return float((out - exact).norm() / exact.norm())
+
+    times, failed = {}, []
+    try:
+        for tile in candidates:
+            try:
+                error = compile_and_check(tile)
+                if error > MOST_ERROR:
+                    failed.append(f"{label(tile)}: wrong, error {error:.2g}")
+                    continue
+                times[tile] = timed(ours, x, stored, overlap)
+            except Exception as refused:
+                failed.append(f"{label(tile)}: {type(refused).__name__}: {str(refused).splitlines()[0][:80]}")
+    finally:
+        module.choose_tile = chosen
+    best = sorted(times, key=times.__getitem__)
+    row = ", ".join(f"{times[tile]:.2f} ({label(tile)})" for tile in best[:SHOWN])
+    now_us = times.get(now)
+    print(f"{name}, {rows} rows, {weights}: bf16 {bf16_us:.2f} µs; now {now_us and f'{now_us:.2f}'} ({label(now)})")
+    print(f"  best {bf16_us / times[best[0]]:.2f}x: {row}" if best else "  no tile ran")
+    if failed:
+        print(f"  {len(failed)} of {len(candidates)} tiles did not count: {'; '.join(failed[:3])}")
+    sys.stdout.flush()
+
+
+def timed(form, x, operands, overlap):
+    with switched(overlap):
+        return device_us(lambda *each: form(x, *each), operands)
+
+
+def switched(overlap):
+    """Return the context in which launches overlap, if asked for."""
+    if not overlap:
+        return contextlib.nullcontext()
+    from models.overlapped_launch_triton import overlapped_launches
+
+    return overlapped_launches()
+
+
+def compile_all(names, rows, weights, overlap):
+    """Compile the kernels of all tiles at the same time: a tenth of the time of one after the other."""
+    from models import skinny_linear_triton as module
+
+    def compile_one(job):
+        name, each_rows, tile, kind = job
+        n, k = SHAPES.get(name, ADALN)
+        dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+        x = torch.empty(each_rows, k, dtype=torch.bfloat16, device="cuda")
+        bias = torch.empty(n, dtype=torch.bfloat16, device="cuda")
+        scale = torch.empty(n, device="cuda")
+        stored = torch.empty(n, k, dtype=dtype, device="cuda")
+        split = name in SPLIT
+        shape = (tile.parts, each_rows, n) if split else (each_rows, n)
+        out = torch.empty(shape, dtype=torch.float32 if split else x.dtype, device="cuda")
+        with contextlib.suppress(Exception), switched(overlap):  # the search names what a tile fails with
+            module.launch_tile(x, stored, bias, scale, out, tile, silu=name == "fc1")
+
+    jobs = [
+        (name, each, tile, kind)
+        for (name, each), kind in itertools.product(itertools.product(names, rows), weights)
+        for tile in tiles(name, each)
+    ]
+    with torch.inference_mode(), ThreadPoolExecutor(16) as pool:
+        list(pool.map(compile_one, jobs))
+    torch.cuda.synchronize()
+    print(f"{len(jobs)} kernels compiled\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[17])
+    parser.add_argument("--layers", nargs="+", default=list(SHAPES), choices=[*SHAPES, "adaln"])
+    parser.add_argument("--weights", nargs="+", default=["int8"], choices=["int8", "float8_e4m3"])
+    parser.add_argument("--overlap", action="store_true")
+    asked = parser.parse_args()
+    if not torch.cuda.is_available() or not HAS_TRITON:
+        raise SystemExit("benchmarks/skinny_tiles.py times GPU kernels: it needs a CUDA device and triton")
+    how = "overlapping launches" if asked.overlap else "launches in sequence"
+    print(f"tiles of linear layers: {torch.cuda.get_device_name()}, torch {torch.__version__}, {how}")
+    compile_all(asked.layers, asked.rows, asked.weights, asked.overlap)
+    with torch.inference_mode():
+        for name, rows, weights in itertools.product(asked.layers, asked.rows, asked.weights):
+            search(name, rows, weights, asked.overlap)
+
+
+if __name__ == "__main__":
+    main()
