@@ -17,7 +17,8 @@ PREPARATION = "Preparation by phase"
 STARTS = "From the start of a process to its first output"
 _KINDS = ("cold", "warm", "portable")
 #: Phases in their order.
-_PHASES = ("import", "artifacts", "load", "transforms", "dynamo", "inductor", "autotune", "capture", "call")
+_PREPARING = ("transforms", "dynamo", "inductor", "autotune", "export", "package", "load package", "capture")
+_PHASES = ("import", "artifacts", "load", *_PREPARING, "call")
 _LEGEND = (
     "prepare: compile, warm-up and capture, from an empty cache. ~: computed for a cell that started from the cache of "
     "a variant with the same compiler: its own seconds, with that variant's seconds in inductor and autotune."

@@ -304,7 +304,8 @@ class Prepare(Section, frozen=True, kw_only=True):
         Mapping[str, float],
         about(
             "parts of `seconds`: transforms, dynamo (tracing), inductor (back end and its compilers), autotune "
-            "(timing kernels to choose one), capture; the rest is calls and waiting",
+            "(timing kernels to choose one), capture; of an ahead-of-time compiler export, package (compiling and "
+            "writing it) and load package; the rest is calls and waiting",
             "s",
         ),
     ] = {}
@@ -341,7 +342,8 @@ class Start(Section, frozen=True, kw_only=True):
         Mapping[str, float],
         about(
             "parts of it: import (Python, torch, the variant, its compiler), load (build, weights), artifacts (loading "
-            "those of the compiler), transforms, dynamo, inductor, autotune, capture, call (of the prepared step)",
+            "those of the compiler), transforms, dynamo, inductor, autotune, export, package, load package, capture, "
+            "call (of the prepared step)",
             "s",
         ),
     ]

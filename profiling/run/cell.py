@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -357,13 +357,20 @@ class Cell(ABC):
                         synchronize(component.device)
 
 
-def prepare_phases(before: Mapping[str, float], recipe: Iterable[RecipeStep]) -> dict[str, float]:
+def prepare_phases(before: Mapping[str, float], recipe: Sequence[RecipeStep]) -> dict[str, float]:
     """Return the seconds of each phase of preparing; `before` is what `compile_seconds` returned before it."""
     phases = seconds_since(before)
     for kind, phase in (("transform", "transforms"), ("capture", "capture")):
         spent = sum(step.seconds for step in recipe if step.kind == kind)
         if spent:
             phases[phase] = phases.get(phase, 0.0) + spent
+    packages = [each for step in recipe for each in step.packages or ()]
+    if packages:
+        # What torch's compiler counts of an export and of a package has a phase of its own.
+        exporting = sum(each.export_s for each in packages) - phases.get("dynamo", 0.0)
+        packaging = sum(each.compile_s for each in packages) - phases.get("inductor", 0.0) - phases.get("autotune", 0.0)
+        loading = sum(each.load_s for each in packages)
+        phases |= {"export": max(0.0, exporting), "package": max(0.0, packaging), "load package": loading}
     return phases
 
 

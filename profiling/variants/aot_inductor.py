@@ -14,21 +14,21 @@ import traceback
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_structure, treespec_dumps
 
 import profiling
 from profiling.components.instantiate import is_device_failure
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.snapshot import Snapshot, same
-from profiling.components.trees import dotted, keyed_leaves, keyed_tensors, tensors_in
-from profiling.errors import InputError, did_you_mean, reason_of
+from profiling.components.trees import children, dotted, keyed_leaves, keyed_tensors, tensors_in
+from profiling.errors import InputError, did_you_mean, printable, reason_of
 from profiling.results.record import Package
 from profiling.variants.inductor import idle_option, missing_toolchain
 from profiling.variants.recipe import Compiler, Outcome
@@ -81,11 +81,12 @@ class AOTInductor(Compiler):
         """Export, package and load; then compare two calls in a row with two of the module.
 
         Raises:
-            InputError: the module cannot be exported, or the package would not follow its state.
+            InputError: the module cannot be exported, a package cannot return what it returns, or would not follow its
+            state.
             RuntimeError: inductor cannot package the exported program.
 
         """
-        expected = calls_in_a_row(module, module, examples[-1])
+        expected = calls_in_a_row(module, module, examples[-1], check_output)
         made = [
             self._package(module, group, folder, expected)
             for group in ([examples] if self.dynamic else [[each] for each in examples])
@@ -286,6 +287,53 @@ def _is_library(file: str) -> bool:
     return file.startswith("<") or path.startswith(_LIBRARIES) or standard
 
 
+# Outputs. -----------------------------------------------------------------------------------------------------------
+
+
+def check_output(output: Any, keys: tuple[Any, ...] = ()) -> None:
+    """Check that a package can return `output`, what `keys` lead to; inductor's own errors do not say what to change.
+
+    Raises:
+        InputError: it holds an object of a class without a registered name, or a value other than a tensor or integer.
+
+    """
+    entries = None if isinstance(output, Tensor) else children(output)
+    if entries is None:
+        if output is not None and not isinstance(output, Tensor | int):
+            place = f" at {dotted(keys)}" if keys else ""
+            raise InputError(
+                f"compiler: the output holds {printable(repr(output), 40)}{place}, and a package returns only tensors "
+                "and integers. Return a tensor there, or use Inductor."
+            )
+        return
+    for key, value in entries:
+        check_output(value, (*keys, key))
+    form = tree_structure(output)
+    try:
+        is_named = not form.is_leaf() and bool(treespec_dumps(form))
+    except NotImplementedError:
+        is_named = False
+    if not is_named:
+        raise _unnamed_class(type(output))
+
+
+def _unnamed_class(cls: type) -> InputError:
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if is_dataclass(cls):
+        register = "torch.export.register_dataclass"
+    elif issubclass(cls, tuple):
+        register = "torch.utils._pytree._register_namedtuple"
+    else:
+        return InputError(
+            f"compiler: the output is of {name}, which a package cannot return. Return a dict or a tuple."
+        )
+    return InputError(
+        f"compiler: the output is of {name}, which a package returns only if it is registered. Below the class, call "
+        f"{register}({cls.__name__}, serialized_type_name={name!r}); an application must import it, too. Or return a "
+        "dict or a tuple."
+    )
+
+
 # State. -------------------------------------------------------------------------------------------------------------
 
 
@@ -301,11 +349,19 @@ class TwoCalls:
     unbound: tuple[str, ...]
 
 
-def calls_in_a_row(call: Callable[..., Any], module: nn.Module, inputs: Mapping[str, Any]) -> TwoCalls:
-    """Call twice, then restore what the calls changed."""
+def calls_in_a_row(
+    call: Callable[..., Any],
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    check: Callable[[Any], Any] = lambda output: None,
+) -> TwoCalls:
+    """Call twice, then restore what the calls changed; `check` is called with each output."""
     state = Snapshot({"": module, "inputs": inputs}, {id(each) for each in module.parameters()})
+    outputs = ()
     try:
-        outputs = tuple(to_host(output=call(**inputs)) for _ in range(2))
+        for _ in range(2):
+            check(output := call(**inputs))
+            outputs += (to_host(output=output),)
         buffers = {id(buffer): name for name, buffer in module.named_buffers()}
         written = {key: kept for key, kept in state.kept.tensors.items() if not kept.is_unchanged()}
         changed = {buffers[key]: kept.tensor for key, kept in written.items() if key in buffers}

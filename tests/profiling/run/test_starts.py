@@ -11,6 +11,8 @@ from as_user import OUTSIDE
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
+from profiling.results.record import Package, RecipeStep
+from profiling.run.cell import prepare_phases
 from profiling.run.compile_caches import CompileCaches, cache_variables, lease
 from profiling.run.forward import ForwardCell
 from profiling.run.job import FORWARD, Job, RunConfig, as_recipe
@@ -138,6 +140,16 @@ def test_the_phases_of_a_start_add_up(monkeypatch, tmp_path):
     assert {"load", "dynamo", "inductor", "call"} < set(start.phases)
     assert sum(start.phases.values()) <= start.seconds
     assert start.seconds == pytest.approx(perf_counter() - began, rel=0.2)
+
+
+def test_making_and_loading_a_package_are_phases(monkeypatch):
+    """A strict export is counted by Dynamo, too, and timing candidates by the phase autotune."""
+    counted = {"dynamo": 1.0, "inductor": 0.5, "autotune": 2.0}
+    monkeypatch.setattr("profiling.run.cell.seconds_since", lambda before: dict(counted))
+    package = Package(file="a.pt2", bytes=1, export_s=4.0, compile_s=30.0, load_s=0.5)
+    steps = (RecipeStep(kind="compiler", name="AOTInductor", seconds=36.0, packages=(package, package)),)
+    assert prepare_phases({}, steps) == {**counted, "export": 7.0, "package": 57.5, "load package": 1.0}
+    assert prepare_phases({}, ()) == counted
 
 
 @pytest.mark.slow  # four processes that import torch, and two compiles

@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import _register_namedtuple
 
 import profiling
 from profiling.components.component import Component
@@ -177,6 +179,61 @@ def test_what_cannot_be_exported_names_its_line(module, strict):
     with pytest.raises(InputError, match=rf"cannot export {type(module).__name__} at {__file__}:{line}: ") as raised:
         exported(module, [{"x": torch.ones(2)}], strict=strict)
     assert "\n" not in str(raised.value)
+
+
+@dataclass
+class Picture:
+    pixels: torch.Tensor
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class Named(NamedTuple):
+    only: torch.Tensor
+
+
+_register_namedtuple(Named, serialized_type_name="test.Named")
+
+
+class Returns(nn.Module):
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
+
+    def forward(self, x):
+        return self.output(x)
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (
+            lambda x: {"picture": Picture(x)},
+            r"Picture, .* torch\.export\.register_dataclass\(Picture, serialized_type_name",
+        ),
+        (lambda x: [Pair(x, x)], r"Pair, .* torch\.utils\._pytree\._register_namedtuple\(Pair, serialized_type_name="),
+        (lambda x: {"a": [x, 0.5]}, "holds 0.5 at a.1, and a package returns only tensors and integers"),
+        (lambda x: (x, "text"), "holds 'text' at 1"),
+    ],
+)
+def test_what_a_package_cannot_return_is_said_before_it_is_compiled(output, says, tmp_path):
+    with pytest.raises(InputError, match=says):
+        prepared(Returns(output), torch.ones(2), folder=tmp_path)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_what_a_package_can_return(tmp_path):
+    module = Returns(lambda x: {"a": (x + 1, [x * 2], None), "named": Named(x), "whole": (2, True), "none": []})
+    _, step = prepared(module, torch.ones(2), folder=tmp_path)
+    with torch.inference_mode():
+        output = step.run()
+    step.close()
+    assert type(output["named"]) is Named
+    assert output["whole"] == (2, True)
+    assert output["a"][1][0].tolist() == [2, 2]
 
 
 def test_inputs_that_differ_in_more_than_sizes_are_no_dynamic_shapes():
