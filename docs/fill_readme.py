@@ -1,6 +1,7 @@
 """Put the results of docs/results into README.md and docs/*.md, so that no number in them is typed.
 
-The report.md of each run is rendered again from its records. A page gets a block wherever it has the lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`, of the names in `BLOCKS`.
+The report.md of each run is rendered again from its records. A page gets a block wherever it has the lines
+`<!-- NAME: begin -->` and `<!-- NAME: end -->`, of the names in `BLOCKS`.
 """
 
 from __future__ import annotations
