@@ -51,6 +51,8 @@ def summarize(samples: Samples, *, seed: int = 0) -> Summary:
 def median_interval(*rounds: Samples, resamples: int = 2000, seed: int = 0) -> tuple[float, float] | None:
     """Return the 95% bootstrap interval of the median, in the samples' unit; of several rounds with their drift.
 
+    Of one round it is at least the interval that independent samples have by the binomial distribution, since a
+    bootstrap of few samples is too narrow.
     None where the values cannot carry one: fewer than six samples, two rounds, or a few rounds that differ so much that
     the interval would end beyond twice the largest value or half the smallest. Three to five rounds estimate their
     spread poorly: the interval is that of Student's t in place of the normal distribution, on the logarithms, so that
@@ -61,12 +63,23 @@ def median_interval(*rounds: Samples, resamples: int = 2000, seed: int = 0) -> t
         return None
     drawn = _round_medians(rounds, resamples, seed)
     if count == 1 or count >= LEAST_VALUES:
-        low, high = np.quantile(drawn, [0.025, 0.975])
-        return float(low), float(high)
+        low, high = (float(end) for end in np.quantile(drawn, [0.025, 0.975]))
+        if count > 1:
+            return low, high
+        least, most = _binomial_interval(np.sort(np.asarray(rounds[0], dtype=np.float64)))
+        return min(low, least), max(high, most)
     values = np.concatenate([np.asarray(each, dtype=np.float64) for each in rounds])
     low, high = np.quantile(_widened(drawn, float(np.median(values)), count - 1, seed + 2), [0.025, 0.975])
     carried = low >= values.min() / 2 and high <= 2 * values.max()
     return (float(low), float(high)) if carried else None
+
+
+def _binomial_interval(ordered: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the two of the ordered samples, six or more, between which the median of independent ones lies (95%)."""
+    from scipy.special import bdtrik  # takes a moment to import, and a reader of records needs none of it
+
+    cut = int(bdtrik(0.025, ordered.size, 0.5))  # at most so many of the samples are below the median, in 2.5%
+    return float(ordered[cut]), float(ordered[-1 - cut])
 
 
 def paired_ratio(
@@ -264,11 +277,11 @@ def relative_half_width(samples: Samples) -> float:
 def _clustering(values: NDArray[np.float64]) -> float:
     """Return the variance inflation by correlated neighbours; 1 for independent samples.
 
-    It is the variance of the number of samples above the median in circular blocks of length n ** (1/3), over the
-    variance that independent samples would have.
+    It is the variance of the number of samples above the median in circular blocks, over the variance that independent
+    samples would have.
     """
     above = (values > np.median(values)) - 0.5
-    length = _block_length(values.size)
+    length = _block_length(values)
     counts = np.convolve(np.concatenate([above, above[: length - 1]]), np.ones(length), "valid")
     return max(1.0, float(counts.var() / (length / 4)))
 
@@ -281,14 +294,14 @@ def count_outliers(samples: Samples) -> int:
 
 
 def _bootstrap_medians(samples: Samples, resamples: int, seed: int) -> NDArray[np.float64]:
-    """Return medians of circular-block bootstrap resamples, float64 [resamples]; blocks have n ** (1/3) samples.
+    """Return medians of circular-block bootstrap resamples, float64 [resamples].
 
     Neighbouring samples share clocks, temperature and other load of the machine; single draws would make the interval
     too narrow. Source: Politis and Romano, A circular block-resampling procedure for
     stationary data (1992).
     """
     values = np.asarray(samples, dtype=np.float64)
-    length, starts = _block_starts(values.size, resamples, np.random.default_rng(seed))
+    length, starts = _block_starts(values, resamples, np.random.default_rng(seed))
     medians = [
         np.median(_resampled(values, part, length), axis=1)
         for part in np.array_split(starts, -(-starts.size * length // _PICKS_AT_ONCE))
@@ -315,7 +328,7 @@ def _round_medians(rounds: Sequence[Samples], resamples: int, seed: int) -> NDAr
         for done in range(0, count, most):
             parts = []
             for i in chosen:
-                length, starts = _block_starts(values[i].size, min(most, count - done), rng)
+                length, starts = _block_starts(values[i], min(most, count - done), rng)
                 parts.append(_resampled(values[i], starts, length))
             medians.append(np.median(np.concatenate(parts, axis=1), axis=1))
     return rng.permutation(np.concatenate(medians))  # unsorted, so that a ratio does not pair equal choices of rounds
@@ -331,18 +344,30 @@ def _cluster_medians(rounds: Sequence[Samples], resamples: int, seed: int) -> ND
     medians = []
     for part in np.array_split(counts, -(-resamples * values.size // _PICKS_AT_ONCE)):
         below = np.cumsum(part[:, of_round], axis=1)
-        medians.append(values[order][(2 * below >= below[:, -1:]).argmax(axis=1)])
+        middle = [(over(2 * below, below[:, -1:])).argmax(axis=1) for over in (np.greater_equal, np.greater)]
+        medians.append(values[order][middle].mean(axis=0))  # of an even number, the mean of the two in the middle
     return np.concatenate(medians)
 
 
-def _block_starts(size: int, resamples: int, rng: np.random.Generator) -> tuple[int, NDArray[np.int32]]:
+def _block_starts(
+    values: NDArray[np.float64], resamples: int, rng: np.random.Generator
+) -> tuple[int, NDArray[np.int32]]:
     """Return (block length, first sample of each block, int32 [resamples, blocks])."""
-    length = _block_length(size)
-    return length, rng.integers(0, size, size=(resamples, -(-size // length)), dtype=np.int32)
+    length = _block_length(values)
+    return length, rng.integers(0, values.size, size=(resamples, -(-values.size // length)), dtype=np.int32)
 
 
-def _block_length(size: int) -> int:
-    return max(1, round(size ** (1 / 3)))
+def _block_length(values: NDArray[np.float64]) -> int:
+    """Return n ** (1/3), times (2r / (1 - r²)) ** (2/3) where neighbours correlate by r, at most a quarter of n.
+
+    r is that of a normal autoregression whose neighbours are on the same side of the median as often. Source:
+    Carlstein, The use of subseries values for estimating the variance of a general statistic (1986).
+    """
+    above = (values > np.median(values)) - 0.5
+    together = 4 * float((above[1:] * above[:-1]).mean()) if values.size > 1 else 0.0
+    correlation = min(max(np.sin(np.pi / 2 * together), 0.0), 0.97)
+    shortest, factor = values.size ** (1 / 3), (2 * correlation / (1 - correlation**2)) ** (2 / 3)
+    return max(1, round(max(shortest, min(shortest * factor, values.size / 4))))
 
 
 def _resampled(values: NDArray[np.float64], starts: NDArray[np.int32], length: int) -> NDArray[np.float64]:

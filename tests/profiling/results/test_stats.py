@@ -54,6 +54,31 @@ def test_the_interval_holds_the_true_median_as_often_as_it_says():
     assert 0.90 <= hits / 300 <= 0.99
 
 
+@pytest.mark.parametrize("size", [6, 10, 20])
+def test_few_samples_have_an_interval_that_holds_the_true_median_as_often_as_it_says(size):
+    """A bootstrap alone holds it in 80 to 88 of 100."""
+    rng = np.random.default_rng(3)
+    hits = 0
+    for trial in range(200):
+        low, high = median_interval(rng.lognormal(0.0, 0.3, size=size), resamples=400, seed=trial)
+        hits += low <= 1.0 <= high
+    assert hits / 200 >= 0.92
+
+
+@pytest.mark.parametrize(("correlation", "least"), [(0.5, 0.86), (0.9, 0.78)])
+def test_correlated_samples_have_an_interval_that_often_holds_the_true_median(correlation, least):
+    """docs/measuring.md says how often; blocks of n ** (1/3) samples hold it in 69 of 100 at a correlation of 0.9."""
+    rng = np.random.default_rng(17)
+    hits = 0
+    for trial in range(200):
+        series = [rng.standard_normal()]
+        for noise in rng.normal(0, (1 - correlation**2) ** 0.5, 299):
+            series.append(correlation * series[-1] + noise)
+        low, high = median_interval(series, resamples=400, seed=trial)
+        hits += low <= 0 <= high
+    assert least <= hits / 200 <= 0.97
+
+
 def test_neighbours_that_go_together_widen_the_interval():
     """An autocorrelated series carries fewer independent samples than it counts."""
     rng = np.random.default_rng(11)
@@ -126,7 +151,7 @@ def test_the_interval_of_rounds_holds_the_true_ratio_about_as_often_as_it_says(r
         _, low, high = ratio_interval([np.concatenate(b)], [np.concatenate(a)], resamples=1000, seed=seed)
         narrow += low <= 1.05 <= high
     assert hits >= 88
-    assert narrow < 80, "samples alone do not know of the drift between rounds"
+    assert narrow < hits - 5, "samples alone do not know of the drift between rounds"
 
 
 def test_equal_rounds_make_no_wider_an_interval_than_their_samples_give():
@@ -244,6 +269,16 @@ def test_many_rounds_have_an_interval_of_the_median_that_holds_their_drift():
         low, high = median_interval(*drifting(rng, 10, drift=0.02), seed=seed)
         hits += low <= 10 <= high
     assert 86 <= hits <= 100
+
+
+def test_rounds_of_two_samples_have_an_interval_that_misses_the_median_on_either_side():
+    above = below = 0
+    for seed in range(200):
+        rounds = np.random.default_rng(seed).normal(10, 1, (6, 2))
+        low, high = median_interval(*rounds, seed=seed, resamples=500)
+        above, below = above + (low > 10), below + (high < 10)
+    assert max(above, below) <= 20
+    assert min(above, below) >= 6
 
 
 @pytest.mark.parametrize("rounds", [3, 5])
