@@ -16,7 +16,7 @@ from profiling.errors import InputError, printable
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import BASELINE, Record
-from profiling.results.run_folder import EarlierRun, prepare_folder, write_json
+from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords
 from profiling.run.checkouts import Checkout
 from profiling.run.compile_caches import CompileCaches
@@ -32,6 +32,8 @@ from profiling.run.rounds import rounds_done
 
 #: Keys of the environment that may differ between a run and its resumption; the code is compared apart from them.
 MAY_DIFFER = ("device_reason", "dtype_reason", "scale_reason", "ceilings", "ceilings_reason", "module_git")
+#: Which GPUs a process may use: a job of a sweep gets one that is free. The kind of GPU is compared apart from it.
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 #: What torch imports in every cell at the first dispatch mode, or when the profiler begins; it takes seconds.
 IMPORTED_LATER = "torch._inductor.config"
 
@@ -162,7 +164,7 @@ class Run:
         raise InputError(f"probing the device failed: the process {performed.death}. To debug it, add isolation=none.")
 
     def _write_environment(self, facts: Mapping[str, Any], earlier: EarlierRun) -> None:
-        """Write `environment.json`; in a resumed run, compare it with the present machine and code instead.
+        """Write `environment.json`; where a resumed run keeps cells, compare it with the present one instead.
 
         Raises:
             InputError: the run began on another machine or setup, so old and new cells could not be compared, or with
@@ -178,15 +180,16 @@ class Run:
             tool_git=git_state(TOOL),
         )
         content = {**encode_environment(of_this_process), **facts}
-        if earlier.environment is None:
+        if earlier.environment is None or not earlier.records:
             write_json(self.folder / ENVIRONMENT_FILE, content)
             return
-        before = encode_environment(earlier.environment)
-        differing = [key for key in facts if key not in MAY_DIFFER and before.get(key) != facts[key]]
+        before, now = (_comparable(each) for each in (encode_environment(earlier.environment), facts))
+        differing = [key for key in now if key not in MAY_DIFFER and before.get(key) != now[key]]
         if differing:
+            is_job = (self.folder / JOB_FILE).exists()
             raise InputError(
-                f"resume={self.folder} began on another machine or setup ({', '.join(differing)} differ). "
-                "Resume it there, or start a new run."
+                f"resume={self.folder} began on another machine or setup (other {', '.join(differing)}). Resume it "
+                f"there, or {'delete that folder: the job then begins anew' if is_job else 'start a new run'}."
             )
         self.cells.changed_code = code_changes(earlier.environment, decode_environment(json.dumps(content).encode()))
         if self.cells.changed_code and not self.config.resume_changed:
@@ -194,6 +197,12 @@ class Run:
                 f"resume={self.folder}: the code has changed since the run began: {self.cells.changed_code}. Start a "
                 "new run, or add resume_changed=true to measure the cells that are left with the present code."
             )
+
+
+def _comparable(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment without the number of its GPU: another one of the same kind may go on with a run."""
+    variables = environment.get("variables", {})
+    return {**environment, "variables": {name: variables[name] for name in variables if name != GPUS_VARIABLE}}
 
 
 #: Times the cells of runs that have begun.

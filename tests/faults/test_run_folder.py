@@ -534,6 +534,44 @@ def test_resume_with_other_code(start, tmp_path, monkeypatch, what, words):
     assert "net.baseline: measured with other code" not in " ".join(ended.out.split())
 
 
+ELSEWHERE = "resume is refused, says what differs"
+
+
+def on(device: str, gpus: str, threads: int = 4) -> Callable[[], dict[str, Any]]:
+    """What the probe says of a machine."""
+    facts = {"device": {"type": "cuda", "name": device}, "threads": threads}
+    return lambda: {**facts, "variables": {"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": str(threads)}}
+
+
+@fault("resume on another kind of GPU, or with other threads", ELSEWHERE, "finished cells")
+def test_resume_on_another_machine(start, tmp_path):
+    start(cell=second_is(interrupts), probe=on("H200", "0"))
+    before = content(tmp_path / "run")
+    resume = f"resume={tmp_path / 'run'}"
+    start(resume, probe=on("H100", "0")).refused_with("(other device)", "start a new run")
+    start(resume, probe=on("H200", "0", threads=2)).refused_with("(other threads, variables)")
+    assert content(tmp_path / "run") == before
+    (tmp_path / "run" / "job.json").touch()
+    start(resume, probe=on("H100", "0")).refused_with("delete that folder: the job then begins anew")
+
+
+@fault("resume on another GPU of the same kind (CUDA_VISIBLE_DEVICES)", "it goes on", "finished cells")
+def test_resume_on_another_gpu(start, tmp_path):
+    start(cell=second_is(interrupts), probe=on("H200", "GPU-a"))
+    ended = start(f"resume={tmp_path / 'run'}", probe=on("H200", "GPU-b"))
+    assert (ended.code, ended.statuses) == (0, {"net": "ok", "caches": "ok"}), ended.err
+
+
+@fault("resume on another machine where no cell has ended well", "it begins anew; the environment is the present one")
+def test_resume_of_nothing_on_another_machine(start, tmp_path):
+    start(cell=interrupts, probe=on("H200", "0"))
+    ended = start(f"resume={tmp_path / 'run'}", probe=on("H100", "1", threads=2))
+    assert (ended.code, ended.statuses) == (0, {"net": "ok", "caches": "ok"}), ended.err
+    environment = read_environment(ended.folder)
+    assert environment.device is not None
+    assert (environment.device.name, environment.threads) == ("H100", 2)
+
+
 def test_a_checkout_that_holds_everything_is_named_once():
     before, after = (Git(revision=letter * 40, dirty=False) for letter in "ab")
     old = Environment(user_git=before, tool_git=before, module_git={"m.Net": before})
