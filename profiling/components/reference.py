@@ -85,9 +85,14 @@ class Reference:
         return Difference(0.0) if repeated is None else difference(repeated, self.eager.calls[0])
 
     def nondeterminism(self, dtype: torch.dtype) -> str | None:
-        """Return in one line how far two eager calls differ; None up to the rounding of sums in another order."""
-        spread = self.spread
+        """Return in one line how far two eager calls differ; None up to the rounding of sums in another order.
+
+        None too where the first has NaN, which differs from itself.
+        """
+        spread, first = self.spread, self.eager.calls[0]
         if spread.fault is not None:
+            if difference(first, first).fault is not None:
+                return None
             return (
                 f"nondeterministic: two eager calls from the same inputs and state differ: {spread.fault} (random "
                 "numbers that choose a shape? pass them as an input; state that could not be restored? give the module "

@@ -459,6 +459,20 @@ def test_nan_in_the_reference():
     assert reason is not None
     assert "output['bad']" in reason
     assert "the reference itself has NaN" in reason
+    assert "nondeterministic" not in reason, reason
+
+
+@pytest.mark.parametrize("draw", [torch.zeros_like, torch.randn_like])
+def test_nan_in_each_of_two_eager_calls_is_not_called_random(draw):
+    def call(x):
+        return {"bad": (x + draw(x)).log() * math.nan}
+
+    component = component_of(call)
+    eager = outputs_of(component, CHECK_SEED, repeat=True)
+    reference = Reference(eager, eager)
+    assert reference.nondeterminism(torch.float32) is None
+    measured = Parity().measure(Subject(component, Step(component.call), reference, None, 0))
+    assert measured.problem[1].startswith("parity: eager's own output in float32 is not finite")
 
 
 @fault("eager overflows in the run's dtype, and so does a variant", "the cell is failed: the reason names eager")
