@@ -127,29 +127,30 @@ def _replay_series(graph: Callable[..., Any], inputs: Mapping[str, Any]) -> Call
 
 
 def sensitivity_section(
-    layers: Sequence[tuple[ModuleChoice, int, nn.Linear]],
+    layers: Sequence[tuple[ModuleChoice, int, type[nn.Module], nn.Module]],
     errors: Mapping[str, float | None],
     quantised: int,
     device: torch.device,
 ) -> Sensitivity:
     """Return the record's section on quantised layers: the error that each causes alone, and the time it saves.
 
-    Times are estimates: a layer alone with random inputs, once for each shape, times its calls. On a GPU it is compiled
-    and captured; on a CPU it runs eagerly.
+    Times are estimates: a layer alone with random inputs, once for each kind and shape, times its calls. On a GPU it is
+    compiled and captured; on a CPU it runs eagerly.
 
     Args:
-        layers: for each measured layer its entry in the record, its products in one call, and the quantised layer.
+        layers: for each measured layer its entry in the record, its products in one call, its class before (a linear
+            layer or a convolution), and the quantised layer.
         errors: relative L2 error of the output by the layer's name; None where it is not finite.
         quantised: number of all quantised layers.
         device: of the layers.
     """
     times: dict[Any, tuple[float, float]] = {}
     rows = []
-    for choice, calls, layer in layers:
+    for choice, calls, was, layer in layers:
         most = (choice.rows or (1, 1))[1]
-        kind = (tuple(choice.shape), most, layer.bias is None)
+        kind = (was, tuple(choice.shape), most, _linear_in(layer).bias is None)
         if kind not in times:
-            times[kind] = _layer_ms(layer, most, device)
+            times[kind] = _layer_ms(was, layer, most, device)
         before, after = (calls * each for each in times[kind])
         times_ms = BeforeAfter(before=before, after=after)
         rows.append(LayerSensitivity(name=choice.name, shape=choice.shape, rel_l2=errors[choice.name], ms=times_ms))
@@ -158,11 +159,26 @@ def sensitivity_section(
     return Sensitivity(layers=tuple(rows), quantised=quantised, timed=f"estimated: the layer alone, {how}")
 
 
-def _layer_ms(layer: nn.Linear, rows: int, device: torch.device) -> tuple[float, float]:
-    """Return the milliseconds of a call with `rows` rows of a linear layer of the same sizes, and of `layer`."""
-    dtype = layer.weight.dtype
-    other = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device=device, dtype=dtype)
-    x = torch.randn(rows, layer.in_features, device=device, dtype=dtype)
+#: Dimensions of an input behind its channels.
+_AXES = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+
+
+def _linear_in(layer: nn.Module) -> nn.Linear:
+    """Return the linear layer with the quantised weight: the layer, or that of a convolution in its place."""
+    (linear,) = (each for each in layer.modules() if isinstance(each, nn.Linear))
+    return linear
+
+
+def _layer_ms(was: type[nn.Module], layer: nn.Module, rows: int, device: torch.device) -> tuple[float, float]:
+    """Return the milliseconds of a call with `rows` rows of a layer of class `was`, and of `layer` in its place."""
+    linear = _linear_in(layer)
+    options: dict[str, Any] = {"bias": linear.bias is not None, "device": device, "dtype": linear.weight.dtype}
+    shape = (rows, linear.in_features)
+    if axes := _AXES.get(was):
+        options["kernel_size"] = 1
+        shape = (1, linear.in_features, rows, *(1,) * (axes - 1))
+    other = was(linear.in_features, linear.out_features, **options)
+    x = torch.randn(shape, device=device, dtype=linear.weight.dtype)
     if device.type == "cuda":
         compiled = partial(torch.compile, dynamic=False, options={"triton.cudagraphs": False})
         return replay_ms(compiled(other), compiled(layer), {"input": x}, warmup=3, keep_state=lambda: _nothing)

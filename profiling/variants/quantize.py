@@ -7,7 +7,8 @@ the record says why. If none can be quantised, the cell fails: "asked for, did n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from time import perf_counter
@@ -39,6 +40,8 @@ from profiling.variants.recipe import Outcome, Transform, counted_rows
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 #: Functions that multiply by a weight, with the dimension of the channels in their input.
 _ROWS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
+#: Calls in a row that are observed: a module may use some layers only once an earlier call has left a state.
+_CALLS = 2
 #: Functions that read only the shape of a weight, or its other properties.
 _HARMLESS = ("__get__", "dim", "size", "numel", "is_floating_point", "stride", "is_contiguous", "data_ptr", "__hash__")
 
@@ -256,18 +259,20 @@ class Quantize(Transform):
     ) -> Callable[[], Mapping[str, Any]]:
         """Quantise each layer alone; return a function that measures the times and makes the record's section."""
         deadline, errors = perf_counter() + self.sensitivity_seconds, {}
-        expected = _call(module, component, component.inputs)
+        expected = _outputs(module, component)
         largest_first = sorted(layers, key=lambda each: _weight(each.layer).numel(), reverse=True)
         for each in largest_first:
             if errors and perf_counter() > deadline:
                 break
             original = _weight(each.layer)
             changed = each.put(module)
-            error = difference(_call(changed, component, component.inputs), expected).error
+            error = difference(_outputs(changed, component), expected).error
             each.take_out(changed, original)
             errors[each.name] = error if math.isfinite(error) else None
         measured = [
-            (each.choice(), each.use.calls, each.linear) for each in layers if each.name in errors and each.linear
+            (each.choice(), each.use.calls, type(each.layer), each.replacement)
+            for each in layers
+            if each.name in errors
         ]
         return lambda: {"sensitivity": sensitivity_section(measured, errors, len(layers), component.device)}
 
@@ -329,13 +334,19 @@ class _Layer:
         assert self.linear is not None
         return self.layer if isinstance(self.layer, nn.Linear) else self.linear
 
+    @property
+    def replacement(self) -> nn.Module:
+        """A separate layer with the quantised weight, which is called like the one that it replaces."""
+        assert self.linear is not None
+        return self.linear if isinstance(self.layer, nn.Linear) else Pointwise(self.linear)
+
     def put(self, module: nn.Module) -> nn.Module:
         """Put the quantised weight into the module, and return the module; a new one if it is itself a convolution."""
         assert self.linear is not None
         if isinstance(self.layer, nn.Linear):
             self.layer.weight = self.linear.weight
             return module
-        return _replaced(module, self.name, Pointwise(self.linear))
+        return _replaced(module, self.name, self.replacement)
 
     def take_out(self, module: nn.Module, weight: Tensor) -> None:
         """Undo `put`; `weight` is the original one."""
@@ -376,12 +387,14 @@ class _Reads(TorchFunctionMode):
 
 
 def _observed(module: nn.Module, component: Component, weights: Mapping[str, Tensor]) -> dict[str, _Use]:
-    """Call the module on all of its inputs; return how it reads each weight, by name."""
+    """Call the module twice on each of its inputs; return how it reads each weight, by name."""
     every: list[_Reads] = []
     for inputs in (*component.extra_inputs, component.inputs):
-        with _Reads(weights) as reads:
-            _call(module, component, inputs)
-        every.append(reads)
+        with _state_kept(component):
+            for _ in range(_CALLS):
+                with _Reads(weights) as reads:
+                    module(**inputs)
+                every.append(reads)
     uses = {}
     for name in weights:
         rows = tuple(sorted({rows for reads in every for rows in reads.products[name]}))
@@ -390,11 +403,19 @@ def _observed(module: nn.Module, component: Component, weights: Mapping[str, Ten
     return uses
 
 
-def _call(module: nn.Module, component: Component, inputs: Mapping[str, Any]) -> Outputs:
-    """Return the output of a call, and restore the state."""
+def _outputs(module: nn.Module, component: Component) -> Outputs:
+    """Return the outputs of calls in a row."""
+    with _state_kept(component):
+        calls = [to_host(**{f"call_{call}": module(**component.inputs)}) for call in range(_CALLS)]
+    return {path: leaf for outputs in calls for path, leaf in outputs.items()}
+
+
+@contextmanager
+def _state_kept(component: Component) -> Iterator[None]:
+    """After the block, restore the component's state."""
     restore = component.keep_state()
     try:
-        return to_host(output=module(**inputs))
+        yield
     finally:
         restore()
 

@@ -15,6 +15,7 @@ from profiling.components.component import Component
 from profiling.components.outputs import difference, to_host
 from profiling.errors import InputError
 from profiling.roofline.work import work_of
+from profiling.variants import gains
 from profiling.variants.quantize import Pointwise, Quantize, _Use
 from profiling.variants.recipe import Recipe
 
@@ -122,6 +123,26 @@ def test_each_layer_alone_has_its_error_and_its_time(prepared):
     alone = next(layer.rel_l2 for layer in section.layers if layer.name == "first")
     assert alone == pytest.approx(net.error(), rel=1e-3), "as if only this layer were quantised"
     assert found.error() > max(errors) / 2
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(nn.Conv1d, (5,)), (nn.Conv2d, (5, 3)), (nn.Conv3d, (5, 3, 2))])
+def test_a_convolution_is_timed_as_the_convolution_that_it_was(kind, shape, tmp_path, monkeypatch):
+    timed = []
+
+    def medians(before, after, _):
+        before(), after()
+        timed.append([type(each.args[0]) for each in (before, after)])
+        return 2.0, 1.0
+
+    monkeypatch.setattr(gains, "interleaved_medians", medians)
+    monkeypatch.setattr(Quantize, "_quantiser", lambda self: rounded)
+    net = component(nn.Sequential(kind(4, 6, 1), nn.GELU(), kind(6, 4, 1, bias=False)), torch.ones(()))
+    net = replace(net, inputs={"input": torch.randn(1, 4, *shape)})
+    with torch.inference_mode():
+        step = Recipe(transforms=[Quantize(config=INT8, conv_1x1=True, sensitivity=True)]).prepare(net, tmp_path)
+        layers = step.explain()["sensitivity"].layers
+    assert timed == [[kind, Pointwise]] * 2
+    assert [(layer.ms.before, layer.ms.after) for layer in layers] == [(2.0, 1.0)] * 2
 
 
 @torchao
@@ -270,6 +291,29 @@ def test_a_layer_in_two_places_stays_if_one_of_its_names_does(options, left, tmp
     assert found.items() >= left.items()
     assert type(net.module.c.weight.data) is Rounded
     assert (net.module.d.weight is net.module.c.weight) is (left.get("d") is None)
+
+
+class Recurrent(nn.Module):
+    """A network whose first call has no state yet, and does not use one of its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.pass_on, self.state = nn.Linear(16, 16), nn.Linear(16, 16), None
+
+    def forward(self, x):
+        before = 0 if self.state is None else self.pass_on(self.state)
+        self.state = torch.tanh(self.enter(x) + before)
+        return self.state
+
+
+def test_a_layer_that_the_first_call_does_not_use_is_quantised_and_has_its_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(Quantize, "_quantiser", lambda self: rounded)
+    with torch.inference_mode():
+        net = component(Recurrent(), torch.randn(4, 16))
+        step = Recipe(transforms=[Quantize(config=INT8, sensitivity=True)]).prepare(net, tmp_path)
+        layers = step.explain()["sensitivity"].layers
+    assert step.recipe[0].choices.left == {}
+    assert {layer.name for layer in layers if layer.rel_l2 > 0} == {"enter", "pass_on"}
 
 
 class Refused(Rounded):
