@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Measures again what this folder holds: bash docs/results/measure.sh FOLDER NAME...   NAME is a function below.
+# Runs and printed tables go to FOLDER; docs/results/thin.py reduces a run to what is committed. Needs an H200 that nothing
+# else uses, and the packages of requirements.lock; `quantised` and the searches also torchao, `ray` also Ray and two GPUs.
+# Two jobs on two GPUs at the same time: start each with its own CUDA_VISIBLE_DEVICES and `taskset` on its own cores.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+[ $# -ge 2 ] || { sed -n '2,5p' "$0" | cut -c3-; exit 2; }
+out=$(mkdir -p "$1" && cd "$1" && pwd); shift
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+python=${PYTHON:-python3} EXTRA=${EXTRA:-} # EXTRA="scale=tiny device=cpu": try the commands of the runs
+
+run() { # NAME TARGET ARGUMENT...: a run in $out/NAME, with what it prints in $out/NAME.log
+  local name=$1 target=$2; shift 2
+  echo "$name: begins at $SECONDS s"
+  "$python" -m "profiling.$target" "$@" hydra.run.dir="$out/$name" $EXTRA >"$out/$name.log" 2>&1
+  echo "$name: exit code $? at $SECONDS s; $(tail -n 1 "$out/$name.log")"
+}
+table() { # NAME SCRIPT ARGUMENT...: what a benchmark prints, in $out/NAME.txt
+  local name=$1; shift
+  timeout "${LIMIT:-300}" "$python" "$@" >"$out/$name.txt" 2>"$out/$name.log"
+  echo "$name: exit code $? at $SECONDS s"; tail -n "${SHOW:-6}" "$out/$name.txt"
+}
+
+# h200/: tables of benchmarks
+skinny() { # tiles of linear layers for few rows, with launches in sequence and overlapping; then those that are in use
+  SHOW=40 table skinny_tiles benchmarks/skinny_tiles.py --rows 17
+  SHOW=40 table skinny_tiles_overlap benchmarks/skinny_tiles.py --rows 17 --overlap
+  table skinny_tiles_adaln benchmarks/skinny_tiles.py --rows 1 2 --layers adaln
+  SHOW=30 table skinny_linear benchmarks/skinny_linear.py
+}
+joules() { table energy benchmarks/energy.py; } # only where nothing else runs on the host
+packages() { LIMIT=400 SHOW=80 table aot_load benchmarks/aot_load.py --out "$out/aot_load"; }
+gpu_tests() { # one process: tests of energy measure the whole GPU
+  LIMIT=${LIMIT:-560} SHOW=30 table gpu_tests -m pytest -m gpu -n 0 -q -rf --timeout 240 ${TESTS:-tests}
+}
+regional() { # with REST=true the parts between the blocks are compiled, too
+  run "regional_${REST:-false}" generic_forward 'component=[world_model]' 'metric=[parity,latency,memory]' ceilings=off \
+    'variant=[baseline,compile_regional_cuda_graph,compile_cuda_graph]' compile_cache=cold seconds=12 trace=true \
+    "variant.compile_regional_cuda_graph.compiler.rest=${REST:-false}"
+}
+starts() { run starts generic_forward 'component=[world_model]' 'variant=[baseline,compile_cuda_graph]' starts=true seconds=12; }
+
+# folders of their own
+h200_energy() { run h200_energy generic_forward 'metric=[parity,latency,memory,energy]'; }
+quantised() { # COMPONENTS="world_model image_decoder": thin.py merges the runs of all four
+  local component common=(--config-dir=benchmarks/quantised prepare_timeout=100 compile_cache=shared seconds=35)
+  local eight=fp8_per_tensor,skinny_int8,skinny_fp8,fp8_weights
+  for component in ${COMPONENTS:-world_model world_model_step image_decoder audio_decoder}; do
+    local variants=baseline,compile_cuda_graph,channels_last_compile,${ONE_BY_ONE:-fp8_per_tensor_1x1,int8_dynamic_1x1,fp8_weights_1x1,int8_weights_1x1,fp8_per_row_1x1,int4_weights_1x1}
+    local extra=()
+    case $component in
+      world_model) variants=baseline,compile_regional_cuda_graph,${eight//,/_regional,}_regional,int8_dynamic_regional,skinny_bf16_regional ;;
+      world_model_step)
+        extra=(component.world_model_step.module.kernel=sdpa)
+        variants=baseline,cuda_graph,compile_cuda_graph,${eight//,/_compiled,}_compiled,skinny_bf16_compiled,int8_weights_cuda_graph ;;
+    esac
+    run "quantised_$component" generic_forward "${common[@]}" "component=[$component]" "variant=[$variants]" "${extra[@]}"
+  done
+}
+drift() { # of a quantised recipe over 300 frames, and what each layer costs
+  run drift generic_forward 'component=[world_model_frame]' 'variant=[baseline,fp8_per_tensor]' 'metric=[parity,latency,drift]' \
+    component.world_model_frame.module.kernel=sdpa variant.fp8_per_tensor.transforms.0.sensitivity=true seconds=20
+}
+int8_step() { # the step with AdaLN and gates in int8
+  run int8_step generic_forward 'component=[world_model_step]' 'variant=[baseline,cuda_graph,compile_cuda_graph]' \
+    component.world_model_step.module.weights=int8 seconds=30
+}
+search() { # COMPONENT, with BUDGET seconds
+  local inexact=()
+  [ "$1" = world_model_step ] && inexact=(max_rel_l2=0.03)
+  run "h200_tune_$1" tune "component=[$1]" "seconds=${BUDGET:-600}" compile_cache=shared prepare_timeout=300 "${inexact[@]}"
+}
+h200_tune_image_decoder() { search image_decoder; }
+h200_tune_world_model_step() { search world_model_step; }
+ray() { # on all GPUs; with CUDA_VISIBLE_DEVICES=0 on one, for the ratio of their times
+  run h200_ray_sweep generic_forward --multirun launcher=ray 'component=[audio_decoder]' 'variant=[baseline,cuda_graph]' \
+    'metric=[parity,latency]' seconds=2 ceilings=off 'seed=range(16)' retries=1 job_timeout=120 \
+    hydra.sweep.dir="$out/h200_ray_sweep"
+}
+
+for name; do
+  declare -F "$name" >/dev/null && [[ $name != run && $name != table && $name != search ]] || { echo "error: $name is none of: $(declare -F | cut -d' ' -f3 | grep -vE '^(run|table|search)$' | tr '\n' ' ')" >&2; exit 2; }
+  "$name"
+done

@@ -1,0 +1,78 @@
+"""Reduce runs to what is committed here: `python docs/results/thin.py RUN [RUN ...] docs/results/NAME`.
+
+Copies the records, the environment, the configuration, a search's winner and the files of a sweep's jobs, and renders
+`report.md` anew. Several runs, each of other components, become one. Removed are logs, traces, compiled files, and from
+the environment the variables and paths of the machine. A trace is reduced by `tests/data/traces/thin.py`.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+KEPT = ("config.yaml", "job.json", "sweep.json", "variant/*.yaml")
+#: An interpreter, and files of the machine: with their folders.
+PATHS = [(r"/\S*/bin/python[\d.]*", "python"), (r"(?:/[\w.-]+)+/(site-packages|dist-packages)/", r"\1/")]
+
+
+def without_paths(text: str) -> str:
+    """Return `text` without the folders of the machine that made it."""
+    for pattern, replacement in PATHS:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def merged_command(commands: list[str]) -> str:
+    """Return the command of all runs together: that of the first, with the components of all."""
+    found = [re.search(r"component=\[([^\]]*)\]", command) for command in commands]
+    if len(commands) == 1 or not all(found):
+        return commands[0]
+    names = dict.fromkeys(name for match in found if match for name in match[1].split(","))
+    return re.sub(r"component=\[[^\]]*\]", f"component=[{','.join(names)}]", commands[0])
+
+
+def thin(runs: list[Path], target: Path) -> None:
+    """Write the folder `target` from runs of one command each."""
+    target.mkdir(parents=True, exist_ok=True)
+    environments = [json.loads((run / "environment.json").read_text()) for run in runs]
+    environment = {**environments[0], "variables": {}}
+    environment["command"] = without_paths(merged_command([each["command"] for each in environments]))
+    (target / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+    records = "".join((run / "results.jsonl").read_text() for run in runs)
+    (target / "results.jsonl").write_text(without_paths(records))
+    for pattern in KEPT:
+        for file in sorted(runs[0].glob(pattern)):
+            copy = target / file.relative_to(runs[0])
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(without_paths(file.read_text()))
+
+
+def main() -> None:
+    """Reduce the runs, or each run of a sweep, and render the report."""
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
+    *runs, target = map(Path, sys.argv[1:])
+    if target.exists():
+        raise SystemExit(f"error: {target} exists; remove it first")
+    if missing := [
+        str(run) for run in runs if not (run / "environment.json").exists() and not (run / "sweep.json").exists()
+    ]:
+        raise SystemExit(f"error: no run and no sweep: {', '.join(missing)}")
+    if (runs[0] / "sweep.json").exists():
+        target.mkdir(parents=True)
+        shutil.copy(runs[0] / "sweep.json", target)
+        for run in sorted(runs[0].glob("*/environment.json")):
+            thin([run.parent], target / run.parent.name)
+    else:
+        thin(runs, target)
+    with tempfile.TemporaryDirectory() as folder:  # the report writes its files beside the records
+        copy = Path(shutil.copytree(target, Path(folder, target.name)))
+        subprocess.run([sys.executable, "-m", "profiling.report", str(copy)], check=True, stdout=subprocess.DEVNULL)
+        shutil.copy(copy / "report.md", target / "report.md")
+
+
+if __name__ == "__main__":
+    main()
