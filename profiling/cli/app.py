@@ -25,7 +25,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -37,6 +37,7 @@ from profiling.errors import (
     override,
     prepare_output,
     print_text,
+    printable,
     python_command,
     shell_words,
 )
@@ -421,6 +422,15 @@ def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
         hint = _where_it_is(group, name, folders) or f"{did_you_mean(name, options)} Available: {', '.join(options)}"
         return f"there is no {group or 'target'} {name!r}.{hint}"
     text = " ".join(str(error).split())
+    if isinstance(error, OverrideParseException) and error.override:
+        key, equals, _ = error.override.partition("=")
+        advice = (
+            "Complete its brackets, quotes and lists. A value with brackets, commas, quotes, = or letters beyond ASCII "
+            f"needs quotes within those of the shell: \"{printable(key, 100)}='...'\""
+            if equals
+            else "Write KEY=VALUE"
+        )
+        return f"cannot read {printable(error.override, 200)}. {advice}; --help shows the usage."
     if match := re.search(r"Could not override '([^']+)'", text):
         if match[1] in SWEEP_OPTIONS:
             return f"{match[1]}= is an option of a sweep. Add --multirun, or leave it out."
