@@ -83,7 +83,7 @@ def fit_line(frames: Array, values: Array) -> LineFit | None:
 
     Theil-Sen on the medians of blocks of neighbours. The intervals are widened by the autocorrelation of the blocks:
     otherwise some seconds in which the machine is slower would appear as a slope. Where a block keeps 0.6 of its
-    neighbour's noise, the 95% interval contains the slope in 89 of 100 series (62 without widening). Sources: Theil, A
+    neighbour's noise, the 95% interval contains the slope in 87 of 100 series (71 without widening). Sources: Theil, A
     rank-invariant method of linear and polynomial regression analysis (1950); Sen, Estimates of the regression
     coefficient based on Kendall's tau (1968).
     """

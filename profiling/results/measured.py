@@ -114,7 +114,9 @@ class SlowFrame(Section, frozen=True, kw_only=True):
 class SlowFrames(Section, frozen=True, kw_only=True):
     """Frames or calls above a threshold, and their causes. The usual time is the median, of a loop the steady one."""
 
-    threshold_ms: Annotated[float, about("those above it are slow", "ms")]
+    threshold_ms: Annotated[
+        float, about("those above it are slow; in a loop that never settles, if 20% above their neighbours, too", "ms")
+    ]
     count: Annotated[int, about("number of slow ones")]
     causes: Annotated[Mapping[str, int], about("slow ones by cause; each may have several")] = {}
     cause_ms: Annotated[
