@@ -26,6 +26,7 @@ from profiling.trace.operator_costs import (
     distinct_bytes,
     extent_of,
     is_custom,
+    stored_parts,
     union_bytes,
 )
 
@@ -78,7 +79,9 @@ def work_of(component: Component) -> Work:
     size = {
         "weights": weights_read,
         "inputs": recorder.bytes_by("inputs")[0],
-        "outputs": distinct_bytes(tensor for tensor in tensors_in(output) if not recorder.holds(tensor)),
+        "outputs": distinct_bytes(
+            part for tensor in tensors_in(output) for part in _stored(tensor) if not recorder.holds(part)
+        ),
         "state_read": state_read,
         "state_written": state_written + weights_written,
     }
@@ -175,9 +178,9 @@ class AccessRecorder(TorchDispatchMode):
 
 
 def _stored(tensor: Any) -> Iterator[Tensor]:
-    """Yield the tensors with storage: `tensor` itself, or those inside a tensor subclass (quantised weights)."""
+    """Yield the tensors with storage: `tensor`, or those in a sparse one or a subclass (a quantised weight)."""
     if not is_traceable_wrapper_subclass(tensor):
-        yield tensor
+        yield from stored_parts(tensor)
         return
     for name in tensor.__tensor_flatten__()[0]:
         yield from _stored(getattr(tensor, name))

@@ -8,7 +8,7 @@ them to operators of a profiler trace, which it runs again on the meta device wi
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -70,10 +70,25 @@ def union_bytes(extents: Iterable[Extent]) -> int:
     return min(covered, total)
 
 
+def stored_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors with an address: those in a sparse or nested one, else `tensor` itself."""
+    if tensor.is_nested:
+        return tensor.unbind()
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
+
+
+#: Operators that add up rows of their first argument, which are more bytes than they return.
+_BAGS = frozenset({_aten.embedding_bag, _aten._embedding_bag, _aten._embedding_bag_forward_only})
 #: Operators that read selected rows of their first argument, and the position of the argument with the row indices.
-_ROW_INDICES = {_aten.embedding: 1, _aten.index_select: 2}
+_ROW_INDICES = {_aten.embedding: 1, _aten.index_select: 2, **dict.fromkeys(_BAGS, 1)}
 #: Operators that read no more of their first argument than they return.
-_SELECTS = frozenset({_aten.embedding, _aten.index_select, _aten.index, _aten.gather, _aten.take})
+_SELECTS = frozenset({_aten.embedding, _aten.index_select, _aten.index, _aten.gather, _aten.take, _aten.take_along_dim})
 #: In-place operators that write as many elements as their source has, and keep the target's other elements.
 _PARTIAL_WRITES = frozenset({_aten.index_copy_, _aten.scatter_, _aten.index_put_})
 #: In-place operators that do not read what they overwrite.
@@ -106,17 +121,17 @@ def accesses_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     target, and may write a part of it (a slot of a ring). Custom operators count by their arguments, read whole; their
     in-place arguments count as overwritten, with at most as many bytes as the other arguments have.
     """
-    given = tensors_in((tuple(args), dict(kwargs)))
-    written = list(written_tensors(func, args, kwargs))
+    given = _stored_in((tuple(args), dict(kwargs)))
+    written = [part for tensor in written_tensors(func, args, kwargs) for part in stored_parts(tensor)]
     known = {address_of(tensor) for tensor in given}
-    fresh = [tensor for tensor in tensors_in(result) if address_of(tensor) not in known]
+    fresh = [tensor for tensor in _stored_in(result) if address_of(tensor) not in known]
     if (not written and not fresh) or (not given and "empty" in func._schema.name):
         return [], []
     targets = {id(tensor) for tensor in written}
     overwrites = is_custom(func) or "out" in func._schema.overload_name or func.overloadpacket in _OVERWRITES
     returned = sum(map(bytes_of, fresh))
     reads = [
-        _read(func, args, tensor, returned if position == 0 and func.overloadpacket in _SELECTS else None)
+        _read(func, args, tensor, _selected_bytes(func, args, returned) if position == 0 else None)
         for position, tensor in enumerate(given)
         if not (overwrites and id(tensor) in targets)
     ]
@@ -126,6 +141,21 @@ def accesses_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     return reads, [*writes, *(Access(tensor, bytes_of(tensor)) for tensor in fresh)]
 
 
+def _stored_in(tree: Any) -> list[Tensor]:
+    return [part for tensor in tensors_in(tree) for part in stored_parts(tensor)]
+
+
+def _selected_bytes(func: Any, args: Sequence[Any], returned: int) -> int | None:
+    """Return the most bytes that `func` reads of its first argument; None if it reads all of it."""
+    if func.overloadpacket in _BAGS:
+        return args[1].numel() * _row_bytes(args[0], 0)
+    return returned if func.overloadpacket in _SELECTS else None
+
+
+def _row_bytes(tensor: Tensor, dim: int) -> int:
+    return bytes_of(tensor) // max(1, tensor.shape[dim])
+
+
 def _read(func: Any, args: Sequence[Any], tensor: Tensor, selected_bytes: int | None) -> Access:
     size = bytes_of(tensor)
     if selected_bytes is None:
@@ -133,7 +163,7 @@ def _read(func: Any, args: Sequence[Any], tensor: Tensor, selected_bytes: int | 
     rows, row_bytes = None, 0
     if func.overloadpacket in _ROW_INDICES:
         rows = args[_ROW_INDICES[func.overloadpacket]]
-        row_bytes = size // max(1, tensor.shape[0 if func.overloadpacket is _aten.embedding else args[1]])
+        row_bytes = _row_bytes(tensor, args[1] if func.overloadpacket is _aten.index_select else 0)
     return Access(tensor, min(size, selected_bytes), rows, row_bytes)
 
 
@@ -174,22 +204,107 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
     return sdpa_backward_flop_count(gradient, query, key, value)
 
 
-def _mv(matrix: Any, *_: Any, **__: Any) -> int:
-    return 2 * matrix[0] * matrix[1]
+Formula = Callable[..., int]
 
 
-def _addmv(_bias: Any, matrix: Any, *_: Any, **__: Any) -> int:
-    return 2 * matrix[0] * matrix[1]
+def _of_tensors(formula: Formula) -> Formula:
+    """Mark a formula that is to be given tensors; torch's counter gives the others their shapes."""
+    formula._get_raw = True  # type: ignore[attr-defined]
+    return formula
 
 
-#: FLOP formulas, by name, for operators that torch's counter lacks; some versions of torch lack some of the operators.
-_FLOP_FORMULAS = {
+@_of_tensors
+def _product(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a product of matrices or vectors, or of batches of them.
+
+    Of a sparse matrix the stored values count; of two, whose common places are not known, nothing does. A complex
+    multiply-add is four of real numbers.
+    """
+    columns = b.shape[-1] if b.dim() > 1 else 1
+    if a.layout != torch.strided and b.layout != torch.strided:
+        return 0
+    if a.layout != torch.strided:
+        pairs = stored_parts(a)[-1].numel() * columns
+    elif b.layout != torch.strided:
+        pairs = stored_parts(b)[-1].numel() * a.shape[-2]
+    else:
+        pairs = a.numel() * columns
+    return 2 * pairs * (4 if a.is_complex() else 1)
+
+
+@_of_tensors
+def _added_product(_: Any, a: Tensor, b: Tensor, *__: Any, **___: Any) -> int:
+    return _product(a, b)
+
+
+@_of_tensors
+def _mkldnn_rnn(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of one direction of an LSTM layer: both matrices are read for each input."""
+    return _linears(x, (input_weight, hidden_weight))
+
+
+@_of_tensors
+def _cudnn_rnn(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
+    """Return the FLOPs of all layers and directions of an LSTM, GRU or RNN."""
+    return _linears(x, weights)
+
+
+@_of_tensors
+def _fused_attention(
+    query: Tensor,
+    _key: Any,
+    _value: Any,
+    _dim: Any,
+    _heads: Any,
+    into: Tensor,
+    _bias: Any,
+    out: Tensor,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Return the FLOPs of self-attention with its projections, as nn.MultiheadAttention calls it in eval mode."""
+    return _linears(query, (into, out)) + _scores(query)
+
+
+@_of_tensors
+def _fused_transformer_layer(x: Tensor, *weights: Any, **__: Any) -> int:
+    """Return the FLOPs of nn.TransformerEncoderLayer as one operator, which it calls in eval mode."""
+    return _linears(x, [each for each in weights if isinstance(each, Tensor)][:_LAYER_WEIGHTS]) + _scores(x)
+
+
+#: Tensors of a transformer layer before its masks: weights and biases of two projections, two norms, two linears.
+_LAYER_WEIGHTS = 12
+
+
+def _linears(x: Tensor, weights: Iterable[Tensor]) -> int:
+    """Return the FLOPs of applying each of the matrices among `weights` once to each vector of `x`."""
+    vectors = sum(part.numel() // part.shape[-1] for part in _sequences(x))
+    return 2 * vectors * sum(weight.numel() for weight in weights if weight.dim() == 2)
+
+
+def _scores(x: Tensor) -> int:
+    """Return the FLOPs of attention within each sequence of `x`: the scores, and their product with the values."""
+    return sum(2 * (2 * part.shape[-2] * part.numel()) for part in _sequences(x))
+
+
+def _sequences(x: Tensor) -> Sequence[Tensor]:
+    """Return the sequences of different lengths in a nested tensor, else `x` itself."""
+    return x.unbind() if x.is_nested else (x,)
+
+
+#: FLOP formulas, by name, for operators that torch's counter lacks or counts as real and dense; some versions of torch
+#: lack some of the operators.
+_FLOP_FORMULAS: Mapping[str, Formula] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_fused_attention_overrideable": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
-    "mv": _mv,
-    "addmv": _addmv,
+    **dict.fromkeys(("mm", "bmm", "mv", "_sparse_mm"), _product),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv", "_sparse_addmm", "_addmm_activation"), _added_product),
+    "mkldnn_rnn_layer": _mkldnn_rnn,
+    "_cudnn_rnn": _cudnn_rnn,
+    "_native_multi_head_attention": _fused_attention,
+    "_transformer_encoder_layer_fwd": _fused_transformer_layer,
 }
 
 

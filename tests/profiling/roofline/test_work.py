@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from profiling.roofline.work import Work, roofline_of, work_of
+from profiling.trace.operator_costs import counted_flops
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +107,93 @@ def test_an_embedding_counts_the_rows_that_it_reads_and_unused_weights_count_not
     work = work_of(component(Words(), ids=ids))
     assert work.bytes["weights"] == 4 * (3 * 16 + 16 * 8), "three distinct rows, and the head"
     assert work.bytes["inputs"] == 8 * 4
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+_PROJECTIONS, _SCORES = 2 * 2 * 10 * (4 * 64 * 64), 2 * 2 * (10 * 10 * 64) * 2  # of 2 sequences of 10 tokens
+
+
+def test_attention_in_the_fused_kernel_of_eval_mode():
+    """In eval mode torch calls one operator for the whole layer, of which its FLOP counter knows nothing."""
+    assert work_of(component(_SelfAttention(), x=torch.randn(2, 10, 64))).flops == {"attention": _PROJECTIONS + _SCORES}
+
+
+def test_a_transformer_layer_in_the_fused_kernel_of_eval_mode():
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    expected = _PROJECTIONS + _SCORES + 2 * 2 * 10 * (2 * 64 * 128)
+    assert work_of(component(layer, src=torch.randn(2, 10, 64))).total_flops == expected
+    short = nn.TransformerEncoder(layer, 1)
+    padding = torch.tensor([[False] * 10, [False] * 4 + [True] * 6])  # torch leaves the padding out: 14 tokens
+    flops = work_of(component(short, src=torch.randn(2, 10, 64), src_key_padding_mask=padding)).total_flops
+    assert flops == 2 * 14 * (4 * 64 * 64 + 2 * 64 * 128) + 2 * 2 * ((10 * 10 + 4 * 4) * 64)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_a_recurrent_layer(kind, gates):
+    """Both matrices of each of two layers, in both directions, for each of 2 · 5 inputs."""
+    layer = kind(32, 64, 2, batch_first=True, bidirectional=True)
+    products = 2 * (gates * 64) * ((32 + 64) + (2 * 64 + 64))
+    assert work_of(component(layer, input=torch.randn(2, 5, 32))).flops == {"matmul": 2 * (2 * 5) * products}
+
+
+def test_a_recurrent_layer_of_cudnn():
+    """On a CUDA device an LSTM, GRU or RNN is one operator."""
+    weights = [torch.empty(shape, device="meta") for shape in ((256, 32), (256, 64), (256,), (256,))]
+    x, state = torch.empty(5, 2, 32, device="meta"), torch.empty(1, 2, 64, device="meta")
+    with counted_flops() as flops:
+        torch.ops.aten._cudnn_rnn(x, weights, 4, None, state, state, 2, 64, 0, 1, False, 0.0, False, False, [], None)
+    assert flops == {"matmul": 2 * (5 * 2) * 256 * (32 + 64)}
+
+
+def test_a_complex_product_is_four_real_ones():
+    a, b = (torch.randn(3, 8, 8, dtype=torch.complex64) for _ in range(2))
+    assert work_of(component(_Product(), a=a, b=b)).total_flops == 4 * (2 * 3 * 8**3)
+
+
+class _Product(nn.Module):
+    def forward(self, a, b):
+        return a @ b
+
+
+class _Graph(nn.Module):
+    """A layer of a graph network: its matrix has 50 edges."""
+
+    def __init__(self, layout) -> None:
+        super().__init__()
+        dense = torch.zeros(100, 200)
+        dense[torch.arange(50), torch.arange(50)] = 1.5
+        self.register_buffer("edges", dense.to_sparse(layout=layout))
+
+    def forward(self, x):
+        return self.get_buffer("edges") @ x
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS")  # torch calls it a beta
+@pytest.mark.parametrize(
+    ("layout", "indices"),
+    [(torch.sparse_coo, 2 * 50), (torch.sparse_csr, 101 + 50), (torch.sparse_csc, 201 + 50)],
+)
+def test_a_sparse_matrix_counts_the_values_that_it_has(layout, indices):
+    work = work_of(component(_Graph(layout), x=torch.randn(200, 16)))
+    assert work.flops == {"matmul": 2 * 50 * 16}
+    assert work.bytes["weights"] == 4 * 50 + 8 * indices
+    assert work.bytes["inputs"] == 4 * 200 * 16
+    assert work.bytes["outputs"] == 4 * 100 * 16
+
+
+def test_a_bag_of_embeddings_counts_the_rows_that_it_reads():
+    bag = nn.EmbeddingBag(1000, 16, mode="sum")
+    work = work_of(component(bag, input=torch.tensor([3, 7, 7, 900]), offsets=torch.tensor([0, 2])))
+    assert work.bytes["weights"] == 4 * 3 * 16, "three distinct rows"
+    assert work.traffic < 4 * 1000 * 16
 
 
 def test_shared_weights_count_once():
