@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.casting import floating_dtype
-from profiling.components.trees import keyed_tensors, map_tensors, tensors_in
+from profiling.components.trees import keyed_tensors, map_tensors, opened, tensors_in
 from profiling.errors import InputError, did_you_mean, reason_of
 
 #: Arguments of `forward` by name, or a function from a seed to such arguments.
@@ -140,14 +140,45 @@ def module(key: str) -> nn.Module:
 def inputs(
     _module: nn.Module, *, key: str, generator: torch.Generator, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return copies of the held inputs of the seed; with the module, those in its dtype are cast to `dtype`."""
+    """Return copies of the held inputs of the seed; with the module, those in its dtype are cast to `dtype`.
+
+    Objects such as a cache are copied too, since a call may change them; not those that the caller's function made.
+
+    Raises:
+        InputError: an object cannot be copied.
+
+    """
     held = _held(key)
     own = held.dtype if held.cast else None
+    drawn, memo = held.draw(generator.initial_seed()), dict[int, Any]()
 
     def placed(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device, dtype if tensor.dtype == own else tensor.dtype, copy=True)
 
-    return dict(map_tensors(placed, held.draw(generator.initial_seed())))
+    if callable(held.inputs):
+        return dict(map_tensors(placed, drawn))
+    return {name: _copy(content, placed, memo) for name, content in drawn.items()}
+
+
+def _copy(tree: Any, placed: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:
+    """Return `tree` with `placed` applied to its tensors and with copies of the objects in it.
+
+    Raises:
+        InputError: an object cannot be copied.
+
+    """
+    if isinstance(tree, Tensor):
+        return placed(tree)
+    node = opened(tree)
+    if node is not None:
+        return node.rebuild([_copy(value, placed, memo) for value in node.values])
+    try:
+        return copy.deepcopy(tree, memo)
+    except Exception as error:
+        raise InputError(
+            f"inputs: a {type(tree).__name__} cannot be copied ({reason_of(error)}). Pass a function `seed -> inputs` "
+            "that makes a new one."
+        ) from None
 
 
 def check_inputs(module: nn.Module | Callable[[], nn.Module], inputs: object, name: str) -> None:

@@ -248,7 +248,8 @@ def learning_calls(component: Component, seed: int) -> CheckCalls:
             if errors[-1] == 0:
                 break
         kept.keep_lazy(errors[0] <= errors[-1])
-    return check
+    # The second of these calls went on with the objects of the first; in a check each call begins with them as given.
+    return check_calls(component, component.call, seed) if component.kept.has_input_objects else check
 
 
 def check_calls(

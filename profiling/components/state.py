@@ -22,7 +22,7 @@ from profiling.components.snapshot import (
     restore,
     same,
 )
-from profiling.components.trees import tensors_in
+from profiling.components.trees import keyed_leaves, tensors_in
 
 #: A copy of a tensor that the first calls left unchanged is kept up to this size, since it costs nothing.
 _SMALL = 2**20
@@ -225,10 +225,27 @@ class State:
         self._start.structure, self._start.contents = now, []
 
     def restore_inputs(self) -> None:
-        """Put back the containers and the objects in the inputs, before their tensors are drawn again."""
+        """Put back the containers and the objects in the inputs, before their tensors are drawn again.
+
+        Not the objects between the two calls that show what calls change: what the first call makes once (the tensors
+        of a transformers StaticCache) would be made again by the second.
+        """
         if self._start is not None:
+            kept = self._object_structure() if len(self._observed) == 1 else Structure()
             contents = [each for each in self._contents if each[0].path.startswith("inputs")]
-            restore(contents, (kept for kept in self._tensors if kept.path.startswith("inputs")))
+            restore(
+                [each for each in contents if each[0].key not in kept.contents],
+                [t for t in self._tensors if t.path.startswith("inputs") and id(t.tensor) not in kept.tensors],
+            )
+
+    @property
+    def has_input_objects(self) -> bool:
+        """Whether there are objects among the inputs that a call may change."""
+        return bool(self._object_structure().contents)
+
+    def _object_structure(self) -> Structure:
+        leaves = (leaf for _, leaf in keyed_leaves(self._inputs) if not isinstance(leaf, Tensor))
+        return Structure.of({f"inputs{number}": leaf for number, leaf in enumerate(leaves)})
 
     def observe(self) -> None:
         """Look at what a call has left; only after the first two calls."""
@@ -307,13 +324,15 @@ class State:
     def _learn(self, start: Snapshot, first: Structure, second: Structure) -> None:
         contents, rewound, counting, reassigned, flagged = [], [], [], [], []
         lazy: dict[int, Any] = {}  # by the id of a tensor that the first call made: what was in its place
-        known = start.structure.contents
+        known, objects = start.structure.contents, self._object_structure().contents
         for key, (holder, before) in known.items():
             after = first.contents[key][1] if key in first.contents else before
             latest = second.contents[key][1] if key in second.contents else after
             change = _Change(holder, before, after, latest)
             content, made = change.settled(first, known)
-            if flags := change.flags():
+            if holder.path.startswith("inputs") and key not in objects:  # given anew to both calls
+                content, made = dict(before), {}
+            elif flags := change.flags():
                 content = content | flags
                 flagged.append(holder)
             contents.append((holder, content))

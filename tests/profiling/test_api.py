@@ -4,6 +4,7 @@ import gc
 import random
 import subprocess
 import sys
+import threading
 import weakref
 from dataclasses import dataclass
 from functools import partial
@@ -211,6 +212,37 @@ def test_everything_is_left_as_it_was():
         torch.use_deterministic_algorithms(False)
     assert result.records[0].status == "ok"
     assert result.records[0].dtype == "bfloat16"
+
+
+class Cache:
+    """Keys of the calls so far, as a transformers DynamicCache has them; forward assigns longer ones."""
+
+    def __init__(self) -> None:
+        self.keys = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Decoder(nn.Module):
+    """Averages over the cache, after the input has been appended to it."""
+
+    def forward(self, x, cache, again=None):
+        assert again in (None, cache), "they were one object"
+        cache.keys = torch.cat([cache.keys, x])
+        return cache.keys.mean(0), cache
+
+
+def test_a_cache_among_the_inputs_is_copied_and_each_module_begins_with_it_as_it_was():
+    cache = Cache()
+    before = cache.keys
+    (record,) = profiling.profile(Decoder(), {"x": torch.ones(1, 8), "cache": cache, "again": cache}, **ONE).records
+    assert record.status == "ok", record.reason
+    assert cache.keys is before
+
+
+def test_an_input_that_cannot_be_copied_is_one_line():
+    cache = Cache()
+    cache.lock = threading.Lock()
+    with pytest.raises(InputError, match=r"inputs: a Cache cannot be copied .*Pass a function `seed -> inputs`"):
+        profiling.profile(Decoder(), {"x": torch.ones(1, 8), "cache": cache}, **ONE)
 
 
 def test_a_result_for_the_old_inputs_fails():

@@ -382,10 +382,42 @@ def test_a_cache_of_transformers_as_an_input(cache):
     component = language(None, given=cache)
     check = outputs_of(component, CHECK_SEED, repeat=True)
     assert difference(check.repeated, check.calls[0]).error == 0  # pyright: ignore[reportArgumentType]
+    assert difference(check.calls[1], check.calls[0]).error == 0, "each call gets the cache as it was given"
     assert any(path.startswith("inputs['cache']") for path in component.kept.counting)
     component.reset()
     component.refill(CHECK_SEED)
+    layer = component.inputs["cache"].layers[0] if cache == "static" else None
+    keys = None if layer is None else layer.keys.data_ptr()
     for _ in range(10):
+        component.kept.rewind()
+        output = component.call()
+    torch.testing.assert_close(output, check.calls[0]["output",].numbers)
+    if layer is not None:
+        assert layer.keys.data_ptr() == keys, "the first call makes them, and no timed call makes them again"
+
+
+class AppendsToLists(nn.Module):
+    """Changes a list among its inputs, and one in an object."""
+
+    def forward(self, x, history, store):
+        history.append(x)
+        store.items.append(x)
+        return x * len(history) + sum(store.items)
+
+
+def test_lists_and_objects_among_the_inputs_are_put_back_before_each_call():
+    def make(generator):
+        return {"x": torch.randn(3, generator=generator), "history": [], "store": SimpleNamespace(items=[])}
+
+    inputs = make(torch.Generator().manual_seed(0))
+    component = Component("appends", AppendsToLists(), inputs, make, CPU, torch.float32, 1, "random")
+    check = outputs_of(component, 0, repeat=True)
+    assert difference(check.calls[1], check.calls[0]).error == 0
+    assert difference(check.repeated, check.calls[0]).error == 0  # pyright: ignore[reportArgumentType]
+    assert set(component.kept.counting) == {"inputs['history']", "inputs['store'].items"}
+    component.reset()
+    component.refill(0)
+    for _ in range(3):
         component.kept.rewind()
         output = component.call()
     torch.testing.assert_close(output, check.calls[0]["output",].numbers)
