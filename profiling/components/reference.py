@@ -9,20 +9,22 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.components.build import Blueprint
 from profiling.components.casting import Form, bytes_to_float32
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
-from profiling.components.outputs import Difference, Outputs, difference, readable, to_host
-from profiling.components.trees import dotted, form_of, keyed_leaves
+from profiling.components.outputs import Difference, Outputs, Path, difference, leaf_errors, readable, to_host
+from profiling.components.trees import dotted, form_of, keyed_leaves, map_tensors
 from profiling.errors import InputError, reason_of
 from profiling.machine.memory import free_bytes
 from profiling.results.record import FP32_EAGER
@@ -298,6 +300,58 @@ def _again(component: Component, seed: int, *, reseed: bool) -> Outputs:
         _seed_generators(seed)
     component.refill(seed)
     return to_host(output=component.call(), inputs=component.inputs)
+
+
+def rounding_effects(component: Component, seed: int) -> dict[Path, float]:
+    """Return how far rounding errors move each output of the module, called eagerly; empty where nothing moves.
+
+    The calls of the check are made twice, once with a small error in the result of each operator. It is empty too where
+    the module cannot be called so.
+    """
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    rounding = _Rounding(component.device)
+
+    def run() -> Any:
+        with rounding:
+            return component.call()
+
+    with suppress(Exception), eager:
+        calls = [check_calls(component, each, seed).calls for each in (component.call, run)]
+        return effects(zip(*calls, strict=True))
+    return {}
+
+
+def effects(pairs: Iterable[tuple[Outputs, Outputs]]) -> dict[Path, float]:
+    """Return the largest error of each leaf that differs in a pair of outputs of one structure."""
+    largest: dict[Path, float] = {}
+    for one, other in pairs:
+        for each in leaf_errors(other, one):
+            if each.error > largest.get(each.path, 0.0):
+                largest[each.path] = each.error
+    return largest
+
+
+#: Error of an operator, in roundings of its dtype: as far as sums of some thousand terms in two orders may differ.
+_ROUNDINGS = 8
+
+
+class _Rounding(TorchDispatchMode):
+    """Makes the floating-point results of operators a little larger or smaller, at random."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._generator = torch.Generator(device).manual_seed(0)  # the global one's numbers are the module's
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_view = any(each.alias_info is not None for each in func._schema.returns)
+        return result if is_view else map_tensors(self._rounded, result)
+
+    def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype not in (torch.float32, torch.float64) or tensor.layout != torch.strided or tensor.is_nested:
+            return tensor
+        share = torch.rand(tensor.shape, generator=self._generator, device=tensor.device, dtype=tensor.dtype)
+        return tensor * (1 + (2 * share - 1) * _ROUNDINGS * torch.finfo(tensor.dtype).eps)
 
 
 @contextmanager

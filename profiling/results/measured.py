@@ -249,6 +249,10 @@ class ParityCheck(Section, frozen=True, kw_only=True):
     repeat_rel_l2: Annotated[
         float | None, about("difference of two eager calls from the same inputs and state; absent where equal")
     ] = None
+    rounding_rel_l2: Annotated[
+        float | None,
+        about("difference of eager from itself after a rounding error in each operator; where that sets the tolerance"),
+    ] = None
     max_abs: Annotated[float | None, about("largest absolute difference", "the output's unit")] = None
     outputs: Annotated[
         tuple[OutputError, ...], about("errors of single outputs and of inputs that were changed, the worst 16 first")

@@ -107,3 +107,99 @@ def test_similarity_against_its_definition():
 def test_options_that_eager_would_fail_are_refused(wrong):
     with pytest.raises(InputError):
         Parity(**wrong)
+
+
+class Noisy(nn.Module):
+    """Adds noise of its own to its input, as a GAN's generator or a sampler does."""
+
+    def __init__(self, level):
+        super().__init__()
+        self.level = level
+
+    def forward(self, x):
+        return x + self.level * torch.randn(x.shape)
+
+
+class Iterated(nn.Module):
+    """Applies one layer many times: each time, differences grow by a factor of about `gain`, until they are bounded."""
+
+    def __init__(self, gain, times=40):
+        super().__init__()
+        self.times = times
+        self.weight = nn.Parameter(torch.linalg.qr(torch.randn(64, 64))[0] * gain)
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = torch.sin(x @ self.weight)
+        return x
+
+
+def checked(module, run=None, size=8):
+    """Return what the check finds of `run(component)`, by default the eager call itself."""
+
+    def make(generator):
+        return {"x": torch.randn(4, size, generator=generator)}
+
+    made = Component("c", module, make(torch.Generator()), make, torch.device("cpu"), torch.float32, 1, "random")
+    eager = outputs_of(made, CHECK_SEED, repeat=True)
+    step = Step(run=made.call if run is None else run(made))
+    return Parity().measure(Subject(made, step, Reference(eager, eager), None, 0))
+
+
+@pytest.mark.parametrize("level", [0.1, 5.0])
+def test_a_random_network_is_right_where_it_draws_the_numbers_of_eager(level):
+    assert checked(Noisy(level)).problem is None
+
+
+def test_a_random_network_that_draws_other_numbers_may_differ_by_twice_their_effect():
+    def other(made):
+        generator = torch.Generator().manual_seed(1)
+        return lambda: made.inputs["x"] + 0.1 * torch.randn(4, 8, generator=generator)
+
+    right = checked(Noisy(0.1), other)
+    assert right.problem is None
+    assert right.sections["parity"].tolerance == pytest.approx(2 * right.sections["parity"].repeat_rel_l2)
+    assert checked(Noisy(0.1), lambda made: lambda: made.inputs["x"] * 1.5).problem is not None
+
+
+def test_where_any_output_would_pass_for_a_random_one_parity_cannot_tell():
+    (_, reason) = checked(Noisy(5.0), lambda made: lambda: made.inputs["x"] * 1.0).problem
+    assert reason.startswith("parity: cannot tell: nondeterministic")
+    assert "inductor draws its own" not in reason
+
+
+def rounded(made):
+    """Return a call that differs from eager in the last bit of what it is given."""
+    return lambda: made.module(made.inputs["x"] * (1 + torch.finfo(torch.float32).eps))
+
+
+def test_rounding_errors_that_a_network_amplifies_are_no_fault():
+    measured = checked(Iterated(3.0, 9), rounded, size=64)
+    section = measured.sections["parity"]
+    assert section.rel_l2 > 1e-4, "more than the least tolerance"
+    assert measured.problem is None
+    assert section.tolerance == pytest.approx(2 * section.rounding_rel_l2)
+
+
+def test_where_rounding_errors_alone_change_everything_parity_cannot_tell():
+    module = Iterated(6.0)
+    assert checked(module, size=64).problem is None, "eager's own numbers"
+    (_, reason) = checked(module, rounded, size=64).problem
+    assert reason.startswith("parity: cannot tell: rounding errors alone change eager's own output by relative L2 1")
+
+
+def test_a_network_that_amplifies_nothing_excuses_nothing():
+    measured = checked(Iterated(0.9), lambda made: lambda: made.call() * 1.001, size=64)
+    assert measured.problem is not None
+    assert measured.sections["parity"].tolerance == pytest.approx(1e-4)
+
+
+def test_a_module_that_a_transform_broke_is_not_its_own_excuse():
+    def broken(made):
+        with torch.no_grad():
+            made.module.weight.mul_(1.01)
+        return made.call
+
+    measured = checked(Iterated(0.9), broken, size=64)
+    assert measured.problem is not None
+    assert "cannot tell" not in measured.problem[1]
