@@ -146,7 +146,7 @@ def perform(folder: Path, options: SweepOptions, task: JobTask, launch: Launch, 
             for job in _silent(folder):
                 write_job(folder, replace(job, state="waiting", tries=job.tries - 1, reason="interrupted"))
             failure = "interrupted; finished cells are kept"
-            if options.launcher == "slurm":
+            if options.engine == "slurm":
                 failure += ", and jobs that Slurm has go on (scancel ends them)"
     ended = read_sweep(folder)
     jobs = ended.jobs

@@ -106,7 +106,7 @@ def _best_section(data: SweepData) -> Section:
     names = _titles(data.keys, ("component", "device", "job"))
     columns = (
         Column[Contest]("component", lambda row: row.component, wrap=26),
-        *(Column[Contest](names[key], _work_value(key)) for key in keys),
+        *(Column[Contest](names[key], _work_value(key), wrap=26) for key in keys),
         Column[Contest](
             "device", lambda row: row.device, wrap=20, depth="console" if len(data.devices) > 1 else "page"
         ),
@@ -148,7 +148,7 @@ def _across_table(data: SweepData, keys: Sequence[str], names: Mapping[str, str]
 
     columns = [
         Column[_Same]("component", lambda row: row[0].component, wrap=26),
-        *(Column[_Same](names[key], lambda row, key=key: row[0].work.get(key)) for key in keys),
+        *(Column[_Same](names[key], lambda row, key=key: row[0].work.get(key), wrap=26) for key in keys),
     ]
     for device in data.devices:
         columns += [
@@ -183,7 +183,7 @@ def _repeated_section(data: SweepData) -> Section:
     names = _titles(data.keys, ("component", "device", "variant", "jobs"))
     columns = (
         Column[_Repeat]("component", lambda row: row[0].component, wrap=26),
-        *(Column[_Repeat](names[key], lambda row, key=key: row[0].work.get(key)) for key in works),
+        *(Column[_Repeat](names[key], lambda row, key=key: row[0].work.get(key), wrap=26) for key in works),
         *([Column[_Repeat]("device", lambda row: row[0].device, wrap=16)] if len(data.devices) > 1 else []),
         Column[_Repeat]("variant", lambda row: row[1].middle.record.variant, wrap=26),
         *(Column[_Repeat](names[key], _value_of_repeated(key), wrap=14) for key in recipes),
@@ -210,7 +210,7 @@ def _jobs_section(data: SweepData) -> Section:
     lines += [f"job {run.job.number}: {'; '.join(run.damage)}" for run in data.runs if run.damage]
     columns = (
         Column[SweptRun]("job", lambda row: row.link, "text"),
-        *(Column[SweptRun](names[key], lambda row, key=key: row.values.get(key)) for key in data.keys),
+        *(Column[SweptRun](names[key], lambda row, key=key: row.values.get(key), wrap=26) for key in data.keys),
         Column[SweptRun]("state", lambda row: row.job.state),
         Column[SweptRun]("exit code", lambda row: row.job.exit_code, "count"),
         Column[SweptRun]("reason", lambda row: row.job.reason, wrap=40),
@@ -240,7 +240,7 @@ def _pivot_section(data: SweepData) -> Section:
     is_wide = len(variants) <= _MOST_VARIANTS
     columns = (
         Column[_Row]("job", lambda row: row.run.link),
-        *(Column[_Row](names[key], lambda row, key=key: row.value(key)) for key in data.keys),
+        *(Column[_Row](names[key], lambda row, key=key: row.value(key), wrap=26) for key in data.keys),
         *([Column[_Row]("device", lambda row: row.run.device, wrap=16)] if len(data.devices) > 1 else []),
         Column[_Row]("component", lambda row: row.component),
         *(Column[_Row](variant, _time_of(variant), "ms") for variant in variants if is_wide),
@@ -407,17 +407,34 @@ def _shortened(lines: Sequence[str], noun: str) -> tuple[str, ...]:
 
 
 def _doubt_lines(contests: Sequence[Contest]) -> tuple[str, ...]:
-    """Return the doubts that have words, each once with the components that it concerns."""
-    concerned: dict[Doubt, list[str]] = {}
+    """Return the doubts that have words, each once with the rows that it concerns."""
+    concerned: dict[Doubt, list[Contest]] = {}
     for contest in contests:
         for doubt in contest.doubts:
             if doubt.words:
-                concerned.setdefault(doubt, []).append(contest.component)
-    lines = [
-        f"! {doubt.mark} ({listed(list(dict.fromkeys(components)))}): {doubt.words}."
-        for doubt, components in concerned.items()
-    ]
+                concerned.setdefault(doubt, []).append(contest)
+    rows = Counter(contest.component for contest in contests)
+    lines = [f"! {doubt.mark} ({_names(found, rows)}): {doubt.words}." for doubt, found in concerned.items()]
     return _shortened(lines, "doubt")
+
+
+def _names(contests: Sequence[Contest], rows: Mapping[str, int]) -> str:
+    """Return the components of rows, with the jobs in the last column where a component has several of the `rows`."""
+    jobs: dict[str, list[str]] = {}
+    for contest in contests:
+        number = [str(contest.fastest.run.job.number)] if contest.fastest and rows[contest.component] > 1 else []
+        jobs.setdefault(contest.component, []).extend(number)
+    return listed(
+        [
+            f"{component} in job{'s' * (len(numbers) > 1)} {_few(numbers)}" if numbers else component
+            for component, numbers in jobs.items()
+        ]
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return the names, of many the first two."""
+    return listed(names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"])
 
 
 def _work_value(key: str) -> Callable[[Contest], str | None]:
@@ -506,7 +523,7 @@ def _marks_in_run(row: _Row) -> str | None:
 def _hosts(row: _Item) -> str | None:
     """Return the hosts of the jobs by name, of many the first two."""
     hosts = sorted({run.job.host for run in row[1] if run.job.host})
-    return listed(hosts if len(hosts) <= 3 else [*hosts[:2], f"{len(hosts) - 2} more"]) if hosts else None
+    return _few(hosts) if hosts else None
 
 
 def _in_use(row: _Item) -> int | None:

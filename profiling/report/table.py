@@ -40,8 +40,8 @@ from profiling.report.format import ABSENT, UNITS, Kind, Link, Value, escaped, n
 #: The first rendering that has room for something: the console, else `report.md`, else `report.html`.
 Depth = Literal["console", "report", "page"]
 _DEPTHS: tuple[Depth, ...] = ("console", "report", "page")
-#: Characters of a console line.
-WIDTH = 100
+#: Characters of a console line; and those of a word, a path for example, after which a wrapped column breaks it.
+WIDTH, LONG_WORD = 100, 50
 
 Row = TypeVar("Row")
 
@@ -210,8 +210,9 @@ class _Wrapper(textwrap.TextWrapper):
 
 
 def _wrapped(text: str, most: int) -> str:
-    """Break a text into lines of at most `most` characters; words stay whole, whatever their length."""
-    return "\n".join(_Wrapper(most, break_long_words=False).wrap(text))
+    """Break a text into lines of at most `most` characters; words of up to `LONG_WORD` stay whole."""
+    lines, most = _Wrapper(most, break_long_words=False).wrap(text), max(most, LONG_WORD)
+    return "\n".join(line[start : start + most] for line in lines for start in range(0, len(line), most))
 
 
 def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]]) -> list[int]:

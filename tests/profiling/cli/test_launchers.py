@@ -12,7 +12,7 @@ import time
 import pytest
 import slurm_standin
 
-from profiling.cli import launchers
+from profiling.cli import launchers, sweep
 from profiling.machine import places
 from profiling.results.sweep import read_sweep
 
@@ -192,6 +192,20 @@ def test_slurm_hands_out_the_gpus(start_sweep, tmp_path, monkeypatch):
         "partition": "gpus",
         "time": "10",
     }
+
+
+@needs("hydra_submitit_launcher")
+@pytest.mark.parametrize("words", [(), ("hydra/launcher=submitit_local",)])
+def test_an_interrupt_says_what_ends_the_jobs_that_go_on(start_sweep, tmp_path, monkeypatch, words):
+    def interrupted(numbers):
+        raise KeyboardInterrupt
+
+    slurm_standin.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setattr(sweep, "launch_with", lambda *_: interrupted)
+    swept = start_sweep("launcher=slurm", *words, "seed=0,1")
+    assert swept.code == 130
+    assert ("scancel" in swept.err) is (not words)
 
 
 _CLUSTER = """

@@ -197,6 +197,24 @@ def test_repetitions_that_differ_by_more_than_equal_code_are_doubted(tmp_path: P
     assert line.startswith("! jobs differ (net): p50 of baseline is 0.6000 to 37.00 ms in 3 jobs")
 
 
+def test_a_doubt_names_the_job_where_several_rows_have_its_component(tmp_path: Path) -> None:
+    def near(n: int) -> tuple[Record, ...]:
+        return (*pair("net", 8.0 * n, 4.0 * n), cell("net", "cuda_graph", 4.02 * n))
+
+    jobs = [Job(f"component.net.inputs.batch={n}", near(n)) for n in (1, 2)]
+    heads = [line.partition(":")[0] for line in sections(plant(tmp_path / "two", *jobs))["best"].lines]
+    assert len(heads) == 1
+    assert heads[0].endswith("(net in jobs 0 and 1)")
+    (line,) = sections(plant(tmp_path / "one", jobs[0]))["best"].lines
+    assert line.partition(":")[0].endswith("(net)")
+
+
+def test_values_as_long_as_a_line_do_not_widen_the_tables(tmp_path: Path) -> None:
+    jobs = [Job(f"component.net.checkpoint={'/folder' * 40}/{n}.pt", pair("net", 8.0, 4.0)) for n in (1, 2)]
+    text = write_sweep_report(plant(tmp_path / "s", *jobs))
+    assert max(map(len, text.splitlines()[:-2])) <= 100
+
+
 def test_a_p99_that_is_not_shown_is_no_doubt(tmp_path: Path) -> None:
     metrics = clocks(4.0, half=0.004, n=98)
     few = (cell("net", "baseline", 8.0), cell("net", "compile", 4.0, metrics=metrics, speedup=faster(2.0)))

@@ -173,6 +173,15 @@ def test_a_long_text_goes_on_below_itself() -> None:
     assert words in markdown(build(Row("x"), columns=columns))
 
 
+def test_a_word_as_long_as_a_line_goes_on_below_itself() -> None:
+    path = "/folder" * 40
+    columns = (COLUMNS[0], Column[Row]("checkpoint", lambda row: path, wrap=30))
+    text = console(build(Row("x"), columns=columns))
+    assert max(map(len, text.splitlines())) <= 100
+    assert path in "".join(text.split())
+    assert path in markdown(build(Row("x"), columns=columns))
+
+
 def test_a_table_without_rows_is_nothing() -> None:
     table = build()
     assert not table
