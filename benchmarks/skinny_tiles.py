@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import itertools
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -66,51 +67,80 @@ def summed(name, out):
     return out.sum(0) if name in SPLIT else out
 
 
+class Chosen(threading.local):
+    """The tile of this thread's products; None: that of `choose_tile`."""
+
+    tile = None
+
+
+chosen = Chosen()
+
+
+def run_tile(tile, form, x, operands):
+    """Return what a form computes with a tile."""
+    chosen.tile = tile
+    try:
+        return form(x, *operands)
+    finally:
+        chosen.tile = None
+
+
+def compile_all(names, rows, weights, overlap):
+    """Compile the kernels of all tiles at the same time: a tenth of the time of one after the other."""
+
+    def compile_one(job):
+        (name, each_rows), kind, tile = job
+        n, k = SHAPES.get(name, ADALN)
+        x = torch.zeros(each_rows, k, dtype=torch.bfloat16, device="cuda")
+        stored = torch.zeros(n, k, dtype=torch.int8 if kind == "int8" else torch.float8_e4m3fn, device="cuda")
+        operands = stored, torch.zeros(n, dtype=x.dtype, device="cuda"), torch.zeros(n, device="cuda")
+        with contextlib.suppress(Exception), switched(overlap):  # the search names what a tile fails with
+            run_tile(tile, forms(name)[1], x, operands)
+
+    jobs = [
+        (shape, kind, tile)
+        for shape, kind in itertools.product(itertools.product(names, rows), weights)
+        for tile in tiles(*shape)
+    ]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(compile_one, jobs))
+    torch.cuda.synchronize()
+    print(f"{len(jobs)} kernels compiled\n", flush=True)
+
+
 def search(name, rows, weights, overlap):
     """Print the fastest tiles of a layer."""
-    from models import skinny_linear_triton as module
+    from models.skinny_linear_triton import choose_tile
 
-    _, ours = forms(name)
+    _, form = forms(name)
     x, operands = draw(name, rows, 1 if name == "adaln" else LAYERS)
-    chosen = module.choose_tile
-    bf16_us = timed(ours, x, operands, overlap)
     stored = in_8_bits(operands, weights)
     exact = widened_product(name, x, *stored[0])
     n, k = SHAPES.get(name, ADALN)
-    now = chosen(n, k, rows, 1, split=name in SPLIT)
+    now = choose_tile(n, k, rows, 1, split=name in SPLIT)
     candidates = list(dict.fromkeys([now, *tiles(name, rows)]))
-
-    def compile_and_check(tile):
-        module.choose_tile = lambda *_, **__: tile
-        out = summed(name, ours(x, *stored[0])).float()
-        return float((out - exact).norm() / exact.norm())
-
     times, failed = {}, []
-    try:
+    with switched(overlap):
+        bf16_us = device_us(lambda *each: form(x, *each), operands)
         for tile in candidates:
             try:
-                error = compile_and_check(tile)
-                if error > MOST_ERROR:
+                out = summed(name, run_tile(tile, form, x, stored[0])).float()
+                error = float((out - exact).norm() / exact.norm())
+                if not error <= MOST_ERROR:
                     failed.append(f"{label(tile)}: wrong, error {error:.2g}")
                     continue
-                times[tile] = timed(ours, x, stored, overlap)
+                times[tile] = device_us(lambda *each, tile=tile: run_tile(tile, form, x, each), stored)
             except Exception as refused:
                 failed.append(f"{label(tile)}: {type(refused).__name__}: {str(refused).splitlines()[0][:80]}")
-    finally:
-        module.choose_tile = chosen
     best = sorted(times, key=times.__getitem__)
-    row = ", ".join(f"{times[tile]:.2f} ({label(tile)})" for tile in best[:SHOWN])
-    now_us = times.get(now)
-    print(f"{name}, {rows} rows, {weights}: bf16 {bf16_us:.2f} µs; now {now_us and f'{now_us:.2f}'} ({label(now)})")
-    print(f"  best {bf16_us / times[best[0]]:.2f}x: {row}" if best else "  no tile ran")
+    now_us = f"{times[now]:.2f}" if now in times else "failed"
+    print(f"{name}, {rows} rows, {weights}: bf16 {bf16_us:.2f} µs; now {now_us} ({label(now)})")
+    if best:
+        row = ", ".join(f"{times[tile]:.2f} ({label(tile)})" for tile in best[:SHOWN])
+        print(f"  best {bf16_us / times[best[0]]:.2f}x: {row}")
     if failed:
         print(f"  {len(failed)} of {len(candidates)} tiles did not count: {'; '.join(failed[:3])}")
     sys.stdout.flush()
-
-
-def timed(form, x, operands, overlap):
-    with switched(overlap):
-        return device_us(lambda *each: form(x, *each), operands)
 
 
 def switched(overlap):
@@ -120,35 +150,6 @@ def switched(overlap):
     from models.overlapped_launch_triton import overlapped_launches
 
     return overlapped_launches()
-
-
-def compile_all(names, rows, weights, overlap):
-    """Compile the kernels of all tiles at the same time: a tenth of the time of one after the other."""
-    from models import skinny_linear_triton as module
-
-    def compile_one(job):
-        name, each_rows, tile, kind = job
-        n, k = SHAPES.get(name, ADALN)
-        dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
-        x = torch.empty(each_rows, k, dtype=torch.bfloat16, device="cuda")
-        bias = torch.empty(n, dtype=torch.bfloat16, device="cuda")
-        scale = torch.empty(n, device="cuda")
-        stored = torch.empty(n, k, dtype=dtype, device="cuda")
-        split = name in SPLIT
-        shape = (tile.parts, each_rows, n) if split else (each_rows, n)
-        out = torch.empty(shape, dtype=torch.float32 if split else x.dtype, device="cuda")
-        with contextlib.suppress(Exception), switched(overlap):  # the search names what a tile fails with
-            module.launch_tile(x, stored, bias, scale, out, tile, silu=name == "fc1")
-
-    jobs = [
-        (name, each, tile, kind)
-        for (name, each), kind in itertools.product(itertools.product(names, rows), weights)
-        for tile in tiles(name, each)
-    ]
-    with torch.inference_mode(), ThreadPoolExecutor(16) as pool:
-        list(pool.map(compile_one, jobs))
-    torch.cuda.synchronize()
-    print(f"{len(jobs)} kernels compiled\n")
 
 
 def main() -> None:
@@ -162,6 +163,10 @@ def main() -> None:
         raise SystemExit("benchmarks/skinny_tiles.py times GPU kernels: it needs a CUDA device and triton")
     how = "overlapping launches" if asked.overlap else "launches in sequence"
     print(f"tiles of linear layers: {torch.cuda.get_device_name()}, torch {torch.__version__}, {how}")
+    from models import skinny_linear_triton as module
+
+    usual = module.choose_tile
+    module.choose_tile = lambda *sizes, **options: chosen.tile or usual(*sizes, **options)
     compile_all(asked.layers, asked.rows, asked.weights, asked.overlap)
     with torch.inference_mode():
         for name, rows, weights in itertools.product(asked.layers, asked.rows, asked.weights):

@@ -211,7 +211,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor 
         scale: fp32 [n], by which a weight of 8 bits is multiplied; None for other weights.
     """
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    launch_tile(x, weight, bias, scale, out, _tile(x, weight))
+    _launch(x, weight, bias, scale, out, _tile(x, weight))
     return out
 
 
@@ -219,7 +219,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor 
 def linear_silu(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
     """Return SiLU of `linear`, which is done in fp32 before the result is rounded."""
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    launch_tile(x, weight, bias, scale, out, _tile(x, weight), silu=True)
+    _launch(x, weight, bias, scale, out, _tile(x, weight), silu=True)
     return out
 
 
@@ -228,7 +228,7 @@ def linear_parts(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: T
     """Return fp32 [parts, ..., n], whose sum over parts is `linear`."""
     tile = _tile(x, weight, split=True)
     out = x.new_empty((tile.parts, *x.shape[:-1], weight.shape[0]), dtype=torch.float32)
-    launch_tile(x, weight, bias, scale, out, tile)
+    _launch(x, weight, bias, scale, out, tile)
     return out
 
 
@@ -240,20 +240,9 @@ def _flops(x: list[int], weight: list[int], *_: object, **__: object) -> int:
     return 2 * rows * weight[0] * weight[1]
 
 
-def launch_tile(
+def _launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, out: Tensor, tile: Tile, *, silu: bool = False
 ) -> None:
-    """Write the product to `out`, [..., n] or the parts [parts, ..., n], with a given tile.
-
-    Args:
-        x: see `linear`; so are weight, bias and scale.
-        weight: [n, k]; n is a multiple of `tile.columns`, and k of `tile.parts * tile.slices`.
-        bias: added to the first part.
-        scale: multiplies every part.
-        out: contiguous.
-        tile: its `inner` is halved until it divides the inputs of a slice.
-        silu: apply SiLU before rounding; needs `tile.parts == 1`.
-    """
     n, k = weight.shape
     rows = x.numel() // k
     block = 1 if rows == 1 else max(triton.next_power_of_2(rows), 16)  # a product on tensor cores has 16 at least
