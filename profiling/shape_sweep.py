@@ -17,6 +17,8 @@ from profiling.components.spec import ComponentSpec, Sweep, decode
 from profiling.errors import InputError, check_whole, did_you_mean
 
 TARGET = "shape_sweep"
+#: Compilers whose option `dynamic` cannot be null.
+_NO_NULL = ("profiling.variants.aot_inductor.AOTInductor", "profiling.variants.tensorrt.AOTTensorRT")
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
@@ -29,6 +31,8 @@ def run(cfg: DictConfig, folder: Path) -> int:
 
 def with_dynamic(variants: Mapping[str, Mapping[str, Any]], values: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return the variants, each compiled one once for each of `values` as its compiler's option `dynamic`.
+
+    A package is made with true or false: its compiler has no null.
 
     Raises:
         InputError: a value is none of false, true and null.
@@ -43,7 +47,8 @@ def with_dynamic(variants: Mapping[str, Mapping[str, Any]], values: Any) -> Mapp
         if not chosen or not isinstance(compiler, Mapping) or "dynamic" not in compiler:
             expanded[name] = node
             continue
-        for value in chosen:
+        has_null = compiler.get("_target_") not in _NO_NULL
+        for value in [each for each in chosen if each is not None or has_null] or [compiler["dynamic"]]:
             expanded[f"{name}@dynamic={json.dumps(value)}"] = {**node, "compiler": {**compiler, "dynamic": value}}
     return expanded
 

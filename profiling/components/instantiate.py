@@ -126,6 +126,8 @@ def check_options(node: Mapping[str, Any], where: str, given: Collection[str] = 
     for name in node.keys() & hints.keys():
         if "_target_" in str(node[name]) or "Callable" in str(hints[name]):
             continue  # an object that is instantiated first
+        if any(inspect.isabstract(each) for each in get_args(hints[name]) or (hints[name],)):
+            continue  # the target says which class to name
         try:
             msgspec.convert(node[name], hints[name])
         except msgspec.ValidationError as error:

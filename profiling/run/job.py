@@ -47,7 +47,9 @@ class Job:
 
         A compiler of the user's own is not among them: it is imported in the process of the cell.
         """
-        module = str((self.variant_options.get("compiler") or {}).get("_target_", "")).rpartition(".")[0]
+        compiler = self.variant_options.get("compiler")
+        target = compiler.get("_target_") if isinstance(compiler, Mapping) else None
+        module = str(target).rpartition(".")[0]
         return (module,) if module.startswith(_TOOL) else ()
 
     def to_json(self) -> str:

@@ -103,7 +103,7 @@ class Run:
         if earlier.skipped_lines:
             self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
         absent = [job.variant for _, job in due if job.variant in self.not_run and job.variant not in config.refusable]
-        self._say_not_run({name: self.not_run[name] for name in absent})
+        self.say_not_run({name: self.not_run[name] for name in absent})
 
     def is_due(self, round_: int, job: Job) -> bool:
         """Return whether the cell must still run in this round; after a round that is not ok it does not run again."""
@@ -118,7 +118,7 @@ class Run:
         left = [job for each, job in turns if job.variant not in self.not_run and self.is_due(each, job)]
         self.cells.total = self.cells.begun + len(left)
 
-    def _say_not_run(self, ends: Mapping[str, End]) -> None:
+    def say_not_run(self, ends: Mapping[str, End]) -> None:
         """Print a line for each reason why variants do not run, instead of one for each of their cells."""
         for end in dict.fromkeys(ends.values()):
             names = ", ".join(name for name, each in ends.items() if each == end)

@@ -113,9 +113,13 @@ class Search:
 
     def _leave_out_steps(self) -> None:
         """Drop steps that cannot run here, with a row for each, and note pairs that cannot be combined."""
-        not_run, space = self._run.not_run, self.space
+        space, device = self.space, self._run.jobs[0].settings.device
+        singles = space.singles()
+        idle = {space.name(singles[step]): End("skipped", why) for step, why in space.idle(device).items()}
+        self._run.say_not_run({name: end for name, end in idle.items() if name not in self._run.not_run})
+        not_run = {**idle, **self._run.not_run}
         pairs = {space.name(both): pair for pair, both in space.pairs().items()}
-        absent = {step: single for step, single in space.singles().items() if space.name(single) in not_run}
+        absent = {step: single for step, single in singles.items() if space.name(single) in not_run}
         for single in dict.fromkeys(absent.values()):
             self._run.cells.not_run(self._job(single), not_run[space.name(single)])
         apart = frozenset(pair for name, pair in pairs.items() if name in not_run)

@@ -27,6 +27,7 @@ class StepSpec:
         capture: likewise.
         group: a recipe has at most one step of a group; the others are alternatives to it.
         needs: the recipe must have at least one of these steps: for an option of a compiler, that compiler.
+        device: `cuda` or `cpu`: on others it changes nothing, and is skipped; None: it may change something on each.
         inexact: it changes the result by design; recipes with it are accepted up to `max_rel_l2`.
         seconds: guess of the seconds that it adds to preparing a large network; scaled by measured ones.
 
@@ -37,6 +38,7 @@ class StepSpec:
     capture: Mapping[str, Any] = field(default_factory=dict)
     group: str | None = None
     needs: tuple[str, ...] = ()
+    device: str | None = None
     inexact: bool = False
     seconds: float = 5.0
 
@@ -72,6 +74,8 @@ class Space:
             if not (step.transforms or step.compiler or step.capture):
                 raise InputError(f"step.{name} changes nothing. Give it transforms, a compiler or a capture.")
             check_number(f"step.{name}.seconds", step.seconds, least=0)
+            if step.device not in (None, "cpu", "cuda"):
+                raise InputError(f"step.{name}.device={step.device}: must be cuda, cpu or null.")
             needed = [name]
             while (next_ := next((each for each in steps[needed[-1]].needs if each in steps), None)) is not None:
                 needed.append(next_)
@@ -91,6 +95,15 @@ class Space:
                 near = did_you_mean(step.needs[0], [each for each in self.steps if each != name])
                 reasons[name] = f"needs {' or '.join(step.needs)}, which is not among the steps{'.' * bool(near)}{near}"
         return reasons
+
+    def idle(self, device: str) -> dict[str, str]:
+        """Return why steps change nothing on `device` (`cuda:0`), by name."""
+        kind = device.partition(":")[0]
+        return {
+            name: f"changes nothing on {kind}: the step is for {step.device}"
+            for name, step in self.steps.items()
+            if step.device not in (None, kind)
+        }
 
     def only(self, names: Iterable[str]) -> Space:
         """Return the space with only these steps."""

@@ -28,9 +28,9 @@ from profiling.components.instantiate import is_device_failure
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.snapshot import Snapshot, same
 from profiling.components.trees import children, dotted, keyed_leaves, keyed_tensors, tensors_in
-from profiling.errors import InputError, did_you_mean, printable, reason_of
+from profiling.errors import InputError, printable, reason_of
 from profiling.results.record import Package
-from profiling.variants.inductor import idle_option, missing_toolchain
+from profiling.variants.inductor import check_known, idle_option, missing_toolchain
 from profiling.variants.recipe import Compiler, Outcome
 
 #: Limits of the second call: its distance from the module's over that of the first call, or its relative L2
@@ -66,12 +66,10 @@ class AOTInductor(Compiler):
 
     def __post_init__(self) -> None:
         """Check the options before any module is built."""
-        known = torch._inductor.list_options()
         for name in self.options:
             if name in _NO_OPTIONS:
                 raise InputError(f"options.{name}: {_NO_OPTIONS[name]}.")
-            if name not in known:
-                raise InputError(f"options.{name}: inductor has no such option.{did_you_mean(name, known)}")
+        check_known(self.options)
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return which option changes nothing here, or what is missing to build packages: C++ code, also for a GPU."""

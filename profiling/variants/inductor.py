@@ -46,26 +46,40 @@ def missing_toolchain() -> str | None:
     return None
 
 
+def check_known(options: Mapping[str, Any]) -> None:
+    """Check the names of inductor's options.
+
+    Raises:
+        InputError: inductor has no such option.
+
+    """
+    known = torch._inductor.list_options()
+    for name, value in options.items():
+        if name in known:
+            continue
+        inner = [f"{name}.{each}" for each in value if f"{name}.{each}" in known] if isinstance(value, Mapping) else []
+        if inner:  # what a command line makes of options.triton.enable_pdl=true
+            raise InputError(
+                f"options.{name}: the names of inductor's options are not nested. Write '{inner[0]}' as one key: "
+                f"'+variant.NAME.compiler.options={{{inner[0]}: VALUE}}', with the quotes."
+            )
+        raise InputError(f"options.{name}: inductor has no such option.{did_you_mean(str(name), known)}")
+
+
 def idle_option(options: Mapping[str, Any], device: torch.device) -> str | None:
     """Return why one of inductor's `options` changes nothing on `device`, or None.
 
     With such an option the cell would be another variant under this one's name.
     """
-    if options.get("triton.enable_pdl") and not _has_pdl(device):
-        return (
-            "options.triton.enable_pdl changes nothing here: programmatic dependent launch needs an NVIDIA GPU of "
-            "compute capability 9.0 or later. Leave the option out."
-        )
-    if options.get("coordinate_descent_tuning") and device.type == "cpu":
-        return (
-            "options.coordinate_descent_tuning changes nothing on a CPU: it tunes Triton kernels of a GPU. Leave the "
-            "option out."
-        )
-    return None
-
-
-def _has_pdl(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    if not options.get("triton.enable_pdl"):
+        return None
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    if nvidia and torch.cuda.get_device_capability(device) >= (9, 0):
+        return None
+    return (
+        "options.triton.enable_pdl changes nothing here: programmatic dependent launch needs an NVIDIA GPU of compute "
+        "capability 9.0 or later. Leave the option out."
+    )
 
 
 class _RecompileLimit:
@@ -126,10 +140,7 @@ class Inductor(Compiler):
             raise InputError(f"torch.compile accepts a mode or options, not both: drop mode={self.mode} or options.")
         if self.rest and not self.regional:
             raise InputError("compiler: rest: true goes with regional: true. Set both, or neither.")
-        known = torch._inductor.list_options()
-        for name in self.options:
-            if name not in known:
-                raise InputError(f"options.{name}: inductor has no such option.{did_you_mean(name, known)}")
+        check_known(self.options)
 
     @property
     def own_graphs(self) -> str | None:

@@ -120,6 +120,11 @@ def test_the_compiler_of_this_tool_is_imported_before_a_cell_is_forked(target, m
     assert job(compiler=compiler).imports == modules
 
 
+@pytest.mark.parametrize("compiler", ["inductor", True, ["inductor"], {"mode": "default"}, {"_target_": 5}])
+def test_a_compiler_that_is_none_is_left_to_the_check_of_all_options(compiler):
+    assert job(compiler=compiler).imports == ()
+
+
 def test_starts_need_processes():
     settings = Settings(starts=True)
     with pytest.raises(InputError, match="isolation=none"):

@@ -269,6 +269,16 @@ def test_steps_that_cannot_run_here_have_a_row_and_are_in_no_recipe(tmp_path, mo
     assert sorted(prepared(cells)) == ["baseline", "fifth_off", "nothing"]
 
 
+def test_a_step_for_another_device_has_a_row_and_is_in_no_recipe(tmp_path, monkeypatch):
+    cells = cells_of()
+    space = space_of("half", "fifth_off", half={"device": "cuda"}, fifth_off={"device": "cpu"})
+    run, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    why = "changes nothing on cpu: the step is for cuda"
+    assert [line for line in run.progress.said if line.startswith("skipped")] == [f"skipped: half ({why})"]
+    assert (records["half"].status, records["half"].reason) == ("skipped", why)
+    assert sorted(prepared(cells)) == ["baseline", "fifth_off"]
+
+
 def test_resuming_measures_what_is_missing(tmp_path, monkeypatch):
     folder, space = tmp_path / "run", space_of(*STEPS)
     plans = {"half+together": Plan(3.7, prepare_s=3.0, happens={"ready": interrupts})}

@@ -74,6 +74,7 @@ def test_an_inexact_step_needs_a_limit_which_becomes_the_tolerance():
         ({"a+b": {"capture": {"_target_": "c"}}}, "Rename the step"),
         ({"a": {"captures": {}}}, "step.a.captures is unknown"),
         ({"a": {"capture": {"_target_": "c"}, "seconds": -1}}, "step.a.seconds"),
+        ({"a": {"capture": {"_target_": "c"}, "device": "gpu"}}, "device=gpu: must be cuda, cpu or null"),
         ({"a": {"capture": {"_target_": "c"}, "needs": ["a"]}}, "a needs a. Take one"),
         (
             {name: {"capture": {"_target_": "c"}, "needs": [{"a": "b", "b": "a"}[name]]} for name in "ab"},

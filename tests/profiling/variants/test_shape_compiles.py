@@ -47,6 +47,14 @@ def test_a_sweep_runs_compiled_variants_with_each_value():
     ]
 
 
+@pytest.mark.parametrize("target", ["aot_inductor.AOTInductor", "tensorrt.AOTTensorRT"])
+def test_a_package_is_made_with_true_or_false(target):
+    compiler = {"_target_": f"profiling.variants.{target}", "dynamic": True}
+    variants = {"aot": {"compiler": compiler}}
+    assert list(with_dynamic(variants, [False, None, True])) == ["aot@dynamic=false", "aot@dynamic=true"]
+    assert with_dynamic(variants, [None]) == {"aot@dynamic=true": {"compiler": compiler}}
+
+
 @pytest.mark.parametrize("values", [["maybe"], 3, [1]])
 def test_a_wrong_value(values):
     with pytest.raises(InputError, match="dynamic="):
