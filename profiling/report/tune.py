@@ -19,6 +19,7 @@ from profiling.results.judgement import (
     can_be_ranked,
     correct_baseline,
     disturbance,
+    disturbance_explains,
     intervals_overlap,
     is_undecided,
     paired_speedup,
@@ -194,7 +195,9 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
     use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
     words = f"the winner is {won.variant}"
     if won.variant == BASELINE:
-        use, words = "", f"{'no recipe was' if fastest is won else 'cannot tell whether a recipe is'} faster than eager"
+        timed = [each for each in group if each is not won and gain(each)]
+        sure = fastest is won and all(disturbance_explains(won, each) is None for each in timed)
+        use, words = "", f"{'no recipe was' if sure else 'cannot tell whether a recipe is'} faster than eager"
     return f"{won.component}: {words} ({', '.join(facts)}; tried: {count_of(tried, 'recipe')}). {use}".rstrip()
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from report_records import build, clocks, faster, titled
 
 from profiling.report.render import render_console, render_html, render_markdown
@@ -110,9 +111,30 @@ def test_a_faster_recipe_than_the_winner_is_named_with_why_it_did_not_win():
     assert "noise could" not in " ".join(render_console(RunData(RECORDS, Environment(), Path("run"))).split())
 
 
+LATENCY = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True}
+
+
+@pytest.mark.parametrize(
+    ("ms", "lost", "says"),
+    [
+        (13.0, 0.0, "no recipe was faster than eager"),
+        (10.0, 0.0, "no recipe was faster than eager"),
+        (13.0, 0.7, "cannot tell whether a recipe is faster than eager"),
+    ],
+)
+def test_that_no_recipe_is_faster_is_said_only_of_a_quiet_search(ms, lost, says):
+    metrics = clocks(ms) | {"latency": {**LATENCY, "cpu_lost_share": lost}}
+    records = (
+        build("baseline", 10.0, target="tune", metrics=clocks(10.0)),
+        build("compile", ms, target="tune", metrics=metrics, speedup={"vs": "baseline", "wall": 10.0 / ms}),
+        build("wrong", 1.0, target="tune", status="failed", reason="parity", metrics=metrics),
+    )
+    (line,) = tune_section(RunData(records, Environment(), Path("run"))).lines
+    assert says in line
+
+
 def test_nothing_is_claimed_of_a_disturbed_search():
-    busy = {"latency": {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True}}
-    busy["latency"]["cpu_lost_share"] = 0.7
+    busy = {"latency": {**LATENCY, "cpu_lost_share": 0.7}}
     records = (
         build("baseline", 10.0, target="tune", metrics=clocks(10.0) | busy),
         build("compile", 7.0, target="tune", metrics=clocks(7.0) | busy, speedup={"vs": "baseline", "wall": 1.4}),
