@@ -8,6 +8,7 @@ counts against the budget.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +17,13 @@ from math import ceil, inf
 
 import msgspec
 
-from profiling.errors import DID_NOTHING
+from profiling.errors import DID_NOTHING, InputError
 from profiling.report.tune import gain, winner
 from profiling.results.jsonl import read_records
-from profiling.results.judgement import is_undecided
+from profiling.results.judgement import is_undecided, same_code_share
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import NOT_ENDED, Record
+from profiling.results.run_folder import write_text
 from profiling.run.compile_caches import FROM_CACHE, compiled_code
 from profiling.run.events import End
 from profiling.run.in_turns import CellsInTurns, DueCell, PreparedCell, run_again
@@ -37,7 +39,8 @@ from profiling.tune.space import Chosen, Space
 BATCH, SURVIVORS = 4, 2
 #: The search has converged when the neighbours of this many of the best recipes were tried.
 PARENTS = 3
-#: A recipe with one step more comes before a shorter one only if it is this many times as fast.
+#: A recipe with one step more comes before a shorter one only if it is this many times as fast, and faster than equal
+#: code may be by chance.
 STEP_GAIN = 1.01
 #: Windows of each cell between two halvings: enough for an interval of their ratio even if a few are disturbed.
 BLOCKS = LEAST_VALUES + 2
@@ -48,6 +51,8 @@ FINAL_SHARE = 0.05
 #: The seconds in a step's YAML are a guess for a large network. Until a recipe with such a step was measured, a guess
 #: may be this many times too high.
 TOO_HIGH = 4.0
+#: The file in the run folder that says how much of the budget was used up.
+SPENT = "search.json"
 #: Seconds between two looks at the results of other devices.
 POLL = 0.5
 #: Why a recipe has no measurement.
@@ -88,6 +93,12 @@ class Search:
         (self._run,) = runs
         self._leave_out_steps()
         self._resume()
+        try:
+            self._search()
+        finally:
+            self._note_spent()
+
+    def _search(self) -> None:
         with CellsInTurns(self.now, again=self._again) as self._turns:
             while (batch := self._next_batch()) or self._waits_for_others():
                 for chosen in batch:
@@ -134,16 +145,21 @@ class Search:
                 del cells.by_cell[cell]
         if self._run.config.resume is None:
             return
-        last: dict[str, float] = {}
         for record in read_records(self._run.folder).records:
-            if record.turns is not None and record.turns.windows:
-                ends = [window.start_s for window in record.turns.windows]
-                last[record.turns.began] = max(last.get(record.turns.began, 0.0), *ends)
             chosen, reason = self.space.chosen(record.variant), record.reason or ""
             if chosen and reason not in (NOT_ENDED, NOT_TRIED) and not reason.startswith("the process "):
                 self._tried[chosen] = 0.0
                 self._note_refused(chosen, record)
-        self._spent_before = sum(last.values())
+        path = self._run.folder / SPENT
+        if path.exists():  # else it was killed before its first recipe
+            try:
+                self._spent_before = float(json.loads(path.read_text())["seconds"])
+            except (ValueError, LookupError, TypeError) as error:
+                raise InputError(f"{path} is damaged. Without it, the search has its whole budget again.") from error
+
+    def _note_spent(self) -> None:
+        """Write down how much of the budget is used up: the search may be killed, and resumed."""
+        write_text(self._run.folder / SPENT, json.dumps({"seconds": round(self.budget - self.left, 3)}))
 
     # What is next
 
@@ -173,7 +189,11 @@ class Search:
 
     def _parents(self) -> list[Chosen]:
         """Return the recipes whose neighbours to try, the best first."""
-        ranked = sorted(self._gains().items(), key=lambda each: -each[1] / STEP_GAIN ** len(each[0]))
+        step_gain = STEP_GAIN
+        if _EAGER in self._alive:
+            baseline = self._so_far(self._alive[_EAGER])
+            step_gain = max(STEP_GAIN, 1 + same_code_share(baseline, baseline))
+        ranked = sorted(self._gains().items(), key=lambda each: -each[1] / step_gain ** len(each[0]))
         return [chosen for chosen, _ in ranked[:PARENTS]] or [_EAGER]
 
     def _gains(self) -> dict[Chosen, float]:
@@ -243,6 +263,7 @@ class Search:
             self._halve()
         if lacking := self._turns.lacking_memory():
             self._make_room(lacking)
+        self._note_spent()
         began, job = self.now(), self._job(chosen)
         before = self._run.records.get(job.cell)
         prepared = self._prepared_beside(job)
@@ -326,6 +347,7 @@ class Search:
 
     def _time(self, recipes: Sequence[Chosen], blocks: float = inf) -> None:
         """Let prepared recipes take turns for `blocks` blocks, until they can be compared, or for what is left."""
+        self._note_spent()
         cells = [self._alive[each] for each in recipes]
         if len(cells) > 1:
             seconds = blocks * sum(window_of(each.resident.ready).seconds for each in cells)

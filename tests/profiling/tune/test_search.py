@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from fake_cells import FakeCells, Plan, dies, ends, interrupts
-from planted_recipes import EAGER_MS, Plans, prepared, rows, searched, space_of
+from planted_recipes import EAGER_MS, LOAD_S, Plans, prepared, rows, searched, space_of
 
 from profiling.report.tune import contributions, front, winner
 from profiling.results.judgement import is_undecided
 from profiling.run.events import End
 from profiling.tune.devices import Shared
-from profiling.tune.search import GRACE, NOT_TRIED
+from profiling.tune.search import GRACE, NOT_TRIED, SPENT
 
 STEPS = ("wrong", "half", "slower", "fifth_off", "nothing", "together")
 FACTORS = {"wrong": 0.1, "half": 0.5, "slower": 1.3, "fifth_off": 0.8, "together": 1.05, "half+together": 0.7}
@@ -117,6 +117,15 @@ def test_a_step_that_contributes_nothing_is_not_in_the_winner(tmp_path, monkeypa
     cells = cells_of({"half": 0.5, "nothing": 0.98})
     _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "nothing"), cells)
     assert "half+nothing" in records
+    assert winner(records.values()).variant == "half"
+
+
+def test_nothing_is_built_on_a_step_that_contributes_nothing_before_all_others_were_tried(tmp_path, monkeypatch):
+    """Four steps are tried first; a lead of 2% by chance does not take the budget from the fifth."""
+    idle = ("idle", "nothing", "slower", "together")
+    cells = cells_of({"half": 0.5, "nothing": 0.98, **dict.fromkeys(("idle", "slower", "together"), 1.01)})
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*idle, "half"), cells, budget=70.0)
+    assert prepared(cells)[:6] == ["baseline", *idle, "half"]
     assert winner(records.values()).variant == "half"
 
 
@@ -292,6 +301,41 @@ def test_resuming_measures_what_is_missing(tmp_path, monkeypatch):
     assert winner(records.values()).variant == "half+fifth_off+together"
     assert ended & set(prepared(again)) == set()
     assert {"baseline", "half+together"} <= set(prepared(again))
+
+
+def test_what_the_earlier_attempt_used_up_counts_wherever_it_ended(tmp_path, monkeypatch):
+    """Ctrl-C before anything was timed, in the third preparation; then a kill, which leaves what was noted before."""
+    folder, space, seconds = tmp_path / "run", space_of("half", "slower"), {"half": 30.0, "slower": 30.0}
+
+    def attempt(**options):
+        happens = {
+            "half": Plan(5.0, prepare_s=30.0),
+            "slower": Plan(13.0, prepare_s=30.0, happens={"ready": interrupts}),
+        }
+        cells = cells_of(seconds=seconds, **happens)
+        with pytest.raises(KeyboardInterrupt):
+            searched(monkeypatch, folder, space, cells, budget=200.0, **options)
+        return cells.seconds
+
+    used = attempt()
+    assert json.loads((folder / SPENT).read_text()) == {"seconds": pytest.approx(used)}
+    used += attempt(resume=str(folder))
+    assert used > 120
+    again = cells_of(seconds=seconds)
+    _, _, took = searched(monkeypatch, folder, space, again, budget=200.0, resume=str(folder))
+    assert used + took < 200 + GRACE
+
+
+def test_what_was_used_up_is_noted_while_the_search_runs(tmp_path, monkeypatch):
+    """Nothing can be noted when it is killed."""
+    folder, noted = tmp_path / "run", []
+
+    def look(_):
+        noted.append(json.loads((folder / SPENT).read_text())["seconds"])
+
+    plans = {name: Plan(10.0, prepare_s=30.0, happens={"ready": look, 1: look}) for name in ("half", "slower")}
+    searched(monkeypatch, folder, space_of(*plans), cells_of(**plans), budget=300.0)
+    assert noted[:3] == [pytest.approx(LOAD_S), pytest.approx(LOAD_S + 30), pytest.approx(LOAD_S + 60)]
 
 
 def test_resuming_a_complete_search_measures_nothing(tmp_path, monkeypatch):
