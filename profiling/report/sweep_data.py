@@ -285,7 +285,7 @@ class SweepData:
     @cached_property
     def by_work(self) -> tuple[tuple[Contest, ...], ...]:
         """The contests of each component and work, one for each kind of device; sorted by the swept values."""
-        cells: dict[tuple[str, ...], dict[str | None, list[Measurement]]] = {}
+        cells: dict[tuple[str, ...], dict[tuple[str | None, int], list[Measurement]]] = {}
         works: dict[tuple[str, ...], dict[str, str]] = {}
         seen: dict[tuple[str, ...], list[set[str]]] = {}
         for run, component, work, facts in (*self._works(timed=True), *self._works(timed=False)):
@@ -295,12 +295,13 @@ class SweepData:
                 alike.append(whole := facts)
             same = (*settings, *sorted(whole))
             works[same] = work
-            on_device = cells.setdefault(same, {}).setdefault(run.device, [])
+            place = run.device, run.job.number if run.device is None else 0  # unknown devices may be of any kind
+            on_device = cells.setdefault(same, {}).setdefault(place, [])
             on_device += [Measurement(run, record) for record in run.answers[component].group]
         components = list(dict.fromkeys(component for run in self.runs for component in run.answers))
         ordered = sorted(cells, key=lambda same: (components.index(same[0]), *map(_place, works[same].values())))
         return tuple(
-            tuple(Contest(same[0], works[same], device, tuple(found)) for device, found in cells[same].items())
+            tuple(Contest(same[0], works[same], device, tuple(found)) for (device, _), found in cells[same].items())
             for same in ordered
         )
 

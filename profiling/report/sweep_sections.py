@@ -108,7 +108,10 @@ def _best_section(data: SweepData) -> Section:
         Column[Contest]("component", lambda row: row.component, wrap=26),
         *(Column[Contest](names[key], _work_value(key), wrap=26) for key in keys),
         Column[Contest](
-            "device", lambda row: row.device, wrap=20, depth="console" if len(data.devices) > 1 else "page"
+            "device",
+            lambda row: row.device,
+            wrap=20,
+            depth="console" if len({row.device for row in contests}) > 1 else "page",
         ),
         Column[Contest]("fastest correct", _fastest, wrap=26),
         *(Column[Contest](names[key], _recipe_value(key), wrap=14) for key in recipe_keys),
@@ -158,7 +161,7 @@ def _across_table(data: SweepData, keys: Sequence[str], names: Mapping[str, str]
             Column[_Same](f"{device}: SM clock", on(device, _clock), "count", unit="MHz", depth="report"),
         ]
     columns.append(Column[_Same]("nearest its roofline", _nearest, wrap=20))
-    rows = [same for same in data.by_work if len(same) > 1]
+    rows = [same for same in data.by_work if len({contest.device for contest in same} - {None}) > 1]
     shown, notes = _limited(rows, data)
     return Table("On several kinds of device", columns, shown, [_ACROSS, *notes], keys=1 + len(keys), depth="report")
 
@@ -274,6 +277,7 @@ def _charts_section(data: SweepData) -> Section:
 def _chart(data: SweepData, key: str) -> Chart:
     """Return a view for each component and setting of the other overrides, a line for each variant."""
     views: dict[str, dict[str, list[tuple[float, Record]]]] = {}
+    several = len({run.device for run in data.runs if run.groups}) > 1
     for run in data.runs:
         for component, group in run.groups.items():
             for record in group:
@@ -282,7 +286,7 @@ def _chart(data: SweepData, key: str) -> Chart:
                 if place is None or not record.is_correct or record.median_ms is None:
                     continue
                 others = [setting(name, value) for name, value in values.items() if is_work(name) or is_recipe(name)]
-                device = [run.device or ""] if len(data.devices) > 1 else []
+                device = [run.device or "unknown device"] if several else []
                 view = views.setdefault(" · ".join((component, *others, *device)), {})
                 view.setdefault(record.variant, []).append((place, record))
     drawn = {name: series for name, series in views.items() if len({x for s in series.values() for x, _ in s}) > 1}

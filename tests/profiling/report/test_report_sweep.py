@@ -273,6 +273,22 @@ def test_devices_stand_side_by_side_and_only_shares_of_the_roofline_are_ranked(t
     assert (h200["copy"], h100["copy"]) == ("4.20 TB/s", "2.10 TB/s")
 
 
+def test_devices_that_are_not_known_may_be_of_several_kinds(tmp_path: Path) -> None:
+    known = Job("dtype=float16", pair("net", 8.0, 4.0))
+    unknown = [
+        Job(f"dtype={name}", pair("net", 8.0, ms), device={}) for name, ms in (("float16", 5.0), ("float32", 7.0))
+    ]
+    found = sections(plant(tmp_path / "s", known, *unknown))
+    best = table(found["best"], BEST)
+    assert [(row["device"], row["p50 ms"], row["job"]) for row in best] == [
+        ("NVIDIA H200", "4.000", "0"),
+        ("–", "5.000", "1"),
+        ("–", "7.000", "2"),
+    ]
+    assert [each.title for each in found["best"].tables if each] == [BEST]
+    assert not found["repeated"]
+
+
 def test_shares_that_ceilings_could_make_are_not_ranked(tmp_path: Path) -> None:
     jobs = [Job("seed=0", pair("net", 8.0, 4.0)), Job("seed=1", pair("net", 8.0, 4.1), device=H100)]
     (row,) = table(sections(plant(tmp_path / "s", *jobs))["best"], "On several kinds of device")
