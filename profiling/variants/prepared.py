@@ -105,7 +105,14 @@ class PreparedStep:
         if not self._is_open:
             raise InputError("this step is closed: prepare the module again.")
         if args:
-            inputs = {**dict(zip(self._arguments, args, strict=False)), **inputs}
+            named = dict(zip(self._arguments, args, strict=False))
+            if len(named) < len(args) or named.keys() & inputs.keys():
+                right = ", ".join(f"{name}=..." for name in self._inputs)
+                raise InputError(
+                    f"step: {len(args)} arguments without a name and {len(inputs)} with one do not fit forward("
+                    f"{', '.join(self._arguments)}). Give each once, by its name: step({right})."
+                )
+            inputs = {**named, **inputs}
         fresh, plain = dict(named_inputs(inputs)), _without_tensors(inputs)
         if fresh.keys() != self._buffers.keys() or plain.keys() != self._plain.keys():
             difference = other_form(inputs, self._inputs)

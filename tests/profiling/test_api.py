@@ -384,6 +384,14 @@ def test_a_wrong_call_of_a_prepared_step_is_one_line(call, message):
         step(**call)
 
 
+def test_arguments_that_forward_does_not_take_are_not_dropped():
+    x = torch.ones(4, 8)
+    with profiling.prepare(Net(), inputs(), variant="baseline") as step:
+        for args, named in (((x, x, x, x), {}), ((x,), {"x": x})):
+            with pytest.raises(InputError, match=r"do not fit forward\(x.* by its name: step\(x=\.\.\.\)"):
+                step(*args, **named)
+
+
 def test_a_plain_value_is_part_of_a_prepared_step():
     given = inputs() | {"scale": 2.0}
     with profiling.prepare(Net(), given, variant="baseline") as step:
