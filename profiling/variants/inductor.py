@@ -223,7 +223,7 @@ class Inductor(Compiler):
         before, regions = snapshot(), _Regions(module, blocks, self._compiled, rest)
         try:
             shapes = first_calls(regions, examples)
-            called = regions.called
+            regions.is_compiling, called = False, regions.called
             if not called:
                 kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in blocks))
                 raise SkippedError(
@@ -237,8 +237,11 @@ class Inductor(Compiler):
             regions.close()
             raise
         kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in called))
-        compiled = "1 graph" if graphs == 1 else f"{graphs} graphs"
-        rest_is = "; the rest is eager" if rest is None else " and the parts between them"
+        of_blocks, parts = regions.graphs, graphs - regions.graphs
+        compiled = "1 graph" if of_blocks == 1 else f"{of_blocks} graphs"
+        rest_is = "; the rest is eager" if rest is None else f", and {parts} for the parts between them"
+        if rest is not None and not parts:
+            rest_is = "; the rest is eager, although rest: true: what calls blocks in a loop is not compiled"
         note = f"{compiled} compiled for {len(called)} repeated blocks ({kinds}){rest_is}"
         return Outcome(regions, changed=graphs, notes=(note,), close=regions.close, shapes=shapes)
 
@@ -308,6 +311,8 @@ def _kind(module: nn.Module) -> Hashable:
 class _Regions:
     """A module whose blocks run compiled if it is called through this object, and eagerly if called directly.
 
+    While `is_compiling`, it notes which blocks are called, and counts the `graphs` compiled for them.
+
     `compiled` compiles a method. `rest` is the module under torch.compile: it splits its graph at each block, and runs
     a function that calls blocks in a loop eagerly. None: all but the blocks is eager.
     """
@@ -320,6 +325,7 @@ class _Regions:
         rest: Callable[..., Any] | None,
     ) -> None:
         self._call, self._blocks, self._active = module if rest is None else rest, blocks, False
+        self.is_compiling, self.graphs = True, 0
         call_block = self._call_block if rest is None else torch.compiler.disable(self._call_block)
         self._hooks: list[RemovableHandle] = []
         self._called: set[int] = set()
@@ -346,8 +352,14 @@ class _Regions:
     def _call_block(self, block: nn.Module, form: Callable[..., Any], /, *args: Any, **inputs: Any) -> Any:
         if not self._active:
             return block._call_impl(*args, **inputs)
+        if not self.is_compiling:
+            return form(*args, **inputs)
         self._called.add(id(block))
-        return form(*args, **inputs)
+        before = snapshot()
+        try:
+            return form(*args, **inputs)
+        finally:
+            self.graphs += snapshot().since(before).graphs
 
     @property
     def called(self) -> list[nn.Module]:
