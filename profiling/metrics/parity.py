@@ -116,7 +116,9 @@ class Parity(Metric):
         eager_errors = leaf_errors(eager, reference)
         broken = next((each for each in eager_errors if each.fault), None)
         eager_l2 = max((each.error for each in eager_errors if not each.exact), default=0.0)
-        tolerance = subject.tolerance if subject.tolerance is not None else max(self.factor * eager_l2, floor)
+        tolerance = max(self.factor * eager_l2, floor)
+        if subject.tolerance is not None:
+            tolerance = max(subject.tolerance, tolerance if subject.of_several else 0.0)
         if broken is not None:
             return failed(f"eager's own output in {dtype} is not finite or not comparable: {broken} {broken.fault}")
         limits = {"eager_rel_l2": eager_l2, "tolerance": tolerance, **excuse.numbers}

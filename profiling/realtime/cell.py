@@ -246,8 +246,7 @@ class RealtimeCell(Cell):
             for name, component in prepared.components.items()
         }
         known = [tolerance for tolerance in tolerances.values() if tolerance is not None]
-        tolerance = max(known) if len(known) == len(tolerances) else None
-        subjects[PIPELINE] = pipeline_subject(prepared, pipeline, tolerance, seed)
+        subjects[PIPELINE] = pipeline_subject(prepared, pipeline, max(known, default=None), seed)
         for name, component in prepared.components.items():
             if component.kept.counting:
                 self.note(

@@ -349,6 +349,9 @@ def load_stages(
 
 
 def pipeline_subject(prepared: Prepared, pipeline: StagedPipeline, tolerance: float | None, seed: int) -> Subject:
-    """Return the whole pipeline as the subject of a metric: its step plays the first ticks of a new session."""
+    """Return the whole pipeline as the subject of a metric: its step plays the first ticks of a new session.
+
+    `tolerance` is the largest of its stages; None: none has one.
+    """
     component, step = checked_pipeline(prepared.graph, prepared.components, pipeline)
-    return Subject(component, step, prepared.references[PIPELINE], tolerance, seed)
+    return Subject(component, step, prepared.references[PIPELINE], tolerance, seed, of_several=True)

@@ -62,17 +62,20 @@ def problem_of(
     eager: Callable[[torch.Tensor], Any] | None = None,
     metric: Parity | None = None,
     run: Callable[[Component], Callable[[], Any]] | None = None,
+    **options: Any,
 ) -> str | None:
     """Check a step that returns `wrong(output)`, or the step that `run` makes; return why parity failed, or None.
 
-    `function` is the forward of the reference, `eager` that of eager in the run's dtype if it is another.
+    `function` is the forward of the reference, `eager` that of eager in the run's dtype if it is another. `options` are
+    fields of the subject.
     """
     reference = outputs_of(component_of(function), CHECK_SEED)
     component = component_of(eager or function)
     near = outputs_of(component, CHECK_SEED)
     component.refill(0)
     step = run(component) if run else lambda: wrong(component.call())
-    measured = (metric or Parity()).measure(Subject(component, Step(step), Reference(reference, near), None, 0))
+    subject = Subject(component, Step(step), Reference(reference, near), options.pop("tolerance", None), 0, **options)
+    measured = (metric or Parity()).measure(subject)
     encode_sections(**measured.sections)  # fits into a record
     assert measured.sections["parity"].passed is (measured.problem is None)
     return None if measured.problem is None else measured.problem[1]
@@ -448,6 +451,15 @@ def test_an_output_that_is_not_finite_never_passes(value):
     reason = problem_of(lambda x: x + 1, lambda y: y * value, metric=Parity(floor=1e9))
     assert reason is not None
     assert reason.startswith("parity: output (float32 [4, 8] on cpu) ")
+
+
+@pytest.mark.parametrize(("error", "passes"), [(0.04, True), (0.09, True), (0.11, False)])
+def test_a_pipeline_may_have_the_error_of_a_stage_or_that_of_eager_twice(error, passes):
+    """Eager's own error is 0.05, and a stage has a tolerance of 0.03."""
+    options = {"eager": lambda x: x * 1.05, "run": lambda c: lambda: c.inputs["x"] * (1 + error)}
+    assert (problem_of(lambda x: x, tolerance=0.03, of_several=True, **options) is None) is passes
+    assert problem_of(lambda x: x, tolerance=0.03, **options) is not None
+    assert problem_of(lambda x: x, tolerance=0.2, of_several=True, **options) is None
 
 
 # --- the reference itself
