@@ -183,9 +183,13 @@ def _places_of_cluster(address: str, options: SweepOptions, devices: set[str]) -
         nodes = cast(list[dict[str, float]], json.loads(answer.stdout.strip().splitlines()[-1]))
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         text = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
-        refused = re.search(r"AuthenticationError: (.{1,300})", text)  # its last line does not tell
+        if refused := re.search(r"AuthenticationError: (.{1,120}?)(?:\. |$)", text, re.MULTILINE):
+            raise InputError(
+                f"the Ray cluster at {address} refuses this process ({refused[1]}). Set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN to the cluster's token where ~/.ray/auth_token does not hold it."
+            ) from None
         raise InputError(
-            f"no Ray cluster answers at {address} within {ANSWER_SECONDS:g} s{f' ({refused[1]})' if refused else ''}. "
+            f"no Ray cluster answers at {address} within {ANSWER_SECONDS:g} s. "
             "Start one (ray start --head), or leave hydra.launcher.ray.init.address out: a cluster is then started on "
             "this machine."
         ) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,8 +19,8 @@ from typing import Any
 
 import pynvml
 
-#: Seconds between two looks for a free place.
-_POLL_SECONDS = 0.2
+#: Seconds between two looks for a free place, and of waiting after which that is said.
+_POLL_SECONDS, _SAID_SECONDS = 0.2, 5.0
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,23 @@ class Place:
 
 
 @contextmanager
-def held_place(locks: Path, gpus: Sequence[tuple[str, ...]], cpus: int | None) -> Iterator[Place]:
+def held_place(
+    locks: Path, gpus: Sequence[tuple[str, ...]], cpus: int | None, say: Callable[[str], None] = lambda line: None
+) -> Iterator[Place]:
     """Hold a place until the block ends; wait until one is free.
 
     Args:
         locks: folder of the lock files on this host.
         gpus: sets of GPUs of which the job gets one; `[()]` for a job without a GPU.
         cpus: how many CPUs it gets, whole physical cores; None: it shares those of this process.
+        say: gets a line where no place is free for some seconds.
 
     Raises:
         OSError: the lock files cannot be written.
 
     """
     locks.mkdir(parents=True, exist_ok=True)
+    began, is_said = time.monotonic(), False
     while True:
         for each in gpus:
             for cores in _choices(each, cpus):
@@ -85,6 +89,9 @@ def held_place(locks: Path, gpus: Sequence[tuple[str, ...]], cpus: int | None) -
                         yield Place(each, chosen, tuple(each for each in descriptors if each is not None))
                         return
         time.sleep(_POLL_SECONDS)
+        if not is_said and time.monotonic() - began > _SAID_SECONDS:
+            kind, is_said = "GPUs" if any(gpus) else "CPU cores", True
+            say(f"waits until {kind} are free: jobs of other sweeps run on them (locks in {locks})")
 
 
 def _lock(stack: ExitStack, path: Path) -> int | None:

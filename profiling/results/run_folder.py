@@ -101,7 +101,7 @@ def claimed(
     if resume is None and not (run / LOCK_FILE).exists():
         _check_is_empty(run, key)  # before the lock file is created in a folder that belongs to something else
     try:
-        with _locked(run, resume, warn):
+        with _locked(run, resume, warn, key):
             if resume is None:
                 _check_is_empty(run, key)
             try:
@@ -149,11 +149,11 @@ def _remove_empty(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(run: Path, resume: str | None, warn: Callable[[str], None]) -> Iterator[None]:
+def _locked(run: Path, resume: str | None, warn: Callable[[str], None], key: str) -> Iterator[None]:
     """Hold the lock of `run`; the system releases it when this process dies, and forked processes do not share it."""
     path = run / LOCK_FILE
     try:
-        descriptor = _acquired(path, "then resume" if resume is not None else "or choose another hydra.run.dir", warn)
+        descriptor = _acquired(path, "then resume" if resume is not None else f"or choose another {key}", warn)
     except OSError as error:
         if resume is None:
             raise
@@ -201,7 +201,7 @@ def _acquired(path: Path, otherwise: str, warn: Callable[[str], None]) -> int:
 
 def _write_owner(descriptor: int, before: bytes, path: Path) -> None:
     if before and _owner(before) is None:
-        raise InputError(f"{path} is not the lock of a run. Choose another hydra.run.dir.")
+        raise InputError(f"{path} is not the lock of a run. Choose another folder.")
     since = datetime.now(UTC).isoformat(timespec="seconds")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
     try:

@@ -11,9 +11,11 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,8 @@ class JobTask:
             write_job(folder, job)
         while job.tries <= self.retries and not (job.state in ENDED and job.exit_code == WRONG_INPUT):
             choices = [tuple(visible_gpus())] if self.gpus is None else [(gpu,) for gpu in self.gpus] or [()]
-            with held_place(Path(self.locks), choices, self.cpus) as place:
+            say = partial(_say, job)
+            with held_place(Path(self.locks), choices, self.cpus, say) as place:
                 job = self._tried(folder, job, place)
             if job.state == "done":
                 return
@@ -149,6 +152,10 @@ class JobTask:
         if code == INTERRUPTED:
             return "died", "its process was told to end (SIGTERM or Ctrl-C); finished cells are kept"
         return "failed", _why_failed(run, earlier)
+
+
+def _say(job: SweepJob, line: str) -> None:
+    print(f"job {job.number} {line}", file=sys.stderr, flush=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -210,6 +210,18 @@ def _accept(server):
             return
 
 
+@fault("a Ray cluster that refuses the token, or gets none", f"{LINE}, says which variables hold it")
+def test_a_ray_cluster_that_wants_a_token(start, monkeypatch):
+    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(launchers, "_check_own_keys", lambda options: None)  # they are those of the plugin
+    refusal = "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing"
+    monkeypatch.setattr(launchers, "_ASK_RAY", f"raise SystemExit({refusal!r})")
+    code, err = start("--multirun", "seed=0,1", "launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:1")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "the Ray cluster at 127.0.0.1:1 refuses this process" in err
+    assert "RAY_AUTH_MODE=token" in err
+
+
 @fault(
     "a job of a sweep raises, or is killed", "the others run; exit code of the worst", "its finished cells, its output"
 )
@@ -287,6 +299,9 @@ def test_a_running_sweep(start, tmp_path):
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         code, err = start("--multirun", "seed=0", "resume=sweep")
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert f"in use by process {process.pid}" in err
+        code, err = start("--multirun", "seed=0", "hydra.sweep.dir=sweep")
         process.kill()
     assert (code, len(err.splitlines())) == (2, 1)
-    assert f"in use by process {process.pid}" in err
+    assert "or choose another hydra.sweep.dir." in err

@@ -57,6 +57,25 @@ def test_a_place_in_use_is_waited_for(machine, tmp_path, gpus, cpus):
     assert order == ["first", "second"]
 
 
+def test_a_job_that_waits_for_a_place_says_so_once(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "_SAID_SECONDS", 0.0)
+    lines, order = [], []
+
+    def second():
+        with held_place(tmp_path, [("GPU-a",)], 2, lines.append):
+            order.append("second")
+
+    with held_place(tmp_path, [("GPU-a",)], 2, lines.append):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.2)
+    thread.join(10)
+    assert order == ["second"]
+    (line,) = lines
+    assert "GPUs" in line
+    assert str(tmp_path) in line
+
+
 def test_a_place_is_held_until_the_last_process_is_gone(machine, tmp_path):
     """A worker that is killed may leave its job for a moment; nobody else gets the device before it has ended."""
     with held_place(tmp_path, [("GPU-a",)], None) as place:
