@@ -55,9 +55,9 @@ PEAKS = ("peak held", "peak allocated", "peak host RSS")
 #: Most characters of a next step in the table; a longer one is printed below it.
 _SHORT = 32
 _LEGEND = (
-    "p50, p99: wall time of a call (of a loop: of a frame), in brackets its 95% interval. "
+    "p50, p99: wall time of a call (of a loop: of a frame), in brackets the 95% interval of the p50. "
     f"holds: the highest of {listed([str(rate) for rate in FRAME_RATES])} FPS whose frame time the p99 meets. "
-    "max: the longest, of samples that are too few for a percentile."
+    "max: the longest call, where they are too few for a p99."
 )
 
 
