@@ -54,6 +54,9 @@ class Outcome:
         close: undoes what must not outlive the prepared step, for example in the module.
         choices: the layers that a transform replaced or left; `changed` is then the number replaced.
 
+    Raises:
+        InputError: `call` cannot be called, or another field has a wrong type.
+
     """
 
     call: Callable[..., Any]
@@ -64,6 +67,15 @@ class Outcome:
     explain: Callable[[], Mapping[str, Any]] = dict
     close: Callable[[], Any] = tuple
     choices: tuple[ModuleChoice, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check what a user's own transform or compiler gives."""
+        if not callable(self.call):
+            raise InputError(f"Outcome: call={printable(repr(self.call), 40)} cannot be called. Give the module.")
+        if isinstance(self.notes, str) or not all(isinstance(each, str) for each in self.notes):
+            raise InputError(f"Outcome: notes={printable(repr(self.notes), 40)} must be texts: notes=('one line',).")
+        if self.changed is not None and not isinstance(self.changed, int):
+            raise InputError(f"Outcome: changed={printable(repr(self.changed), 40)} must be a whole number or None.")
 
 
 class Transform(ABC):
@@ -262,11 +274,7 @@ class Recipe(Variant):
                     outcome = _applied(transform, name, branch)
                     outcomes.append(outcome)
                     stack.callback(outcome.close)
-                    if not isinstance(outcome.call, nn.Module):
-                        raise InputError(
-                            f"transform {name} returned {type(outcome.call).__name__}. Return a torch.nn.Module."
-                        )
-                    branch.module = branch.call = outcome.call
+                    branch.module = branch.call = _module(outcome.call, name)
             if self.needs_changes:
                 check_changes([log.steps])
         return branches
@@ -279,11 +287,12 @@ class Recipe(Variant):
             for branch in branches:
                 *extra, own = branch.inputs
                 if self.capture is None:
-                    outcomes.append(compiler.compile(branch.module, (*extra, own), folder))
+                    outcome: Any = compiler.compile(branch.module, (*extra, own), folder)
                 else:
                     # As in the capture; otherwise the capture would compile again.
                     with no_autocast_cache(), _unchanged(branch.component):
-                        outcomes.append(compiler.compile(branch.module, (own, *reversed(extra)), folder))
+                        outcome = compiler.compile(branch.module, (own, *reversed(extra)), folder)
+                outcomes.append(_checked(outcome, f"compile() of {type(compiler).__name__}"))
                 stack.callback(outcomes[-1].close)
                 branch.call = outcomes[-1].call
         return snapshot().since(before)
@@ -424,12 +433,26 @@ def _by_shape(branches: list[_Branch]) -> list[_Branch]:
     ]
 
 
+def _checked(outcome: Any, where: str) -> Outcome:
+    """Return what a user's own method returned, if it is an `Outcome`."""
+    if not isinstance(outcome, Outcome):
+        raise InputError(f"{where} returned {type(outcome).__name__}. Return profiling.variants.recipe.Outcome(...).")
+    return outcome
+
+
+def _module(result: Any, name: str) -> nn.Module:
+    """Return the result of a transform, if it is a module."""
+    if not isinstance(result, nn.Module):
+        raise InputError(f"transform {name} returned {type(result).__name__}. Return a torch.nn.Module.")
+    return result
+
+
 def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
     try:
         if isinstance(transform, Transform):
-            outcome = transform.apply(branch.module, branch.component)
+            outcome = _checked(transform.apply(branch.module, branch.component), f"apply() of {name}")
         else:
-            outcome = Outcome(transform(branch.module))
+            outcome = Outcome(_module(transform(branch.module), name))
         choices = getattr(transform, "choices", None)
         if choices is not None and not outcome.choices and isinstance(changed := outcome.call, nn.Module):
             notes = (*outcome.notes, *_fallbacks(changed, branch.component))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.errors import check_number
+from profiling.errors import InputError, check_number
 from profiling.results.record import RecipeStep
 
 
@@ -96,9 +96,18 @@ class Variant(ABC):
         return replace(self, **{"alias_outputs": True}) if has_option else self
 
     def prepare(self, component: Component, folder: Path) -> Step:
-        """Prepare `component` from its initial state; calls of the step return to that state where they count."""
+        """Prepare `component` from its initial state; calls of the step return to that state where they count.
+
+        Raises:
+            InputError: the variant of a user's own returns no Step.
+
+        """
         component.reset()  # captured graphs read the tensors of this state, which are kept
-        step = self(component, folder)
+        step: Any = self(component, folder)
+        if not isinstance(step, Step):
+            raise InputError(
+                f"{type(self).__name__}() returned {type(step).__name__}. Return profiling.variants.variant.Step(...)."
+            )
         return replace(step, rewind=component.kept.rewind) if component.kept.counting else step
 
     @abstractmethod

@@ -31,6 +31,7 @@ from profiling.variants.inductor import Inductor, repeated_blocks
 from profiling.variants.recipe import Compiler, Outcome, Recipe, Transform, check_changes
 from profiling.variants.rewrite import Rewrite
 from profiling.variants.transforms import ChannelsLast
+from profiling.variants.variant import Variant
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -227,6 +228,58 @@ def test_what_a_transform_raises_and_returns_names_it(tmp_path):
         Recipe(transforms=[broken])(net, tmp_path)
     with pytest.raises(InputError, match="transform print returned NoneType"):
         Recipe(transforms=[print])(net, tmp_path)
+
+
+@dataclass(frozen=True)
+class Returning(Transform):
+    """A transform of a user's own that returns what it was made with."""
+
+    result: object
+
+    def apply(self, module, component):
+        return self.result
+
+
+class ReturnsNoStep(Variant):
+    def __call__(self, component, folder):
+        return component.call
+
+
+@pytest.mark.parametrize(
+    ("variant", "says"),
+    [
+        (Recipe(transforms=[Returning(Same())]), r"apply\(\) of Returning returned Same\. Return .*Outcome\("),
+        (Recipe(transforms=[Returning(None)]), "returned NoneType"),
+        (ReturnsNoStep(), r"ReturnsNoStep\(\) returned .*method\. Return .*Step\("),
+    ],
+)
+def test_what_a_users_own_part_must_return_is_said(variant, says, tmp_path):
+    with pytest.raises(InputError, match=says):
+        variant.prepare(component(Same(), torch.ones(1)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"call": None}, "call=None cannot be called"),
+        ({"call": Same(), "notes": "one line"}, r"notes='one line' must be texts: notes=\('one line',\)"),
+        ({"call": Same(), "changed": "3"}, "changed='3' must be a whole number or None"),
+    ],
+)
+def test_an_outcome_is_checked(fields, says):
+    with pytest.raises(InputError, match=says):
+        Outcome(**fields)
+
+
+@dataclass(frozen=True)
+class ReturnsCall(Compiler):
+    def compile(self, module, examples, folder):
+        return module
+
+
+def test_a_compiler_must_return_an_outcome(tmp_path):
+    with pytest.raises(InputError, match=r"compile\(\) of ReturnsCall returned Same\. Return .*Outcome\("):
+        Recipe(compiler=ReturnsCall()).prepare(component(Same(), torch.ones(1)), tmp_path)
 
 
 class Remembers(nn.Module):
