@@ -153,7 +153,7 @@ def _locked(run: Path, resume: str | None, warn: Callable[[str], None], key: str
     """Hold the lock of `run`; the system releases it when this process dies, and forked processes do not share it."""
     path = run / LOCK_FILE
     try:
-        descriptor = _acquired(path, "then resume" if resume is not None else f"or choose another {key}", warn)
+        descriptor = _acquired(path, key, "then resume" if resume is not None else f"or choose another {key}", warn)
     except OSError as error:
         if resume is None:
             raise
@@ -168,7 +168,7 @@ def _locked(run: Path, resume: str | None, warn: Callable[[str], None], key: str
         os.close(descriptor)
 
 
-def _acquired(path: Path, otherwise: str, warn: Callable[[str], None]) -> int:
+def _acquired(path: Path, key: str, otherwise: str, warn: Callable[[str], None]) -> int:
     """Create and lock the file, write this process into it, and return its descriptor.
 
     Raises:
@@ -191,7 +191,7 @@ def _acquired(path: Path, otherwise: str, warn: Callable[[str], None]) -> int:
                 warn(f"note: {path.parent} is on a file system without locks. Start no second run in it.")
             with suppress(FileNotFoundError):  # the owner before may have removed the file after it was opened here
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
-                    _write_owner(descriptor, before, path)
+                    _write_owner(descriptor, before, path, key)
                     return descriptor
         except BaseException:
             os.close(descriptor)
@@ -199,9 +199,9 @@ def _acquired(path: Path, otherwise: str, warn: Callable[[str], None]) -> int:
         os.close(descriptor)
 
 
-def _write_owner(descriptor: int, before: bytes, path: Path) -> None:
+def _write_owner(descriptor: int, before: bytes, path: Path, key: str) -> None:
     if before and _owner(before) is None:
-        raise InputError(f"{path} is not the lock of a run. Choose another folder.")
+        raise InputError(f"{path} is not the lock of a run. Choose another {key}.")
     since = datetime.now(UTC).isoformat(timespec="seconds")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
     try:
