@@ -29,7 +29,9 @@ class Summary(Section, frozen=True, kw_only=True):
     p95: Annotated[float, about("95th percentile", "ms")]
     p99: Annotated[float, about("99th percentile", "ms")]
     max: Annotated[float, about("longest sample", "ms")]
-    ci95: Annotated[Interval | None, about("95% block-bootstrap interval of the median", "ms")] = None
+    ci95: Annotated[
+        Interval | None, about("95% interval of the median: block bootstrap, at least the binomial one", "ms")
+    ] = None
     outliers: Annotated[int, about("samples beyond 5 median absolute deviations from the median: counted, kept")]
     samples: Annotated[tuple[float, ...], about("all samples in the order in which they were taken", "ms")] = ()
     stopped_by: Annotated[
