@@ -398,7 +398,7 @@ class RealtimeCell(Cell):
         energy = self.energy
         if energy is not None and energy.reason is None:
             energy = loop_energy(series, section, idle_w=energy.idle_w, step_ms=energy.step_ms)
-            if energy is None and monitor.energy_reason is not None:
+            if monitor.energy_reason is not None and (energy is None or energy.reason is not None):
                 energy = Energy(reason=monitor.energy_reason)
         if energy is not None:
             self.add(energy=energy)

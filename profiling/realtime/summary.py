@@ -97,7 +97,7 @@ def loop_energy(
     `loop` is what `summarize_frames` returned.
     """
     frames = np.flatnonzero(np.isfinite(series[ENERGY])) if ENERGY in series else np.zeros(0, dtype=np.intp)
-    if frames.size < 2:
+    if frames.size == 0:
         return None
     ends_s, joules = series["delivered_ms"][frames] / 1e3, series[ENERGY][frames]
     seconds = float(ends_s[-1] - ends_s[0])

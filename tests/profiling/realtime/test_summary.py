@@ -440,6 +440,7 @@ def test_energy_of_a_loop_that_delivers_several_frames_at_once():
 def test_energy_without_an_interval_and_energy_of_too_few_frames():
     assert loop_of_joules(frames=140).joules_per_call_ci95 is None
     assert "too short" in loop_of_joules(frames=40).reason
+    assert "too short" in loop_of_joules(frames=16).reason, "one reading"
     assert loop_of_joules(frames=140, watts=0.0).reason == "the driver's energy counter did not change for 4.27 s"
     assert loop_energy(series_of(np.full(600, 20.0)), loop()) is None
 
