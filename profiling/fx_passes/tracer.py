@@ -81,6 +81,7 @@ class _Recorder(TorchFunctionMode):
         for name, tensor in placeholders(self._inputs).items():
             self._nodes[tensor] = self.graph.placeholder(name)
         self._autocast = _autocast_state()
+        self._constants: set[int] = set()  # ids of the arguments that did not depend on the inputs before the call
 
     def record(self, module: nn.Module) -> fx.Graph:
         """Call the module and return the graph of the call."""
@@ -92,8 +93,9 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._tracker.written.clear()
-        result = func(*args, **kwargs)
         tensors = tensors_in((args, kwargs))
+        self._constants = {id(tensor) for tensor in tensors if not self._tracker.depends(tensor)}
+        result = func(*args, **kwargs)
         if any(is_functorch_wrapped_tensor(tensor) for tensor in tensors):
             self._check_functorch(tensors)  # of constants alone the result is a constant outside of the transform
         elif tensors_in(result) or (result is None and self._tracker.written):
@@ -138,7 +140,7 @@ class _Recorder(TorchFunctionMode):
 
     def _constant(self, tensor: Tensor) -> fx.Node:
         """Return the node of a parameter, a buffer, or a tensor that existed before the call."""
-        if self._tracker.depends(tensor):
+        if self._tracker.depends(tensor) and id(tensor) not in self._constants:
             self._refuse("uses a tensor computed from the inputs by code that the tracer cannot see (an extension)")
         name = self._paths.get(tensor) or f"_constant_{len(self.attributes)}"
         self.attributes[name] = tensor
@@ -159,7 +161,9 @@ class _Recorder(TorchFunctionMode):
         if isinstance(value, Mapping):
             items = {key: self._output(item) for key, item in value.items()}
             return items if type(value) is dict else self.graph.call_function(type(value), (items,))
-        return self._argument(value)
+        if value is None or value is Ellipsis or isinstance(value, (slice, *base_types)):
+            return self._argument(value)
+        self._refuse(f"its forward returns a {type(value).__name__}, which a graph cannot express", line=False)
 
     def _check_functorch(self, tensors: list[Tensor]) -> None:
         for tensor in tensors:
@@ -171,10 +175,11 @@ class _Recorder(TorchFunctionMode):
     def _refuse_dynamic_shape(self, operator_name: str) -> None:
         self._refuse(f"has an output whose shape depends on values ({operator_name})")
 
-    def _refuse(self, reason: str) -> NoReturn:
+    def _refuse(self, reason: str, *, line: bool = True) -> NoReturn:
+        where = f"{running_line() or 'its forward'} " if line else ""
         raise InputError(
-            f"{self._name} cannot be traced: {running_line() or 'its forward'} {reason}. Write it without, or use "
-            "variant=[cuda_graph], which captures without tracing."
+            f"{self._name} cannot be traced: {where}{reason}. Write it without, or use variant=[cuda_graph], which "
+            "captures without tracing."
         )
 
 

@@ -267,6 +267,30 @@ def test_state_is_kept_in_the_modules_own_buffer():
     assert module.count == 2
 
 
+def test_a_ring_may_be_written_before_it_is_read():
+    """As a transformers StaticCache does: what the operator writes to is a buffer, and no value of the inputs."""
+
+    def forward(self, x):
+        self.ring.index_copy_(0, (self.position % 4)[None], x)
+        self.position.add_(1)
+        return self.ring.sum(0)
+
+    module = Net(forward, ring=torch.zeros(4, 3), position=torch.zeros((), dtype=torch.int64))
+    x = torch.ones(1, 3)
+    traced = trace(module, {"x": x})
+    module.ring.zero_()
+    assert [float(traced(x=x)[0]) for _ in range(5)] == [1.0, 2.0, 3.0, 4.0, 4.0]
+    assert module.ring.sum() == 12
+
+
+def test_an_output_that_a_graph_cannot_express_is_named():
+    class Cache:
+        pass
+
+    with pytest.raises(InputError, match=r"^Net cannot be traced: its forward returns a Cache, which a graph cannot"):
+        trace(Net(lambda self, x: {"y": x, "cache": Cache()}), {"x": torch.ones(3)})
+
+
 def test_a_graph_frees_weights_that_it_no_longer_uses():
     module = Net(lambda self, x: self.a(x) + self.b(x), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
     weight = weakref.ref(module.a.weight)
