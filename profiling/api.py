@@ -25,7 +25,7 @@ from profiling.components.build import use_deterministic_algorithms
 from profiling.components.held import Held, Inputs, named_inputs
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import kept_generators
-from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.spec import DTYPES, ComponentSpec, Settings
 from profiling.errors import InputError, SkippedError, did_you_mean, printable, shell_words
 from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
@@ -106,6 +106,12 @@ def profile(
     if dtype is not None and autocast is not None:
         raise InputError(f"dtype={dtype} casts the module, and autocast={autocast} calls it uncast. Give one of them.")
     subject = Held(module, inputs, check_inputs, seed, cast=dtype is not None)
+    if dtype is None and autocast is None and subject.dtype not in [getattr(torch, each) for each in DTYPES]:
+        kind = str(subject.dtype).removeprefix("torch.")
+        raise InputError(
+            f"module computes in {kind}; {', '.join(DTYPES)} can be measured. Pass dtype=torch.float32, which casts "
+            "copies of it."
+        )
     component = name or (type(module).__name__ if isinstance(module, nn.Module) else "module")
     settings = Settings(
         device=str(device or subject.device),

@@ -137,6 +137,35 @@ def of_other_shapes(
     return tuple(others)
 
 
+def signature_of(module: nn.Module) -> inspect.Signature:
+    """Return the signature of the module's `forward`, which a TorchScript module has in its schema."""
+    forward: Any = module.forward
+    schema = getattr(forward, "schema", None)
+    if schema is None:
+        return inspect.signature(forward)
+    _, *arguments = schema.arguments
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY if each.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=each.default_value if each.has_default_value() else inspect.Parameter.empty,
+            )
+            for each in arguments
+        ]
+    )
+
+
+def takes_by_name(signature: inspect.Signature) -> bool:
+    """Return whether all arguments may be passed by name."""
+    return not any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in signature.parameters.values())
+
+
+_ANY_NUMBER = inspect.Parameter.VAR_POSITIONAL
+#: What to do with a forward that does not take its arguments by name.
+WRAP_IT = "Arguments are passed by name: wrap the module in one whose forward names its arguments."
+
+
 def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str) -> None:
     """Check that the input names are arguments of the module's `forward`.
 
@@ -144,7 +173,7 @@ def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str
         InputError: an input is no argument of forward, or a required argument has no input.
 
     """
-    signature = inspect.signature(module.forward)
+    signature = signature_of(module)
     parameters = signature.parameters
     accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in inputs:
@@ -152,6 +181,11 @@ def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str
             raise InputError(
                 f"component.{component}.inputs.{name}: {type(module).__name__}.forward{signature} has no argument "
                 f"{name!r}.{did_you_mean(name, parameters)} Rename it in the component's YAML."
+            )
+        if name in parameters and parameters[name].kind in (inspect.Parameter.POSITIONAL_ONLY, _ANY_NUMBER):
+            raise InputError(
+                f"component.{component}.inputs.{name}: {type(module).__name__}.forward{signature} takes {name!r} by "
+                f"its position only. {WRAP_IT}"
             )
     for name, parameter in parameters.items():
         required = parameter.default is parameter.empty and parameter.kind not in (

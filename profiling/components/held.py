@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import itertools
 import sys
 import weakref
@@ -20,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.casting import floating_dtype
+from profiling.components.component import WRAP_IT, signature_of, takes_by_name
+from profiling.components.snapshot import Structure
 from profiling.components.trees import keyed_tensors, map_tensors, opened, tensors_in
 from profiling.errors import InputError, did_you_mean, reason_of
 
@@ -91,8 +92,10 @@ class Held:
             check_inputs(built, self.first, "inputs")
             self._built.append(weakref.ref(built))
             return built
+        found = Structure.of({"": self.module}).tensors.values()
+        computed = {id(tensor): tensor.detach().clone() for _, tensor in found if not tensor.is_leaf}
         try:
-            return copy.deepcopy(self.module)
+            return copy.deepcopy(self.module, dict(computed))  # a weight that a hook computes, for example
         except Exception as error:
             raise InputError(
                 f"{type(self.module).__name__} cannot be copied ({reason_of(error)}). Pass a function that builds it."
@@ -192,14 +195,15 @@ def check_inputs(module: nn.Module | Callable[[], nn.Module], inputs: object, na
         raise InputError(f"{name} {_words(inputs)}. Give the arguments of forward by name: {name}={{'x': x}}.")
     if not isinstance(module, nn.Module):
         return
-    signature = inspect.signature(module.forward)
+    signature = signature_of(module)
     where = f"{type(module).__name__}.forward{signature}"
     try:
         signature.bind(**inputs)
     except TypeError as error:
         unknown = [key for key in inputs if key not in signature.parameters]
         near = did_you_mean(str(unknown[0]), signature.parameters) if unknown else ""
-        raise InputError(f"{name} do not fit {where}: {error}.{near}") from None
+        wrap = "" if takes_by_name(signature) else f" {WRAP_IT}"
+        raise InputError(f"{name} do not fit {where}: {error}.{near}{wrap}") from None
     own = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), None)
     for path, tensor in named_inputs(inputs):
         if own is not None and tensor.device != own:

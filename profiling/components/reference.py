@@ -205,8 +205,17 @@ def first_call(component: Component, seed: int, *, repeat: bool = False) -> Chec
         raise InputError(
             f"component {component.name}: {type(component.module).__name__}.forward raised "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'} "
-            f"(inputs: {inputs}). Correct component.{component.key}.inputs or the module."
+            f"(inputs: {inputs}). {_remedy(component, error)}"
         ) from error
+
+
+def _remedy(component: Component, error: Exception) -> str:
+    if "does not require grad" in str(error) or "Inference tensors" in str(error):
+        return (
+            "Calls run under torch.inference_mode(): begin what needs gradients with torch.inference_mode(False) and "
+            "torch.enable_grad(), on clones of the inputs."
+        )
+    return f"Correct component.{component.key}.inputs or the module."
 
 
 def outputs_of(component: Component, seed: int, *, repeat: bool = False) -> CheckCalls:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import weakref
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from profiling.components.casting import call_under
-from profiling.components.component import Component
+from profiling.components.component import Component, signature_of
 from profiling.components.held import named_inputs
 from profiling.components.reference import kept_generators, learning_calls
 from profiling.components.trees import form_of, map_tensors, other_form
@@ -57,7 +56,7 @@ class PreparedStep:
         # Not the parts themselves: those that a transform replaces, and their weights, are to be freed.
         modes = [(weakref.ref(part), part.training) for part in module.modules()]
         self._restore.callback(_restore_modes, modes)
-        self._arguments = tuple(inspect.signature(module.forward).parameters)
+        self._arguments = tuple(signature_of(module).parameters)
         with torch.inference_mode():
             self._inputs = dict(map_tensors(lambda tensor: tensor.detach().clone(), inputs))
         self._buffers, self._plain = dict(named_inputs(self._inputs)), _without_tensors(self._inputs)

@@ -258,6 +258,56 @@ class OnlyMask(nn.Module):
         return mask * torch.ones(4)
 
 
+class PositionsOnly(nn.Module):
+    def forward(self, x, /):
+        return x
+
+
+class AnyNumber(nn.Module):
+    def forward(self, *xs):
+        return sum(xs)
+
+
+class Guided(nn.Module):
+    """Follows the gradient of its own output, as classifier guidance does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.layer(x).sum(), x)[0]
+
+
+class Scaled(nn.Module):
+    def forward(self, x, factor: float = 2.0):
+        return x * factor
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_torchscript_module():
+    module = torch.jit.script(Scaled())
+    (record,) = profiling.profile(module, {"x": torch.randn(4, 8)}, **ONE).records
+    assert record.status == "ok", record.reason
+    with pytest.raises(InputError, match=r"inputs do not fit .*forward\(x, factor=2\.0\): missing .*'x'"):
+        profiling.profile(module, {"factor": 3.0}, **ONE)
+    with profiling.prepare(module, {"x": torch.ones(4, 8)}, variant="baseline") as step:
+        assert torch.equal(step(torch.full((4, 8), 3.0)), torch.full((4, 8), 6.0))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm:FutureWarning")
+def test_a_weight_that_a_hook_computes_is_copied():
+    """The weight of the older `weight_norm` is an attribute with a history, which Python alone cannot copy."""
+    module = nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 8)))
+    before = module[0].weight
+    (record,) = profiling.profile(module, {"input": torch.randn(4, 8)}, **ONE).records
+    assert record.status == "ok", record.reason
+    assert module[0].weight is before
+    assert before.grad_fn is not None
+
+
 def test_where_the_check_has_no_other_inputs_a_note_says_so():
     mask = torch.tensor([True, False, True, True])
     one = profiling.profile(OnlyMask(), {"mask": mask}, **ONE)
@@ -295,6 +345,13 @@ def given(**other):
         (given(variants="baseline"), r"variants='baseline' is a text. Give a list: variants=\['baseline'\]"),
         (given(metrics=["latenzy"]), "there is no metric 'latenzy'. Did you mean 'latency'"),
         (given(dtype=torch.int64), "dtype=int64 is none of"),
+        (given(module=Net().double()), r"module computes in float64.* Pass dtype=torch\.float32, which casts copies"),
+        (given(module=PositionsOnly()), r"inputs do not fit .* Arguments are passed by name: wrap the module"),
+        (given(module=AnyNumber()), r"inputs do not fit .* Arguments are passed by name: wrap the module"),
+        (
+            given(module=Guided()),
+            r"raised RuntimeError: .* Calls run under torch\.inference_mode\(\): begin",
+        ),
         (given(device="cuda:99"), "device=cuda:99"),
         (given(fps=0), "fps=0 must be a number above 0"),
         (given(rounds=0), "rounds=0"),
