@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -96,14 +97,22 @@ def set_process_state(settings: Settings) -> None:
 
 
 def check_built(module: nn.Module, where: str) -> None:
-    """Check that the module has parameters that can be loaded, cast and counted.
+    """Check that the module has parameters that can be loaded, cast and counted, and that it runs eagerly.
 
     Raises:
-        InputError: its class does not call `super().__init__()`, or a parameter has no shape yet or no memory.
+        InputError: its class does not call `super().__init__()`, it is under torch.compile, or a parameter has no shape
+            yet or no memory.
 
     """
     if "_parameters" not in vars(module):
         raise InputError(f"{where}: {type(module).__name__}.__init__ does not call super().__init__(). Add the call.")
+    wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
+    for name, part in module.named_modules():
+        if isinstance(part, wrapper) or getattr(part, "_compiled_call_impl", None) is not None:
+            raise InputError(
+                f"{where}: {name or 'the module'} is compiled already (torch.compile), so that no variant, baseline "
+                "included, would run as its name says. Build it uncompiled: variants compile it."
+            )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             raise InputError(

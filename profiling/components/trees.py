@@ -112,6 +112,19 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return tree if node is None else node.rebuild([map_tensors(function, value) for value in node.values])
 
 
+def stored_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors with an address: those in a sparse or nested one, else `tensor` itself."""
+    if tensor.is_nested:
+        return tensor.unbind()
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
+
+
 def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """Yield the tensors that a call of the OpOverload `func` with these arguments writes to, by its schema."""
     if not func._schema.is_mutable:

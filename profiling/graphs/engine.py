@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from profiling.components.snapshot import Snapshot
-from profiling.components.trees import keyed_leaves, map_tensors
+from profiling.components.trees import keyed_leaves, map_tensors, stored_parts
 from profiling.errors import InputError, check_whole
 from profiling.graphs.capture import CaptureError, audit_and_warm_up, capture, no_autocast_cache, preserved_state
 from profiling.graphs.captured_call import CapturedCall, StaticInputs
@@ -306,7 +306,7 @@ def layout_of(module: object) -> Hashable:
     """Return addresses and forms of a module's parameters and buffers, and which of its submodules are training."""
     if not isinstance(module, nn.Module):
         return None
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = [part for each in (*module.parameters(), *module.buffers()) for part in stored_parts(each)]
     forms = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors)
     return forms, tuple(part.training for part in module.modules())
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils.flop_counter import flop_registry
 
 from profiling.components.component import Component
-from profiling.components.trees import tensors_in
+from profiling.components.trees import stored_parts, tensors_in
 from profiling.results.environment import Ceilings
 from profiling.trace.operator_costs import (
     Access,
@@ -26,7 +26,6 @@ from profiling.trace.operator_costs import (
     distinct_bytes,
     extent_of,
     is_custom,
-    stored_parts,
     union_bytes,
 )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
-from profiling.components.trees import dotted, keyed_leaves
+from profiling.components.trees import dotted, keyed_leaves, stored_parts
 from profiling.components.user_code import code_at, is_user_code, short_path
 from profiling.errors import printable, reason_of
 from profiling.graphs import CudaGraphed
@@ -27,7 +27,7 @@ from profiling.graphs.engine import REPLACES, layout_of
 from profiling.graphs.rehearsal import rehearsing
 from profiling.results.record import CheckedCall, Obstacle, StateForm, TensorForm
 from profiling.trace.compile_log import graph_break
-from profiling.trace.counters import COMPILES_NOTHING
+from profiling.trace.counters import nothing_compiled
 
 #: Most characters of a value that is no tensor.
 _VALUE = 60
@@ -116,7 +116,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors hold the same values; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+    pairs = zip(stored_parts(one), stored_parts(other), strict=True)
+    return all(bool(((a == b) | ((a != a) & (b != b))).all()) if a.shape == b.shape else False for a, b in pairs)
 
 
 def _reassignment(paths: Sequence[str]) -> Obstacle:
@@ -176,6 +177,7 @@ def _traced(component: Component, unknown: list[str]) -> tuple[int | None, tuple
         try:
             component.reset()
             explained = torch._dynamo.explain(component.module)(**component.inputs)
+            nothing = nothing_compiled()  # before the counters are reset
         except Exception as error:
             unknown.append(f"torch.compile could not trace the call: {reason_of(error)}")
             return None, ()
@@ -188,7 +190,7 @@ def _traced(component: Component, unknown: list[str]) -> tuple[int | None, tuple
             place = _break(str(each.reason), each.user_stack)
             places.setdefault((place.file, place.line), place)
     if explained.graph_count == 0 and not places:
-        places[None, None] = Obstacle(hinders="compile", reason=COMPILES_NOTHING)
+        places[None, None] = Obstacle(hinders="compile", reason=nothing)
     return explained.graph_count, tuple(places.values())
 
 

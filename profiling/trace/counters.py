@@ -17,6 +17,19 @@ COMPILES_NOTHING = (
 )
 
 
+def nothing_compiled() -> str:
+    """Return why a call under torch.compile, the last one, ran without one compiled graph."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    texts = [] if utils is None else [*utils.counters.get("unimplemented", {})]
+    if not texts:
+        return COMPILES_NOTHING
+    kind, *more = texts[-1].splitlines()
+    explanation = next((line.partition("Explanation:")[2].strip() for line in more if "Explanation:" in line), kind)
+    loop = "; in a loop, so Dynamo leaves the whole function eager" if "graph break in loop" in texts[-1] else ""
+    other = " (measure it with cuda_graph)" if "RNN" in kind else ""
+    return f"torch.compile compiled nothing and ran eagerly: {explanation.rstrip('.')}{loop}{other}"
+
+
 @dataclass(frozen=True)
 class CompileCounters:
     """Totals of this process, or the difference of two snapshots.

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.module_tracker import ModuleTracker
 
-from profiling.components.trees import tensors_in, written_tensors
+from profiling.components.trees import stored_parts, tensors_in, written_tensors
 from profiling.trace.events import Operator
 
 _aten = torch.ops.aten
@@ -68,19 +68,6 @@ def union_bytes(extents: Iterable[Extent]) -> int:
         reached = max(reached, stop)
         total += size
     return min(covered, total)
-
-
-def stored_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors with an address: those in a sparse or nested one, else `tensor` itself."""
-    if tensor.is_nested:
-        return tensor.unbind()
-    if tensor.layout == torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-    return (tensor,)
 
 
 #: Operators that add up rows of their first argument, which are more bytes than they return.

@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, SkippedError, did_you_mean, printable
 from profiling.results.record import ShapeCompile
-from profiling.trace.counters import COMPILES_NOTHING, CompileCounters, snapshot
+from profiling.trace.counters import CompileCounters, nothing_compiled, snapshot
 from profiling.trace.generated_code import kept_kernels
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome
@@ -232,7 +232,7 @@ class Inductor(Compiler):
                 )
             graphs = snapshot().since(before).graphs
             if graphs == 0 and not _has_compiled_code(called[0]):
-                raise RuntimeError(COMPILES_NOTHING)
+                raise RuntimeError(nothing_compiled())
         except BaseException:
             regions.close()
             raise
@@ -257,7 +257,7 @@ class Inductor(Compiler):
 
     def _check(self, counters: CompileCounters, module: nn.Module) -> None:
         if counters.graphs == 0 and not _has_compiled_code(module):
-            raise RuntimeError(COMPILES_NOTHING)
+            raise RuntimeError(nothing_compiled())
         if self.own_graphs is not None and (counters.cudagraph_skips or not counters.cudagraph_captures):
             raise RuntimeError(
                 f"{self.own_graphs}: inductor captured {counters.cudagraph_captures} CUDA graphs and skipped "

@@ -23,7 +23,7 @@ from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import dotted, keyed_leaves
 from profiling.errors import DID_NOTHING, InputError, did_you_mean, missing_package, reason_of
 from profiling.results.record import Package
-from profiling.trace.counters import COMPILES_NOTHING, snapshot
+from profiling.trace.counters import nothing_compiled, snapshot
 from profiling.variants.aot_inductor import (
     ByShape,
     calls_in_a_row,
@@ -117,7 +117,7 @@ class TensorRT(Compiler):
                 for _ in range(3 if self.cuda_graphs else 1):
                     call(**inputs)
         if snapshot().since(before).graphs == 0:
-            raise RuntimeError(COMPILES_NOTHING)
+            raise RuntimeError(nothing_compiled())
         return Outcome(call, changed=_engines(reports), notes=_remarks(reports))
 
     def _check_options(self) -> None:

@@ -62,7 +62,7 @@ def test_state_that_is_assigned_and_a_module_that_is_not_compiled(check):
     assert [each.hinders for each in call.obstacles] == ["cuda_graph", "compile"]
     assert call.compiled_graphs == 0
     text = " ".join(outcome.out.split())
-    for words in ("a call changes hidden.", "assigns another tensor to hidden", "torch.compile compiled nothing"):
+    for words in ("a call changes hidden.", "assigns another tensor to hidden", "LSTM (measure it with cuda_graph)"):
         assert words in text
     assert not any(words in text for words in ("graph break", "without a break", "nothing stands in its way"))
 
@@ -98,6 +98,56 @@ def test_the_state_of_a_cache_among_the_inputs_is_listed_and_each_tensor_once():
         ("inputs['cache'].at", False),
     ]
     assert [each.path for each in call.inputs] == ["x", "cache"]
+
+
+class Routed(nn.Module):
+    """Sends rows to experts in a loop, by values: Dynamo breaks its graph there and gives up the function."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = (x.argmax(-1) % 2 == number).nonzero().squeeze(-1)
+            out.index_copy_(0, rows, expert(x[rows]))
+        return out
+
+
+class OfAGraph(nn.Module):
+    """Has a sparse buffer, which has no address of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.eye(4).to_sparse_csr())
+
+    def forward(self, x):
+        return self.edges @ x
+
+
+def checked(module):
+    def make(generator):
+        return {"x": torch.randn(4, 8, generator=generator)}
+
+    component = Component("net", module, make(torch.Generator()), make, torch.device("cpu"), torch.float32, 1, "random")
+    with torch.inference_mode():
+        first_call(component, 0)
+        return check_call(component)
+
+
+def test_a_function_that_dynamo_leaves_eager_names_the_graph_break():
+    (reason,) = [each.reason for each in checked(Routed()).obstacles if each.hinders == "compile"]
+    assert "nonzero" in reason
+    assert reason.endswith("; in a loop, so Dynamo leaves the whole function eager")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_buffer():
+    call = checked(OfAGraph())
+    assert [(each.path, each.shape, each.changed) for each in call.state] == [("edges", (4, 4), False)]
+    (obstacle,) = call.obstacles
+    assert (obstacle.hinders, "sparse" in obstacle.reason) == ("compile", True)
 
 
 def test_a_pipeline_stage_by_stage(check):
