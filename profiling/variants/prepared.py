@@ -28,7 +28,8 @@ class PreparedStep:
 
     A call copies its inputs into the buffers that the step was prepared with, in stream order, and runs the step under
     `torch.inference_mode()`. One step may be called by one thread at a time. The module is in eval mode until `close`,
-    or the end of a `with` block. Weights may be changed in place; a captured graph does not see new tensors.
+    or the end of a `with` block. Weights may be changed in place; a captured graph does not see new tensors,
+    and a package or quantised weights see no change.
 
     The module is called to prepare the step. Its state is then restored, except for what a first call makes once (a
     mask, a table).

@@ -1,5 +1,6 @@
 """Ahead-of-time packages: what they hold, what is refused, and that an application loads what was measured."""
 
+import os
 import re
 import subprocess
 import sys
@@ -139,9 +140,16 @@ import torch, sys
 x = torch.load("x.pt")
 {code.replace("x=x", "input=x")}
 torch.save(output, "output.pt")
+try:
+    decoder(input=x[:1])
+except RuntimeError as error:
+    assert "unmatched dim value" in str(error), error
+else:
+    raise AssertionError("another shape is not refused")
 assert not [name for name in sys.modules if name.startswith(("profiling", "models"))]
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    checked = {**os.environ, "AOTI_RUNTIME_CHECK_INPUTS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=checked, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.load(tmp_path / "output.pt"), module(x))
 
