@@ -319,6 +319,7 @@ class Search:
             reason = f"changes nothing{record.reason.partition(DID_NOTHING)[2]}"
             record = msgspec.structs.replace(record, status="skipped", reason=reason, bad_input=False)
             self._run.cells.keep(record)
+            self._run.say_not_run({job.variant: End("skipped", reason)})  # the line before this says failed
         return record
 
     def _ran_out_of_memory(self) -> bool:

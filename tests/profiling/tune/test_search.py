@@ -67,7 +67,8 @@ DID_NOTHING = "transform Quantize: asked for, did nothing: Net has no linear lay
 def test_a_step_that_changes_nothing_falls_out_before_it_is_timed(end, says, tmp_path, monkeypatch):
     """The recipes have a capture: what fails in those may yet run with a compiler."""
     folder, space = tmp_path / "run", space_of("idle", "half", idle={"capture": {"_target_": "c"}})
-    _, records, _ = searched(monkeypatch, folder, space, cells_of(idle=Plan(happens={"ready": end})))
+    run, records, _ = searched(monkeypatch, folder, space, cells_of(idle=Plan(happens={"ready": end})))
+    assert (f"skipped: idle ({says})" in run.progress.said) == says.startswith("changes nothing")
     assert (records["idle"].status, records["idle"].reason, records["idle"].bad_input) == ("skipped", says, False)
     assert records["idle"].turns is None
     assert set(records) == {"baseline", "idle", "half"}, "no recipe is built on it"
