@@ -91,7 +91,7 @@ def held_place(
         time.sleep(_POLL_SECONDS)
         if not is_said and time.monotonic() - began > _SAID_SECONDS:
             kind, is_said = "GPUs" if any(gpus) else "CPU cores", True
-            say(f"waits until {kind} are free: jobs of other sweeps run on them (locks in {locks})")
+            say(f"waits until {kind} are free: other jobs run on them (locks in {locks})")
 
 
 def _lock(stack: ExitStack, path: Path) -> int | None:
