@@ -35,9 +35,9 @@ class Work:
     """The work of one call: `bytes` by kind, each byte counted once, and `flops` by class of operator.
 
     Kinds of bytes: `weights` (parameters and buffers that the call reads; of an embedding only the selected rows),
-    `state_read` and `state_written` (tensors that it may change), `inputs`, and `outputs` (without those that are
-    inputs). Tensors that a module keeps as plain attributes are not counted. A custom operator is assumed to write at
-    most as many bytes of state as its other arguments have. `operators` (a number) and `traffic` (bytes) are those of
+    `state_read` and `state_written` (tensors that it may change, and those that attributes and caches hold), `inputs`,
+    and `outputs` (without those that are inputs). A custom operator is assumed to write at most as many bytes of state
+    as its other arguments have. `operators` (a number) and `traffic` (bytes) are those of
     the eager call, nothing fused. `uncounted` names the custom operators without a registered FLOP formula.
     """
 
@@ -61,14 +61,16 @@ class Work:
 def work_of(component: Component) -> Work:
     """Call the component once, eagerly, and count its work; a stateful component is reset before and after."""
     module = component.module
-    recorder = AccessRecorder(  # a tensor of two kinds counts under the first of them
-        {
-            "inputs": tensors_in(component.inputs),
-            "state": component.state(),
-            "weights": (*module.parameters(), *module.buffers()),
-        }
-    )
     component.reset()
+    attributes = [tensor for _, tensor in component.kept.named_tensors()]
+    recorder = AccessRecorder(  # a tensor of two kinds counts under the first of them
+        [
+            ("inputs", tensors_in(component.inputs)),
+            ("state", component.state()),
+            ("weights", (*module.parameters(), *module.buffers())),
+            ("state", attributes),
+        ]
+    )
     # The recorder is entered last: the FLOP counter decomposes operators (a bicubic resize into 139).
     with counted_flops() as flops, recorder:
         output: Any = component.call()
@@ -133,12 +135,12 @@ class AccessRecorder(TorchDispatchMode):
     only make a view, `traffic` the sum of the bytes that they read and wrote, `custom` the set of custom operators.
     """
 
-    def __init__(self, kinds: Mapping[str, Iterable[Tensor]]) -> None:
+    def __init__(self, kinds: Iterable[tuple[str, Iterable[Tensor]]]) -> None:
         super().__init__()
         self.operators, self.traffic = 0, 0
         self.custom: set[Any] = set()
         self._storages: dict[int, _StorageAccesses] = {}
-        for kind, tensors in kinds.items():
+        for kind, tensors in kinds:
             for tensor in tensors:
                 for stored in _stored(tensor):
                     self._storages.setdefault(address_of(stored), _StorageAccesses(kind))

@@ -211,6 +211,27 @@ def test_state_is_read_and_written_by_what_a_call_touches():
     assert not any(tensor.any() for tensor in planted.state()), "reset as it was"
 
 
+class _Grows(nn.Module):
+    """Keeps the keys of the calls so far, as a transformers DynamicCache does: each call assigns a longer tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = torch.randn(50, 64)
+
+    def forward(self, x):
+        self.keys = torch.cat([self.keys, x])
+        return self.keys.sum(0)
+
+
+def test_a_cache_that_each_call_replaces_is_read():
+    planted = component(_Grows(), x=torch.randn(1, 64))
+    planted.reset()
+    planted.call()  # a metric that came before
+    work = work_of(planted)
+    assert work.bytes["state_read"] == 4 * 50 * 64
+    assert work.bytes["inputs"] == 4 * 64
+
+
 def test_an_operator_from_outside_writes_no_more_than_it_is_given_and_keeps():
     """It is given 3 · 128 numbers and a gain, and returns 128: the others are the keys and the values."""
     work = work_of(component(WritesRings(), qkv=torch.randn(3, 128, dtype=torch.bfloat16)))
