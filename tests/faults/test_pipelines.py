@@ -62,3 +62,20 @@ def test_stages_that_do_not_fit(started, overrides, says):  # noqa: F811
     (record,) = read_records(Path("run")).records
     assert says in record.reason
     assert record.realtime is None or not record.realtime.frames
+
+
+@fault(
+    "a stage draws noise",
+    happens="it and the pipeline are compared with the same noise, or allow for it",
+    kept="all frames",
+)
+def test_a_stage_that_draws_noise(started):  # noqa: F811
+    noisy = ("component.remembers.module._target_=faulty_modules.Noisy", "component.remembers.warmup_inputs=[]")
+    loop = ("pipeline=remembering", "variant=[baseline,compile]", "loop.frames=3", "isolation=none", "threads=1")
+    quick = ("device=cpu", "ceilings=off", "hydra.run.dir=run")
+    code, err = started(*loop, *noisy, target="realtime", quick=quick)
+    assert code == 0, err
+    by_variant = {record.variant: record for record in read_records(Path("run")).records}
+    eager, compiled = by_variant["baseline"].parity, by_variant["compile"].parity
+    assert eager.stages["pipeline"].rel_l2 == 0, "the numbers that the reference draws"
+    assert compiled.stages["pipeline"].rel_l2 > 1e-3, "numbers of inductor's own"

@@ -94,6 +94,17 @@ class Remembers(nn.Module):
         return self.layer(x) + self.total
 
 
+class Noisy(nn.Module):
+    """Adds noise of its own, as the generator of a GAN does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + 0.02 * torch.randn_like(x)
+
+
 class Grows(nn.Module):
     """Keeps what it has read, and empties that with its reset only."""
 
