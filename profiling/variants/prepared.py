@@ -27,9 +27,9 @@ class PreparedStep:
     """The step of a variant of `module`: `output = step(x=x)`, with the arguments of its `forward`.
 
     A call copies its inputs into the buffers that the step was prepared with, in stream order, and runs the step under
-    `torch.inference_mode()`. One step may be called by one thread at a time. The module is in eval mode until `close`,
-    or the end of a `with` block. Weights may be changed in place; a captured graph does not see new tensors,
-    and a package or quantised weights see no change.
+    `torch.inference_mode()`. An input that the module writes to in place is copied back. One step may be called by one
+    thread at a time. The module is in eval mode until `close`, or the end of a `with` block. Weights may be changed in
+    place; a captured graph does not see new tensors, and a package or quantised weights see no change.
 
     The module is called to prepare the step. Its state is then restored, except for what a first call makes once (a
     mask, a table).
@@ -82,6 +82,7 @@ class PreparedStep:
                 # As it is measured: after calls that show what the module makes once, which a capture must not make.
                 with kept_generators():
                     learning_calls(component, seed=0)
+                self._written = _written_inputs(component)
                 component.refill(0)
                 run = Path(files)
                 self._step = variant.prepare(component, run / "kernels" / "prepared")
@@ -132,6 +133,8 @@ class PreparedStep:
                 if tensor is not buffer:
                     buffer.copy_(tensor, non_blocking=True)
             output = self._step.run()
+            for name in self._written:
+                fresh[name].copy_(self._buffers[name])
         # Outside of inference mode, so that the copies are ordinary tensors.
         return map_tensors(lambda tensor: tensor.detach().clone(), output) if self._clone else output
 
@@ -148,6 +151,17 @@ class PreparedStep:
     def __exit__(self, *_: object) -> None:
         """Close the step."""
         self.close()
+
+
+def _written_inputs(component: Component) -> tuple[str, ...]:
+    """Return the names of the inputs that a call changes in place, such as a state that it is given."""
+    component.refill(0)
+    strided = {name: tensor for name, tensor in named_inputs(component.inputs) if tensor.layout == torch.strided}
+    before = {name: tensor.clone() for name, tensor in strided.items()}
+    with kept_generators():
+        component.call()
+    component.reset()
+    return tuple(name for name, tensor in strided.items() if not torch.equal(tensor, before[name]))
 
 
 def _copy_package(step: Step, run: Path, package: Path) -> None:

@@ -449,6 +449,24 @@ def test_arguments_that_forward_does_not_take_are_not_dropped():
                 step(*args, **named)
 
 
+class WritesItsState(nn.Module):
+    """Updates a state among its inputs in place, as a streaming layer does."""
+
+    def forward(self, x, states):
+        states[0].mul_(0.5).add_(x)
+        return states[0] * 2
+
+
+def test_an_input_that_a_call_writes_to_is_written_to_by_a_prepared_step():
+    x, state, other = torch.ones(3), torch.zeros(3), torch.zeros(3)
+    with profiling.prepare(WritesItsState(), {"x": x, "states": [state]}, variant="baseline") as step:
+        assert torch.equal(state, torch.zeros(3)), "preparing writes to copies"
+        assert [float(step(x=x, states=[state])[0]) for _ in range(3)] == [2.0, 3.0, 3.5]
+        assert float(step(x=x, states=[other])[0]) == 2.0
+    assert (float(state[0]), float(other[0])) == (1.75, 1.0)
+    assert torch.equal(x, torch.ones(3))
+
+
 def test_a_plain_value_is_part_of_a_prepared_step():
     given = inputs() | {"scale": 2.0}
     with profiling.prepare(Net(), given, variant="baseline") as step:
