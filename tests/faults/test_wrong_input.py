@@ -711,6 +711,7 @@ def test_signals(started, number):
         os.kill(os.getpid(), number)
         time.sleep(5)
 
+    signal.signal(number, signal.SIG_DFL)  # tests under nohup inherit an ignored SIGHUP
     assert started(*NET, run=run)[0] == 130
 
 
