@@ -1,14 +1,16 @@
 """Find which AOTInductor packages can be loaded here, and where a load crashes: python benchmarks/aot_load.py --out DIR
 
 Each form of a tiny network (one linear layer, or one without weights) is compiled, loaded and called in a process of
-its own. The table names the last stage that a process reached and how it ended: on one machine (torch 2.11, CUDA 13)
-`aoti_load_package` ended in a segmentation fault. If a form crashes and cuda-gdb or gdb is installed, the process is
-run again under it, and the stack and the loaded libraries are written to DIR.
+its own. The table names the last stage that a process reached and how it ended. On one machine (torch 2.11, CUDA 13)
+each load ended in a segmentation fault: its g++ has no `libstdc++.so`, so packages held a copy of libstdc++. The last
+form is linked to the libstdc++ of the process, as `profiling.variants.aot_inductor` does there. If the first form
+crashes and cuda-gdb or gdb is installed, it is run again under it, and the stack is written to DIR.
 """
 
 import argparse
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +34,7 @@ FORMS: dict[str, dict[str, object]] = {
     "library opened alone": {},
     "runner of the library": {},
     "torch._export.aot_load": {},
+    "linked to libstdc++.so.6": {"aot_inductor.custom_op_libs": [":libstdc++.so.6"]},
 }
 LIMIT_S = 150
 
@@ -110,7 +113,7 @@ def try_form(form: str, device: str, out: Path, debugger: str | None) -> str:
     why = text.strip().splitlines()[-1][:150] if text.strip() else ""
     if code > 0:
         return f"{form}: failed after '{reached}': {why}"
-    if debugger:
+    if debugger and form == next(iter(FORMS)):
         script = ["-batch", "-ex", "run", "-ex", "bt 25", "-ex", "info sharedlibrary", "-ex", "info registers rip"]
         with (folder / "stack.txt").open("w") as stack:
             subprocess.run(
@@ -127,6 +130,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=max((os.cpu_count() or 2) // 2, 1))
     asked = parser.parse_args()
     import torch
+    from torch._inductor import cpp_builder
 
     device = asked.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     if asked.form:
@@ -134,13 +138,20 @@ def main() -> None:
         return
     debugger = shutil.which("gdb") or shutil.which("cuda-gdb")
     where = torch.cuda.get_device_name() if device != "cpu" else "CPU"
-    print(f"AOTInductor packages: {where}, torch {torch.__version__}, debugger: {debugger or 'none'}", flush=True)
+    print(f"AOTInductor packages: {where}, torch {torch.__version__}, debugger: {debugger or 'none'}")
+    compiler = cpp_builder.get_cpp_compiler()
+    for library in ("libstdc++.so", "libstdc++.so.6", "libstdc++.a"):
+        answer = subprocess.run([compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=True)
+        found = answer.stdout.strip()
+        print(f"{compiler} finds {library}: {found if Path(found).exists() else 'no'}", flush=True)
     with ThreadPoolExecutor(asked.at_once) as pool:
         for line in pool.map(lambda form: try_form(form, device, asked.out, debugger), FORMS):
             print(line, flush=True)
     for stack in sorted(asked.out.glob("*/stack.txt")):
         frames = [line for line in stack.read_text(errors="replace").splitlines() if line.startswith("#")]
-        print(f"\n{stack.parent.name}:", *frames[:12], sep="\n  ")
+        print(
+            f"\n{stack.parent.name}:", *(re.sub(r" from /\S*/", " from ", frame)[:200] for frame in frames), sep="\n  "
+        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ call differs from the module's is refused.
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import sysconfig
 import traceback
@@ -15,12 +16,14 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import cpp_builder
 from torch.utils._pytree import tree_map, tree_structure, treespec_dumps
 
 import profiling
@@ -111,6 +114,10 @@ class AOTInductor(Compiler):
             options.setdefault("aot_inductor.precompile_headers", False)
         if calls.changed:
             options |= _KEEP_BUFFERS
+        libraries = _shared_libstdcxx(cpp_builder.get_cpp_compiler())
+        if libraries:
+            own = options.get("aot_inductor.custom_op_libs") or ()
+            options["aot_inductor.custom_op_libs"] = [*own, *libraries]
         with _without_warnings():
             try:
                 torch._inductor.aoti_compile_and_package(
@@ -140,7 +147,7 @@ class AOTInductor(Compiler):
             load_s=perf_counter() - started,
             dynamic=program.axes,
         )
-        return _Loaded(runner, examples[-1], package, tuple(_remarks(program.program, bound)))
+        return _Loaded(runner, examples[-1], package, tuple(_remarks(program.program, bound, libraries)))
 
 
 @dataclass(frozen=True)
@@ -153,7 +160,30 @@ class _Loaded:
     notes: tuple[str, ...]
 
 
-def _remarks(program: torch.export.ExportedProgram, bound: Mapping[str, Tensor]) -> Iterator[str]:
+@cache
+def _shared_libstdcxx(compiler: str) -> tuple[str, ...]:
+    """Return what to link a package to where `compiler` has no `libstdc++.so` and would link a copy into the package.
+
+    Such a package crashes the process when it is loaded. It parses the device with std::regex, which looks up parts of
+    the locale by index, and its copy numbers them otherwise than the libstdc++ of the process.
+    """
+    if sys.platform != "linux" or _file_of(compiler, "libstdc++.so") or not _file_of(compiler, "libstdc++.so.6"):
+        return ()
+    return (":libstdc++.so.6",)  # `-l:NAME` links to the file NAME
+
+
+def _file_of(compiler: str, library: str) -> Path | None:
+    """Return where the C++ compiler finds a library, or None; without a path it repeats the name."""
+    asked = subprocess.run([compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=False)
+    found = Path(asked.stdout.strip())
+    return found if found.is_absolute() and found.exists() else None
+
+
+def _remarks(
+    program: torch.export.ExportedProgram, bound: Mapping[str, Tensor], libraries: Sequence[str]
+) -> Iterator[str]:
+    if libraries:
+        yield "linked to libstdc++.so.6: the C++ compiler finds no libstdc++.so, and a copy in the package would crash"
     if bound:
         yield f"buffers that calls change are shared with the module: {', '.join(bound)}"
     graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))

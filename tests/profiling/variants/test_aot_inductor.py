@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config, cpp_builder
 from torch.utils._pytree import _register_namedtuple
 
 import profiling
@@ -296,3 +297,42 @@ def test_the_networks_of_the_main_job_run_as_packages(profile, name):
     assert 0 < record.parity.rel_l2 < 1e-5
     (package,) = record.recipe[0].packages
     assert (outcome.folder / package.file).stat().st_size == package.bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="g++ links to libstdc++ on Linux")
+def test_a_package_shares_the_libstdcxx_of_the_process(tmp_path, monkeypatch):
+    """A compiler without libstdc++.so links a copy into the package, and loading that package fails or crashes."""
+    compiler = cpp_builder.get_cpp_compiler()
+    static = tmp_path / "static-g++"
+    static.write_text(
+        f"""#!/bin/sh
+case " $* " in
+*" -print-file-name=libstdc++.so "*) echo libstdc++.so ;;
+*" -shared "*) exec {compiler} "$@" -static-libstdc++ ;;
+*) exec {compiler} "$@" ;;
+esac
+"""
+    )
+    static.chmod(0o755)
+    code = (
+        "import torch; x = torch.ones(1, 4); program = torch.export.export(torch.nn.Linear(4, 4), (x,))\n"
+        "file = torch._inductor.aoti_compile_and_package(program); print('compiled', flush=True)\n"
+        "torch._inductor.aoti_load_package(file); print('loaded')"
+    )
+    plain = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"CXX": str(static), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "compiled" in plain.stdout, plain.stderr
+    assert "loaded" not in plain.stdout
+    monkeypatch.setattr(config.cpp, "cxx", (str(static),))
+    module = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    net, step = prepared(module, {"input": torch.randn(3, 4)}, folder=tmp_path)
+    with torch.inference_mode():
+        torch.testing.assert_close(step.run(), net.call())
+    assert "no libstdc++.so" in step.recipe[0].notes[0]
+    step.close()
