@@ -8,10 +8,8 @@ reading the weights once. 8-bit products are compared with this repository's bf1
 
 The last table is `world_model_step`: one pass in one CUDA graph, with its error against fp32 weights. `modulation` is
 its option `weights=…`, which stores AdaLN and gates in 8 bits; `blocks` stores all linear layers of the blocks so, too.
-`overlap`: each kernel starts while the one before it ends (`models.overlapped_launch_triton`).
 """
 
-import contextlib
 import itertools
 
 import torch
@@ -76,7 +74,6 @@ def product_rows(name, rows, count):
 def step_rows():
     """Return the table's rows of `world_model_step`, captured without a compiler."""
     from models.initialisation import randomise
-    from models.overlapped_launch_triton import overlapped_launches
     from models.playback import build_world_model_step, world_model_step_inputs
     from models.world_model import WorldModelParams
 
@@ -98,21 +95,17 @@ def step_rows():
         model.reset()
         torch.cuda.empty_cache()
         held = torch.cuda.memory_allocated() / 2**20
-        for overlap in (False, True):
-            model.reset()
-            with overlapped_launches() if overlap else contextlib.nullcontext():
-                for _ in range(3):
-                    out = model(**inputs)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    out = model(**inputs)
-            ms = replay_ms(graph, ROUNDS)
-            assert reference is not None
-            error = float((flat(out) - reference).norm() / reference.norm())
-            met = "" if weights == "bf16" else "yes" if ms <= MOST_STEP_MS and error <= MOST_STEP_ERROR else "no"
-            rows.append((weights, where, "overlap" if overlap else "in sequence", ms, error, held, met))
-            del graph, out
-        del model
+        for _ in range(3):
+            out = model(**inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model(**inputs)
+        ms = replay_ms(graph, ROUNDS)
+        assert reference is not None
+        error = float((flat(out) - reference).norm() / reference.norm())
+        met = "" if weights == "bf16" else "yes" if ms <= MOST_STEP_MS and error <= MOST_STEP_ERROR else "no"
+        rows.append((weights, where, ms, error, held, met))
+        del model, graph, out
     return rows
 
 
@@ -132,7 +125,7 @@ def main() -> None:
             headers += [f"{weights}, µs", "bf16 / it", "target met"]
         print(tabulate(table, headers, "github", floatfmt=".3g"))
         print(f"\nTargets: {LEAST_SPEEDUP}x the skinny form of bf16; adaln: {LEAST_ADALN_SPEEDUP}x the library's.\n")
-        headers = ("weights", "8 bits", "launches", "replay, ms", "relative L2 to fp32", "allocated, MiB", "target met")
+        headers = ("weights", "8 bits", "replay, ms", "relative L2 to fp32", "allocated, MiB", "target met")
         print(tabulate(step_rows(), headers, "github", floatfmt=".4g"))
     print(f"\nTarget: at most {MOST_STEP_MS} ms at a relative L2 of at most {MOST_STEP_ERROR}.")
 

@@ -11,11 +11,10 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
-from torch.library import triton_op
+from torch.library import triton_op, wrap_triton
 
 from models.attention import Attention
 from models.embeddings import MLP
-from models.overlapped_launch_triton import launch, start_after_previous
 from models.ring_attention import RingCache, Visibility, ring_attention
 from models.ring_attention_triton import write_ring
 from models.skinny_linear import operands
@@ -30,10 +29,9 @@ def _add_modulated_norm(
     residual, branch, gate, factor, shift, summed, normed,
     gate_b, gate_g, factor_b, factor_g, shift_b, shift_g, part_stride,
     eps: tl.constexpr, groups: tl.constexpr, tokens: tl.constexpr,
-    width: tl.constexpr, block: tl.constexpr, parts: tl.constexpr, overlap: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, parts: tl.constexpr,
 ):  # fmt: skip
     """Process one row; with 0 parts there is no branch, and `branch`, `gate` and `summed` are not accessed."""
-    start_after_previous(overlap)
     row = tl.program_id(0).to(tl.int64)
     batch, group = row // tokens // groups, row // tokens % groups
     dim = tl.arange(0, block)
@@ -117,8 +115,7 @@ def _launch(
     b, g, m, d = residual.shape
     block = triton.next_power_of_2(d)
     gate = factor if gate is None else gate
-    launch(
-        _add_modulated_norm, (b * g * m,),
+    wrap_triton(_add_modulated_norm)[(b * g * m,)](
         residual, factor if branch is None else branch, gate, factor, shift,
         factor if summed is None else summed, normed,
         *gate.stride()[:2], *factor.stride()[:2], *shift.stride()[:2], residual.numel(),

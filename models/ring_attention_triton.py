@@ -14,10 +14,8 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
-from torch.library import triton_op
+from torch.library import triton_op, wrap_triton
 from torch.utils.flop_counter import register_flop_formula
-
-from models.overlapped_launch_triton import launch, prefetch, start_after_previous
 
 # Maximum of an empty set of scores, instead of -inf: the difference of two is 0, not NaN.
 LOWEST = tl.constexpr(-1e38)
@@ -39,7 +37,7 @@ def _attend_chunk(
     q, k, v, frames, partial, peaks, sums,
     stride_b, stride_row, stride_head, stride_dim, rows, keys, heads,
     scale: tl.constexpr, tokens: tl.constexpr, slots: tl.constexpr,
-    d: tl.constexpr, block: tl.constexpr, length: tl.constexpr, overlap: tl.constexpr,
+    d: tl.constexpr, block: tl.constexpr, length: tl.constexpr,
 ):  # fmt: skip
     """Write the unnormalised sum of values over one chunk of keys, with the row maxima and sums of its softmax."""
     chunk, column = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -49,10 +47,6 @@ def _attend_chunk(
     dim = tl.arange(0, d)
     query_at = batch * stride_b + row[:, None] * stride_row + head * stride_head + dim[None, :] * stride_dim
     ring_at = ((batch * keys + key[:, None]) * heads + head) * d + dim[None, :]
-    fetched = ((batch * keys + tl.minimum(key, keys - 1)) * heads + head) * d
-    prefetch(k + fetched, d, overlap)
-    prefetch(v + fetched, d, overlap)
-    start_after_previous(overlap)
     queries = tl.load(q + query_at, mask=row[:, None] < rows, other=0.0)  # [block, d]
     ring_k = tl.load(k + ring_at, mask=key[:, None] < keys, other=0.0)  # [length, d]
     ring_v = tl.load(v + ring_at, mask=key[:, None] < keys, other=0.0)
@@ -77,11 +71,9 @@ def _attend_chunk(
 
 @triton.jit
 def _combine_chunks(
-    partial, peaks, sums, out, rows, heads,
-    chunks: tl.constexpr, d: tl.constexpr, block: tl.constexpr, overlap: tl.constexpr,
+    partial, peaks, sums, out, rows, heads, chunks: tl.constexpr, d: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
     """Combine one row's partial sums, weighted by their maxima, and write the normalised total."""
-    start_after_previous(overlap)
     row, column = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first = (column * rows + row) * chunks
     dim = tl.arange(0, d)
@@ -124,14 +116,12 @@ def attend_ring(q: Tensor, k: Tensor, v: Tensor, frames: Tensor, chunk: int = 0)
     peaks = q.new_empty((columns, rows, chunks), dtype=torch.float32)
     sums = torch.empty_like(peaks)
     out = q.new_empty(q.shape)
-    launch(
-        _attend_chunk, (chunks, columns, blocks),
+    wrap_triton(_attend_chunk)[(chunks, columns, blocks)](
         queries, k, v, frames, partial, peaks, sums, *queries.stride(), rows, keys, heads,
         scale=math.log2(math.e) / math.sqrt(d), tokens=tokens, slots=slots, d=d, block=block, length=chunk,
     )  # fmt: skip
-    launch(
-        _combine_chunks, (rows, columns),
-        partial, peaks, sums, out, rows, heads, chunks=chunks, d=d, block=min(triton.next_power_of_2(chunks), 32),
+    wrap_triton(_combine_chunks)[(rows, columns)](
+        partial, peaks, sums, out, rows, heads, chunks=chunks, d=d, block=min(triton.next_power_of_2(chunks), 32)
     )  # fmt: skip
     return out
 
@@ -160,10 +150,8 @@ def _write_ring(
     qkv, q_gain, k_gain, rotation, slots, q, k_ring, v_ring, rows,
     eps: tl.constexpr, ring_slots: tl.constexpr, tokens: tl.constexpr,
     heads: tl.constexpr, d: tl.constexpr, heads_per_program: tl.constexpr, block: tl.constexpr,
-    overlap: tl.constexpr,
 ):  # fmt: skip
     """Process one token (axis 0 of the grid) in `heads_per_program` heads (axis 1)."""
-    start_after_previous(overlap)
     row = tl.program_id(0).to(tl.int64)  # of b·g·m
     batch, token = row // rows, row % rows
     slot = tl.load(slots + token // tokens)
@@ -224,8 +212,7 @@ def write_ring(
     q = k_ring.new_empty((b, g, m, h, d))
     block = triton.next_power_of_2(d)
     heads_per_program = max(ELEMENTS // block, 1)
-    launch(
-        _write_ring, (b * g * m, triton.cdiv(h, heads_per_program)),
+    wrap_triton(_write_ring)[(b * g * m, triton.cdiv(h, heads_per_program))](
         qkv.contiguous(), q_gain, k_gain, rotation.contiguous(), slots, q, k_ring, v_ring, g * m,
         eps=1e-6, ring_slots=ring_slots, tokens=m, heads=h, d=d,
         heads_per_program=heads_per_program, block=block, num_warps=1,

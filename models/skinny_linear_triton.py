@@ -12,13 +12,11 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
-from torch.library import triton_op
+from torch.library import triton_op, wrap_triton
 from torch.utils.flop_counter import register_flop_formula
 
-from models.overlapped_launch_triton import launch, prefetch, start_after_previous
 from models.skinny_linear import MAX_ROWS, fits
 
-FETCHING = 396  # programs of which all run at once on an H200 (three on each SM): their weights are fetched early
 WAVE = 80  # programs that saturate an H200's memory bandwidth; more parts only cost additions
 
 
@@ -30,7 +28,6 @@ class Tile(NamedTuple):
     parts: int
     stages: int  # iterations whose loads are in flight
     warps: int
-    slices: int = 1  # of the inputs of a part: groups of warps sum one each, so that no two widen the same weights
 
 
 # Assembly that widens four 8-bit numbers in fewer instructions than the compiler's. Each is one line, because
@@ -114,14 +111,11 @@ def _skinny_linear(
     n: tl.constexpr, k: tl.constexpr, parts: tl.constexpr,
     scaled: tl.constexpr, biased: tl.constexpr, silu: tl.constexpr,
     block: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr, stages: tl.constexpr,
-    slices: tl.constexpr, fetch: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     """Write `columns` outputs (axis 0 of the grid) of all rows, summed over the inputs of one part (axis 1)."""
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     part = tl.program_id(1)
     row = tl.arange(0, block)
-    prefetch(weight + column * k + part * (k // parts), k // parts, fetch and overlap)
-    start_after_previous(overlap)
     if block == 1:  # a single row: multiply and add without tensor cores, and sum over the inputs at the end
         sums = tl.zeros((columns, inner), tl.float32)
         for start in tl.range(0, k // parts, inner, num_stages=stages):
@@ -130,18 +124,6 @@ def _skinny_linear(
             weights = _widen(weights, tl.float32)
             sums += weights * tl.load(x + at, eviction_policy="evict_last").to(tl.float32)[None, :]
         total = tl.sum(sums, 1)[:, None]
-    elif slices > 1:
-        each: tl.constexpr = k // parts // slices
-        sums = tl.zeros((slices, columns, block), tl.float32)
-        first = part * (k // parts) + tl.arange(0, slices)[:, None] * each + tl.arange(0, inner)[None, :]
-        for start in tl.range(0, each, inner, num_stages=stages):
-            at = (start + first)[:, None, :]
-            weights = tl.load(weight + column[None, :, None] * k + at, eviction_policy="evict_first")
-            inputs = tl.load(
-                x + row[None, :, None] * k + at, mask=row[None, :, None] < rows, other=0.0, eviction_policy="evict_last"
-            )
-            sums = tl.dot(_widen(weights, inputs.dtype), tl.permute(inputs, (0, 2, 1)), sums)
-        total = tl.sum(sums, 0)
     else:
         total = tl.zeros((columns, block), tl.float32)
         for start in tl.range(0, k // parts, inner, num_stages=stages):
@@ -246,14 +228,11 @@ def _launch(
     n, k = weight.shape
     rows = x.numel() // k
     block = 1 if rows == 1 else max(triton.next_power_of_2(rows), 16)  # a product on tensor cores has 16 at least
-    columns, inner, parts, stages, warps, slices = tile
-    each = k // parts // slices
-    while each % inner:
+    columns, inner, parts, stages, warps = tile
+    while (k // parts) % inner:
         inner //= 2
-    launch(
-        _skinny_linear, (n // columns, parts),
+    wrap_triton(_skinny_linear)[(n // columns, parts)](
         x.contiguous(), weight, weight if scale is None else scale, weight if bias is None else bias, out, rows,
         n=n, k=k, parts=parts, scaled=scale is not None, biased=bias is not None, silu=silu,
-        block=block, columns=columns, inner=inner, stages=min(stages, each // inner), slices=slices,
-        fetch=n // columns * parts <= FETCHING, num_warps=warps,
+        block=block, columns=columns, inner=inner, stages=min(stages, k // parts // inner), num_warps=warps,
     )  # fmt: skip

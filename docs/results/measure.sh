@@ -23,9 +23,8 @@ table() { # NAME SCRIPT ARGUMENT...: what a benchmark prints, in $out/NAME.txt
 }
 
 # h200/: tables of benchmarks
-skinny() { # tiles of linear layers for few rows, with launches in sequence and overlapping; then those that are in use
+skinny() { # tiles of linear layers for few rows; then those that are in use
   SHOW=40 table skinny_tiles benchmarks/skinny_tiles.py --rows 17
-  SHOW=40 table skinny_tiles_overlap benchmarks/skinny_tiles.py --rows 17 --overlap
   table skinny_tiles_adaln benchmarks/skinny_tiles.py --rows 1 2 --layers adaln
   SHOW=30 table skinny_linear benchmarks/skinny_linear.py
 }

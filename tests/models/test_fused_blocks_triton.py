@@ -1,17 +1,15 @@
 """Fused kernels against PyTorch operations in float64: gated add with modulated norm, and whole frames."""
 
-import contextlib
 import itertools
 
 import pytest
 import torch
 from interpreting import interpret
 from reference_data import relative_error
-from test_cached_world_model import SMALL, WIDE, Frames, build, generate
+from test_cached_world_model import SMALL, WIDE, build, generate
 from test_cached_world_model import draw_inputs as draw_frames
 
 from models.transformer import modulated_norm
-from profiling.graphs import CudaGraphed
 
 HALVES = [torch.bfloat16, torch.float16]
 SHAPES = [(b, g, m, d) for b in (1, 2) for g in (1, 2) for m in (5, 17) for d in (24, 1536)]
@@ -175,39 +173,3 @@ def test_compiled_frames_are_those_of_eager(options, dtype, bound):
     for actual in results[1:]:
         for one, other in zip(actual, results[0], strict=True):
             assert (one - other).double().norm() <= bound * other.double().norm()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@torch.no_grad()
-def test_overlapping_launches_change_no_number(options):
-    """Twice around the ring: a kernel that read too early would read numbers of the frame before."""
-    from models.overlapped_launch_triton import overlapped_launches
-
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("launches overlap on Hopper and later")
-    sequence = draw_frames(WIDE, 2 * WIDE.n_frames, batch=options.get("batch", 1))
-    sequence = [tensor.bfloat16().cuda() for tensor in sequence]
-    model = build(WIDE, kernel="triton", **options).bfloat16().cuda()
-    results = []
-    for overlap, captured in itertools.product((False, True), repeat=2):
-        model.reset()
-        frames = []
-        with overlapped_launches() if overlap else contextlib.nullcontext():
-            call = CudaGraphed(Frames(model)) if captured else Frames(model)
-            for frame in range(sequence[0].shape[1]):
-                frames += [tensor.clone() for tensor in call(*(tensor[:, frame] for tensor in sequence))]
-        results.append([*frames, *(tensor.clone() for tensor in model.state_tensors())])
-    for actual in results[1:]:
-        for one, other in zip(actual, results[0], strict=True):
-            assert torch.equal(one, other)
-
-
-def test_launches_overlap_on_a_suitable_gpu_only():
-    pytest.importorskip("triton")
-    from models.overlapped_launch_triton import overlapped_launches
-
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0):
-        pytest.skip("this GPU is suitable")
-    with pytest.raises(RuntimeError, match="Hopper"), overlapped_launches():
-        pass
