@@ -29,7 +29,7 @@ skinny() { # tiles of linear layers for few rows; then those that are in use
   SHOW=30 table skinny_linear benchmarks/skinny_linear.py
 }
 joules() { table energy benchmarks/energy.py; } # only where nothing else runs on the host
-packages() { LIMIT=400 SHOW=80 table aot_load benchmarks/aot_load.py --out "$out/aot_load"; }
+aot_load() { SHOW=80 table aot_load benchmarks/aot_load.py --out "$out/aot_load"; }
 gpu_tests() { # one process: tests of energy measure the whole GPU
   LIMIT=${LIMIT:-560} SHOW=30 table gpu_tests -m pytest -m gpu -n 0 -q -rf --timeout 240 ${TESTS:-tests}
 }
@@ -41,6 +41,10 @@ regional() { # with REST=true the parts between the blocks are compiled, too
 starts() { run starts generic_forward 'component=[world_model]' 'variant=[baseline,compile_cuda_graph]' starts=true seconds=12; }
 
 # folders of their own
+h200_packages() { # compiled ahead of time, beside torch.compile
+  run h200_packages generic_forward 'component=[world_model,audio_decoder,image_decoder]' 'metric=[parity,latency,memory]' seconds=20 \
+    'variant=[baseline,compile,aot_inductor,compile_cuda_graph,aot_inductor_cuda_graph]' compile_cache=shared
+}
 h200_energy() { run h200_energy generic_forward 'metric=[parity,latency,memory,energy]'; }
 quantised() { # COMPONENTS="world_model image_decoder": thin.py merges the runs of all four
   local component common=(--config-dir=benchmarks/quantised prepare_timeout=100 compile_cache=shared seconds=35)
