@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -110,7 +111,8 @@ def try_form(form: str, device: str, out: Path, debugger: str | None) -> str:
     reached = stages[-1] if stages else "nothing"
     if code == 0:
         return f"{form}: works ({reached})"
-    why = text.strip().splitlines()[-1][:150] if text.strip() else ""
+    unpacked = re.escape(tempfile.gettempdir()) + r"/\w+/"
+    why = re.sub(unpacked, "", text.strip().splitlines()[-1])[:150] if text.strip() else ""
     if code > 0:
         return f"{form}: failed after '{reached}': {why}"
     if debugger and form == next(iter(FORMS)):

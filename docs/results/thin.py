@@ -1,8 +1,9 @@
 """Reduce runs to what is committed here: `python docs/results/thin.py RUN [RUN ...] docs/results/NAME`.
 
 Copies the records, the environment, the configuration, a search's winner and the files of a sweep's jobs, and renders
-`report.md` anew. Several runs, each of other components, become one. Removed are logs, traces, compiled files, and from
-the environment the variables and paths of the machine. A trace is reduced by `tests/data/traces/thin.py`.
+`report.md` anew. Several runs, each of other components, become one. Removed are logs, traces, compiled files, lines of
+cells that a later line replaces, and from the environment the variables and paths of the machine, from its command
+the run folder. A trace is reduced by `tests/data/traces/thin.py`.
 """
 
 import json
@@ -16,6 +17,15 @@ from pathlib import Path
 KEPT = ("config.yaml", "job.json", "sweep.json", "variant/*.yaml")
 #: An interpreter, and files of the machine: with their folders.
 PATHS = [(r"/\S*/bin/python[\d.]*", "python"), (r"(?:/[\w.-]+)+/(site-packages|dist-packages)/", r"\1/")]
+
+
+def last_of_each_cell(lines: list[str]) -> list[str]:
+    """Return the last line of each cell: a run writes one when a cell begins, and one when it ended."""
+    newest = {}
+    for line in lines:
+        record = json.loads(line)
+        newest[record["component"], record["variant"]] = line
+    return list(newest.values())
 
 
 def without_paths(text: str) -> str:
@@ -39,10 +49,11 @@ def thin(runs: list[Path], target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     environments = [json.loads((run / "environment.json").read_text()) for run in runs]
     environment = {**environments[0], "variables": {}}
-    environment["command"] = without_paths(merged_command([each["command"] for each in environments]))
+    command = merged_command([re.sub(r" hydra\.run\.dir=\S+", "", each["command"]) for each in environments])
+    environment["command"] = without_paths(command)
     (target / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
-    records = "".join((run / "results.jsonl").read_text() for run in runs)
-    (target / "results.jsonl").write_text(without_paths(records))
+    records = [line for run in runs for line in last_of_each_cell((run / "results.jsonl").read_text().splitlines())]
+    (target / "results.jsonl").write_text(without_paths("".join(f"{line}\n" for line in records)))
     for pattern in KEPT:
         for file in sorted(runs[0].glob(pattern)):
             copy = target / file.relative_to(runs[0])

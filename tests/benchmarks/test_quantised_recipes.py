@@ -28,13 +28,15 @@ def test_recipes_of_the_quantised_run(file):
 
 
 def test_plain_pointwise_computes_the_same():
+    torch.manual_seed(0)
     module = AudioDecoder(AudioVAEParams.tiny()).eval()
     x = torch.randn(1, module.params.latent_channels, 4)
     with torch.inference_mode():
         randomise(module, seed=0)
         expected = module(x)
         assert not any(type(layer) is nn.Conv1d for layer in module.modules())
-        torch.testing.assert_close(plain_pointwise(module)(x), expected)
+        difference = (plain_pointwise(module)(x) - expected).norm() / expected.norm()
+    assert difference < 1e-4  # rounding in float32; how sums are ordered depends on the processor
     plain = [layer for layer in module.modules() if type(layer) is nn.Conv1d]
     assert plain
     assert {layer.kernel_size for layer in plain} == {(1,)}
