@@ -6,11 +6,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && command -v $$p && break; done)
 RUN_READY := .venv/.run-ready
 DEV_READY := .venv/.dev-ready
+RAY_READY := .venv/.ray-ready
 ARGS ?=
 NAME ?=
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup profile trace realtime tune checkpoints report test test-gpu test-slow lint format clean
+.PHONY: help setup profile trace realtime tune checkpoints report test test-gpu test-ray test-slow lint format clean
 
 help: ## this list
 	@echo "make TARGET [ARGS=\"key=value ...\"]"
@@ -23,6 +24,9 @@ $(RUN_READY): requirements.lock pyproject.toml
 
 $(DEV_READY): requirements-dev.lock $(RUN_READY)
 	@.ci/setup dev
+
+$(RAY_READY): requirements-ray.lock $(DEV_READY)
+	@.ci/setup ray
 
 profile: $(RUN_READY) ## the main job: is each component fast enough, and which variant is fastest?
 	$(PY) -m profiling.generic_forward $(ARGS)
@@ -48,6 +52,9 @@ test: $(DEV_READY) ## the tests that need no GPU
 
 test-gpu: $(DEV_READY) ## the tests that need a CUDA device
 	$(PY) -m pytest -m gpu $(ARGS)
+
+test-ray: $(RAY_READY) ## the tests of sweeps on a Ray cluster, started on this machine: a minute and a half
+	PYTHONPATH=$(CURDIR)/.venv/ray $(PY) -m pytest -m ray $(ARGS)
 
 test-slow: $(DEV_READY) ## full-size networks on the CPU: minutes, 6 GB of memory
 	$(PY) -m pytest -m slow $(ARGS)
