@@ -32,9 +32,11 @@ from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.snapshot import Snapshot, same
 from profiling.components.trees import children, dotted, keyed_leaves, keyed_tensors, tensors_in
 from profiling.errors import InputError, printable, reason_of
+from profiling.fx_passes.passes import name_of
 from profiling.results.record import Package
+from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import check_known, idle_option, missing_toolchain
-from profiling.variants.recipe import Compiler, Outcome
+from profiling.variants.recipe import AnyTransform, Compiler, Outcome, Transform
 
 #: Limits of the second call: its distance from the module's over that of the first call, or its relative L2
 #: distance.
@@ -73,6 +75,16 @@ class AOTInductor(Compiler):
             if name in _NO_OPTIONS:
                 raise InputError(f"options.{name}: {_NO_OPTIONS[name]}.")
         check_known(self.options)
+
+    def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
+        """Return why freezing cannot follow a transform whose weights calls widen, or None."""
+        widened = [each for each in transforms if isinstance(each, Transform) and each.calls_widen_weights]
+        if not self.options.get("freezing") or not widened:
+            return None
+        return (
+            f"options.freezing would widen the weights of {name_of(widened[0])} once, when the package is made, so that "
+            "calls read as many bytes as without quantisation. Leave out one of the two."
+        )
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return which option changes nothing here, or what is missing to build packages: C++ code, also for a GPU."""

@@ -118,6 +118,11 @@ class Quantize(Transform):
                 raise InputError(f"{name}={getattr(self, name)!r} must be a list of patterns.")
         check_number("sensitivity_seconds", self.sensitivity_seconds, above=0)
 
+    @property
+    def calls_widen_weights(self) -> bool:
+        """True for weights of 8 bits alone: their product is computed in the activations' dtype."""
+        return self.config in ("Int8WeightOnlyConfig", "Float8WeightOnlyConfig")
+
     def unavailable(self, device: torch.device) -> str | None:
         """Return that torchao is missing, or what the kernels need and `device` lacks, or None."""
         missing = missing_package("torchao")

@@ -88,6 +88,11 @@ class Transform(ABC):
     #: Whether the result fits the shapes of one call only; it is then applied once for each shape of a sweep.
     one_shape: ClassVar[bool] = False
 
+    @property
+    def calls_widen_weights(self) -> bool:
+        """True if each call widens its weights to the activations' dtype, which a compiler could do once for all."""
+        return False
+
     def unavailable(self, device: torch.device) -> str | None:
         """Return why this transform cannot run on `device` (its cells are then skipped), or None."""
         return None

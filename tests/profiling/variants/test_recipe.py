@@ -28,12 +28,14 @@ from profiling.trace.counters import snapshot
 from profiling.variants.aot_inductor import AOTInductor
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import Inductor, repeated_blocks
+from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Compiler, Outcome, Recipe, Transform, check_changes
 from profiling.variants.rewrite import Rewrite
 from profiling.variants.transforms import ChannelsLast
 from profiling.variants.variant import Variant
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+INT8_WEIGHTS = Quantize(config="Int8WeightOnlyConfig")
 
 
 def component(module, *inputs, **named):
@@ -628,6 +630,10 @@ def test_the_rest_is_compiled_around_blocks_only():
         ({"compiler": Inductor(mode="reduce-overhead"), "capture": CudaGraph()}, "Write capture: null"),
         ({"compiler": Inductor(options={"triton.cudagraphs": True}), "capture": CudaGraph()}, "options.triton.cudagr"),
         ({"compiler": Inductor(mode="max-autotune", regional=True)}, "Capture the whole call"),
+        (
+            {"transforms": [INT8_WEIGHTS], "compiler": AOTInductor(options={"freezing": True})},
+            "freezing would widen the weights of Quantize once",
+        ),
         ({"compiler": nn.Identity()}, "is no Compiler"),
         ({"capture": Inductor()}, "is no CudaGraph"),
         ({"transforms": ["drop"]}, r"transforms\.0='drop' cannot be called"),
