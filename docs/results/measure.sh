@@ -2,10 +2,11 @@
 # Measures again what this folder holds: bash docs/results/measure.sh FOLDER NAME...   NAME is a function below.
 # Runs and printed tables go to FOLDER; docs/results/thin.py reduces a run to what is committed. Needs an H200 that nothing
 # else uses, and the packages of requirements.lock; `quantised` and the searches also torchao, `ray` also Ray and two GPUs.
+# WARM=1 compiles what `quantised` times before, all recipes at once: `prepare` of its cells is then a warm start.
 # Two jobs on two GPUs at the same time: start each with its own CUDA_VISIBLE_DEVICES and `taskset` on its own cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-[ $# -ge 2 ] || { sed -n '2,5p' "$0" | cut -c3-; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,6p' "$0" | cut -c3-; exit 2; }
 out=$(mkdir -p "$1" && cd "$1" && pwd); shift
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 python=${PYTHON:-python3} EXTRA=${EXTRA:-} # EXTRA="scale=tiny device=cpu": try the commands of the runs
@@ -20,6 +21,17 @@ table() { # NAME SCRIPT ARGUMENT...: what a benchmark prints, in $out/NAME.txt
   local name=$1; shift
   timeout "${LIMIT:-300}" "$python" "$@" >"$out/$name.txt" 2>"$out/$name.log"
   echo "$name: exit code $? at $SECONDS s"; tail -n "${SHOW:-6}" "$out/$name.txt"
+}
+
+fill_cache() { # COMPONENT ARGUMENT... -- VARIANT...: compile all variants at the same time, so that a run of all is short
+  local component=$1 arguments=() variant; shift
+  while [ "$1" != -- ]; do arguments+=("$1"); shift; done; shift
+  for variant; do
+    [ "$variant" = baseline ] ||
+      run "cache_${component}_$variant" generic_forward "${arguments[@]}" "component=[$component]" "variant=[baseline,$variant]" \
+        'metric=[parity]' ceilings=off &
+  done
+  wait
 }
 
 # h200/: tables of benchmarks
@@ -58,6 +70,7 @@ quantised() { # COMPONENTS="world_model image_decoder": thin.py merges the runs 
         extra=(component.world_model_step.module.kernel=sdpa)
         variants=baseline,cuda_graph,compile_cuda_graph,${eight//,/_compiled,}_compiled,skinny_bf16_compiled,int8_weights_cuda_graph ;;
     esac
+    if [ -n "${WARM:-}" ]; then fill_cache "$component" "${common[@]/prepare_timeout=100/prepare_timeout=250}" "${extra[@]}" -- ${variants//,/ }; fi
     run "quantised_$component" generic_forward "${common[@]}" "component=[$component]" "variant=[$variants]" "${extra[@]}"
   done
 }
@@ -83,6 +96,6 @@ ray() { # on all GPUs; with CUDA_VISIBLE_DEVICES=0 on one, for the ratio of thei
 }
 
 for name; do
-  declare -F "$name" >/dev/null && [[ $name != run && $name != table && $name != search ]] || { echo "error: $name is none of: $(declare -F | cut -d' ' -f3 | grep -vE '^(run|table|search)$' | tr '\n' ' ')" >&2; exit 2; }
+  declare -F "$name" >/dev/null && [[ ! $name =~ ^(run|table|search|fill_cache)$ ]] || { echo "error: $name is none of: $(declare -F | cut -d' ' -f3 | grep -vE '^(run|table|search|fill_cache)$' | tr '\n' ' ')" >&2; exit 2; }
   "$name"
 done

@@ -82,8 +82,8 @@ class AOTInductor(Compiler):
         if not self.options.get("freezing") or not widened:
             return None
         return (
-            f"options.freezing would widen the weights of {name_of(widened[0])} once, when the package is made, so that "
-            "calls read as many bytes as without quantisation. Leave out one of the two."
+            f"options.freezing would widen the weights of {name_of(widened[0])} once, when the package is made. Calls "
+            "would read as many bytes as without quantisation. Leave out one of the two."
         )
 
     def unavailable(self, device: torch.device) -> str | None:
