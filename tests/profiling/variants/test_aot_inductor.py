@@ -300,7 +300,7 @@ def test_the_networks_of_the_main_job_run_as_packages(profile, name):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="g++ links to libstdc++ on Linux")
-def test_a_package_shares_the_libstdcxx_of_the_process(tmp_path, monkeypatch):
+def test_a_package_shares_the_libstdcxx_of_the_process(tmp_path):
     """A compiler without libstdc++.so links a copy into the package, and loading that package fails or crashes."""
     compiler = cpp_builder.get_cpp_compiler()
     static = tmp_path / "static-g++"
@@ -329,9 +329,9 @@ esac
     )
     assert "compiled" in plain.stdout, plain.stderr
     assert "loaded" not in plain.stdout
-    monkeypatch.setattr(config.cpp, "cxx", (str(static),))
     module = nn.Sequential(nn.Linear(4, 4), nn.GELU())
-    net, step = prepared(module, {"input": torch.randn(3, 4)}, folder=tmp_path)
+    with config.patch({"cpp.cxx": (str(static),)}):  # monkeypatch would delete the option at its end
+        net, step = prepared(module, {"input": torch.randn(3, 4)}, folder=tmp_path)
     with torch.inference_mode():
         torch.testing.assert_close(step.run(), net.call())
     assert "no libstdc++.so" in step.recipe[0].notes[0]
