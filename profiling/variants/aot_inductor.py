@@ -77,13 +77,13 @@ class AOTInductor(Compiler):
         check_known(self.options)
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
-        """Return why freezing cannot follow a transform whose weights calls widen, or None."""
-        widened = [each for each in transforms if isinstance(each, Transform) and each.calls_widen_weights]
-        if not self.options.get("freezing") or not widened:
+        """Return which transform's quantisation `freezing` would undo, or None."""
+        undone = [each for each in transforms if isinstance(each, Transform) and each.dequantises_in_calls]
+        if not self.options.get("freezing") or not undone:
             return None
         return (
-            f"options.freezing would widen the weights of {name_of(widened[0])} once, when the package is made. Calls "
-            "would read as many bytes as without quantisation. Leave out one of the two."
+            f"options.freezing would dequantise the weights of {name_of(undone[0])} when the package is made, so that "
+            "calls read as many bytes as without quantisation. Leave out one of the two."
         )
 
     def unavailable(self, device: torch.device) -> str | None:

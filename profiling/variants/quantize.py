@@ -119,8 +119,8 @@ class Quantize(Transform):
         check_number("sensitivity_seconds", self.sensitivity_seconds, above=0)
 
     @property
-    def calls_widen_weights(self) -> bool:
-        """True for weights of 8 bits alone: their product is computed in the activations' dtype."""
+    def dequantises_in_calls(self) -> bool:
+        """True if only the weights have 8 bits: each call converts them to the activations' dtype."""
         return self.config in ("Int8WeightOnlyConfig", "Float8WeightOnlyConfig")
 
     def unavailable(self, device: torch.device) -> str | None:

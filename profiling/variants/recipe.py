@@ -89,8 +89,8 @@ class Transform(ABC):
     one_shape: ClassVar[bool] = False
 
     @property
-    def calls_widen_weights(self) -> bool:
-        """True if each call widens its weights to the activations' dtype, which a compiler could do once for all."""
+    def dequantises_in_calls(self) -> bool:
+        """True if each call converts quantised weights to the activations' dtype, which a compiler could fold."""
         return False
 
     def unavailable(self, device: torch.device) -> str | None:

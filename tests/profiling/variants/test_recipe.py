@@ -632,7 +632,7 @@ def test_the_rest_is_compiled_around_blocks_only():
         ({"compiler": Inductor(mode="max-autotune", regional=True)}, "Capture the whole call"),
         (
             {"transforms": [INT8_WEIGHTS], "compiler": AOTInductor(options={"freezing": True})},
-            "freezing would widen the weights of Quantize once",
+            "freezing would dequantise the weights of Quantize",
         ),
         ({"compiler": nn.Identity()}, "is no Compiler"),
         ({"capture": Inductor()}, "is no CudaGraph"),
