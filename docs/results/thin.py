@@ -14,18 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from profiling.results.jsonl import encode_record, read_records
+
 KEPT = ("config.yaml", "job.json", "sweep.json", "variant/*.yaml")
 #: An interpreter, and files of the machine: with their folders.
 PATHS = [(r"/\S*/bin/python[\d.]*", "python"), (r"(?:/[\w.-]+)+/(site-packages|dist-packages)/", r"\1/")]
-
-
-def last_of_each_cell(lines: list[str]) -> list[str]:
-    """Return the last line of each cell: a run writes one when a cell begins, and one when it ended."""
-    newest = {}
-    for line in lines:
-        record = json.loads(line)
-        newest[record["component"], record["variant"]] = line
-    return list(newest.values())
 
 
 def without_paths(text: str) -> str:
@@ -52,8 +45,8 @@ def thin(runs: list[Path], target: Path) -> None:
     command = merged_command([re.sub(r" hydra\.run\.dir=\S+", "", each["command"]) for each in environments])
     environment["command"] = without_paths(command)
     (target / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
-    records = [line for run in runs for line in last_of_each_cell((run / "results.jsonl").read_text().splitlines())]
-    (target / "results.jsonl").write_text(without_paths("".join(f"{line}\n" for line in records)))
+    lines = [encode_record(record).decode() for run in runs for record in read_records(run).records]
+    (target / "results.jsonl").write_text(without_paths("\n".join([*lines, ""])))
     for pattern in KEPT:
         for file in sorted(runs[0].glob(pattern)):
             copy = target / file.relative_to(runs[0])

@@ -22,11 +22,11 @@ def thin():
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a run as its process leaves it: each cell begun and ended, its folder in the command."""
+    """Return a run folder with two lines for each cell, of its begin and of its end, and a cut line of a killed run."""
     folder = Path(shutil.copytree(RESULTS / "h200_energy_audio_decoder", tmp_path / "run"))
     ended = (folder / "results.jsonl").read_text().splitlines()
     begun = [json.dumps({**json.loads(line), "status": "failed", "reason": "has not ended"}) for line in ended]
-    (folder / "results.jsonl").write_text("\n".join([*begun, *ended]) + "\n")
+    (folder / "results.jsonl").write_text("\n".join([*begun, *ended, ended[0][:50]]) + "\n")
     environment = json.loads((folder / "environment.json").read_text())
     environment["command"] += " hydra.run.dir=/somewhere/run seconds=5"
     environment["variables"] = {"HOME": "/somewhere"}
