@@ -57,6 +57,9 @@ class Ceilings(Section, frozen=True, kw_only=True):
     launch_us: Annotated[float, about("host time of a launch; on a CPU: time of an operator", "us")]
     seconds: Annotated[float, about("duration of measuring all this", "s")]
     conv_flops_per_s: Annotated[float | None, about("rate of the fastest of several convolutions", "FLOP/s")] = None
+    matmul_8bit_flops_per_s: Annotated[
+        float | None, about("rate of the fastest matrix product of float8 or int8", "FLOP/s")
+    ] = None
     gap_us: Annotated[float | None, about("time of a kernel in a CUDA graph beyond its duration", "us")] = None
     replay_us: Annotated[float | None, about("time of a replay besides its kernels", "us")] = None
     lost_share: Annotated[
@@ -69,6 +72,11 @@ class Ceilings(Section, frozen=True, kw_only=True):
     def flops_per_s(self) -> float:
         """The faster of the two FLOP rates: no operator should exceed it."""
         return max(self.matmul_flops_per_s, self.conv_flops_per_s or 0.0)
+
+    @property
+    def eight_bit_flops_per_s(self) -> float:
+        """The fastest of all FLOP rates: no operator on 8-bit numbers should exceed it."""
+        return max(self.flops_per_s, self.matmul_8bit_flops_per_s or 0.0)
 
     def shares(self, gbps: float | None, tflops: float | None, mean_us: float) -> tuple[float, float]:
         """Return which share of the bandwidth and of the FLOP ceiling (0 to 1) a kernel reaches; 0 where not known.

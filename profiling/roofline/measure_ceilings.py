@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import repeat
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from profiling.machine.ceilings import MOST_LOST
 from profiling.machine.memory import free_bytes
@@ -124,6 +125,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
         points = dict(_bandwidths(device, timer))
         rate = _matmul_rate(device, dtype, timer)
         convolved = _conv_rate(device, dtype, timer)
+        eight_bit = _eight_bit_rate(device, timer)
         launch, gap, replay = _launch_costs(device)
     if not points or not rate:
         raise RuntimeError("too little free memory to measure ceilings")
@@ -138,6 +140,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
         bandwidth=tuple((size, max(rates)) for size, rates in sorted(points.items())),
         matmul_flops_per_s=rate,
         conv_flops_per_s=convolved,
+        matmul_8bit_flops_per_s=eight_bit,
         launch_us=launch,
         gap_us=gap,
         replay_us=replay,
@@ -163,13 +166,46 @@ def _bandwidths(device: torch.device, timer: Timer) -> Iterator[tuple[int, tuple
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype, timer: Timer) -> float:
     """Return the best FLOP/s of square products of random numbers (zeros draw less power and run faster)."""
+
+    def product(left: Tensor, right: Tensor) -> Call:
+        left, right = left.to(dtype), right.to(dtype)
+        out = torch.empty_like(left)
+        return lambda: torch.mm(left, right, out=out)
+
+    return _best_product_rate(device, product, timer)
+
+
+def _eight_bit_rate(device: torch.device, timer: Timer) -> float | None:
+    """Return the best rate of square products of int8 and, on CUDA, float8; None where neither is implemented.
+
+    A CPU widens float8 first, which is slower than a product in the run's dtype.
+    """
+    one = torch.ones((), device=device)
+
+    def int8(left: Tensor, right: Tensor) -> Call:
+        left, right = (each.mul(32).clamp(-127, 127).to(torch.int8) for each in (left, right))
+        return lambda: torch.ops.aten._int_mm(left, right.t())  # libraries want the second matrix by columns
+
+    def float8(left: Tensor, right: Tensor) -> Call:
+        left, right = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn)
+        how = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16, "use_fast_accum": True}
+        return lambda: torch.ops.aten._scaled_mm(left, right.t(), **how)
+
+    best = 0.0
+    for product in (int8, float8) if device.type == "cuda" else (int8,):
+        with suppress(RuntimeError, ValueError):  # not implemented on this device
+            best = max(best, _best_product_rate(device, product, timer))
+    return best or None
+
+
+def _best_product_rate(device: torch.device, product: Callable[[Tensor, Tensor], Call], timer: Timer) -> float:
+    """Return the best FLOP/s of the calls that `product` makes of two square float32 matrices; 0: too little memory."""
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)
     most = free_bytes(device) / 8
     for width in (width for width in WIDTHS if 4 * width**2 <= most):
-        left, right = (torch.randn(width, width, device=device, generator=generator).to(dtype) for _ in range(2))
-        product = torch.empty_like(left)
-        seconds = timer(lambda a=left, b=right, out=product: torch.mm(a, b, out=out))
+        left, right = (torch.randn(width, width, device=device, generator=generator) for _ in range(2))
+        seconds = timer(product(left, right))
         best = max(best, 2 * width**3 / seconds)
         if seconds > ENOUGH_SECONDS[device.type]:
             break

@@ -18,6 +18,7 @@ from profiling.components.component import Component
 from profiling.components.trees import stored_parts, tensors_in
 from profiling.results.environment import Ceilings
 from profiling.trace.operator_costs import (
+    EIGHT_BIT,
     Access,
     Extent,
     accesses_of,
@@ -201,9 +202,10 @@ class RooflineTime:
 
 
 def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
-    """Return the roofline time of `work`, with all FLOPs at the ceiling of the run's dtype."""
-    size = work.total_bytes
+    """Return the roofline time of `work`, with 8-bit products at their ceiling, others at that of the run's dtype."""
+    size, eight_bit = work.total_bytes, work.flops.get(EIGHT_BIT, 0)
     return RooflineTime(
         memory_ms=1e3 * size / ceilings.bytes_per_s(size),
-        compute_ms=1e3 * work.total_flops / ceilings.flops_per_s,
+        compute_ms=1e3
+        * ((work.total_flops - eight_bit) / ceilings.flops_per_s + eight_bit / ceilings.eight_bit_flops_per_s),
     )

@@ -179,8 +179,23 @@ def _most_written(func: Any, written: Sequence[Tensor], given: Sequence[Tensor],
     return [most[id(tensor)] for tensor in written]
 
 
-#: Classes of FLOPs by a part of the operator's name; the first that matches counts.
+#: Class of the FLOPs of products of 8-bit numbers, whose rate differs from that of the run's dtype.
+EIGHT_BIT = "8-bit matmul"
+#: A part of the name of an operator that multiplies matrices of float8, or of int8.
+_EIGHT_BIT_PRODUCTS = ("_scaled_mm", "_int_mm")
+#: Classes of other FLOPs by a part of the operator's name; the first that matches counts.
 _FLOP_CLASSES = {"attention": "atten", "convolution": "conv", "matmul": ""}
+
+
+def multiplies_8_bits(operator: str) -> bool:
+    """Return whether the operator of this name multiplies matrices of 8-bit numbers."""
+    return any(part in operator for part in _EIGHT_BIT_PRODUCTS)
+
+
+def _flop_class(operator: str) -> str:
+    if multiplies_8_bits(operator):
+        return EIGHT_BIT
+    return next(name for name, part in _FLOP_CLASSES.items() if part in operator)
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -286,7 +301,7 @@ _FLOP_FORMULAS: Mapping[str, Formula] = {
     "_scaled_dot_product_fused_attention_overrideable": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
-    **dict.fromkeys(("mm", "bmm", "mv", "_sparse_mm"), _product),
+    **dict.fromkeys(("mm", "bmm", "mv", "_sparse_mm", "_int_mm", "_scaled_mm_v2"), _product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_sparse_addmm", "_addmm_activation"), _added_product),
     "mkldnn_rnn_layer": _mkldnn_rnn,
     "_cudnn_rnn": _cudnn_rnn,
@@ -323,7 +338,7 @@ def counted_flops() -> Iterator[dict[str, int]]:
     with counter:
         yield by_class
     for operator, flops in counter.get_flop_counts().get("Global", {}).items():
-        name = next(name for name, part in _FLOP_CLASSES.items() if part in str(operator))
+        name = _flop_class(str(operator))
         by_class[name] = by_class.get(name, 0) + flops
 
 

@@ -98,12 +98,24 @@ def test_they_are_numpys_within_a_factor_of_two():
     assert 0 < found.launch_us < 100
     assert found.conv_flops_per_s is not None
     assert found.flops_per_s == max(found.matmul_flops_per_s, found.conv_flops_per_s)
+    assert found.matmul_8bit_flops_per_s is not None
+    assert found.eight_bit_flops_per_s == max(found.flops_per_s, found.matmul_8bit_flops_per_s)
     assert found.gap_us is None
     assert found.replay_us is None
     assert [size for size, _ in found.bandwidth] == sorted(size for size, _ in found.bandwidth)
     assert found.bytes_per_s(1e12) == found.bandwidth[-1][1]
     assert found.bytes_per_s(1) == max(rate for _, rate in found.bandwidth)
     assert replace(found, conv_flops_per_s=None).flops_per_s == found.matmul_flops_per_s
+
+
+def test_a_device_without_8_bit_products(monkeypatch):
+    def missing(*_):
+        raise RuntimeError("not implemented for 'Char'")
+
+    monkeypatch.setattr(torch.ops.aten, "_int_mm", missing)
+    found = measure_ceilings(torch.device("cpu"), torch.float32, threads=1, tf32=False)
+    assert found.matmul_8bit_flops_per_s is None
+    assert found.eight_bit_flops_per_s == found.flops_per_s
 
 
 def test_cached_ceilings_are_not_measured_again(measure, tmp_path):

@@ -41,6 +41,8 @@ def test_ceilings_are_of_a_gpu(ceilings):
     assert ceilings.copy_bytes_per_s > 1e11
     assert 0.5 < ceilings.copy_bytes_per_s / ceilings.read_bytes_per_s < 2
     assert ceilings.matmul_flops_per_s > 1e13
+    if torch.cuda.get_device_capability() >= (8, 9):
+        assert 1.2 < ceilings.matmul_8bit_flops_per_s / ceilings.matmul_flops_per_s < 2.5, "twice, by the data sheets"
     assert 1 < ceilings.launch_us < 100
     assert 0 <= ceilings.gap_us < 5
     assert 0 < ceilings.replay_us < 100

@@ -302,5 +302,9 @@ def test_both_terms_and_the_larger_one():
     assert (least.memory_ms, least.compute_ms, least.ms) == (2.0, 1.0, 2.0)
     quicker = replace(ceilings, conv_flops_per_s=4e9)
     assert roofline_of(work, quicker).compute_ms == 0.25, "no operator beats the faster of the two rates"
+    mixed = Work({}, {"matmul": 10**6, "8-bit matmul": 3 * 10**6}, 1, 0, ())
+    assert roofline_of(mixed, replace(ceilings, matmul_8bit_flops_per_s=3e9)).compute_ms == 2.0
+    assert roofline_of(mixed, replace(ceilings, matmul_8bit_flops_per_s=1e8)).compute_ms == 4.0, "wider is faster here"
+    assert roofline_of(mixed, ceilings).compute_ms == 4.0, "measured by an earlier version"
     small = roofline_of(Work({"weights": 4000}, {}, 1, 0, ()), ceilings)
     assert small.ms == pytest.approx(1e3 * 4000 / 8e9), "a cache holds so much: its bandwidth is the ceiling"

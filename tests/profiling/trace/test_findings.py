@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from profiling.report.run_data import load_run
 from profiling.results.environment import Ceilings
@@ -114,6 +115,14 @@ def test_a_planted_kernel(planted: Any, kind: str, what: str, saves_us: float) -
 )
 def test_what_is_no_finding(planted: Any) -> None:
     assert kernel_findings([[planted]], CEILINGS) == ()
+
+
+def test_a_product_of_8_bits_is_held_against_their_ceiling() -> None:
+    product = piece("nvjet_qqtst_128x128", 50, operator="aten::_scaled_mm", flops=4_000_000_000)
+    ceilings = replace(CEILINGS, matmul_8bit_flops_per_s=2e14)
+    assert kernel_findings([[product]], CEILINGS) == (), "80% of the only ceiling that is known"
+    (found,) = kernel_findings([[product]], ceilings)
+    assert (found.of_ceiling, found.saves_ms) == (pytest.approx(0.4), pytest.approx(0.03))
 
 
 def test_an_activation_after_a_product_could_be_part_of_it() -> None:

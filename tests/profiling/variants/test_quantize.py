@@ -110,6 +110,14 @@ def test_the_error_is_that_of_the_format_and_the_roofline_reads_half_the_bytes_o
 
 
 @torchao
+def test_products_of_8_bits_count_as_such(prepared):
+    plain = work_of(prepared(config=INT8, include=["first"]).net).flops
+    found = work_of(prepared(config="Int8DynamicActivationInt8WeightConfig", include=["first"]).net).flops
+    first = 2 * 20 * 64 * 128
+    assert found == {**plain, "matmul": plain["matmul"] - first, "8-bit matmul": first}
+
+
+@torchao
 def test_each_layer_alone_has_its_error_and_its_time(prepared):
     found = prepared(config=INT8, sensitivity=True, conv_1x1=True)
     section = found.step.explain()["sensitivity"]
