@@ -302,11 +302,16 @@ class Cell(ABC):
         cuda = torch.device(self.job.settings.device).type == "cuda"
         self._call_again(torch.cuda.profiler.profile if cuda else contextlib.nullcontext)
 
-    def start(self, began: float, artifacts: bytes | None = None) -> Start:
+    def start(
+        self,
+        began: float,
+        artifacts: bytes | None = None,
+        preparing: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> Start:
         """Load, prepare and call everything once, as an application does, and return the seconds by phase.
 
         `began` is the start of the process on the clock of `perf_counter`; `artifacts` are those of torch's
-        compiler.
+        compiler; preparing happens inside `preparing()`.
         """
         variant = self.variant()
         marks = [began, perf_counter()]  # ends of the phases import, artifacts and load, then of preparing and calling
@@ -324,10 +329,11 @@ class Cell(ABC):
             wait()
             before, compiling = snapshot(), compile_seconds()
             steps = []
-            for component in components.values():
-                steps.append(variant(component, Path(folder)))
-                stack.callback(self.close, steps[-1])
-            wait()
+            with preparing():
+                for component in components.values():
+                    steps.append(variant(component, Path(folder)))
+                    stack.callback(self.close, steps[-1])
+                wait()
             phases = prepare_phases(compiling, [each for step in steps for each in step.recipe])
             for step in steps:
                 step.run()

@@ -178,7 +178,7 @@ class Isolated:
             return run_guarded(command, log, timeout, variables, self._orphans.own)
 
         try:
-            section, notes = StartPass(self._run, self.timeout, execute).measure(task, cache)
+            section, notes = StartPass(self._run, self.timeout, execute, self._prepare_timeout).measure(task, cache)
         except NoStartError as error:
             return (f"no starts: {error}",)
         on_event(Sections(encode_sections(starts=section)))

@@ -6,8 +6,11 @@ BEGAN is the time at which its parent started it, on the clock of time.perf_coun
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,6 +23,23 @@ from profiling.run.job import Job
 from profiling.run.starts import Order
 
 
+@contextmanager
+def _limited(order: Order) -> Iterator[None]:
+    """End the process where the block takes longer than the order allows, with its stacks in the order's file.
+
+    The timer is a thread of C that takes no lock of Python, which a compiler may hold.
+    """
+    if order.prepare_timeout is None:
+        yield
+        return
+    with Path(order.overdue).open("w") as stacks:
+        faulthandler.dump_traceback_later(order.prepare_timeout, exit=True, file=stacks)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
 def main() -> None:
     """Start as the order file on the command line says."""
     order = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Order)
@@ -30,7 +50,8 @@ def main() -> None:
     cell = partial_of(job.procedure, job.target)(job=job, emit=lambda event: None)
     began = float(sys.argv[2])
     with torch.inference_mode(False), torch.enable_grad():
-        start = cell.start(began, None if order.load is None else Path(order.load).read_bytes())
+        artifacts = None if order.load is None else Path(order.load).read_bytes()
+        start = cell.start(began, artifacts, lambda: _limited(order))
     if order.save is not None and start.graphs:
         saved = torch.compiler.save_cache_artifacts()
         if saved is not None:

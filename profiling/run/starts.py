@@ -36,6 +36,8 @@ class Order(msgspec.Struct, frozen=True):
     checkout: Mapping[str, Any] | None = None
     load: str | None = None  # artifacts of the compiler
     save: str | None = None  # where to write them
+    prepare_timeout: float | None = None  # seconds that preparing may take
+    overdue: str = ""  # the file for the stacks of a process that takes longer
 
 
 class NoStartError(Exception):
@@ -44,11 +46,15 @@ class NoStartError(Exception):
 
 @dataclass(frozen=True)
 class StartPass:
-    """Measures the starts of the cells of the run in the folder `run`; `timeout` is in seconds, for each start."""
+    """Measures the starts of the cells of the run in the folder `run`.
+
+    `timeout` and `prepare_timeout` are in seconds, for each start and for its preparation.
+    """
 
     run: Path
     timeout: float
     execute: Execute
+    prepare_timeout: float | None = None
 
     def measure(self, task: Mapping[str, Any], lease: Lease) -> tuple[Starts, tuple[str, ...]]:
         """Return the section of a cell, and a note for a later start that failed, which costs only itself.
@@ -85,14 +91,19 @@ class StartPass:
 
     def _start(self, task: Mapping[str, Any], kind: str, cache: Mapping[str, str], folder: Path, **files: str) -> Start:
         name = Job.from_json(task["cell"]).name
-        order, result = folder / f"{kind}.order.json", folder / f"{kind}.json"
-        order.write_bytes(msgspec.json.encode(Order(task["cell"], str(result), task.get("checkout"), **files)))
+        order, result, overdue = (folder / f"{kind}.{end}" for end in ("order.json", "json", "overdue.txt"))
+        limit = {"prepare_timeout": self.prepare_timeout, "overdue": str(overdue)}
+        order.write_bytes(msgspec.json.encode(Order(task["cell"], str(result), task.get("checkout"), **files, **limit)))
         log = self.run / "cells" / f"{name}.{kind}_start.log"
         variables = {key: value for key, value in {**os.environ, **cache}.items() if key != _TORCH_TRACE}
         command = [sys.executable, "-m", "profiling.run.started", str(order), str(perf_counter())]
         code = self.execute(command, log, self.timeout, variables)
         if code is None:
             raise NoStartError(f"the {kind} start was killed at the cell_timeout")
+        if overdue.is_file() and overdue.stat().st_size:
+            with log.open("a", encoding="utf-8") as end:
+                end.write(overdue.read_text(encoding="utf-8", errors="replace"))
+            raise NoStartError(f"preparing took longer than the prepare_timeout: killed; see cells/{log.name}")
         try:
             return msgspec.json.decode(result.read_bytes(), type=Start)
         except (OSError, msgspec.MsgspecError):

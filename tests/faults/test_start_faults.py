@@ -4,6 +4,8 @@ What a cell leaves in the compiler's cache that dies in it, and starts that end 
 """
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,10 +13,11 @@ import pytest
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.record import Prepare, encode_sections
-from profiling.run.compile_caches import CompileCaches
+from profiling.run.compile_caches import CompileCaches, lease
 from profiling.run.events import Sections
 from profiling.run.job import FORWARD, Job, as_recipe
-from profiling.run.starts import Order, StartPass
+from profiling.run.process_groups import run_guarded
+from profiling.run.starts import NoStartError, Order, StartPass
 
 
 def task(variant):
@@ -76,3 +79,40 @@ def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
         f"starts are incomplete: the {dies} start ended with exit code -11; see cells/net.compile.{dies}_start.log"
     )
     caches.clear()
+
+
+@pytest.mark.parametrize(
+    ("limit", "note"),
+    [
+        pytest.param(
+            0.5,
+            "preparing took longer than the prepare_timeout: killed; see cells/net.slow.cold_start.log",
+            marks=pytest.mark.fault(
+                "preparing takes longer than prepare_timeout in a start (starts=true)",
+                happens="that start is killed, and a note names its log, which ends with the stack",
+                kept="the cell",
+            ),
+        ),
+        (300.0, None),
+    ],
+)
+def test_the_prepare_timeout_holds_for_starts(tmp_path, limit, note):
+    (tmp_path / "slow_start.py").write_text("import time\ndef slow(module):\n    time.sleep(3)\n    return module\n")
+    spec = ComponentSpec(name="net", module={"_target_": "torch.nn.Identity"}, inputs={"input": {"shape": [1]}})
+    options = as_recipe({"transforms": [{"_target_": "slow_start.slow", "_partial_": True}]})
+    settings = Settings(device="cpu", dtype="float32", scale="full")
+    cell = {"cell": Job("t", spec, "slow", options, {}, settings, "run", FORWARD).to_json()}
+
+    def execute(command, log, timeout, variables):
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        return run_guarded(command, log, timeout, {**variables, "PYTHONPATH": path}, set())
+
+    (tmp_path / "cells").mkdir()
+    starts = StartPass(tmp_path, 120.0, execute, limit)
+    with lease(None, cell) as leased:
+        if note is None:
+            assert starts.measure(cell, leased)[0].cold.seconds > 3
+            return
+        with pytest.raises(NoStartError, match=note):
+            starts.measure(cell, leased)
+    assert 'slow_start.py", line 3 in slow' in (tmp_path / "cells" / "net.slow.cold_start.log").read_text()
