@@ -287,13 +287,13 @@ def first_calls(
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     """Return the modules in a list with another one of the same class and sizes, without looking inside them.
 
-    Layers of torch.nn do not count as blocks.
+    A module that is in its list twice is repeated, too. Layers of torch.nn do not count as blocks.
     """
     blocks: dict[int, nn.Module] = {}
     pending = [module]
     while pending:
         parent = pending.pop()
-        children = list(parent.children())
+        children = [child for child in parent._modules.values() if child is not None]  # children() lists each once
         kinds = Counter(map(_kind, children)) if isinstance(parent, nn.ModuleList | nn.Sequential) else {}
         for child in children:
             if kinds.get(_kind(child), 0) > 1 and not type(child).__module__.startswith("torch.nn."):

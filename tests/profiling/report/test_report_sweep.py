@@ -17,7 +17,7 @@ from parsed_page import Parsed
 from planted_sweep import H100, Job, ceilings, cell, pair, plant
 from report_records import build_loop, clocks, faster, frame_loop, rows, traces
 
-from profiling.report import sweep_sections as report
+from profiling.report import sweep_ranking
 from profiling.report.__main__ import main
 from profiling.report.page import Section
 from profiling.report.sweep import heading_lines, write_sweep_report
@@ -420,14 +420,14 @@ def test_loops_of_frames_are_compared_by_their_frames(tmp_path: Path) -> None:
 
 
 def test_the_page_has_a_limit(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_PAGE", 3)
+    monkeypatch.setattr(sweep_ranking, "_PAGE", 3)
     pivot = next(each for each in sections(grid)["pivot"].tables)
     assert len(pivot.rows) == 3
     assert any("The first 3 of 8 rows" in note and "--format csv" in note for note in pivot.notes)
 
 
 def test_long_tables_are_left_to_the_files(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_CONSOLE", 3)
+    monkeypatch.setattr(sweep_ranking, "_CONSOLE", 3)
     text = write_sweep_report(grid)
     assert "8 rows in report.md" in text
     assert "16.00" not in text

@@ -476,6 +476,9 @@ def test_blocks_that_repeat_are_found():
     assert {id(each) for each in repeated_blocks(module)} == {id(each) for each in expected}
     assert repeated_blocks(module.alone) == []
     assert repeated_blocks(nn.ModuleList([Stack(), Stack()])) != [], "blocks of blocks are compiled whole"
+    block = Block(4)
+    assert repeated_blocks(nn.ModuleList([block] * 6)) == [block], "a block that is applied six times"
+    assert repeated_blocks(nn.ModuleList([block])) == []
 
 
 def test_each_kind_of_block_is_compiled_once(tmp_path):
