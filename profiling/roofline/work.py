@@ -17,13 +17,12 @@ from torch.utils.flop_counter import flop_registry
 from profiling.components.component import Component
 from profiling.components.trees import stored_parts, tensors_in
 from profiling.results.environment import Ceilings
+from profiling.trace.flops import EIGHT_BIT, counted_flops
 from profiling.trace.operator_costs import (
-    EIGHT_BIT,
     Access,
     Extent,
     accesses_of,
     address_of,
-    counted_flops,
     distinct_bytes,
     extent_of,
     is_custom,

@@ -18,7 +18,7 @@ from profiling.results.environment import Ceilings
 from profiling.results.record import FindingKind, KernelFinding
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.events import TRANSFERS
-from profiling.trace.operator_costs import multiplies_8_bits
+from profiling.trace.flops import multiplies_8_bits
 
 #: A kernel at this share of a ceiling, or more, is as fast as kernels get.
 FAST = 0.7

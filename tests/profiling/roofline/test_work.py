@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from profiling.roofline.work import Work, roofline_of, work_of
-from profiling.trace.operator_costs import counted_flops
+from profiling.trace.flops import counted_flops
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +200,27 @@ def test_shared_weights_count_once():
     work = work_of(component(Tied(), x=torch.randn(2, 32)))
     assert work.bytes["weights"] == 4 * 32 * 32
     assert work.flops["matmul"] == 2 * 2 * 32 * 32 * 2 + 2 * 2 * 32 * 16
+
+
+@pytest.mark.parametrize(("mode", "elements"), [("nearest", 1), ("bilinear", 4), ("bicubic", 16)])
+def test_grid_sample_reads_the_neighbours_of_its_points(mode, elements):
+    class Sampled(nn.Module):
+        def forward(self, image, grid):
+            return nn.functional.grid_sample(image, grid, mode=mode, align_corners=False)
+
+    image, few, many = torch.randn(1, 3, 40, 40), torch.zeros(1, 2, 5, 2), torch.zeros(1, 40, 40, 2)
+    read = 3 * (2 * 5) * elements
+    assert work_of(component(Sampled(), image=image, grid=few)).bytes["inputs"] == 4 * (read + few.numel())
+    assert work_of(component(Sampled(), image=image, grid=many)).bytes["inputs"] == 4 * (image.numel() + many.numel())
+
+
+def test_grid_sample_in_three_dimensions():
+    class Sampled(nn.Module):
+        def forward(self, volume, grid):
+            return nn.functional.grid_sample(volume, grid, align_corners=False)
+
+    work = work_of(component(Sampled(), volume=torch.randn(1, 3, 9, 9, 9), grid=torch.zeros(1, 1, 1, 2, 3)))
+    assert work.bytes["inputs"] == 4 * (3 * 2 * 8 + 6)
 
 
 def test_state_is_read_and_written_by_what_a_call_touches():
