@@ -103,7 +103,14 @@ def finished(run: Run, space: Space) -> int:
     records = tuple(run.records.values())
     best = winner(records)
     if best is None:
-        return exit_code(tuple(each for each in records if each.variant == BASELINE)) or 1
+        eager = next((each for each in records if each.variant == BASELINE), None)
+        if eager is None or eager.status == "skipped":
+            seconds = run.config.seconds or 0.0
+            reason = f"nothing was timed within seconds={seconds:g}. Write seconds={max(60, round(4 * seconds))}"
+        else:
+            reason = f"{BASELINE} {eager.status}: {eager.reason or 'it has no correct time'}"
+        run.progress.say(f"error: the search has no winner: {reason}")
+        return exit_code(() if eager is None else (eager,)) or 1
     chosen = space.chosen(best.variant)
     assert chosen is not None, "the winner is of this search"
     path = run.folder / "variant" / f"{TUNED}.yaml"

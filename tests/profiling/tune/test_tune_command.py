@@ -29,6 +29,20 @@ def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp
     assert used.records["image_decoder", "tuned"].status == used.records["net", "tuned"].status == "ok"
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("seconds=0.01",), "nothing was timed within seconds=0.01. Write seconds=60"),
+        (("seconds=60", "component.net.inputs.x.shape=[2,7]"), "baseline failed: "),
+    ],
+    ids=["no time", "a wrong component"],
+)
+def test_a_search_without_a_winner_ends_with_an_error(tune, options, why):
+    done = tune("component=[net]", "step=[channels_last]", *options)
+    assert done.code
+    assert f"error: the search has no winner: {why}" in done.err
+
+
 @pytest.mark.slow
 def test_two_devices_are_searched_at_once(tune):
     devices = ("devices=[cpu,cpu:0]", "device=auto")
