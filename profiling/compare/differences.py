@@ -25,13 +25,7 @@ _ORDER = (
 )
 #: Sections of the environment that are compared in another way, or explain nothing.
 _NOT_COMPARED = ("captured_at", "command", "launch_calibration", "user_git", "tool_git", "tool_version", "ceilings")
-_CEILINGS = (
-    "copy_bytes_per_s",
-    "read_bytes_per_s",
-    "matmul_flops_per_s",
-    "conv_flops_per_s",
-    "matmul_8bit_flops_per_s",
-)
+_CEILINGS = ("copy_bytes_per_s", "read_bytes_per_s", "matmul_flops_per_s", "conv_flops_per_s")
 _LAUNCH_TIMES = ("launch_us", "gap_us", "replay_us")
 #: Options that a run resolves, and keeps in its environment under the same name.
 _RESOLVED = ("dtype", "scale", "threads", "seed", "tf32")

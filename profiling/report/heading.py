@@ -41,8 +41,7 @@ def ceilings_line(environment: Environment) -> str:
     ]
     if ceilings.conv_flops_per_s:
         parts.append(f"convolutions {rate_text(ceilings.conv_flops_per_s, 'FLOP/s')}")
-    if ceilings.matmul_8bit_flops_per_s:
-        parts.append(f"8-bit matrix products {rate_text(ceilings.matmul_8bit_flops_per_s, 'FLOP/s')}")
+    parts += [f"{dtype} {rate_text(rate, 'FLOP/s')}" for dtype, rate in ceilings.other_flops_per_s.items()]
     costs = (("launch", ceilings.launch_us), ("gap in a graph", ceilings.gap_us), ("replay", ceilings.replay_us))
     parts += [f"{name} {significant(time, 3)} µs" for name, time in costs if time is not None]
     return printable(f"Measured ceilings: {', '.join(parts)}.")

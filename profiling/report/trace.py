@@ -28,6 +28,7 @@ from profiling.report.hardware_counters import counters_table
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, itself, name_of
 from profiling.report.table import Column
+from profiling.results.environment import Ceilings
 from profiling.results.judgement import by_component, fastest_correct
 from profiling.results.record import HostWait, Kernel, KernelClass, ModuleTime, Record, TraceAnalysis
 
@@ -233,13 +234,13 @@ def _kernels(records: Sequence[Record], data: RunData) -> Iterator[_Kernel]:
     """Yield the longest kernels of each cell, and the sum of its others."""
     most, ceilings = max(_KERNELS, _ROWS // max(1, len(records))), data.environment.ceilings
     for record in records:
-        bandwidth = flops = None
+        bandwidth = None
         if ceilings is not None:
             bandwidth = max(ceilings.copy_bytes_per_s, ceilings.read_bytes_per_s) / 1e9
-            flops = ceilings.matmul_flops_per_s / 1e12 if ceilings.dtype == record.dtype else None
         kernels = sorted(_trace(record).kernels, key=lambda kernel: -kernel.ms)
         for each in kernels[:most]:
             limit = None if _CROSSES.match(each.name) else bandwidth
+            flops = None if ceilings is None else _flops_ceiling(ceilings, each.dtype or record.dtype)
             yield _Kernel(
                 *(record, each.name, each.kind, each.count, each.ms, each.share, each.mean_us, each.gbps),
                 *(_of(each.gbps, limit), each.tflops, _of(each.tflops, flops)),
@@ -250,6 +251,12 @@ def _kernels(records: Sequence[Record], data: RunData) -> Iterator[_Kernel]:
         ms, share = (_added(kernels, name) or 0.0 for name in ("ms", "share"))
         if _on_cpu(record) and 0 < share < 1:
             yield _Kernel(record, "outside of operators: Python, the profiler", None, None, ms / share - ms, 1 - share)
+
+
+def _flops_ceiling(ceilings: Ceilings, dtype: str | None) -> float | None:
+    """Return the TFLOP/s of products of `dtype`; None where they were not measured."""
+    measured = dtype in (ceilings.dtype, *ceilings.other_flops_per_s)
+    return ceilings.flops_ceiling(dtype) / 1e12 if measured else None
 
 
 def _on_cpu(record: Record) -> bool:

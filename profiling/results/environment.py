@@ -57,9 +57,9 @@ class Ceilings(Section, frozen=True, kw_only=True):
     launch_us: Annotated[float, about("host time of a launch; on a CPU: time of an operator", "us")]
     seconds: Annotated[float, about("duration of measuring all this", "s")]
     conv_flops_per_s: Annotated[float | None, about("rate of the fastest of several convolutions", "FLOP/s")] = None
-    matmul_8bit_flops_per_s: Annotated[
-        float | None, about("rate of the fastest matrix product of float8 or int8", "FLOP/s")
-    ] = None
+    other_flops_per_s: Annotated[
+        Mapping[str, float], about("rates of the fastest square matrix products of other dtypes, by dtype", "FLOP/s")
+    ] = {}
     gap_us: Annotated[float | None, about("time of a kernel in a CUDA graph beyond its duration", "us")] = None
     replay_us: Annotated[float | None, about("time of a replay besides its kernels", "us")] = None
     lost_share: Annotated[
@@ -73,18 +73,25 @@ class Ceilings(Section, frozen=True, kw_only=True):
         """The faster of the two FLOP rates: no operator should exceed it."""
         return max(self.matmul_flops_per_s, self.conv_flops_per_s or 0.0)
 
-    @property
-    def eight_bit_flops_per_s(self) -> float:
-        """The fastest of all FLOP rates: no operator on 8-bit numbers should exceed it."""
-        return max(self.flops_per_s, self.matmul_8bit_flops_per_s or 0.0)
+    def flops_ceiling(self, dtype: str | None) -> float:
+        """Return the FLOP/s that no operator on `dtype` should exceed; of one that was not measured, the run's dtype's.
 
-    def shares(self, gbps: float | None, tflops: float | None, mean_us: float) -> tuple[float, float]:
+        `dtype` is a name of `profiling.trace.flops.product_dtype`. A device without units for 8 bits computes with
+        wider numbers.
+        """
+        rate = self.other_flops_per_s.get(dtype or "", self.flops_per_s)
+        return max(rate, self.flops_per_s) if dtype in ("int8", "float8") else rate
+
+    def shares(
+        self, gbps: float | None, tflops: float | None, mean_us: float, dtype: str | None = None
+    ) -> tuple[float, float]:
         """Return which share of the bandwidth and of the FLOP ceiling (0 to 1) a kernel reaches; 0 where not known.
 
-        `gbps` and `tflops` are its rates, `mean_us` the duration of a launch: few bytes may come from a cache.
+        `gbps` and `tflops` are its rates, `mean_us` the duration of a launch: few bytes may come from a cache. `dtype`
+        is that of its operands, None where it is not known.
         """
         memory = 0.0 if not gbps else gbps * 1e9 / self.bytes_per_s(gbps * mean_us * 1e3)
-        return memory, (tflops or 0.0) * 1e12 / self.flops_per_s
+        return memory, (tflops or 0.0) * 1e12 / self.flops_ceiling(dtype)
 
     def bytes_per_s(self, size: float) -> float:
         """Return the best bandwidth, in bytes/s, for a call that touches `size` bytes.

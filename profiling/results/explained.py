@@ -263,6 +263,7 @@ class Kernel(KernelClass, frozen=True, kw_only=True):
     mean_us: Annotated[float | None, about("mean duration of a launch", "us")] = None
     gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s")] = None
     tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s")] = None
+    dtype: Annotated[str | None, about("dtype of the operands of its FLOPs; absent: not known, or several")] = None
     blocks: Annotated[float | None, about("mean thread blocks of a launch")] = None
     occupancy: Annotated[float | None, about("occupancy that CUPTI estimates from the launch", "0 to 1")] = None
 
@@ -288,6 +289,7 @@ class RooflinePart(Section, frozen=True, kw_only=True):
 
     bytes: Annotated[Mapping[str, int], about("bytes that must cross the memory bus, by kind, and total", "bytes")] = {}
     flops: Annotated[Mapping[str, int], about("FLOPs by class of operator, and total")] = {}
+    flops_by_dtype: Annotated[Mapping[str, int], about("the same FLOPs by dtype of the operands")] = {}
     operators: Annotated[int | None, about("operators of an eager call")] = None
     traffic_bytes: Annotated[int | None, about("read and written by the operators of an eager call", "bytes")] = None
     memory_ms: Annotated[float | None, about("time of the bytes at the bandwidth ceiling", "ms")] = None

@@ -167,7 +167,7 @@ def _slowest(facts: Facts) -> str:
     for kernel in facts.kernels_by_time[:_NAMED]:
         share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(facts.overlap * kernel.ms)
         if share >= _LEAST_NAMED:
-            rates = _rate(facts, kernel.gbps, kernel.tflops, kernel.mean_us or 0.0)
+            rates = _rate(facts, kernel.gbps, kernel.tflops, kernel.mean_us or 0.0, dtype=kernel.dtype)
             lines.append(
                 f"{short_name(kernel.name)} takes {share:.0%}{rates}{_grid(facts, kernel.blocks, kernel.occupancy)}"
             )
@@ -175,15 +175,20 @@ def _slowest(facts: Facts) -> str:
 
 
 def _rate(
-    facts: Facts, gbps: float | None, tflops: float | None, mean_us: float, of_ceiling: float | None = None
+    facts: Facts,
+    gbps: float | None,
+    tflops: float | None,
+    mean_us: float,
+    of_ceiling: float | None = None,
+    dtype: str | None = None,
 ) -> str:
     """Return ` at 0.67 TB/s, 16% of the ceiling` for the nearer ceiling; empty where no rate is known.
 
-    `of_ceiling` is given for launches of different sizes, whose ceilings differ.
+    `of_ceiling` is given for launches of different sizes, whose ceilings differ; `dtype` is that of the operands.
     """
     if facts.ceilings is None or not (gbps or tflops):
         return ""
-    memory, compute = shares(facts, gbps, tflops, mean_us)
+    memory, compute = shares(facts, gbps, tflops, mean_us, dtype)
     rates = [_scaled(gbps, "GB/s", "TB/s"), _scaled(tflops and 1e3 * tflops, "GFLOP/s", "TFLOP/s")]
     nearer, other = reversed(rates) if compute > memory else rates
     second = f" ({other})" if other and min(memory, compute) >= _LEAST_RATE else ""
@@ -247,14 +252,16 @@ def times(number: float) -> str:
     return f"{number:.3g} time{'' if number == 1 else 's'}"
 
 
-def shares(facts: Facts, gbps: float | None, tflops: float | None, mean_us: float) -> tuple[float, float]:
+def shares(
+    facts: Facts, gbps: float | None, tflops: float | None, mean_us: float, dtype: str | None = None
+) -> tuple[float, float]:
     """Return which share of the bandwidth and of the FLOP ceiling (0 to 1) a kernel reaches; 0 where not known.
 
     On a CPU the bandwidth is that of a large copy: an operator writes memory that was just allocated, not a cache.
     """
     if facts.ceilings is None:
         return 0.0, 0.0
-    memory, compute = facts.ceilings.shares(gbps, tflops, mean_us)
+    memory, compute = facts.ceilings.shares(gbps, tflops, mean_us, dtype)
     return (memory if facts.device == "cuda" else (gbps or 0.0) * 1e9 / facts.ceilings.copy_bytes_per_s), compute
 
 
@@ -271,7 +278,7 @@ def explained(facts: Facts) -> tuple[float, float, float]:
     for kernel in facts.kernels_by_time:
         share = (kernel.share or 0.0) if facts.device == "cpu" else facts.share(facts.overlap * kernel.ms)
         mean_us = kernel.mean_us or 0.0
-        memory, compute = (min(1.0, part) for part in shares(facts, kernel.gbps, kernel.tflops, mean_us))
+        memory, compute = (min(1.0, part) for part in shares(facts, kernel.gbps, kernel.tflops, mean_us, kernel.dtype))
         dispatched = mean_us <= DISPATCH_FACTOR * facts.launch_us and max(memory, compute) * mean_us < facts.launch_us
         if facts.device == "cpu" and dispatched:
             host += share

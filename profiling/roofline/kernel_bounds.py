@@ -29,12 +29,19 @@ NEAR_CEILING = NEAR_PEAK / CEILING_OF_PEAK
 
 
 def bound_by_trace(
-    gbps: float | None, tflops: float | None, mean_us: float | None, ceilings: Ceilings | None
+    gbps: float | None,
+    tflops: float | None,
+    mean_us: float | None,
+    ceilings: Ceilings | None,
+    dtype: str | None = None,
 ) -> KernelBound | None:
-    """Return what bounds a kernel with these rates and this mean duration; None where neither rate is known."""
+    """Return what bounds a kernel with these rates and this mean duration; None where neither rate is known.
+
+    `dtype` is that of its operands, None where it is not known.
+    """
     if ceilings is None or not mean_us or (gbps is None and tflops is None):
         return None
-    memory, compute = ceilings.shares(gbps, tflops, mean_us)
+    memory, compute = ceilings.shares(gbps, tflops, mean_us, dtype)
     if max(memory, compute) < NEAR_CEILING:
         return "neither"
     return "compute" if compute > memory else "memory bandwidth"

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from itertools import repeat
 from typing import Any
 
@@ -125,7 +125,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
         points = dict(_bandwidths(device, timer))
         rate = _matmul_rate(device, dtype, timer)
         convolved = _conv_rate(device, dtype, timer)
-        eight_bit = _eight_bit_rate(device, timer)
+        others = _other_rates(device, dtype, timer)
         launch, gap, replay = _launch_costs(device)
     if not points or not rate:
         raise RuntimeError("too little free memory to measure ceilings")
@@ -140,7 +140,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
         bandwidth=tuple((size, max(rates)) for size, rates in sorted(points.items())),
         matmul_flops_per_s=rate,
         conv_flops_per_s=convolved,
-        matmul_8bit_flops_per_s=eight_bit,
+        other_flops_per_s=others,
         launch_us=launch,
         gap_us=gap,
         replay_us=replay,
@@ -175,27 +175,46 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, timer: Timer) -> floa
     return _best_product_rate(device, product, timer)
 
 
-def _eight_bit_rate(device: torch.device, timer: Timer) -> float | None:
-    """Return the best rate of square products of int8 and, on CUDA, float8; None where neither is implemented.
+def _int8_rate(device: torch.device, timer: Timer) -> float:
+    """Return the best operations/s of square products of int8."""
 
-    A CPU widens float8 first, which is slower than a product in the run's dtype.
-    """
-    one = torch.ones((), device=device)
-
-    def int8(left: Tensor, right: Tensor) -> Call:
+    def product(left: Tensor, right: Tensor) -> Call:
         left, right = (each.mul(32).clamp(-127, 127).to(torch.int8) for each in (left, right))
         return lambda: torch.ops.aten._int_mm(left, right.t())  # libraries want the second matrix by columns
 
-    def float8(left: Tensor, right: Tensor) -> Call:
+    return _best_product_rate(device, product, timer)
+
+
+def _float8_rate(device: torch.device, timer: Timer) -> float:
+    """Return the best FLOP/s of square products of float8."""
+    one = torch.ones((), device=device)
+    how = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16, "use_fast_accum": True}
+
+    def product(left: Tensor, right: Tensor) -> Call:
         left, right = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn)
-        how = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16, "use_fast_accum": True}
         return lambda: torch.ops.aten._scaled_mm(left, right.t(), **how)
 
-    best = 0.0
-    for product in (int8, float8) if device.type == "cuda" else (int8,):
+    return _best_product_rate(device, product, timer)
+
+
+def _other_rates(device: torch.device, dtype: torch.dtype, timer: Timer) -> dict[str, float]:
+    """Return the best rates of products of dtypes other than the run's, without those that the device lacks.
+
+    A network may compute in several dtypes: quantised, under autocast, or with a part that is kept in float32. A CPU
+    converts float16 and float8 first, and its float32 rate is the better ceiling for them.
+    """
+    plain = [torch.float32, torch.bfloat16, *([torch.float16] if device.type == "cuda" else [])]
+    rates: dict[str, Callable[[], float]] = {
+        str(each).removeprefix("torch."): partial(_matmul_rate, device, each, timer) for each in plain if each != dtype
+    }
+    rates["int8"] = partial(_int8_rate, device, timer)
+    if device.type == "cuda":
+        rates["float8"] = partial(_float8_rate, device, timer)
+    found: dict[str, float] = {}
+    for name, measure in rates.items():
         with suppress(RuntimeError, ValueError):  # not implemented on this device
-            best = max(best, _best_product_rate(device, product, timer))
-    return best or None
+            found[name] = measure()
+    return {name: rate for name, rate in found.items() if rate}
 
 
 def _best_product_rate(device: torch.device, product: Callable[[Tensor, Tensor], Call], timer: Timer) -> float:

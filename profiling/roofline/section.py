@@ -22,7 +22,7 @@ from profiling.results.environment import Ceilings
 from profiling.results.record import Kernel, Roofline, RooflinePart, TraceAnalysis
 from profiling.roofline.evidence import Facts
 from profiling.roofline.verdict import judge
-from profiling.roofline.work import roofline_of, work_of
+from profiling.roofline.work import compute_ms_by_dtype, roofline_of, work_of
 from profiling.trace.analysis import kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.device_work import device_events, exported_events, summarize
@@ -56,6 +56,7 @@ def call_roofline(
     section = Roofline(
         bytes={**work.bytes, "total": work.total_bytes},
         flops={**work.flops, "total": work.total_flops},
+        flops_by_dtype=work.flops_by_dtype,
         operators=work.operators,
         traffic_bytes=work.traffic,
         memory_ms=least.memory_ms,
@@ -142,7 +143,7 @@ def judged_again(
         launch_us=ceilings.launch_us,
         gap_us=ceilings.gap_us,
         replay_us=ceilings.replay_us,
-        dtype=ceilings.dtype,
+        dtype=_slowest_dtype(section.flops_by_dtype, ceilings),
         disturbed=ceilings.disturbed,
         tf32=here.tf32,
         kernels_by_time=traced.kernels if traced is not None and traced.kernels else section.kernels,
@@ -168,6 +169,12 @@ def judged_again(
         predicted=prediction,
         steps=() if verdict is None else verdict.steps,
     )
+
+
+def _slowest_dtype(flops: Mapping[str, int], ceilings: Ceilings) -> str:
+    """Return the dtype whose FLOPs take most of the time at the ceilings; without FLOPs the run's dtype."""
+    spent = compute_ms_by_dtype(flops, ceilings)
+    return max(spent, key=lambda dtype: spent[dtype], default=ceilings.dtype)
 
 
 def frame_roofline(
@@ -214,6 +221,7 @@ def frame_roofline(
     return Roofline(
         bytes=_sums((weight, part.bytes) for weight, part in weighted),
         flops=_sums((weight, part.flops) for weight, part in weighted),
+        flops_by_dtype=_sums((weight, part.flops_by_dtype) for weight, part in weighted),
         memory_ms=memory_ms,
         compute_ms=compute_ms,
         roofline_ms=roofline_ms,

@@ -258,7 +258,7 @@ def _cure(facts: Facts, finding: KernelFinding) -> str:
 
 
 def _narrower(facts: Facts, term: Bound) -> tuple[NextStep, ...]:
-    """Return the step to a narrower dtype than float32; none below it, for no variant here computes in 8 bits."""
+    """Return the step to a narrower dtype than float32; none to 8 bits, which change the results by design."""
     if facts.dtype != "float32" or facts.device == "cpu":
         return ()
     tensor_cores = term == "compute" and not facts.tf32

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from profiling.components.component import Component
 from profiling.components.trees import stored_parts, tensors_in
 from profiling.results.environment import Ceilings
-from profiling.trace.flops import EIGHT_BIT, counted_flops
+from profiling.trace.flops import counted_flops
 from profiling.trace.operator_costs import (
     Access,
     Extent,
@@ -39,6 +39,7 @@ class Work:
     and `outputs` (without those that are inputs). A custom operator is assumed to write at most as many bytes of state
     as its other arguments have. `operators` (a number) and `traffic` (bytes) are those of
     the eager call, nothing fused. `uncounted` names the custom operators without a registered FLOP formula.
+    `flops_by_dtype` are the same FLOPs by the dtype of the operands.
     """
 
     bytes: Mapping[str, int]
@@ -46,6 +47,7 @@ class Work:
     operators: int
     traffic: int
     uncounted: tuple[str, ...]
+    flops_by_dtype: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> int:
@@ -87,7 +89,7 @@ def work_of(component: Component) -> Work:
         "state_written": state_written + weights_written,
     }
     uncounted = {func._schema.name for func in recorder.custom if func.overloadpacket not in flop_registry}
-    return Work(size, flops, recorder.operators, recorder.traffic, tuple(sorted(uncounted)))
+    return Work(size, flops.by_class, recorder.operators, recorder.traffic, tuple(sorted(uncounted)), flops.by_dtype)
 
 
 @dataclass
@@ -201,10 +203,14 @@ class RooflineTime:
 
 
 def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
-    """Return the roofline time of `work`, with 8-bit products at their ceiling, others at that of the run's dtype."""
-    size, eight_bit = work.total_bytes, work.flops.get(EIGHT_BIT, 0)
+    """Return the roofline time of `work`, the FLOPs of each dtype at the ceiling of that dtype."""
+    size, flops = work.total_bytes, work.flops_by_dtype or {ceilings.dtype: work.total_flops}
     return RooflineTime(
         memory_ms=1e3 * size / ceilings.bytes_per_s(size),
-        compute_ms=1e3
-        * ((work.total_flops - eight_bit) / ceilings.flops_per_s + eight_bit / ceilings.eight_bit_flops_per_s),
+        compute_ms=sum(compute_ms_by_dtype(flops, ceilings).values()),
     )
+
+
+def compute_ms_by_dtype(flops: Mapping[str, int], ceilings: Ceilings) -> dict[str, float]:
+    """Return the milliseconds that FLOPs by dtype take at the ceilings of their dtypes."""
+    return {dtype: 1e3 * count / ceilings.flops_ceiling(dtype) for dtype, count in flops.items()}

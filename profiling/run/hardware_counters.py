@@ -281,7 +281,7 @@ def counted(
         sm=_mean(by_time, "sm"),
         occupancy=_mean(by_time, "occupancy"),
         bound_by_counters=None if covered is not None and covered < _KNOWN else bound_by_counters(*rates),
-        bound_by_trace=bound_by_trace(kernel.gbps, kernel.tflops, typical_us, ceilings),
+        bound_by_trace=bound_by_trace(kernel.gbps, kernel.tflops, typical_us, ceilings, kernel.dtype),
     )
 
 

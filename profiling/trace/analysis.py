@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from profiling.results.environment import Ceilings
 from profiling.results.record import Idle, Kernel, KernelClass, ModuleTime, TraceAnalysis
@@ -21,7 +22,7 @@ from profiling.trace.findings import kernel_findings
 from profiling.trace.host_waits import waits_and_copies
 from profiling.trace.kernel_classes import CLASSES
 from profiling.trace.modules import module_times, paths_in, self_times
-from profiling.trace.operator_costs import Cost, OperatorCosts
+from profiling.trace.operator_costs import Cost, OperatorCosts, only_dtype
 
 _NAME_LENGTH = 200
 #: Smallest share of a kernel's time with known bytes (or FLOPs) for which a bandwidth (or FLOP rate) is reported.
@@ -148,29 +149,44 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
             share=sum(each) / whole_us if whole_us else 0.0,
             count=len(each) / calls,
             mean_us=sum(each) / len(each),
-            gbps=work[name][0] / sum(each) / 1e3 if work.get(name, (0, 0))[0] and sum(each) > 0 else None,
-            tflops=work[name][1] / sum(each) / 1e6 if work.get(name, (0, 0))[1] and sum(each) > 0 else None,
+            gbps=work[name].bytes / sum(each) / 1e3 if name in work and work[name].bytes and sum(each) > 0 else None,
+            tflops=work[name].flops / sum(each) / 1e6 if name in work and work[name].flops and sum(each) > 0 else None,
+            dtype=only_dtype(work[name].arguments) if name in work else None,
         )
         for name, each in times.items()
     )
     return tuple(sorted(operators, key=lambda operator: -operator.ms))
 
 
+@dataclass
+class _OperatorWork:
+    """Bytes and FLOPs of all calls of an operator, and the arguments of those with FLOPs."""
+
+    bytes: int = 0
+    flops: int = 0
+    arguments: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def add(self, cost: Cost, arguments: Mapping[str, Any]) -> None:
+        self.bytes += cost.bytes or 0
+        self.flops += cost.flops or 0
+        if cost.flops:
+            self.arguments.append(arguments)
+
+
 def _work_by_name(
     operators: Sequence[Operator], spent: Sequence[float], costs: OperatorCosts
-) -> dict[str, tuple[int, int]]:
-    """Return (bytes, FLOPs) of operators by name; they are sorted, callers first, with their self times.
+) -> dict[str, _OperatorWork]:
+    """Return the work of operators by name; they are sorted, callers first, with their self times.
 
     The work of an operator is that of its longest callee, or its own: `aten::conv2d` has shapes that are understood,
     `aten::mkldnn_convolution` does the work.
     """
-    work: dict[str, tuple[int, int]] = {}
+    work: dict[str, _OperatorWork] = {}
     outer: Operator | None = None
     cost, longest, longest_us = Cost(), "", -1.0
 
-    def add() -> None:
-        moved, flops = work.get(longest, (0, 0))
-        work[longest] = moved + (cost.bytes or 0), flops + (cost.flops or 0)
+    def add(outer: Operator) -> None:
+        work.setdefault(longest, _OperatorWork()).add(cost, outer.arguments)
 
     for each, microseconds in zip(operators, spent, strict=True):
         if outer is not None and each.row == outer.row and each.begin <= outer.end:
@@ -178,12 +194,12 @@ def _work_by_name(
                 longest, longest_us = each.name, microseconds
             continue
         if outer is not None:
-            add()
+            add(outer)
         own = costs.of(each)
         outer = each if own != Cost() else None
         cost, longest, longest_us = own, each.name, microseconds
     if outer is not None:
-        add()
+        add(outer)
     return work
 
 
@@ -280,6 +296,7 @@ def _kernel(name: str, kind: str, items: Sequence[KernelAttribution], total_us: 
         mean_us=microseconds / len(items),
         gbps=rate("bytes", 1e3),
         tflops=rate("flops", 1e6),
+        dtype=only_dtype(item.arguments for item in items if item.flops),
         blocks=_mean([item.work.blocks for item in items]),
         occupancy=_mean([item.work.occupancy for item in items]),
     )

@@ -18,7 +18,7 @@ from profiling.results.environment import Ceilings
 from profiling.results.record import FindingKind, KernelFinding
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.events import TRANSFERS
-from profiling.trace.flops import multiplies_8_bits
+from profiling.trace.operator_costs import product_dtype_of
 
 #: A kernel at this share of a ceiling, or more, is as fast as kernels get.
 FAST = 0.7
@@ -113,9 +113,7 @@ def _least_us(item: KernelAttribution, ceilings: Ceilings) -> float | None:
     if not item.bytes and not item.flops:
         return None
     moved = 1e6 * item.bytes / ceilings.bytes_per_s(item.bytes) if item.bytes else 0.0
-    eight_bit = multiplies_8_bits(item.operator or "")
-    rate = ceilings.eight_bit_flops_per_s if eight_bit else ceilings.flops_per_s
-    return max(moved, 1e6 * (item.flops or 0) / rate)
+    return max(moved, 1e6 * (item.flops or 0) / ceilings.flops_ceiling(product_dtype_of(item.arguments)))
 
 
 def _avoidable(item: KernelAttribution, before: KernelAttribution | None) -> tuple[FindingKind, str] | None:

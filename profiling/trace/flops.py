@@ -1,4 +1,4 @@
-"""FLOPs by class of operator: `counted_flops` counts those that run in a block.
+"""FLOPs by class of operator and by dtype: `counted_flops` counts those that run in a block.
 
 torch's counter has the formulas of products, convolutions and attention. Here are those of operators that it lacks or
 counts wrongly: fused layers, recurrent layers, sparse and complex products, products of 8-bit integers.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,23 +20,8 @@ from profiling.components.trees import stored_parts
 
 _aten = torch.ops.aten
 
-#: Class of the FLOPs of products of 8-bit numbers, whose rate differs from that of the run's dtype.
-EIGHT_BIT = "8-bit matmul"
-#: A part of the name of an operator that multiplies matrices of float8, or of int8.
-_EIGHT_BIT_PRODUCTS = ("_scaled_mm", "_int_mm")
-#: Classes of other FLOPs by a part of the operator's name; the first that matches counts.
+#: Classes of FLOPs by a part of the operator's name; the first that matches counts.
 _FLOP_CLASSES = {"attention": "atten", "convolution": "conv", "matmul": ""}
-
-
-def multiplies_8_bits(operator: str) -> bool:
-    """Return whether the operator of this name multiplies matrices of 8-bit numbers."""
-    return any(part in operator for part in _EIGHT_BIT_PRODUCTS)
-
-
-def _flop_class(operator: str) -> str:
-    if multiplies_8_bits(operator):
-        return EIGHT_BIT
-    return next(name for name, part in _FLOP_CLASSES.items() if part in operator)
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -72,6 +58,18 @@ def _product(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     else:
         pairs = a.numel() * columns
     return 2 * pairs * (4 if a.is_complex() else 1)
+
+
+@_of_tensors
+def _product_by_rows(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a product with a matrix that is stored transposed."""
+    return 2 * a.numel() * b.shape[0]
+
+
+@_of_tensors
+def _packed_product(a: Tensor, _packed: Tensor, _group: int, scales: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a product with int4 weights in tiles; `scales` is [groups, columns, 2]."""
+    return 2 * a.numel() * scales.shape[-2]
 
 
 @_of_tensors
@@ -142,6 +140,8 @@ _FLOP_FORMULAS: Mapping[str, Formula] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
     **dict.fromkeys(("mm", "bmm", "mv", "_sparse_mm", "_int_mm", "_scaled_mm_v2"), _product),
+    "_weight_int8pack_mm": _product_by_rows,
+    **dict.fromkeys(("_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu"), _packed_product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_sparse_addmm", "_addmm_activation"), _added_product),
     "mkldnn_rnn_layer": _mkldnn_rnn,
     "_cudnn_rnn": _cudnn_rnn,
@@ -163,20 +163,59 @@ class _NoModules(ModuleTracker):
         return None
 
 
+@dataclass
+class FlopCount:
+    """FLOPs by class of operator (matmul, convolution, attention), and by dtype of the operands, without those of 0."""
+
+    by_class: dict[str, int] = field(default_factory=dict)
+    by_dtype: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """All counted FLOPs."""
+        return sum(self.by_class.values())
+
+    def add(self, operator: str, dtype: str, flops: int) -> None:
+        """Count the FLOPs of a call of the operator."""
+        name = next(name for name, part in _FLOP_CLASSES.items() if part in operator)
+        for group, key in ((self.by_class, name), (self.by_dtype, dtype)):
+            if flops:
+                group[key] = group.get(key, 0) + flops
+
+
 @contextmanager
-def counted_flops() -> Iterator[dict[str, int]]:
-    """Count FLOPs inside the block; at its end the yielded mapping holds FLOPs by class, without classes of none.
+def counted_flops() -> Iterator[FlopCount]:
+    """Count FLOPs inside the block, into what it yields.
 
     A multiply-add counts as two. Matrix products, convolutions and attention are counted. Elementwise operators,
     reductions and custom operators without a registered formula are not, so the count is a lower bound. A convolution
     is counted as the direct algorithm, of whose FLOPs Winograd needs a fraction.
     """
-    by_class: dict[str, int] = {}
+    count = FlopCount()
     extra = {packet: formula for name, formula in _FLOP_FORMULAS.items() if (packet := getattr(_aten, name, None))}
     counter = FlopCounterMode(display=False, custom_mapping=extra)
     counter.mod_tracker = _NoModules()
+    formulas = counter.flop_registry.items()
+    counter.flop_registry = {operator: _noting(count, str(operator), formula) for operator, formula in formulas}
     with counter:
-        yield by_class
-    for operator, flops in counter.get_flop_counts().get("Global", {}).items():
-        name = _flop_class(str(operator))
-        by_class[name] = by_class.get(name, 0) + flops
+        yield count
+
+
+def _noting(count: FlopCount, operator: str, formula: Formula) -> Formula:
+    """Return the formula of an operator, which also adds its result to `count`."""
+
+    def noting(*args: Any, **kwargs: Any) -> int:
+        flops = formula(*args, **kwargs)
+        dtype = next((each.dtype for each in args if isinstance(each, Tensor)), None)
+        count.add(operator, product_dtype(dtype), flops)
+        return flops
+
+    return noting
+
+
+def product_dtype(dtype: torch.dtype | None) -> str:
+    """Return the name by which the rate of products of `dtype` is known: one for all float8, of complex its parts."""
+    name = str(dtype).removeprefix("torch.")
+    if name.startswith("float8"):
+        return "float8"
+    return str(dtype.to_real()).removeprefix("torch.") if dtype is not None and dtype.is_complex else name

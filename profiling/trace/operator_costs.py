@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from profiling.components.trees import stored_parts, tensors_in, written_tensors
 from profiling.trace.events import Operator
-from profiling.trace.flops import counted_flops
+from profiling.trace.flops import counted_flops, product_dtype
 
 _aten = torch.ops.aten
 
@@ -271,7 +271,7 @@ def _cost_of_overload(func: Any, arguments: Mapping[str, Any]) -> Cost | None:
     except Exception:  # an operator may reject meta tensors or these arguments with any error
         return None
     moved = sum(access.bytes for access in (*reads, *writes))
-    return Cost(bytes=moved or None, flops=sum(flops.values()) or None)
+    return Cost(bytes=moved or None, flops=flops.total or None)
 
 
 def _argument(wanted: Any, arguments: Mapping[str, Any], place: int) -> Any:
@@ -343,6 +343,18 @@ def _dtype_numbered(number: int) -> torch.dtype:
     if number not in _NUMBERED:
         raise ValueError(f"the dtype of number {number} is not known")
     return _NUMBERED[number]
+
+
+def product_dtype_of(arguments: Mapping[str, Any]) -> str | None:
+    """Return the name of the dtype of an operator's first tensor, as `product_dtype` does; None where there is none."""
+    kinds = (_DTYPES[kind] for kind in arguments.get("Input type", ()) if kind in _DTYPES)
+    return next((product_dtype(dtype) for dtype in kinds), None)
+
+
+def only_dtype(arguments: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the dtype that `product_dtype_of` finds for all of these operators; None where it is not the same."""
+    found = {product_dtype_of(each) for each in arguments}
+    return found.pop() if len(found) == 1 else None
 
 
 def tensors_of(operator: Operator) -> tuple[Tensor, ...]:

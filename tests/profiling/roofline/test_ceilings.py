@@ -98,8 +98,10 @@ def test_they_are_numpys_within_a_factor_of_two():
     assert 0 < found.launch_us < 100
     assert found.conv_flops_per_s is not None
     assert found.flops_per_s == max(found.matmul_flops_per_s, found.conv_flops_per_s)
-    assert found.matmul_8bit_flops_per_s is not None
-    assert found.eight_bit_flops_per_s == max(found.flops_per_s, found.matmul_8bit_flops_per_s)
+    assert found.other_flops_per_s.keys() == {"bfloat16", "int8"}
+    assert found.flops_ceiling("bfloat16") == found.other_flops_per_s["bfloat16"]
+    assert found.flops_ceiling("int8") == max(found.flops_per_s, found.other_flops_per_s["int8"])
+    assert found.flops_ceiling("float32") == found.flops_ceiling("float64") == found.flops_ceiling(None)
     assert found.gap_us is None
     assert found.replay_us is None
     assert [size for size, _ in found.bandwidth] == sorted(size for size, _ in found.bandwidth)
@@ -114,8 +116,8 @@ def test_a_device_without_8_bit_products(monkeypatch):
 
     monkeypatch.setattr(torch.ops.aten, "_int_mm", missing)
     found = measure_ceilings(torch.device("cpu"), torch.float32, threads=1, tf32=False)
-    assert found.matmul_8bit_flops_per_s is None
-    assert found.eight_bit_flops_per_s == found.flops_per_s
+    assert found.other_flops_per_s.keys() == {"bfloat16"}
+    assert found.flops_ceiling("int8") == found.flops_per_s
 
 
 def test_cached_ceilings_are_not_measured_again(measure, tmp_path):

@@ -42,7 +42,11 @@ def test_ceilings_are_of_a_gpu(ceilings):
     assert 0.5 < ceilings.copy_bytes_per_s / ceilings.read_bytes_per_s < 2
     assert ceilings.matmul_flops_per_s > 1e13
     if torch.cuda.get_device_capability() >= (8, 9):
-        assert 1.2 < ceilings.matmul_8bit_flops_per_s / ceilings.matmul_flops_per_s < 2.5, "twice, by the data sheets"
+        rates = {name: rate / ceilings.matmul_flops_per_s for name, rate in ceilings.other_flops_per_s.items()}
+        assert (ceilings.dtype, rates.keys()) == ("bfloat16", {"float32", "float16", "int8", "float8"})
+        assert 1.2 < rates["float8"] < 2.5, "twice, by the data sheets"
+        assert 0.8 < rates["float16"] < 1.25
+        assert rates["float32"] < 0.2
     assert 1 < ceilings.launch_us < 100
     assert 0 <= ceilings.gap_us < 5
     assert 0 < ceilings.replay_us < 100

@@ -5,6 +5,7 @@ import torch
 from msgspec.structs import replace
 from planted_networks import Ring, Tied, Words, WritesRings, ceilings_of, component
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
@@ -150,7 +151,35 @@ def test_a_recurrent_layer_of_cudnn():
     x, state = torch.empty(5, 2, 32, device="meta"), torch.empty(1, 2, 64, device="meta")
     with counted_flops() as flops:
         torch.ops.aten._cudnn_rnn(x, weights, 4, None, state, state, 2, 64, 0, 1, False, 0.0, False, False, [], None)
-    assert flops == {"matmul": 2 * (5 * 2) * 256 * (32 + 64)}
+    assert flops.by_class == {"matmul": 2 * (5 * 2) * 256 * (32 + 64)}
+
+
+def test_products_with_weights_of_few_bits():
+    with FakeTensorMode(), counted_flops() as flops:
+        x = torch.empty(5, 64, dtype=torch.bfloat16, device="cuda")
+        torch.ops.aten._weight_int8pack_mm(x, x.new_empty(48, 64, dtype=torch.int8), x.new_empty(48))
+        packed, scales = torch.empty(6, 4, 32, 1, dtype=torch.int32, device="cuda"), x.new_empty(2, 48, 2)
+        torch.ops.aten._weight_int4pack_mm(x, packed, 32, scales)
+    assert flops.by_dtype == {"bfloat16": 2 * (2 * 5 * 64 * 48)}, "the weights are widened"
+
+
+class _Autocast(nn.Module):
+    """A network in float32 whose first layer computes in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 256), nn.Linear(256, 8)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.first(x)
+        return self.last(y.float())
+
+
+def test_flops_count_by_the_dtype_in_which_they_are_computed():
+    work = work_of(component(_Autocast(), x=torch.randn(16, 64)))
+    assert work.flops_by_dtype == {"bfloat16": 2 * 16 * 64 * 256, "float32": 2 * 16 * 256 * 8}
+    assert work.flops == {"matmul": work.total_flops}
 
 
 def test_a_complex_product_is_four_real_ones():
@@ -323,9 +352,10 @@ def test_both_terms_and_the_larger_one():
     assert (least.memory_ms, least.compute_ms, least.ms) == (2.0, 1.0, 2.0)
     quicker = replace(ceilings, conv_flops_per_s=4e9)
     assert roofline_of(work, quicker).compute_ms == 0.25, "no operator beats the faster of the two rates"
-    mixed = Work({}, {"matmul": 10**6, "8-bit matmul": 3 * 10**6}, 1, 0, ())
-    assert roofline_of(mixed, replace(ceilings, matmul_8bit_flops_per_s=3e9)).compute_ms == 2.0
-    assert roofline_of(mixed, replace(ceilings, matmul_8bit_flops_per_s=1e8)).compute_ms == 4.0, "wider is faster here"
-    assert roofline_of(mixed, ceilings).compute_ms == 4.0, "measured by an earlier version"
+    mixed = Work({}, {"matmul": 6 * 10**6}, 1, 0, (), {"float32": 10**6, "int8": 3 * 10**6, "bfloat16": 2 * 10**6})
+    assert roofline_of(mixed, replace(ceilings, other_flops_per_s={"int8": 3e9, "bfloat16": 2e9})).compute_ms == 3.0
+    slow = replace(ceilings, other_flops_per_s={"int8": 1e8, "bfloat16": 5e8})
+    assert roofline_of(mixed, slow).compute_ms == 8.0, "8 bits can be widened first; bfloat16 is what it is"
+    assert roofline_of(mixed, ceilings).compute_ms == 6.0, "measured by an earlier version"
     small = roofline_of(Work({"weights": 4000}, {}, 1, 0, ()), ceilings)
     assert small.ms == pytest.approx(1e3 * 4000 / 8e9), "a cache holds so much: its bandwidth is the ceiling"

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from profiling.report.run_data import load_run
 from profiling.results.environment import Ceilings
 from profiling.results.record import TraceAnalysis
-from profiling.trace.analysis import Traces, analyze_trace
+from profiling.trace.analysis import Traces, analyze_trace, kernels_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.events import GpuWork, read_events, timeline
-from profiling.trace.findings import kernel_findings
+from profiling.trace.findings import FAST, kernel_findings
 from profiling.trace.kernel_classes import class_of_name
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results" / "h200"
@@ -117,12 +117,25 @@ def test_what_is_no_finding(planted: Any) -> None:
     assert kernel_findings([[planted]], CEILINGS) == ()
 
 
-def test_a_product_of_8_bits_is_held_against_their_ceiling() -> None:
-    product = piece("nvjet_qqtst_128x128", 50, operator="aten::_scaled_mm", flops=4_000_000_000)
-    ceilings = replace(CEILINGS, matmul_8bit_flops_per_s=2e14)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "of_ceiling"),
+    [
+        ("c10::Float8_e4m3fn", "float8", 0.4),
+        ("signed char", "int8", 0.4),
+        (FP32, "float32", 1.6),
+        (BF16, "bfloat16", 0.8),
+    ],
+)
+def test_a_product_is_held_against_the_ceiling_of_its_dtype(kind: str, dtype: str, of_ceiling: float) -> None:
+    arguments = shapes(([900, 512], kind), ([512, 2048], kind))
+    product = piece("nvjet_128x128", 50, operator="aten::mm", flops=4_000_000_000, arguments=arguments)
+    ceilings = replace(CEILINGS, other_flops_per_s={"float8": 2e14, "int8": 2e14, "float32": 5e13})
     assert kernel_findings([[product]], CEILINGS) == (), "80% of the only ceiling that is known"
-    (found,) = kernel_findings([[product]], ceilings)
-    assert (found.of_ceiling, found.saves_ms) == (pytest.approx(0.4), pytest.approx(0.03))
+    found = kernel_findings([[product]], ceilings)
+    assert [each.of_ceiling for each in found] == ([pytest.approx(of_ceiling)] if of_ceiling < FAST else [])
+    (kernel,) = kernels_by_name([[product]])
+    assert kernel.dtype == dtype
+    assert ceilings.shares(None, kernel.tflops, 50.0, kernel.dtype) == (0.0, pytest.approx(of_ceiling))
 
 
 def test_an_activation_after_a_product_could_be_part_of_it() -> None:
