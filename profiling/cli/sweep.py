@@ -187,7 +187,7 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
     for each in given:
         key, text = each.get_key_element().lstrip("+"), each.input_line or ""
         if key in (*SWEEP_OPTIONS, "resume", _CHANGED) and each.is_sweep_override():
-            raise InputError(f"{text}: {key} is of the whole sweep. Give one value.")
+            raise InputError(f"{text}: {key} applies to the whole sweep. Give one value.")
         if each.is_sweep_override() and (not each.is_discrete_sweep() or each.value_type == _GLOB):
             raise InputError(f"{text}: a sweep takes values or a range. Write {key}=A,B or {key}=range(1,5).")
         if key in SWEEP_OPTIONS:
@@ -243,7 +243,7 @@ def _resume(folder: Path, target: str, jobs: Sequence[Sequence[str]], launcher: 
     before = read_plan(folder)
     if before.target != target or [job.overrides for job in before.jobs] != [tuple(job) for job in jobs]:
         repeat = command("-m", f"profiling.{before.target}", *before.argv, override("resume", folder))
-        raise InputError(f"resume={folder} was begun with other words. Repeat its command: {repeat}")
+        raise InputError(f"resume={folder} was begun with other arguments. Repeat its command: {repeat}")
     write_sweep(folder, replace(before, launcher=launcher))
     for job in read_sweep(folder).jobs:
         if job.state not in ("done", "running") and (folder / job.folder).is_dir():
@@ -289,7 +289,7 @@ def _wait_for_own_processes(folder: Path) -> None:
 
 
 def _silent(folder: Path) -> list[SweepJob]:
-    """Return the jobs that have ended without a word: nothing but their silence says so."""
+    """Return the jobs that died before their process could record it (see `keep_alive`)."""
     return [job for job in read_sweep(folder).jobs if job.state == "died" and job.ended is None]
 
 

@@ -368,8 +368,8 @@ def _first_outputs(answers: Sequence[Answer]) -> Iterator[str]:
             cold = f"{significant(starts.cold.seconds, 3)} s with an empty compiler cache"
             if packages := [each for step in answer.fastest.recipe or () for each in step.packages or ()]:
                 load = significant(sum(each.load_s for each in packages), 2)
-                warm = ", in which it makes its package; an application imports torch's compiler and loads that in "
-                warm += f"{load} s"
+                warm = f", including packaging; an application loads the package in {load} s, after importing torch's"
+                warm += " compiler"
             yield f"From the start of a process to its first output, {name_of(answer.fastest)}: {cold}{warm}."
 
 

@@ -70,7 +70,7 @@ class Space:
         steps = {str(name): decode(StepSpec, node, f"step.{name}") for name, node in nodes.items()}
         for name, step in steps.items():
             if AND in name or name == BASELINE:
-                raise InputError(f"step {name}: {AND} joins steps, {BASELINE} has none. Rename the step.")
+                raise InputError(f"step {name}: a name must not contain {AND} or be {BASELINE}. Rename the step.")
             if not (step.transforms or step.compiler or step.capture):
                 raise InputError(f"step.{name} changes nothing. Give it transforms, a compiler or a capture.")
             check_number(f"step.{name}.seconds", step.seconds, least=0)

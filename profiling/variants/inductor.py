@@ -139,7 +139,7 @@ class Inductor(Compiler):
         if self.mode not in (None, "default") and self.options:
             raise InputError(f"torch.compile accepts a mode or options, not both: drop mode={self.mode} or options.")
         if self.rest and not self.regional:
-            raise InputError("compiler: rest: true goes with regional: true. Set both, or neither.")
+            raise InputError("compiler: rest: true needs regional: true. Set both, or rest: false.")
         check_known(self.options)
 
     @property
@@ -159,13 +159,13 @@ class Inductor(Compiler):
         if self.regional and self.own_graphs is not None:
             return (
                 f"{self.own_graphs} would replay a CUDA graph for each block of regional: true. Capture the whole "
-                "call: mode=max-autotune-no-cudagraphs with a capture."
+                "call: mode=default (or max-autotune-no-cudagraphs) with a capture."
             )
         if capture is None or self.own_graphs is None:
             return None
         return (
             f"{self.own_graphs} brings CUDA graphs of inductor's own, which cannot be captured again. Write "
-            "capture: null, or use mode=max-autotune-no-cudagraphs."
+            "capture: null, or use mode=default (of max-autotune: max-autotune-no-cudagraphs)."
         )
 
     def unavailable(self, device: torch.device) -> str | None:

@@ -110,7 +110,7 @@ class PreparedStep:
             if len(named) < len(args) or named.keys() & inputs.keys():
                 right = ", ".join(f"{name}=..." for name in self._inputs)
                 raise InputError(
-                    f"step: {len(args)} arguments without a name and {len(inputs)} with one do not fit forward("
+                    f"step: {len(args)} positional and {len(inputs)} keyword arguments do not fit forward("
                     f"{', '.join(self._arguments)}). Give each once, by its name: step({right})."
                 )
             inputs = {**named, **inputs}

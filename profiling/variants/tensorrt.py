@@ -273,7 +273,7 @@ def _reports() -> Iterator[list[_Report]]:
 
 
 def read_report(text: str) -> list[_Report]:
-    """Return the report in `text`, a message of torch_tensorrt's dry run tracker; None if it is no report."""
+    """Return the report in `text`, a message of torch_tensorrt's dry run tracker; empty if it is no report."""
     totals = re.search(r"consists of (\d+) Total Operators, of which (\d+) operators are supported", text)
     if totals is None:
         return []

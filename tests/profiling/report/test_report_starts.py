@@ -55,8 +55,8 @@ def test_the_start_that_makes_a_package_is_not_said_to_be_that_of_an_application
     recipe = (RecipeStep(kind="compiler", name="AOTInductor", seconds=34.0, packages=(package,)),)
     starts = Starts(cold=Start(seconds=36.0, phases={}))
     text = " ".join(render_console(run_data(tmp_path, record("aot", 1.0, starts=starts, recipe=recipe))).split())
-    assert "36.0 s with an empty compiler cache, in which it makes its package; an application imports" in text
-    assert "imports torch's compiler and loads that in 0.020 s" in text
+    assert "36.0 s with an empty compiler cache, including packaging; an application loads the package" in text
+    assert "in 0.020 s, after importing torch's compiler" in text
 
 
 def test_what_pays_off_is_counted_from_an_empty_cache():

@@ -623,7 +623,7 @@ def test_a_module_without_repeated_blocks_is_refused(tmp_path):
 
 
 def test_the_rest_is_compiled_around_blocks_only():
-    with pytest.raises(InputError, match="rest: true goes with regional: true"):
+    with pytest.raises(InputError, match="rest: true needs regional: true"):
         Inductor(rest=True)
 
 
