@@ -26,7 +26,8 @@ from profiling.components.held import Held, Inputs, named_inputs
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import kept_generators
 from profiling.components.spec import DTYPES, ComponentSpec, Settings
-from profiling.errors import InputError, SkippedError, did_you_mean, printable, shell_words
+from profiling.errors import InputError, NothingChangedError, SkippedError, did_you_mean, printable, shell_words
+from profiling.report.format import few
 from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
 from profiling.results.jsonl import append_record
@@ -185,7 +186,7 @@ def prepare(
     file = None if package is None else _package_path(Path(package), chosen)
     try:
         return PreparedStep(module, inputs, chosen, subject.device, autocast=autocast, clone=clone, package=file)
-    except SkippedError as error:  # a cell of a run would be skipped
+    except (SkippedError, NothingChangedError) as error:  # a cell of a run would be skipped, or fail
         why = str(error).rstrip(".")
         raise InputError(f"this variant does not apply to the module: {why}. Try variant='baseline'.") from error
 
@@ -301,8 +302,11 @@ def _complete(run: Run, subject: Held) -> None:
     environment = msgspec.structs.replace(read_environment(run.folder), module_git=module_states([target]))
     write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
     prepared, check = (dict(named_inputs(subject.draw(seed))) for seed in (subject.seed, subject.seed + 1))
-    if prepared.keys() == check.keys() and all(torch.equal(prepared[path], check[path]) for path in check):
+    same = [path for path in check if path in prepared and torch.equal(prepared[path], check[path])]
+    if same:
         note = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
+        if len(same) < len(check):
+            note = f"parity was checked with the same {few(same)} that the variant was prepared with: give check_inputs"
         for record in run.records.values():
             if record.parity is not None:
                 append_record(run.folder, msgspec.structs.replace(record, notes=(*record.notes, note)))

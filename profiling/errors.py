@@ -48,6 +48,10 @@ class InputError(Exception):
         super().__init__(printable(message))
 
 
+class NothingChangedError(RuntimeError):
+    """A step of a recipe changed nothing, although it was asked for: what it is named after would not be measured."""
+
+
 class SkippedError(Exception):
     """A cell cannot run here, or its variant does not apply to the module: the cell is skipped, not failed."""
 

@@ -347,12 +347,16 @@ _ROUNDINGS = 8
 class _Rounding(TorchDispatchMode):
     """Makes the floating-point results of operators a little larger or smaller, at random."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._generator = torch.Generator(device).manual_seed(0)  # the global one's numbers are the module's
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if not isinstance(func, torch._ops.OpOverload):
+            return map_tensors(self._rounded, result)
         is_view = any(each.alias_info is not None for each in func._schema.returns)
         return result if is_view else map_tensors(self._rounded, result)
 

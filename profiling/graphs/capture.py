@@ -86,6 +86,8 @@ class Finding:
 class Audit(TorchDispatchMode):
     """Watches the operators of a call: `findings`, and `written_storages`, the addresses of memory it writes to."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         super().__init__()
         self.findings: list[Finding] = []
@@ -95,6 +97,9 @@ class Audit(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note its writes and its fault, if any."""
         kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):  # a higher-order operator: watch those that it calls
+            with self:
+                return func(*args, **kwargs)
         with self:  # in inference mode an operator that calls others arrives whole: watch those that it calls
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
@@ -243,6 +248,8 @@ def capture(
 
 class _RequireCapture(TorchDispatchMode):
     """Raises CaptureError at an operator outside the capture, which would run once now and in no replay."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -84,8 +84,8 @@ def summarize_frames(
         spikes=find_period([frame for frame in slow if frame >= steady.from_frame]),
         slow=slow_section(series, steady, slow, events),
         memory=memory_section(series, steady.from_frame),
-        cpu_lost_share=_lost_share(series, "run_queue_ms", "steal_ms"),
-        gpu_lost_share=_lost_share(series, "others_ms"),
+        cpu_lost_share=_lost_share(series, _since_the_frame_before(series), "run_queue_ms", "steal_ms"),
+        gpu_lost_share=_lost_share(series, series["frame_ms"], "others_ms"),
     )
 
 
@@ -121,14 +121,19 @@ def loop_energy(
     return energy_section(windows, frames_per_call=loop.frames_per_tick or 1, idle_w=idle_w, step_ms=step_ms)
 
 
-def _lost_share(series: Series, *names: str) -> float | None:
-    """Return the share of the frame time (0 to 1) that others took, of frames in which it was read; None if of none."""
+def _since_the_frame_before(series: Series) -> Array:
+    """Return for each frame the time since the one before was delivered, in which the host's waits are counted."""
+    return np.diff(series["delivered_ms"], prepend=series["delivered_ms"][:1] - series["frame_ms"][:1])
+
+
+def _lost_share(series: Series, since: Array, *names: str) -> float | None:
+    """Return the share of the time `since` (0 to 1) that others took, of frames where it was read; None if of none."""
     lost, known = 0.0, False
     for name in names:
         taken = series.get(name)
         read = np.isfinite(taken) if taken is not None else np.zeros(0, dtype=bool)
         if taken is not None and read.any():
-            lost, known = lost + float(taken[read].sum() / series["frame_ms"][read].sum()), True
+            lost, known = lost + float(taken[read].sum() / since[read].sum()), True
     return min(1.0, lost) if known else None
 
 

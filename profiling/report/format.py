@@ -158,6 +158,11 @@ def listed(names: Sequence[str], *, last: str = "and") -> str:
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
+def few(names: Sequence[str]) -> str:
+    """Return the names, of many the first two."""
+    return listed(names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"])
+
+
 def escaped(text: object) -> str:
     """Return `text` on one line, harmless in Markdown prose and in the cell of a Markdown table."""
     return _MARKDOWN.sub(lambda match: "\\" + match.group(), printable(text))

@@ -12,7 +12,7 @@ from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, link_to, name_of, row_name, wrong_because
 from profiling.report.table import Column, Table
-from profiling.results.judgement import correct_baseline, fastest_correct, lost
+from profiling.results.judgement import correct_baseline, disturbance_explains, fastest_correct, lost
 from profiling.results.record import KernelFinding, NextStep, Record, RooflinePart
 
 #: Title of the table of what bounds each cell.
@@ -62,7 +62,9 @@ def judged_calls(record: Record) -> tuple[Judged, ...]:
     calls = []
     for stage, part in roofline.parts.items():
         ms = stage_ms(record, stage)
-        over = ms / part.roofline_ms if ms is not None and part.roofline_ms else None
+        over = part.over_roofline  # of one call, where a frame makes several
+        if over is None and ms is not None and part.roofline_ms:
+            over = ms / part.roofline_ms
         calls.append(Judged(record, stage, part, ms, over))
     return tuple(calls)
 
@@ -161,6 +163,8 @@ def _no_help(call: Judged, other: Record) -> str:
     if not other.is_correct:
         return printable(f"{other.variant} is {wrong_because(other) or 'failed'}")
     if call.ms is None or (ms := _ms_of(other, call.stage)) is None or ms < call.ms:
+        return ""
+    if disturbance_explains(call.record, other) is not None:  # it might be faster where nothing else runs
         return ""
     return f"{other.variant} was measured at {significant(ms, 3)} ms"
 

@@ -10,7 +10,7 @@ from profiling.errors import command, printable
 from profiling.report.answer import CANNOT_TELL, held_rate
 from profiling.report.doubts import Doubt
 from profiling.report.energy import joules_per_frame
-from profiling.report.format import Value, count_of, listed, number_of, percent
+from profiling.report.format import Value, count_of, few, listed, number_of, percent
 from profiling.report.page import Section
 from profiling.report.roofline import deciding
 from profiling.report.sweep_data import (
@@ -261,8 +261,3 @@ def shortened(lines: Sequence[str], noun: str) -> tuple[str, ...]:
     left = len(lines) - _MOST_LINES
     more = [f"and {count_of(left, noun)} more"] if left > 0 else []
     return tuple(map(printable, (*lines[:_MOST_LINES], *more)))
-
-
-def few(names: Sequence[str]) -> str:
-    """Return the names, of many the first two."""
-    return listed(names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"])

@@ -13,7 +13,7 @@ from statistics import median
 from profiling.errors import LONGEST_COMMAND, printable, reason_of, shell_words
 from profiling.report.answer import CANNOT_TELL, summary_of
 from profiling.report.charts import Chart, Figure, View, axis, error_bars, figure, line, palette, scale
-from profiling.report.format import Value, count_of, number_of, significant
+from profiling.report.format import Value, count_of, few, number_of, significant
 from profiling.report.heading import rate_text
 from profiling.report.page import Section
 from profiling.report.run_data import name_of, wrong_because
@@ -23,7 +23,6 @@ from profiling.report.sweep_ranking import (
     clock_of,
     column_titles,
     depth_of,
-    few,
     limited,
     repeated_cells,
     repeated_section,

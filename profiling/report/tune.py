@@ -9,7 +9,7 @@ from profiling.errors import printable
 from profiling.report.answer import CANNOT_TELL, median_of
 from profiling.report.charts import Chart, Figure, View, axis, figure, plain, points, scale
 from profiling.report.doubts import doubts_of
-from profiling.report.format import Computed, Estimate, Value, count_of, estimate, listed, significant
+from profiling.report.format import Computed, Estimate, Value, count_of, estimate, few, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, name_of
 from profiling.report.starts import prepare_seconds
@@ -192,6 +192,11 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
         unknown = took_turns(won, fastest) and is_undecided(won, fastest)
         why = "too few windows to tell which is faster" if unknown else "a difference that noise could explain"
         facts.append(f"{fastest.variant} measured {time}, {why}")
+    equal = [
+        each.variant for each in group if each not in (won, fastest) and _is_as_fast(won, each, correct_baseline(group))
+    ]
+    if equal:
+        facts.append(f"cannot tell whether it is faster than {few(equal)}")
     use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
     words = f"the winner is {won.variant}"
     if won.variant == BASELINE:
@@ -199,6 +204,14 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
         sure = fastest is won and all(disturbance_explains(won, each) is None for each in timed)
         use, words = "", f"{'no recipe was' if sure else 'cannot tell whether a recipe is'} faster than eager"
     return f"{won.component}: {words} ({', '.join(facts)}; tried: {count_of(tried, 'recipe')}). {use}".rstrip()
+
+
+def _is_as_fast(won: Record, other: Record, baseline: Record | None) -> bool:
+    """Return whether a recipe other than the winner and eager may be as fast as the winner."""
+    if other is baseline or gain(other) is None or won.variant == BASELINE:
+        return False
+    undecided = took_turns(won, other) and is_undecided(won, other)
+    return undecided or not can_be_ranked(won, other)
 
 
 def _slower(row: Contribution) -> Value | None:

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from profiling.results.measured import LEAST_VALUES, ClockConditions, Summary
 from profiling.results.record import BASELINE, Deadline, Record
 
-#: Others disturbed a window of calls where they took more than this share of its time (0 to 1). In the shortest window,
-#: of 0.1 s, one time slice of the scheduler (3 to 4 ms) delays one call of ten, which moves no median; two may.
+#: Others disturbed a window of calls where they took more than this share of its time (0 to 1).
 DISTURBED_SHARE = 0.05
 #: Most that an involuntary switch costs where the wait itself was not measured, in ms: a time slice of the scheduler.
 SLICE_MS = 4.0

@@ -142,11 +142,11 @@ def evidence(facts: Facts) -> dict[str, str]:
         lines["waits"] = f"the host waits for the GPU {times(facts.waits)}"
     if facts.transfer_ms:
         lines["transfers"] = f"transfers take {facts.share(facts.transfer_ms):.0%} of wall time"
+    if facts.device == "cpu" and facts.kernels_by_time:
+        small = "operators that take little more than their dispatch"
+        lines["host"] = f"Python and {small} take {explained(facts)[2]:.0%} of wall time"
     if facts.device == "cpu" and facts.operators is not None:
         dispatch = facts.share(facts.operators * facts.launch_us / 1e3)
-        if facts.kernels_by_time:
-            small = "operators that take little more than their dispatch"
-            lines["host"] = f"Python and {small} take {explained(facts)[2]:.0%} of wall time"
         lines["operators"] = f"dispatching {facts.operators} operators takes {dispatch:.0%} of wall time"
     return lines
 

@@ -137,6 +137,8 @@ class AccessRecorder(TorchDispatchMode):
     only make a view, `traffic` the sum of the bytes that they read and wrote, `custom` the set of custom operators.
     """
 
+    supports_higher_order_operators = True  # such as flex_attention; the operators that they call arrive as well
+
     def __init__(self, kinds: Iterable[tuple[str, Iterable[Tensor]]]) -> None:
         super().__init__()
         self.operators, self.traffic = 0, 0

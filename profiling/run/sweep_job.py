@@ -150,7 +150,7 @@ class JobTask:
         if code < 0:
             return "died", f"its process was killed by {_signal_name(-code)}"
         if code == INTERRUPTED:
-            return "died", "its process was told to end (SIGTERM or Ctrl-C); finished cells are kept"
+            return "died", "its process was ended by SIGTERM or Ctrl-C; finished cells are kept"
         return "failed", _why_failed(run, earlier)
 
 

@@ -13,14 +13,20 @@ from typing import Any
 #: Why a step under torch.compile ran without one compiled graph.
 COMPILES_NOTHING = (
     "torch.compile compiled nothing and ran eagerly: it refuses torch.nn.LSTM, GRU and RNN (measure those with "
-    "cuda_graph), TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is set, or the module has torch.compiler.disable"
+    "cuda_graph), the module computes nothing or has torch.compiler.disable, or TORCH_COMPILE_DISABLE or "
+    "TORCHDYNAMO_DISABLE is set"
 )
 
 
-def nothing_compiled() -> str:
-    """Return why a call under torch.compile, the last one, ran without one compiled graph."""
+def unsupported() -> dict[str, int]:
+    """Return how often Dynamo met each thing in this process that it does not support."""
     utils = sys.modules.get("torch._dynamo.utils")
-    texts = [] if utils is None else [*utils.counters.get("unimplemented", {})]
+    return {} if utils is None else dict(utils.counters.get("unimplemented", {}))
+
+
+def nothing_compiled(before: Mapping[str, int] | None = None) -> str:
+    """Return why a call under torch.compile ran without one compiled graph; `before` is what was unsupported before."""
+    texts = [text for text, times in unsupported().items() if times > (before or {}).get(text, 0)]
     if not texts:
         return COMPILES_NOTHING
     kind, *more = texts[-1].splitlines()

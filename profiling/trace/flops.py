@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -64,6 +65,32 @@ def _product(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
 def _product_by_rows(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of a product with a matrix that is stored transposed."""
     return 2 * a.numel() * b.shape[0]
+
+
+@_of_tensors
+def _distances(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of the distances between all rows of two matrices: a product, whatever the norm."""
+    return 2 * a.numel() * b.shape[-2]
+
+
+@_of_tensors
+def _trilinear(a: Tensor, b: Tensor, c: Tensor, *expand: Sequence[int], **__: Any) -> int:
+    """Return the FLOPs of a sum of products of three, which is how nn.Bilinear computes: two for each product.
+
+    `expand` are the axes along which each of the three is repeated.
+    """
+    sizes = []
+    for tensor, axes in zip((a, b, c), expand, strict=False):
+        size = list(tensor.shape)
+        for axis in sorted(axes):
+            size.insert(axis, 1)
+        sizes.append(size)
+    return 2 * prod(torch.broadcast_shapes(*sizes))
+
+
+@_of_tensors
+def _added_batches(_: Any, a: Tensor, b: Tensor, *__: Any, **___: Any) -> int:
+    return 2 * a.numel() * b.shape[-1]
 
 
 @_of_tensors
@@ -139,7 +166,10 @@ _FLOP_FORMULAS: Mapping[str, Formula] = {
     "_scaled_dot_product_fused_attention_overrideable": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
-    **dict.fromkeys(("mm", "bmm", "mv", "_sparse_mm", "_int_mm", "_scaled_mm_v2"), _product),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "_sparse_mm", "_int_mm", "_scaled_mm_v2"), _product),
+    **dict.fromkeys(("cdist", "_cdist_forward", "_euclidean_dist"), _distances),
+    "_trilinear": _trilinear,
+    "addbmm": _added_batches,
     "_weight_int8pack_mm": _product_by_rows,
     **dict.fromkeys(("_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu"), _packed_product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_sparse_addmm", "_addmm_activation"), _added_product),

@@ -73,6 +73,8 @@ class _BorrowedWeights(TorchDispatchMode):
     Where these belong to several submodules, the span is that of their common parent.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, module: nn.Module, spans: _OpenSpans) -> None:
         super().__init__()
         self._spans = spans

@@ -74,11 +74,19 @@ _BAGS = frozenset({_aten.embedding_bag, _aten._embedding_bag, _aten._embedding_b
 #: Operators that read selected rows of their first argument, and the position of the argument with the row indices.
 _ROW_INDICES = {_aten.embedding: 1, _aten.index_select: 2, **dict.fromkeys(_BAGS, 1)}
 #: Operators that read no more of their first argument than they return.
-_SELECTS = frozenset({_aten.embedding, _aten.index_select, _aten.index, _aten.gather, _aten.take, _aten.take_along_dim})
+_SELECTS = frozenset(
+    {
+        *(_aten.embedding, _aten.index_select, _aten.index, _aten.gather, _aten.take, _aten.take_along_dim),
+        *(_aten.upsample_nearest1d, _aten.upsample_nearest2d, _aten.upsample_nearest3d),
+        *(_aten._upsample_nearest_exact1d, _aten._upsample_nearest_exact2d, _aten._upsample_nearest_exact3d),
+    }
+)
 #: Operators of `grid_sample`, which read a few elements of their first argument for each one that they return.
 _SAMPLERS = frozenset({_aten.grid_sampler, _aten.grid_sampler_2d, _aten.grid_sampler_3d, _aten.cudnn_grid_sampler})
 #: In-place operators that write as many elements as their source has, and keep the target's other elements.
-_PARTIAL_WRITES = frozenset({_aten.index_copy_, _aten.scatter_, _aten.index_put_})
+_PARTIAL_WRITES = frozenset({_aten.index_copy_, _aten.scatter_, _aten.index_put_, _aten.index_fill_})
+#: The same, of operators that add to (or multiply, or compare with) what is there, and read as much as they write.
+_PARTIAL_UPDATES = frozenset({_aten.index_add_, _aten.scatter_add_, _aten.scatter_reduce_, _aten.index_reduce_})
 #: In-place operators that do not read what they overwrite.
 _OVERWRITES = _PARTIAL_WRITES | {_aten.copy_, _aten.fill_, _aten.zero_, _aten.set_}
 
@@ -118,14 +126,16 @@ def accesses_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     targets = {id(tensor) for tensor in written}
     overwrites = is_custom(func) or "out" in func._schema.overload_name or func.overloadpacket in _OVERWRITES
     returned = sum(map(bytes_of, fresh))
-    reads = [
-        _read(func, args, tensor, _selected_bytes(func, args, returned) if position == 0 else None)
-        for position, tensor in enumerate(given)
-        if not (overwrites and id(tensor) in targets)
-    ]
     writes = [
         Access(tensor, size) for tensor, size in zip(written, _most_written(func, written, given, fresh), strict=True)
     ]
+    updates = func.overloadpacket in _PARTIAL_UPDATES
+    reads = [
+        _read(func, args, tensor, _selected_bytes(func, args, returned) if position == 0 else None)
+        for position, tensor in enumerate(given)
+        if not ((overwrites or updates) and id(tensor) in targets)
+    ]
+    reads += writes if updates else []
     return reads, [*writes, *(Access(tensor, bytes_of(tensor)) for tensor in fresh)]
 
 
@@ -166,7 +176,7 @@ def _most_written(func: Any, written: Sequence[Tensor], given: Sequence[Tensor],
     """
     targets = {id(tensor) for tensor in written}
     others = [tensor for tensor in given if id(tensor) not in targets]
-    if func.overloadpacket in _PARTIAL_WRITES and others:
+    if func.overloadpacket in _PARTIAL_WRITES | _PARTIAL_UPDATES and others:
         elements = max(tensor.numel() for tensor in others)
         return [min(bytes_of(tensor), elements * tensor.element_size()) for tensor in written]
     if not is_custom(func) or not others:

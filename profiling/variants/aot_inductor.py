@@ -27,10 +27,11 @@ from torch._inductor import cpp_builder
 from torch.utils._pytree import tree_map, tree_structure, treespec_dumps
 
 import profiling
+from profiling.components.held import shuffled
 from profiling.components.instantiate import is_device_failure
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.snapshot import Snapshot, same
-from profiling.components.trees import children, dotted, keyed_leaves, keyed_tensors, tensors_in
+from profiling.components.trees import children, dotted, keyed_leaves, keyed_tensors, map_tensors, tensors_in
 from profiling.errors import InputError, printable, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.results.record import Package
@@ -38,9 +39,9 @@ from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import check_known, idle_option, missing_toolchain
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome, Transform
 
-#: Limits of the second call: its distance from the module's over that of the first call, or its relative L2
+#: Limits of a later call: its distance from the module's over that of the first call, or its relative L2
 #: distance.
-_SECOND_CALL_FACTOR, _SECOND_CALL_FLOOR = 3.0, 1e-3
+_LATER_CALL_FACTOR, _LATER_CALL_FLOOR = 3.0, 1e-3
 #: Options that cannot be chosen, and why.
 _NO_OPTIONS = {
     "triton.cudagraphs": "a package holds no CUDA graphs. Give the recipe a capture",
@@ -91,7 +92,7 @@ class AOTInductor(Compiler):
         return idle_option(self.options, device) or missing_toolchain()
 
     def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
-        """Export, package and load; then compare two calls in a row with two of the module.
+        """Export, package and load; then compare calls in a row, the last with other inputs, with those of the module.
 
         Raises:
             InputError: the module cannot be exported, a package cannot return what it returns, or would not follow its
@@ -99,13 +100,13 @@ class AOTInductor(Compiler):
             RuntimeError: inductor cannot package the exported program.
 
         """
-        expected = calls_in_a_row(module, module, examples[-1], check_output)
+        expected = calls_in_a_row(module, module, examples[-1], check_output, may_refuse=True)
         made = [
             self._package(module, group, folder, expected)
             for group in ([examples] if self.dynamic else [[each] for each in examples])
         ]
         call = made[0].call if len(made) == 1 else ByShape({shapes_of(each.example): each.call for each in made})
-        check_second_call(expected, calls_in_a_row(call, module, examples[-1]))
+        check_later_calls(expected, calls_in_a_row(call, module, examples[-1], times=len(expected.outputs)))
         return Outcome(
             call,
             changed=len(made),
@@ -114,7 +115,7 @@ class AOTInductor(Compiler):
         )
 
     def _package(
-        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, calls: TwoCalls
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, calls: CallsInARow
     ) -> _Loaded:
         started = perf_counter()
         program = exported(module, examples, strict=self.strict)
@@ -334,16 +335,16 @@ def check_output(output: Any, keys: tuple[Any, ...] = ()) -> None:
     """Check that a package can return `output`, what `keys` lead to; inductor's own errors do not say what to change.
 
     Raises:
-        InputError: it holds an object of a class without a registered name, or a value other than a tensor or integer.
+        InputError: it holds an object of a class without a registered name, or a value other than a tensor.
 
     """
     entries = None if isinstance(output, Tensor) else children(output)
     if entries is None:
-        if output is not None and not isinstance(output, Tensor | int):
+        if output is not None and not isinstance(output, Tensor):
             place = f" at {dotted(keys)}" if keys else ""
             raise InputError(
-                f"compiler: the output holds {printable(repr(output), 40)}{place}, and a package returns only tensors "
-                "and integers. Return a tensor there, or use Inductor."
+                f"compiler: the output holds {printable(repr(output), 40)}{place}, and a package returns only tensors. "
+                "Return a tensor there, or use Inductor."
             )
         return
     for key, value in entries:
@@ -378,8 +379,8 @@ def _unnamed_class(cls: type) -> InputError:
 
 
 @dataclass(frozen=True)
-class TwoCalls:
-    """The outputs of two calls in a row, and what they changed.
+class CallsInARow:
+    """The outputs of calls in a row, and what they changed.
 
     `changed` has the buffers that they wrote to, by name; `unbound` the paths of everything else that changed.
     """
@@ -394,13 +395,26 @@ def calls_in_a_row(
     module: nn.Module,
     inputs: Mapping[str, Any],
     check: Callable[[Any], Any] = lambda output: None,
-) -> TwoCalls:
-    """Call twice, then restore what the calls changed; `check` is called with each output."""
+    *,
+    times: int = 3,
+    may_refuse: bool = False,
+) -> CallsInARow:
+    """Call twice with `inputs` and once with their values in another order; then restore what the calls changed.
+
+    Old state may go unnoticed while the inputs stay the same: an average of equal inputs is what it was. `check` is
+    called with each output. With `may_refuse` the call with other inputs is left out where it raises.
+    """
     state = Snapshot({"": module, "inputs": inputs}, {id(each) for each in module.parameters()})
     outputs = ()
     try:
-        for _ in range(2):
-            check(output := call(**inputs))
+        for number in range(times):
+            try:
+                output = call(**(inputs if number < 2 else _in_another_order(inputs)))
+            except Exception as error:
+                if number < 2 or not may_refuse or is_device_failure(error):
+                    raise
+                break
+            check(output)
             outputs += (to_host(output=output),)
         buffers = {id(buffer): name for name, buffer in module.named_buffers()}
         written = {key: kept for key, kept in state.kept.tensors.items() if not kept.is_unchanged()}
@@ -412,23 +426,29 @@ def calls_in_a_row(
             other += [holder.place(name) for name in names]
     finally:
         state.restore()
-    return TwoCalls(outputs, changed, tuple(dict.fromkeys(other)))
+    return CallsInARow(outputs, changed, tuple(dict.fromkeys(other)))
 
 
-def check_second_call(expected: TwoCalls, calls: TwoCalls) -> None:
-    """Refuse a package whose second call is farther from the module's than the first.
+def _in_another_order(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return dict(map_tensors(lambda tensor: shuffled(tensor, generator), inputs))
+
+
+def check_later_calls(expected: CallsInARow, calls: CallsInARow) -> None:
+    """Refuse a package one of whose later calls is farther from the module's than the first.
 
     Raises:
         InputError: it is farther, because the package does not follow what calls of the module change.
 
     """
-    first, second = (difference(one, other).error for one, other in zip(calls.outputs, expected.outputs, strict=True))
-    if not second <= max(_SECOND_CALL_FACTOR * first, _SECOND_CALL_FLOOR):
-        message = f"calls of the package have a relative L2 of {first:.2g}, then {second:.2g} to those of the module"
-        raise InputError(_with_changes(message, expected))
+    first, *later = (difference(one, other).error for one, other in zip(calls.outputs, expected.outputs, strict=True))
+    for error in later:
+        if not error <= max(_LATER_CALL_FACTOR * first, _LATER_CALL_FLOOR):
+            message = f"calls of the package have a relative L2 of {first:.2g}, then {error:.2g} to those of the module"
+            raise InputError(_with_changes(message, expected))
 
 
-def _with_changes(message: str, calls: TwoCalls) -> str:
+def _with_changes(message: str, calls: CallsInARow) -> str:
     names = [*calls.unbound, *calls.changed]
     if not names:
         return f"compiler: {message}. Use Inductor."

@@ -26,9 +26,9 @@ from torch._inductor.async_compile import maybe_warm_pool
 from torch.utils.hooks import RemovableHandle
 
 from profiling.components.trees import dotted, form_of, keyed_leaves
-from profiling.errors import InputError, SkippedError, did_you_mean, printable
+from profiling.errors import InputError, NothingChangedError, SkippedError, did_you_mean, printable
 from profiling.results.record import ShapeCompile
-from profiling.trace.counters import CompileCounters, nothing_compiled, snapshot
+from profiling.trace.counters import CompileCounters, nothing_compiled, snapshot, unsupported
 from profiling.trace.generated_code import kept_kernels
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome
@@ -202,14 +202,14 @@ class Inductor(Compiler):
         """
         if self.regional:
             return self._compile_blocks(module, examples)
-        before = snapshot()
+        before, missing = snapshot(), unsupported()
         call = self._compiled(module)
         if self.own_graphs is not None:
             call = partial(_new_step, call)
         # Graph trees warm up, then record, then replay.
         shapes = first_calls(call, examples, times=1 if self.own_graphs is None else 3)
         counters = snapshot().since(before)
-        self._check(counters, module)
+        self._check(counters, module, missing)
         return Outcome(call, changed=counters.graphs, shapes=shapes)
 
     def _compile_blocks(self, module: nn.Module, examples: Sequence[Mapping[str, Any]]) -> Outcome:
@@ -220,7 +220,8 @@ class Inductor(Compiler):
                 "(modules of one class and of the same sizes in a ModuleList or a Sequential). Write regional: false."
             )
         rest = replace(self, fullgraph=False)._compiled(module) if self.rest else None
-        before, regions = snapshot(), _Regions(module, blocks, self._compiled, rest)
+        before, missing = snapshot(), unsupported()
+        regions = _Regions(module, blocks, self._compiled, rest)
         try:
             shapes = first_calls(regions, examples)
             regions.is_compiling, called = False, regions.called
@@ -232,7 +233,7 @@ class Inductor(Compiler):
                 )
             graphs = snapshot().since(before).graphs
             if graphs == 0 and not _has_compiled_code(called[0]):
-                raise RuntimeError(nothing_compiled())
+                raise NothingChangedError(nothing_compiled(missing))
         except BaseException:
             regions.close()
             raise
@@ -255,9 +256,9 @@ class Inductor(Compiler):
             module, mode=None if default else self.mode, fullgraph=self.fullgraph, dynamic=dynamic, options=options
         )
 
-    def _check(self, counters: CompileCounters, module: nn.Module) -> None:
+    def _check(self, counters: CompileCounters, module: nn.Module, missing: Mapping[str, int]) -> None:
         if counters.graphs == 0 and not _has_compiled_code(module):
-            raise RuntimeError(nothing_compiled())
+            raise NothingChangedError(nothing_compiled(missing))
         if self.own_graphs is not None and (counters.cudagraph_skips or not counters.cudagraph_captures):
             raise RuntimeError(
                 f"{self.own_graphs}: inductor captured {counters.cudagraph_captures} CUDA graphs and skipped "

@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.components.casting import call_under
 from profiling.components.component import Component, signature_of
 from profiling.components.held import named_inputs
 from profiling.components.reference import kept_generators, learning_calls
-from profiling.components.trees import form_of, map_tensors, other_form
+from profiling.components.trees import form_of, map_tensors, other_form, written_tensors
 from profiling.errors import InputError
+from profiling.trace.operator_costs import address_of
 from profiling.variants.variant import Step, Variant
 
 
@@ -158,10 +160,29 @@ def _written_inputs(component: Component) -> tuple[str, ...]:
     component.refill(0)
     strided = {name: tensor for name, tensor in named_inputs(component.inputs) if tensor.layout == torch.strided}
     before = {name: tensor.clone() for name, tensor in strided.items()}
-    with kept_generators():
+    with kept_generators(), _Writes() as writes:
         component.call()
     component.reset()
-    return tuple(name for name, tensor in strided.items() if not torch.equal(tensor, before[name]))
+    return tuple(
+        name
+        for name, tensor in strided.items()
+        if address_of(tensor) in writes.addresses or not torch.equal(tensor, before[name])
+    )
+
+
+class _Writes(TorchDispatchMode):
+    """The storages that operators write to: also where they write the values that were there."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverload):
+            self.addresses |= {address_of(each) for each in written_tensors(func, args, kwargs or {})}
+        return func(*args, **(kwargs or {}))
 
 
 def _copy_package(step: Step, run: Path, package: Path) -> None:

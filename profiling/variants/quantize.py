@@ -240,11 +240,14 @@ class Quantize(Transform):
             return "not included"
         if any(fnmatchcase(name, pattern) for pattern in self.exclude):
             return "excluded"
+        weight, needs = _weight(layer), CONFIGS[self.config]
+        already = f"has {type(weight.data).__name__} weights of {_name(weight.dtype)} already"
+        if type(weight.data) is not Tensor:
+            return already
         if (reason := _unlike_a_product(layer)) is not None:
             return reason
-        weight, needs = _weight(layer), CONFIGS[self.config]
-        if not weight.is_floating_point() or weight.itemsize == 1 or type(weight.data) is not Tensor:
-            return f"has {type(weight.data).__name__} weights of {_name(weight.dtype)} already"
+        if not weight.is_floating_point() or weight.itemsize == 1:
+            return already
         if needs.dtype not in (None, weight.dtype):
             return f"has {_name(weight.dtype)} weights, and the kernel takes {_name(needs.dtype)}"
         if use.other is not None:

@@ -22,7 +22,7 @@ from torch import nn
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
 from profiling.components.trees import keyed_leaves
-from profiling.errors import DID_NOTHING, InputError, SkippedError, printable, reason_of
+from profiling.errors import DID_NOTHING, InputError, NothingChangedError, SkippedError, printable, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache, preserved_state
@@ -467,7 +467,7 @@ def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
             raise
         raise RuntimeError(f"transform {name} raised {reason_of(error)}") from error
     if outcome.choices and all(each.left is not None for each in outcome.choices):
-        raise RuntimeError(f"transform {name}: {DID_NOTHING}: {_why_nothing(outcome.choices)}")
+        raise NothingChangedError(f"transform {name}: {DID_NOTHING}: {_why_nothing(outcome.choices)}")
     return outcome
 
 

@@ -252,6 +252,77 @@ def test_grid_sample_in_three_dimensions():
     assert work.bytes["inputs"] == 4 * (3 * 2 * 8 + 6)
 
 
+class _Table(nn.Module):
+    def __init__(self, update):
+        super().__init__()
+        self.update = update
+        self.register_buffer("table", torch.randn(1000, 16))
+
+    def forward(self, rows):
+        at = torch.arange(2, 6)
+        self.update(self.table, at, rows)
+        return rows
+
+
+@pytest.mark.parametrize(
+    ("update", "elements", "reads"),
+    [
+        (lambda table, at, rows: table.index_add_(0, at, rows), 4 * 16, True),
+        (lambda table, at, rows: table.scatter_add_(0, at[:, None].expand(4, 16), rows), 4 * 16, True),
+        (lambda table, at, rows: table.scatter_reduce_(0, at[:, None].expand(4, 16), rows, "amax"), 4 * 16, True),
+        (lambda table, at, rows: table.index_reduce_(0, at, rows, "prod"), 4 * 16, True),
+        (lambda table, at, rows: table.index_copy_(0, at, rows), 4 * 16, False),
+        (lambda table, at, rows: table.index_fill_(0, at, 0.0), 4, False),
+    ],
+    ids=["index_add", "scatter_add", "scatter_reduce", "index_reduce", "index_copy", "index_fill"],
+)
+def test_a_few_rows_of_a_table_are_updated(update, elements, reads):
+    work = work_of(component(_Table(update), rows=torch.randn(4, 16)))
+    assert work.bytes["state_written"] == 4 * elements
+    assert work.bytes["state_read"] + work.bytes["weights"] == (4 * elements if reads else 0)
+
+
+def test_nearest_resizing_reads_no_more_than_it_returns():
+    class Smaller(nn.Module):
+        def forward(self, x):
+            return nn.functional.interpolate(x, scale_factor=0.125)
+
+    work = work_of(component(Smaller(), x=torch.randn(1, 3, 64, 64)))
+    assert work.bytes["inputs"] == work.bytes["outputs"] == 4 * 3 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("call", "shapes", "flops"),
+    [
+        (torch.cdist, ((2, 10, 64), (2, 30, 64)), 2 * 2 * 10 * 30 * 64),
+        (lambda a, b: torch.cdist(a, b, p=1.0), ((10, 64), (30, 64)), 2 * 10 * 30 * 64),
+        (torch.dot, ((64,), (64,)), 2 * 64),
+        (nn.functional.bilinear, ((7, 8), (7, 16), (5, 8, 16)), 2 * 7 * 5 * 8 * 16),
+        (torch.addbmm, ((4, 6), (3, 4, 5), (3, 5, 6)), 2 * 3 * 4 * 5 * 6),
+    ],
+    ids=["cdist", "cdist of another norm", "dot", "bilinear", "addbmm"],
+)
+def test_products_by_another_name(call, shapes, flops):
+    class Named(nn.Module):
+        def forward(self, a, b, c=None):
+            return call(*(each for each in (a, b, c) if each is not None))
+
+    given = dict(zip("abc", map(torch.randn, shapes), strict=False))
+    assert work_of(component(Named(), **given)).total_flops == flops
+
+
+def test_an_operator_of_higher_order_has_a_roofline():
+    class Chooses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda x: self.layer(x), lambda x: x.sin(), (x,))
+
+    assert work_of(component(Chooses(), x=torch.ones(2, 8))).total_flops == 2 * 2 * 8 * 8
+
+
 def test_state_is_read_and_written_by_what_a_call_touches():
     planted = component(Ring(), x=torch.randn(1, 64))
     work = work_of(planted)

@@ -19,7 +19,7 @@ from profiling.components.component import Component
 from profiling.components.reference import learning_calls
 from profiling.errors import InputError, missing_package
 from profiling.fx_passes.convolution import FoldBatchNorm
-from profiling.variants.aot_inductor import AOTInductor, exported
+from profiling.variants.aot_inductor import AOTInductor, calls_in_a_row, check_later_calls, exported
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
@@ -99,6 +99,41 @@ def test_a_package_that_would_keep_a_count_is_refused(tmp_path):
         InputError, match=r"relative L2 of .* then .* Calls change calls, .*a package keeps everything but"
     ):
         prepared(Remembers(counts_in_python=True), torch.randn(1, 4), folder=tmp_path)
+
+
+class Average(nn.Module):
+    """A moving average in a plain attribute: of equal inputs it is what it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        self.last = x if self.last is None else 0.5 * (self.last + x)
+        return self.last
+
+
+def test_state_that_equal_inputs_hide_is_noticed_with_other_inputs():
+    module, x = Average(), torch.randn(2, 4)
+    calls = calls_in_a_row(module, module, {"x": x})
+    assert calls.unbound == ("last",)
+    assert module.last is None, "as it was"
+    stateless = calls_in_a_row(lambda x: x, module, {"x": x})
+    with pytest.raises(InputError, match=r"relative L2 of 0, then .* Calls change last, which a package does not"):
+        check_later_calls(calls, stateless)
+    check_later_calls(calls, calls_in_a_row(module, module, {"x": x}))
+
+
+def test_inputs_in_another_order_may_be_refused_by_the_module():
+    class Sorted(nn.Module):
+        def forward(self, x):
+            assert x[0] == 0, "must begin with 0"
+            return x
+
+    module, inputs = Sorted(), {"x": torch.arange(100.0)}
+    assert len(calls_in_a_row(module, module, inputs, may_refuse=True).outputs) == 2
+    with pytest.raises(AssertionError):
+        calls_in_a_row(module, module, inputs)
 
 
 def test_state_that_is_no_buffer_is_refused_by_name(tmp_path):
@@ -224,7 +259,8 @@ class Returns(nn.Module):
             r"Picture, .* torch\.export\.register_dataclass\(Picture, serialized_type_name",
         ),
         (lambda x: [Pair(x, x)], r"Pair, .* torch\.utils\._pytree\._register_namedtuple\(Pair, serialized_type_name="),
-        (lambda x: {"a": [x, 0.5]}, "holds 0.5 at a.1, and a package returns only tensors and integers"),
+        (lambda x: {"a": [x, 0.5]}, "holds 0.5 at a.1, and a package returns only tensors"),
+        (lambda x: {"y": x, "rows": x.shape[0]}, "holds 2 at rows, and a package returns only tensors"),
         (lambda x: (x, "text"), "holds 'text' at 1"),
     ],
 )
@@ -235,13 +271,12 @@ def test_what_a_package_cannot_return_is_said_before_it_is_compiled(output, says
 
 
 def test_what_a_package_can_return(tmp_path):
-    module = Returns(lambda x: {"a": (x + 1, [x * 2], None), "named": Named(x), "whole": (2, True), "none": []})
+    module = Returns(lambda x: {"a": (x + 1, [x * 2], None), "named": Named(x), "none": []})
     _, step = prepared(module, torch.ones(2), folder=tmp_path)
     with torch.inference_mode():
         output = step.run()
     step.close()
     assert type(output["named"]) is Named
-    assert output["whole"] == (2, True)
     assert output["a"][1][0].tolist() == [2, 2]
 
 
