@@ -2,7 +2,7 @@
 # Measures again what this folder holds: bash docs/results/measure.sh FOLDER NAME...   NAME is a function below.
 # Runs and printed tables go to FOLDER; docs/results/thin.py reduces a run to what is committed. Needs an H200 that nothing
 # else uses, and the packages of requirements.lock; `quantised` and the searches also torchao, `ray` also Ray and two GPUs.
-# WARM=1 compiles what `quantised` times before, all recipes at once: `prepare` of its cells is then a warm start.
+# TIMED=20: seconds of timing of each component of `quantised`. WARM=1 compiles what `quantised` times before, all recipes at once: `prepare` of its cells is then a warm start.
 # Two jobs on two GPUs at the same time: start each with its own CUDA_VISIBLE_DEVICES and `taskset` on its own cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -59,7 +59,7 @@ h200_packages() { # compiled ahead of time, beside torch.compile
 }
 h200_energy() { run h200_energy generic_forward 'metric=[parity,latency,memory,energy]'; }
 quantised() { # COMPONENTS="world_model image_decoder": thin.py merges the runs of all four
-  local component common=(--config-dir=benchmarks/quantised prepare_timeout=100 compile_cache=shared seconds=35)
+  local component common=(--config-dir=benchmarks/quantised prepare_timeout=100 compile_cache=shared "seconds=${TIMED:-35}")
   local eight=fp8_per_tensor,skinny_int8,skinny_fp8,fp8_weights
   for component in ${COMPONENTS:-world_model world_model_step image_decoder audio_decoder}; do
     local variants=baseline,compile_cuda_graph,channels_last_compile,${ONE_BY_ONE:-fp8_per_tensor_1x1,int8_dynamic_1x1,fp8_weights_1x1,int8_weights_1x1,fp8_per_row_1x1,int4_weights_1x1}
