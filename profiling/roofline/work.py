@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.out_dtype import out_dtype, out_dtype_dense
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.flop_counter import flop_registry
 
@@ -153,6 +154,9 @@ class AccessRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(map(is_traceable_wrapper_subclass, tensors_in((tuple(args), dict(kwargs))))):
             return NotImplemented  # a quantised weight, for example: its own operators follow
+        if func is out_dtype:  # torch's FLOP counter cannot run it: run the product that it stands for, and count that
+            with self:
+                return out_dtype_dense(*args, **kwargs)
         result = func(*args, **kwargs)
         if isinstance(func, torch._ops.OpOverload):
             self._record(func, *accesses_of(func, args, kwargs, result))

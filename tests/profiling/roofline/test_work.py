@@ -5,6 +5,7 @@ import torch
 from msgspec.structs import replace
 from planted_networks import Ring, Tied, Words, WritesRings, ceilings_of, component
 from torch import nn
+from torch._higher_order_ops.out_dtype import out_dtype
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
@@ -430,3 +431,14 @@ def test_both_terms_and_the_larger_one():
     assert roofline_of(mixed, ceilings).compute_ms == 6.0, "measured by an earlier version"
     small = roofline_of(Work({"weights": 4000}, {}, 1, 0, ()), ceilings)
     assert small.ms == pytest.approx(1e3 * 4000 / 8e9), "a cache holds so much: its bandwidth is the ceiling"
+
+
+def test_a_product_with_a_given_output_dtype_counts_as_a_product():
+    """torchao multiplies int8 matrices on a GPU in this higher-order operator, which torch's FLOP counter refuses."""
+
+    class Product(nn.Module):
+        def forward(self, x):
+            return out_dtype(torch.ops.aten.mm.default, torch.int32, x, x)
+
+    work = work_of(component(Product(), x=torch.ones(8, 8, dtype=torch.int8)))
+    assert work.total_flops == 2 * 8**3
