@@ -2,11 +2,12 @@
 # Measures again what this folder holds: bash docs/results/measure.sh FOLDER NAME...   NAME is a function below.
 # Runs and printed tables go to FOLDER; docs/results/thin.py reduces a run to what is committed. Needs an H200 that nothing
 # else uses, and the packages of requirements.lock; `quantised` and the searches also torchao, `ray` also Ray and two GPUs.
-# TIMED=20: seconds of timing of each component of `quantised`. WARM=1 compiles what `quantised` times before, all recipes at once: `prepare` of its cells is then a warm start.
+# TIMED=20: seconds of timing of each component of `quantised`. WARM=1 compiles what `quantised` times before, all recipes at
+# once: `prepare` of its cells is then a warm start.
 # Two jobs on two GPUs at the same time: start each with its own CUDA_VISIBLE_DEVICES and `taskset` on its own cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-[ $# -ge 2 ] || { sed -n '2,6p' "$0" | cut -c3-; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,7p' "$0" | cut -c3-; exit 2; }
 out=$(mkdir -p "$1" && cd "$1" && pwd); shift
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 python=${PYTHON:-python3} EXTRA=${EXTRA:-} # EXTRA="scale=tiny device=cpu": try the commands of the runs
