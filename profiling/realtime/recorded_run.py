@@ -30,6 +30,7 @@ from profiling.results.frames import (
     write_series,
 )
 from profiling.results.jsonl import RESULTS_FILE, append_record, read_records
+from profiling.results.loop import TOO_SLOW
 from profiling.results.record import REALTIME, Realtime, Record
 from profiling.results.run_folder import check_is_new, new_folder, write_json
 
@@ -44,8 +45,6 @@ CELL = f"{COMPONENT}.{VARIANT}"
 _OWN = (*TIMES, "rest_ms", "exceptions")
 _NAMES = tuple(dict.fromkeys((*_OWN, *NAMES)))
 MEASURED = len(_OWN)
-#: A loop that delivers fewer frames a second than this share of its target is too slow, though each frame be in time.
-TOO_SLOW = 0.98
 
 
 @dataclass

@@ -129,6 +129,8 @@ def _target_words(record: Record, loop: Realtime) -> str:
     taken = lost(record)
     if not loop.holds and taken is not None and others_explain_miss(record, loop.budget_ms):
         return f"{CANNOT_TELL}, {taken.words}"
+    if loop.holds and (rate := loop.too_slow_fps) is not None:
+        return f"no, the application delivers {rate:.3g} frames/s"
     return "yes" if loop.holds else "no"
 
 
@@ -136,7 +138,8 @@ def _rate_words(record: Record) -> str:
     """Name the rates that are held, those that are not, and those for which the measurement cannot tell."""
     rates = {f"{deadline.fps:g}": holds_rate(record, deadline) for deadline in record.deadlines}
     held, missed, unknown = ([fps for fps, each in rates.items() if each is kind] for kind in (True, False, None))
-    words = f"Holds {listed(held)} FPS" if held else ""
+    too_slow = record.realtime is not None and record.realtime.too_slow_fps is not None
+    words = f"{'Its frames alone hold' if too_slow else 'Holds'} {listed(held)} FPS" if held else ""
     if missed:
         words = f"{words}, not {listed(missed, last='or')}" if held else f"Holds none of {listed(missed)} FPS"
         words = words if held or len(missed) > 1 else f"Does not hold {missed[0]} FPS"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from profiling.errors import printable
 from profiling.report.answer import CANNOT_TELL
 from profiling.report.charts import Chart, Figure, View, axis, figure, line
+from profiling.report.doubts import marks_of
 from profiling.report.format import Computed, Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, first, itself
@@ -26,10 +27,11 @@ def shape_sweep_section(data: RunData) -> Section:
     groups = by_component(rows)
     numbers = sorted({number for record in rows for number in record.call_points})
     totals = {built: [_total_column(number, built=built) for number in numbers] for built in (True, False)}
-    pays = (
+    after = (
         Column[Record]("a call", lambda record: _call_ms(record), "ms", measured=True),
         Column[Record]("speedup", lambda record: _speedup(record, groups[record.component]), "ratio"),
         Column[Record]("pays after", lambda record: _pays(record, groups[record.component]), "count", unit="calls"),
+        Column[Record]("conditions", marks_of, "marks", wrap=22),
     )
     legend = ["Total time: calls in a row with one wait at the end. Preparation: compiling, warm-up and capture."]
     points = [point for record in rows for point in record.call_points.values()]
@@ -45,7 +47,7 @@ def shape_sweep_section(data: RunData) -> Section:
         legend.append("Shape after shape: 0 graphs if code compiled for an earlier shape was used.")
     tables = (
         cell_table("Compiling shape after shape, in one process", _SHAPES, compiled, first, keys=3),
-        cell_table("Total time with preparation", (*totals[True], *pays), rows, itself),
+        cell_table("Total time with preparation", (*totals[True], *after), rows, itself),
         cell_table("Total time without preparation", totals[False], rows, itself, depth="report"),
         cell_table("Memory held", _MEMORY, rows, itself, depth="report"),
     )

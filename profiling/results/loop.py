@@ -24,6 +24,10 @@ class SoundWindow(Section, frozen=True, kw_only=True):
     samples: Annotated[int | None, about("audio samples a frame")] = None
 
 
+#: A loop that delivers fewer frames a second than this share of its target is too slow, though each frame be in time.
+TOO_SLOW = 0.98
+
+
 class Gap(Section, frozen=True, kw_only=True):
     """Time between two delivered frames in which no frame was being computed."""
 
@@ -160,6 +164,14 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
     def budget_ms(self) -> float:
         """Time in which a frame, or a chunk of them, must be delivered at the target rate, in ms."""
         return 1000 * (self.frames_per_tick or 1) / self.target_fps
+
+    @property
+    def too_slow_fps(self) -> float | None:
+        """The frames/s of an application's loop that misses its target; None where it does not, or where not known."""
+        if self.pace != "application" or self.frame_ms is None or self.gap_ms is None:
+            return None
+        rate = 1000 / (self.frame_ms.p50 + self.gap_ms.p50)
+        return rate if rate < TOO_SLOW * self.target_fps else None
 
     @property
     def settings(self) -> dict[str, str | int | float | bool]:

@@ -10,8 +10,10 @@ from profiling.roofline.evidence import BEYOND, MOST, Facts, evidence, explained
 #: Idle share from which the gaps between kernels are what bounds the call.
 IDLE_SHARE = 0.25
 TRANSFER_SHARE = 0.25
-#: Share of the wall time from which a roofline term explains it. Operators on a CPU stay further below its ceilings.
-NEAR = {"cuda": 0.5, "cpu": 0.3}
+#: Share of the wall time from which a roofline term explains it.
+NEAR_ROOFLINE = 0.5
+#: The same for the operators of a kind on a CPU, which stay further below its ceilings.
+LEAST_CPU_SHARE = 0.3
 #: Idle share from which gaps are named as the bound if they are the largest part.
 GAPS = 0.15
 #: Number of short kernels from which a call counts as a chain of short kernels.
@@ -84,7 +86,7 @@ def judge(facts: Facts) -> Verdict | None:
         return _verdict(facts, "transfers", "Copies between host and device take the time", (step,), "transfers")
     if idle is not None and idle >= IDLE_SHARE:
         return _judge_idle(facts, idle)
-    if facts.device == "cuda" and idle is None and near < NEAR["cuda"]:
+    if facts.device == "cuda" and idle is None and near < NEAR_ROOFLINE:
         return None
     if near > BEYOND:
         reason = (
@@ -93,7 +95,7 @@ def judge(facts: Facts) -> Verdict | None:
         )
         step = NextStep(words="measure ceilings again", advice="measure them again on an idle machine")
         return _verdict(facts, term, reason, (step,), "ceilings")
-    if near >= NEAR[facts.device]:
+    if near >= NEAR_ROOFLINE:
         return _near_ceiling(facts, term, near)
     return _judge_gpu(facts) if facts.device == "cuda" else _judge_cpu(facts)
 
@@ -159,7 +161,7 @@ def _judge_gpu(facts: Facts) -> Verdict:
         reason += f", traffic that fusion would avoid {fusable:.0%}"
         steps = (_fusing(facts), *steps)
     moving, computing, _ = explained(facts)
-    if max(moving, computing) >= NEAR["cuda"]:  # by kernel: fused ones move more than what a call must
+    if max(moving, computing) >= NEAR_ROOFLINE:  # by kernel: fused ones move more than what a call must
         between: Bound = "memory bandwidth" if moving >= computing else "compute"
         return _verdict(facts, between, reason, steps, "slowest", "ceilings")
     if near < MOST:
@@ -176,7 +178,7 @@ def _judge_cpu(facts: Facts) -> Verdict:
     bounds: tuple[tuple[Bound, float], ...] = (("memory bandwidth", moving), ("compute", computing), ("host", host))
     bound, share = max(bounds, key=lambda each: each[1])
     can_fuse = not facts.fused and facts.compiles
-    if share < NEAR["cpu"]:
+    if share < LEAST_CPU_SHARE:
         step = NextStep(words="compile", advice="fuse operators (compile)", variant="compile")
         reason = "Operators run far below the ceilings"
         return _verdict(facts, "slow operators", reason, (step,) if can_fuse else (), "slowest", "ceilings")

@@ -137,7 +137,7 @@ class TrainingCell(Cell):
         finally:
             self.close(step)
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
-        self._judge(timed, deterministic)
+        self._judge(timed, deterministic, is_random=eager.is_random)
 
     def components(self) -> Mapping[str, Component]:
         """Build the training step of the component, with its first batch."""
@@ -207,16 +207,19 @@ class TrainingCell(Cell):
                 self.close(step)
         return compare_trajectories(trajectory, eager, trainer.start, self.options)
 
-    def _judge(self, timed: ParityCheck, deterministic: ParityCheck) -> None:
+    def _judge(self, timed: ParityCheck, deterministic: ParityCheck, *, is_random: bool) -> None:
         faults = parity_faults(deterministic, timed)
         self.add(parity=msgspec.structs.replace(_parity(deterministic), passed=not faults, timed=timed))
         if not deterministic.weights_judged:
             distance = deterministic.eager_rel_l2
             share = "inf" if distance is None else f"{distance:.0%}"
-            self.note(
-                "training is chaotic: a rounding error in the initial weights changes the final ones of eager training "
-                f"by {share} of their travelled distance. Only losses were compared, not weights."
+            cause = (
+                "the step draws random numbers (such as dropout): the final weights of two eager trainings differ"
+                if is_random
+                else "training is chaotic: a rounding error in the initial weights changes the final ones of eager "
+                "training"
             )
+            self.note(f"{cause} by {share} of their travelled distance. Only losses were compared, not weights.")
         self.problems.extend(("failed", fault) for fault in faults)
 
 

@@ -14,6 +14,7 @@ from profiling import FrameRecorder
 from profiling.compare.__main__ import main as compare
 from profiling.errors import InputError
 from profiling.report.__main__ import main as report
+from profiling.report.realtime import verdict
 
 
 def test_host_times_of_frames_and_stages(planted, make_recorder, tmp_path):
@@ -355,6 +356,9 @@ def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_record
     (record,) = frames.save(tmp_path / "run").records
     rate = "the application delivers 40 frames a second, not 60; 20 ms lie between two frames, outside frame()"
     assert record.notes == (rate,)
+    said = verdict(record)
+    assert said.startswith("60 FPS: no, the application delivers 40 frames/s. All 40 frames meet their 16.7 ms budget")
+    assert "Its frames alone hold 24, 30, 60 and 120 FPS" in said
 
 
 ALONE = """

@@ -164,6 +164,8 @@ def test_compute():
     host = judged(replace(HOST, compute_ms=5.0))
     assert host.bound == "compute"
     assert "TF32" not in host.advice, "no CPU has it"
+    far = judged(replace(HOST, compute_ms=4.0, traffic_ms=9.0))
+    assert far.next_step != "at its ceiling", "40% of the ceiling is not near it"
     slow = judged(replace(LONG, compute_ms=4.0))
     assert slow.bound == "compute"
     assert "The roofline time is 40% of wall time" in slow.advice

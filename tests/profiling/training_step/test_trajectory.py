@@ -43,9 +43,14 @@ def draw(generator):
     return {"x": torch.randn(8, 6, generator=generator), "y": torch.randn(8, 1, generator=generator)}
 
 
-def make_step(kind="sgd", options=OPTIONS):
+class WithDropout(Loss):
+    def forward(self, x, y):
+        return (nn.functional.dropout(self.net(x), 0.5) - y).square().mean()
+
+
+def make_step(kind="sgd", options=OPTIONS, model=Loss):
     torch.manual_seed(0)
-    model = Loss().train()
+    model = model().train()
     step = TrainingStep(model, make_optimizer(OPTIMIZERS[kind], model, torch.device("cpu")), options)
     initialise_optimizer(step)
     return step
@@ -202,6 +207,19 @@ def test_chaos_widens_the_tolerance_by_the_distance_of_eager_from_itself():
     assert (parity.weights_judged, parity.passed) == (False, True), "only the losses can be compared"
     other_losses = replace(far, losses=[loss * 1.1 for loss in eager.losses])
     assert compare_trajectories(other_losses, as_eager(eager, other_losses), start, OPTIONS).passed is False
+
+
+def test_a_step_that_draws_random_numbers_is_judged_by_how_much_eager_losses_differ():
+    step = make_step(model=WithDropout)
+    start = Snapshot(step)
+    eager, *nearby, other = [(start.restore(), trained(step))[1] for _ in range(5)]
+    parity = compare_trajectories(other, as_eager(eager, *nearby), start, OPTIONS)
+    assert eager.is_random
+    assert parity.passed, parity
+    assert parity.loss_error > OPTIONS.loss_tolerance, "the losses differ by chance"
+    far = replace(other, losses=[10 * loss for loss in eager.losses])
+    assert compare_trajectories(far, as_eager(eager, *nearby), start, OPTIONS).passed is False
+    assert trained(make_step()).is_random is False
 
 
 WRONG = [
