@@ -24,7 +24,7 @@ class SoundWindow(Section, frozen=True, kw_only=True):
     samples: Annotated[int | None, about("audio samples a frame")] = None
 
 
-#: A loop that delivers fewer frames a second than this share of its target is too slow, though each frame be in time.
+#: A loop that delivers fewer frames a second than this share of its target is too slow, even if each frame is in time.
 TOO_SLOW = 0.98
 
 
@@ -167,7 +167,7 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
 
     @property
     def too_slow_fps(self) -> float | None:
-        """The frames/s of an application's loop that misses its target; None where it does not, or where not known."""
+        """Delivered frames/s of an application's loop that misses its target; None otherwise, or if not known."""
         if self.pace != "application" or self.frame_ms is None or self.gap_ms is None:
             return None
         rate = 1000 / (self.frame_ms.p50 + self.gap_ms.p50)

@@ -12,7 +12,7 @@ IDLE_SHARE = 0.25
 TRANSFER_SHARE = 0.25
 #: Share of the wall time from which a roofline term explains it.
 NEAR_ROOFLINE = 0.5
-#: The same for the operators of a kind on a CPU, which stay further below its ceilings.
+#: Least share of a CPU call that operators near one ceiling must take to explain it.
 LEAST_CPU_SHARE = 0.3
 #: Idle share from which gaps are named as the bound if they are the largest part.
 GAPS = 0.15
