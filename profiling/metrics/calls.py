@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
+import msgspec
+
 from profiling.errors import InputError, check_number, check_whole
+from profiling.machine import nvml
+from profiling.machine.run_queue import RunQueueMonitor
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import Calls as CallsSection
 from profiling.results.record import CallsPoint
@@ -39,7 +43,7 @@ class Calls(Metric):
         object.__setattr__(self, "calls", tuple(sorted(set(self.calls))))
 
     def measure(self, subject: Subject) -> Measured:
-        """Return `calls`: seconds of each number of calls without preparation, and seconds per call in a row."""
+        """Return `calls`: seconds of each number of calls without preparation, and what others took of them."""
         device = subject.component.device
 
         def row(count: int) -> float:
@@ -50,7 +54,11 @@ class Calls(Metric):
             synchronize(device)
             return perf_counter() - started
 
-        return Measured({"calls": time_rows(row, self.calls, self.time_limit)})
+        run_queue, started = RunQueueMonitor(), perf_counter()
+        rows = time_rows(row, self.calls, self.time_limit)
+        cpu, seconds = run_queue.lost_share(), perf_counter() - started
+        gpu = nvml.share_beside_run(device, seconds) if device.type == "cuda" else None
+        return Measured({"calls": msgspec.structs.replace(rows, cpu_lost_share=cpu, gpu_lost_share=gpu)})
 
 
 def time_rows(row: Callable[[int], float], numbers: Sequence[int], time_limit: float) -> CallsSection:

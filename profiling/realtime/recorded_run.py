@@ -30,7 +30,6 @@ from profiling.results.frames import (
     write_series,
 )
 from profiling.results.jsonl import RESULTS_FILE, append_record, read_records
-from profiling.results.loop import TOO_SLOW
 from profiling.results.record import REALTIME, Realtime, Record
 from profiling.results.run_folder import check_is_new, new_folder, write_json
 
@@ -259,8 +258,7 @@ def _with_rows(series: Mapping[str, Array], rows: Sequence[Mapping[str, float]])
 def _remarks(series: Mapping[str, Array], loop: Realtime) -> list[str]:
     """Say what the deadlines do not show: a loop that is slow outside of its frames, and frames that raised."""
     remarks = []
-    intervals = np.diff(series["delivered_ms"])
-    if intervals.size and (rate := 1000 / float(np.median(intervals))) < TOO_SLOW * loop.target_fps:
+    if (rate := loop.too_slow_fps) is not None:
         outside = "" if loop.gap_ms is None else f"; {loop.gap_ms.p50:.3g} ms lie between two frames, outside frame()"
         remarks.append(f"the application delivers {rate:.4g} frames a second, not {loop.target_fps:g}{outside}")
     failed = int(np.nansum(series["exceptions"]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from profiling.errors import printable
 from profiling.report.format import count_of, percent
-from profiling.results.judgement import lost
+from profiling.results.judgement import lost, lost_in_calls
 from profiling.results.measured import LEAST_FOR, ClockConditions
 from profiling.results.record import Record
 
@@ -34,13 +34,15 @@ def doubts_of(record: Record) -> tuple[Doubt, ...]:
 
 def marks_of(record: Record) -> str | None:
     """Return the marks of a cell for a table: `! disturbed, few samples`; None where there is no doubt."""
-    return f"! {', '.join(marks)}" if (marks := [doubt.mark for doubt in doubts_of(record)]) else None
+    marks = dict.fromkeys(doubt.mark for doubt in doubts_of(record))
+    return f"! {', '.join(marks)}" if marks else None
 
 
 def _doubts(record: Record) -> Iterator[Doubt]:
-    taken = lost(record)
-    if taken is not None and taken.disturbs:
-        yield Doubt("disturbed", f"{taken.words} while it was timed")
+    windows = ((lost(record), "it was timed"), (lost_in_calls(record), "its calls in a row were timed"))
+    for taken, window in windows:
+        if taken is not None and taken.disturbs:
+            yield Doubt("disturbed", f"{taken.words} while {window}")
     latency, wall = record.metrics.latency, record.metrics.wall_ms
     if latency is not None and not latency.settled:
         yield Doubt("not settled", "its times were still changing when the warm-up ended")

@@ -138,8 +138,9 @@ def _rate_words(record: Record) -> str:
     """Name the rates that are held, those that are not, and those for which the measurement cannot tell."""
     rates = {f"{deadline.fps:g}": holds_rate(record, deadline) for deadline in record.deadlines}
     held, missed, unknown = ([fps for fps, each in rates.items() if each is kind] for kind in (True, False, None))
-    too_slow = record.realtime is not None and record.realtime.too_slow_fps is not None
-    words = f"{'Its frames alone hold' if too_slow else 'Holds'} {listed(held)} FPS" if held else ""
+    loop = record.realtime
+    alone = loop is not None and loop.holds and loop.too_slow_fps is not None  # in time, but others lie between them
+    words = f"{'Its frames alone hold' if alone else 'Holds'} {listed(held)} FPS" if held else ""
     if missed:
         words = f"{words}, not {listed(missed, last='or')}" if held else f"Holds none of {listed(missed)} FPS"
         words = words if held or len(missed) > 1 else f"Does not hold {missed[0]} FPS"

@@ -13,7 +13,7 @@ from profiling.report.format import Computed, Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, first, itself
 from profiling.report.table import Column
-from profiling.results.judgement import by_component, can_be_ranked, claimed_speedup, correct_baseline
+from profiling.results.judgement import by_component, can_be_ranked, claimed_speedup, correct_baseline, lost_in_calls
 from profiling.results.record import Record, ShapeCompile
 
 Read = Callable[[Record], Value | None]
@@ -27,7 +27,7 @@ def shape_sweep_section(data: RunData) -> Section:
     groups = by_component(rows)
     numbers = sorted({number for record in rows for number in record.call_points})
     totals = {built: [_total_column(number, built=built) for number in numbers] for built in (True, False)}
-    after = (
+    compared = (
         Column[Record]("a call", lambda record: _call_ms(record), "ms", measured=True),
         Column[Record]("speedup", lambda record: _speedup(record, groups[record.component]), "ratio"),
         Column[Record]("pays after", lambda record: _pays(record, groups[record.component]), "count", unit="calls"),
@@ -47,7 +47,7 @@ def shape_sweep_section(data: RunData) -> Section:
         legend.append("Shape after shape: 0 graphs if code compiled for an earlier shape was used.")
     tables = (
         cell_table("Compiling shape after shape, in one process", _SHAPES, compiled, first, keys=3),
-        cell_table("Total time with preparation", (*totals[True], *after), rows, itself),
+        cell_table("Total time with preparation", (*totals[True], *compared), rows, itself),
         cell_table("Total time without preparation", totals[False], rows, itself, depth="report"),
         cell_table("Memory held", _MEMORY, rows, itself, depth="report"),
     )
@@ -77,10 +77,16 @@ def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
     baseline = correct_baseline(group)
     if baseline is None or baseline.cell == record.cell or not record.is_correct:
         return None
-    if not can_be_ranked(record, baseline):
+    if not _can_be_compared(record, baseline):
         return CANNOT_TELL
     eager, own = _call_ms(baseline), _call_ms(record)
     return eager / own if eager and own else None
+
+
+def _can_be_compared(one: Record, other: Record) -> bool:
+    """Return whether the totals of two records say more about them than about other processes."""
+    disturbed = any((taken := lost_in_calls(record)) is not None and taken.disturbs for record in (one, other))
+    return can_be_ranked(one, other) and not disturbed
 
 
 def _pays(record: Record, group: Sequence[Record]) -> float | None:
@@ -88,7 +94,7 @@ def _pays(record: Record, group: Sequence[Record]) -> float | None:
     baseline = correct_baseline(group)
     if baseline is None or baseline.cell == record.cell or not record.is_correct or record.speedup is None:
         return None
-    if not can_be_ranked(record, baseline):
+    if not _can_be_compared(record, baseline):
         return None
     if record.speedup.break_even_calls is not None:
         return record.speedup.break_even_calls

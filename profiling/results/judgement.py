@@ -127,6 +127,12 @@ def lost(record: Record) -> Lost | None:
     return None if wall is None or conditions is None else lost_in(conditions, wall.mean * wall.n)
 
 
+def lost_in_calls(record: Record) -> Lost | None:
+    """Return what others took while calls in a row were timed; None where the record does not say."""
+    calls = record.metrics.calls
+    return None if calls is None else _larger(calls.cpu_lost_share, calls.gpu_lost_share)
+
+
 def disturbance(record: Record) -> Lost | None:
     """Return what others took where that is so much that times of the record may not be compared; else None."""
     taken = lost(record)

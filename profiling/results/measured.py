@@ -135,8 +135,8 @@ class CallsPoint(Section, frozen=True, kw_only=True):
     measured: Annotated[bool, about("false: extrapolated from the time of a call in the longest row measured")]
 
 
-class Calls(Section, frozen=True, kw_only=True):
-    """Total time of 1, 10, 100, … calls in a row, waiting once at the end."""
+class Calls(Interference, frozen=True, kw_only=True):
+    """Total time of 1, 10, 100, … calls in a row, waiting once at the end, and what others took of that time."""
 
     points: Annotated[tuple[CallsPoint, ...], about("a row for each number of calls, ascending")]
     seconds_per_call: Annotated[Duration, about("time of a call in the longest row measured", "s")]

@@ -219,7 +219,11 @@ class TrainingCell(Cell):
                 else "training is chaotic: a rounding error in the initial weights changes the final ones of eager "
                 "training"
             )
-            self.note(f"{cause} by {share} of their travelled distance. Only losses were compared, not weights.")
+            limit = deterministic.loss_tolerance
+            accepted = "" if limit is None else f" A loss may differ by {limit:.0%}."
+            self.note(
+                f"{cause} by {share} of their travelled distance. Only losses were compared, not weights.{accepted}"
+            )
         self.problems.extend(("failed", fault) for fault in faults)
 
 

@@ -1,6 +1,9 @@
 """Times of calls in a row against a clock that is known."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from profiling.errors import InputError
 from profiling.metrics.calls import Calls, time_rows
@@ -26,6 +29,20 @@ def test_rows_beyond_the_time_limit_are_extrapolated_and_marked():
     assert per_call == pytest.approx(0.01, rel=0.01)
     assert [point.seconds for point in points[:3]] == pytest.approx([0.011, 0.101, 1.001])
     assert points[4].seconds == pytest.approx(100, rel=0.01)
+
+
+def test_what_others_took_of_the_rows_is_kept(monkeypatch):
+    class Busy:
+        def lost_share(self):
+            return 0.4
+
+    monkeypatch.setattr("profiling.metrics.calls.RunQueueMonitor", Busy)
+    subject = SimpleNamespace(
+        component=SimpleNamespace(device=torch.device("cpu")), step=SimpleNamespace(call=lambda: None)
+    )
+    measured = Calls(calls=(1, 10)).measure(subject).sections["calls"]
+    assert (measured.cpu_lost_share, measured.gpu_lost_share) == (0.4, None)
+    assert [point.calls for point in measured.points] == [1, 10]
 
 
 def test_one_call_is_always_measured():

@@ -361,6 +361,17 @@ def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_record
     assert "Its frames alone hold 24, 30, 60 and 120 FPS" in said
 
 
+def test_the_rate_of_a_loop_whose_frames_are_late(planted, make_recorder, tmp_path):
+    clock = planted(device=False)
+    frames = make_recorder()
+    for _ in range(40):
+        with frames.frame():
+            clock.work(25)
+    (record,) = frames.save(tmp_path / "run").records
+    assert verdict(record).startswith("60 FPS: no. Every frame misses its 16.7 ms budget")
+    assert "Holds 24 and 30 FPS, not 60 or 120" in verdict(record)
+
+
 ALONE = """
 import sys
 import profiling

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from report_records import build, clocks, faster, rows, run_data, titled, traces
 
 from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
@@ -42,6 +43,23 @@ def sweep() -> tuple[Record, ...]:
         cell("cuda_graph", 0.020, 1.0, speedup=never),
         cell("quantized", 0.001, 2.0, status="failed", reason="parity: too far", speedup=faster(10)),
     )
+
+
+def test_calls_in_a_row_that_others_disturbed_are_marked_and_give_no_speedup():
+    eager, compiled = (
+        cell(name, each, 0.5, metrics={**clocks(1e3 * each, 1e-3), **calls(each)})
+        for name, each in (("baseline", 0.010), ("compile", 0.004))
+    )
+    compiled = with_speedup(compiled, eager, seed=0)
+    quiet = titled(shape_sweep_section(run_data(eager, compiled)))[WITH][1]
+    assert quiet["speedup"] == "2.50×"
+    assert quiet.get("conditions", "–") == "–"
+    for taken in ({"cpu_lost_share": 0.4}, {"gpu_lost_share": 0.4}):
+        slowed = structs.replace(compiled.metrics.calls, **taken)
+        disturbed = structs.replace(compiled, metrics=structs.replace(compiled.metrics, calls=slowed))
+        row = titled(shape_sweep_section(run_data(eager, disturbed)))[WITH][1]
+        assert (row["speedup"], row["conditions"]) == ("cannot tell", "! disturbed")
+        assert row.get("pays after calls", "–") == "–"
 
 
 def values(row: dict[str, str]) -> list[str]:
