@@ -25,28 +25,43 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def quantise(weight: Tensor, weights: str) -> tuple[Tensor, Tensor]:
-    """Return (stored, scale): `scale·stored` is nearest to `weight`, and exact at the largest magnitude of each row.
+    """Return 8-bit numbers and a scale for each row, of which `dequantise` makes the weight nearest to `weight`.
 
-    A row that holds NaN or infinity gets the scale NaN, so that its output is NaN. A row of zeros gets the scale 0.
+    The largest magnitude of a row is exact. A row that holds NaN or infinity gets the scale NaN, so that its output is
+    NaN. A row of zeros gets the scale 0.
 
     Args:
         weight: [n, k] of a floating dtype.
         weights: `int8` or `float8_e4m3`.
 
     Returns:
-        int8 or float8_e4m3fn [n, k], and fp32 [n].
+        int8 or float8_e4m3fn [n, k] in `kernel_order`, and fp32 [n].
     """
     dtype, limit = _STORED[weights]
     exact = weight.detach().float()
     largest = exact.abs().amax(1)
     scale = torch.where(largest.isfinite(), largest / limit, torch.nan)
     numbers = (exact / torch.where(scale > 0, scale, 1).unsqueeze(1)).nan_to_num(0).clamp(-limit, limit)
-    return (numbers.round() if weights == "int8" else numbers).to(dtype), scale
+    return kernel_order((numbers.round() if weights == "int8" else numbers).to(dtype)), scale
 
 
 def dequantise(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `scale·stored` [n, k] in `dtype`, rounded once."""
-    return (stored.float() * scale.unsqueeze(1)).to(dtype)
+    """Return the weight [n, k] that the results of `quantise` stand for, in `dtype`, rounded once."""
+    return (kernel_order(stored.float(), undo=True) * scale.unsqueeze(1)).to(dtype)
+
+
+def kernel_order(stored: Tensor, *, undo: bool = False) -> Tensor:
+    """Return 8-bit weights [n, k] with the inputs in the order in which the kernel reads them, or (`undo`) back.
+
+    The kernel loads words of four numbers, and needs the numbers at the same place of neighbouring words to belong to
+    neighbouring inputs. So, of each 64 inputs, word w holds those numbered w, w + 16, w + 32 and w + 48. Where k is not
+    a multiple of 64, which the kernel does not take, the order stays.
+    """
+    n, k = stored.shape
+    if k % MULTIPLE:
+        return stored
+    ordered = stored.view(n, -1, 16, 4) if undo else stored.view(n, -1, 4, 16)
+    return ordered.transpose(2, 3).reshape(n, k)
 
 
 def fits(weight: Tensor) -> bool:
@@ -60,7 +75,7 @@ def runs_in_kernel(x: Tensor, stored: Tensor, dtype: torch.dtype, max_rows: int 
 
     Args:
         x: [..., k]; the kernel takes fp16 and bf16 on a GPU, and has no gradient.
-        stored: weights [n, k] as they are stored.
+        stored: weights [n, k] as they are, or as `quantise` returns them.
         dtype: of the activations for which the layer was made.
         max_rows: up to how many rows the kernel is used.
     """
@@ -72,7 +87,7 @@ def runs_in_kernel(x: Tensor, stored: Tensor, dtype: torch.dtype, max_rows: int 
 def few_rows_linear(
     x: Tensor, stored: Tensor, bias: Tensor | None, scale: Tensor | None, dtype: torch.dtype, max_rows: int = MAX_ROWS
 ) -> Tensor:
-    """Return `x·(scale·stored)ᵀ + bias` [..., n], by the kernel if it can run, else with the weights in `dtype`.
+    """Return `linear(x, weight, bias)` [..., n], by the kernel if it can run, else with the weights in `dtype`.
 
     Arguments are those of `runs_in_kernel`; bias is [n], and scale fp32 [n], None where the weights are not quantised.
     """

@@ -30,111 +30,79 @@ class Tile(NamedTuple):
     warps: int
 
 
-# Assembly that widens four 8-bit numbers in fewer instructions than the compiler's. Each is one line, because
-# inductor copies the text into a string of the code that it generates.
+# Assembly that widens 8-bit numbers in fewer instructions than the compiler's, four to a word (`kernel_order`). Each is
+# one line, because inductor copies the text into a string of the code that it generates.
 
-#: float8_e4m3fn to bf16: shift sign, exponent and mantissa, then multiply by 2^120, the difference of the exponent
-#: biases. Wrong for NaN.
-_E4M3_TO_BF16 = tl.constexpr(
-    """{
-.reg .b32 low, high, a, b, power, zero;
-mov.b32 power, 0x7b807b80;
-mov.b32 zero, 0x80008000;
-prmt.b32 low, $2, 0, 0x1404;
-prmt.b32 high, $2, 0, 0x3424;
-and.b32 a, low, 0x7f007f00;
-and.b32 b, high, 0x7f007f00;
-shr.u32 a, a, 4;
-shr.u32 b, b, 4;
-lop3.b32 a, low, 0x80008000, a, 0xea;
-lop3.b32 b, high, 0x80008000, b, 0xea;
-fma.rn.bf16x2 $0, a, power, zero;
-fma.rn.bf16x2 $1, b, power, zero;
-}""".replace("\n", " ")
-)
-#: int8 to bf16: (128 + the lower seven bits) - (128, or 256 where the sign bit is set), each made by setting bits.
+#: Two words of int8 to four pairs of bf16, one for each byte. A number is (128 + its lower seven bits) - (128, or 256
+#: where the sign bit is set), each made by setting bits.
 _INT8_TO_BF16 = tl.constexpr(
-    """{
-.reg .b32 low, high, a, b, minus;
-mov.b32 minus, 0xbf80bf80;
-prmt.b32 low, $2, 0, 0x1100;
-prmt.b32 high, $2, 0, 0x3322;
-lop3.b32 a, low, 0x007f007f, 0x43004300, 0xea;
-lop3.b32 b, low, 0x00800080, 0x43004300, 0xea;
-fma.rn.bf16x2 $0, b, minus, a;
-lop3.b32 a, high, 0x007f007f, 0x43004300, 0xea;
-lop3.b32 b, high, 0x00800080, 0x43004300, 0xea;
-fma.rn.bf16x2 $1, b, minus, a;
-}""".replace("\n", " ")
+    "{ .reg .b32 pair, a, b, minus; mov.b32 minus, 0xbf80bf80; "
+    + " ".join(
+        f"prmt.b32 pair, $4, $5, {bytes_}; "
+        "lop3.b32 a, pair, 0x007f007f, 0x43004300, 0xea; "
+        "lop3.b32 b, pair, 0x00800080, 0x43004300, 0xea; "
+        f"fma.rn.bf16x2 ${byte}, b, minus, a;"
+        for byte, bytes_ in enumerate(("0x4400", "0x5511", "0x6622", "0x7733"))
+    )
+    + " }"
 )
-#: int8 to fp32: (2^23 + 128 + number), whose lowest byte is the number with its sign bit flipped, less 2^23 + 128.
+#: Two words of float8_e4m3fn to four pairs of bf16: shift exponent and mantissa, add the sign, then multiply by 2^120,
+#: the difference of the exponent biases. Wrong for NaN.
+_E4M3_TO_BF16 = tl.constexpr(
+    "{ .reg .b32 pair, a, power, zero; mov.b32 power, 0x7b807b80; mov.b32 zero, 0x80008000; "
+    + " ".join(
+        f"prmt.b32 pair, $4, $5, {bytes_}; "
+        "and.b32 a, pair, 0x7f007f00; "
+        "shr.u32 a, a, 4; "
+        "lop3.b32 a, pair, 0x80008000, a, 0xea; "
+        f"fma.rn.bf16x2 ${byte}, a, power, zero;"
+        for byte, bytes_ in enumerate(("0x4400", "0x5511", "0x6622", "0x7733"))
+    )
+    + " }"
+)
+#: A word of int8 to four fp32: (2^23 + 128 + number), whose lowest byte is the number with its sign bit flipped, less
+#: 2^23 + 128.
 _INT8_TO_FP32 = tl.constexpr(
-    """{
-.reg .b32 flipped, one, two, three, four;
-xor.b32 flipped, $4, 0x80808080;
-prmt.b32 one, flipped, 0x4b000000, 0x7440;
-prmt.b32 two, flipped, 0x4b000000, 0x7441;
-prmt.b32 three, flipped, 0x4b000000, 0x7442;
-prmt.b32 four, flipped, 0x4b000000, 0x7443;
-add.f32 $0, one, 0fcb000080;
-add.f32 $1, two, 0fcb000080;
-add.f32 $2, three, 0fcb000080;
-add.f32 $3, four, 0fcb000080;
-}""".replace("\n", " ")
+    "{ .reg .b32 flipped, a; xor.b32 flipped, $4, 0x80808080; "
+    + " ".join(f"prmt.b32 a, flipped, 0x4b000000, 0x744{byte}; add.f32 ${byte}, a, 0fcb000080;" for byte in range(4))
+    + " }"
 )
 #: Triton's interpreter supports no assembly, and casts integers to bf16 wrongly.
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
-def _widen(weights, dtype: tl.constexpr):
-    """Return 8-bit or 16-bit `weights` exactly in the 16-bit or 32-bit `dtype`."""
-    if not _INTERPRETED and dtype == tl.bfloat16:
-        if weights.dtype == tl.float8e4nv:
-            return tl.inline_asm_elementwise(
-                _E4M3_TO_BF16, "=r,=r,r", [weights], dtype=tl.bfloat16, is_pure=True, pack=4
-            )
-        if weights.dtype == tl.int8:
-            return tl.inline_asm_elementwise(
-                _INT8_TO_BF16, "=r,=r,r", [weights], dtype=tl.bfloat16, is_pure=True, pack=4
-            )
-    if not _INTERPRETED and dtype == tl.float32 and weights.dtype == tl.int8:
-        return tl.inline_asm_elementwise(
-            _INT8_TO_FP32, "=f,=f,=f,=f,r", [weights], dtype=tl.float32, is_pure=True, pack=4
-        )
-    return weights.to(dtype)
+def _byte(words, byte: tl.constexpr, stored: tl.constexpr, dtype: tl.constexpr):
+    """Return one of the four 8-bit numbers of each word, widened exactly."""
+    if stored == tl.int8:
+        return ((words << (24 - 8 * byte)) >> 24).to(tl.float32).to(dtype)
+    return ((words >> (8 * byte)) & 0xFF).to(tl.uint8).to(stored, bitcast=True).to(tl.float32).to(dtype)
 
 
 @triton.jit
-def _skinny_linear(
-    x, weight, scale, bias, out, rows,
-    n: tl.constexpr, k: tl.constexpr, parts: tl.constexpr,
-    scaled: tl.constexpr, biased: tl.constexpr, silu: tl.constexpr,
-    block: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr, stages: tl.constexpr,
+def _widen(words, stored: tl.constexpr, dtype: tl.constexpr):
+    """Return the four 8-bit numbers of each word of `words` (int32) exactly, as four tensors of a wider `dtype`."""
+    if not _INTERPRETED and dtype == tl.bfloat16:
+        assembly: tl.constexpr = _INT8_TO_BF16 if stored == tl.int8 else _E4M3_TO_BF16
+        four: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16)
+        return tl.inline_asm_elementwise(assembly, "=r,=r,=r,=r,r,r", [words], dtype=four, is_pure=True, pack=2)
+    if not _INTERPRETED and dtype == tl.float32 and stored == tl.int8:
+        four: tl.constexpr = (tl.float32, tl.float32, tl.float32, tl.float32)
+        return tl.inline_asm_elementwise(_INT8_TO_FP32, "=f,=f,=f,=f,r", [words], dtype=four, is_pure=True, pack=1)
+    return (
+        _byte(words, 0, stored, dtype),
+        _byte(words, 1, stored, dtype),
+        _byte(words, 2, stored, dtype),
+        _byte(words, 3, stored, dtype),
+    )
+
+
+@triton.jit
+def _store(
+    total, scale, bias, out, column, part, row, rows,
+    n: tl.constexpr, scaled: tl.constexpr, biased: tl.constexpr, silu: tl.constexpr,
 ):  # fmt: skip
-    """Write `columns` outputs (axis 0 of the grid) of all rows, summed over the inputs of one part (axis 1)."""
-    column = tl.program_id(0) * columns + tl.arange(0, columns)
-    part = tl.program_id(1)
-    row = tl.arange(0, block)
-    if block == 1:  # a single row: multiply and add without tensor cores, and sum over the inputs at the end
-        sums = tl.zeros((columns, inner), tl.float32)
-        for start in tl.range(0, k // parts, inner, num_stages=stages):
-            at = part * (k // parts) + start + tl.arange(0, inner)
-            weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
-            weights = _widen(weights, tl.float32)
-            sums += weights * tl.load(x + at, eviction_policy="evict_last").to(tl.float32)[None, :]
-        total = tl.sum(sums, 1)[:, None]
-    else:
-        total = tl.zeros((columns, block), tl.float32)
-        for start in tl.range(0, k // parts, inner, num_stages=stages):
-            at = part * (k // parts) + start + tl.arange(0, inner)
-            # Each weight is read once. It must not evict the rows, which all programs read, from the cache.
-            weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
-            inputs = tl.load(
-                x + row[:, None] * k + at[None, :], mask=row[:, None] < rows, other=0.0, eviction_policy="evict_last"
-            )
-            # Weights are the left operand: the wide side. All numbers of 8 bits are exact in fp16 and bf16.
-            total = tl.dot(_widen(weights, inputs.dtype), tl.trans(inputs), total)
+    """Write the sums `total` [columns, rows] of one part, after scale, bias and SiLU."""
     if scaled:
         total = total * tl.load(scale + column)[:, None]
     if biased:
@@ -144,6 +112,83 @@ def _skinny_linear(
         total = total * tl.sigmoid(total)
     offsets = (part * rows + row[None, :]) * n + column[:, None]
     tl.store(out + offsets, total.to(out.dtype.element_ty), mask=row[None, :] < rows)
+
+
+@triton.jit
+def _skinny_linear(
+    x, weight, scale, bias, out, rows,
+    n: tl.constexpr, k: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr, silu: tl.constexpr,
+    block: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """Write `columns` outputs (axis 0 of the grid) of all rows, summed over the inputs of one part (axis 1)."""
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    part = tl.program_id(1)
+    row = tl.arange(0, block)
+    total = tl.zeros((columns, block), tl.float32)
+    if block == 1:  # a single row: multiply and add without tensor cores, and sum over the inputs at the end
+        sums = tl.zeros((columns, inner), tl.float32)
+        for start in tl.range(0, k // parts, inner, num_stages=stages):
+            at = part * (k // parts) + start + tl.arange(0, inner)
+            weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
+            sums += weights.to(tl.float32) * tl.load(x + at, eviction_policy="evict_last").to(tl.float32)[None, :]
+        total = tl.sum(sums, 1)[:, None]
+    else:
+        for start in tl.range(0, k // parts, inner, num_stages=stages):
+            at = part * (k // parts) + start + tl.arange(0, inner)
+            # Each weight is read once. It must not evict the rows, which all programs read, from the cache.
+            weights = tl.load(weight + column[:, None] * k + at[None, :], eviction_policy="evict_first")
+            inputs = tl.load(
+                x + row[:, None] * k + at[None, :], mask=row[:, None] < rows, other=0.0, eviction_policy="evict_last"
+            )
+            total = tl.dot(weights, tl.trans(inputs), total)  # weights are the left operand: the wide side
+    _store(total, scale, bias, out, column, part, row, rows, n, False, biased, silu)
+
+
+@triton.jit
+def _skinny_linear_8_bits(
+    x, weight, scale, bias, out, rows,
+    n: tl.constexpr, k: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr, silu: tl.constexpr,
+    block: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """Do what `_skinny_linear` does, with weights of 8 bits in `kernel_order`, four to a word.
+
+    The bytes of a word belong to inputs that are 16 apart. So the words of a tile give four tiles of weights, each to
+    be multiplied by its own tile of inputs, and no number changes its place in the registers.
+    """
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    part = tl.program_id(1)
+    row = tl.arange(0, block)
+    word = tl.arange(0, inner // 4)
+    place = word // 16 * 64 + word % 16  # of the input that belongs to the lowest byte of each word
+    words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + column[:, None] * (k // 4) + word[None, :]
+    stored: tl.constexpr = weight.dtype.element_ty
+    total = tl.zeros((columns, block), tl.float32)
+    if block == 1:
+        sums = tl.zeros((columns, inner // 4), tl.float32)
+        for start in tl.range(0, k // parts, inner, num_stages=stages):
+            at = part * (k // parts) + start
+            weights = _widen(tl.load(words + at // 4, eviction_policy="evict_first"), stored, tl.float32)
+            for byte in tl.static_range(4):
+                inputs = x + at + place + 16 * byte
+                sums += weights[byte] * tl.load(inputs, eviction_policy="evict_last").to(tl.float32)[None, :]
+        total = tl.sum(sums, 1)[:, None]
+    else:
+        inputs = x + row[:, None] * k + place[None, :]
+        real = row[:, None] < rows
+        for start in tl.range(0, k // parts, inner, num_stages=stages):
+            at = part * (k // parts) + start
+            loaded = tl.load(words + at // 4, eviction_policy="evict_first")
+            inputs0 = tl.load(inputs + at, mask=real, other=0.0, eviction_policy="evict_last")
+            inputs1 = tl.load(inputs + at + 16, mask=real, other=0.0, eviction_policy="evict_last")
+            inputs2 = tl.load(inputs + at + 32, mask=real, other=0.0, eviction_policy="evict_last")
+            inputs3 = tl.load(inputs + at + 48, mask=real, other=0.0, eviction_policy="evict_last")
+            # All numbers of 8 bits are exact in fp16 and bf16.
+            weights = _widen(loaded, stored, inputs0.dtype)
+            total = tl.dot(weights[0], tl.trans(inputs0), total)
+            total = tl.dot(weights[1], tl.trans(inputs1), total)
+            total = tl.dot(weights[2], tl.trans(inputs2), total)
+            total = tl.dot(weights[3], tl.trans(inputs3), total)
+    _store(total, scale, bias, out, column, part, row, rows, n, True, biased, silu)
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:
@@ -165,12 +210,10 @@ def part_count(n: int, k: int, columns: int = 64, programs: int = WAVE, multiple
 
 def choose_tile(n: int, k: int, rows: int, weight_bytes: int, *, split: bool) -> Tile:
     """Return the tile for [rows, k] inputs and n outputs; without `split`, all inputs belong to one part."""
-    if weight_bytes == 1:  # fastest (within 2%) on an H200 with 1, 2 and 17 rows; others were not measured
+    if weight_bytes == 1:  # fastest, or within 1%, of 25 to 130 tiles on an H100 with 1, 2, 17 and 34 rows
         if split:
             return Tile(64, 128, part_count(n, k, programs=384, multiple=128), stages=3, warps=4)
-        if rows <= 16:
-            return Tile(16 if rows == 1 else 32, 256, 1, stages=3, warps=2)
-        return Tile(16, 256, 1, stages=4, warps=1) if rows <= 32 else Tile(64, 128, 1, stages=4, warps=4)
+        return Tile(16, 512, 1, stages=3, warps=2) if rows == 1 else Tile(64, 256, 1, stages=3, warps=4)
     columns, inner = 64, 128  # 64: the minimum of a Hopper warp-group MMA
     parts = part_count(n, k, columns) if split else 1
     # As many stages as fit into a Hopper SM's 227 KiB of shared memory.
@@ -184,13 +227,13 @@ def _tile(x: Tensor, weight: Tensor, *, split: bool = False) -> Tile:
 
 @triton_op("models::linear", mutates_args=())
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-    """Return `x·(scale·weight)ᵀ + bias` [..., n] in the dtype of `x`; sums are fp32.
+    """Return `x·weightᵀ + bias` [..., n] in the dtype of `x`; sums are fp32.
 
     Args:
         x: fp16 or bf16 [..., k], at most `MAX_ROWS` rows.
-        weight: contiguous [n, k] in the dtype of `x`, int8 or float8_e4m3fn; n and k are multiples of 64.
+        weight: contiguous [n, k] in the dtype of `x`, or in 8 bits from `quantise`; n and k are multiples of 64.
         bias: [n], or None.
-        scale: fp32 [n], by which a weight of 8 bits is multiplied; None for other weights.
+        scale: fp32 [n] of `quantise`; None for a weight in the dtype of `x`.
     """
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
     _launch(x, weight, bias, scale, out, _tile(x, weight))
@@ -231,8 +274,8 @@ def _launch(
     columns, inner, parts, stages, warps = tile
     while (k // parts) % inner:
         inner //= 2
-    wrap_triton(_skinny_linear)[(n // columns, parts)](
+    wrap_triton(_skinny_linear if scale is None else _skinny_linear_8_bits)[(n // columns, parts)](
         x.contiguous(), weight, weight if scale is None else scale, weight if bias is None else bias, out, rows,
-        n=n, k=k, parts=parts, scaled=scale is not None, biased=bias is not None, silu=silu,
+        n=n, k=k, parts=parts, biased=bias is not None, silu=silu,
         block=block, columns=columns, inner=inner, stages=min(stages, k // parts // inner), num_warps=warps,
     )  # fmt: skip
