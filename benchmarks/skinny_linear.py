@@ -3,8 +3,8 @@
 Device time of a call at the sizes of the 1B world model, from 100 calls captured in one graph, including the launches
 that follow a product: SiLU, and the sum where the library splits the inputs (split-K). The calls go round the weights
 of 25 layers, as in a pass, so that these come from memory and not from the L2 cache. The roofline time is that of
-reading the weights once. 8-bit products are compared with this repository's bf16 one; the modulations of all layers
-(AdaLN), one product of a single row a frame, with the library's, which the model uses in bf16.
+reading the bf16 weights once. 8-bit products are compared with this repository's bf16 one; the modulations of all
+layers (AdaLN), one product of a single row a frame, with the library's, which the model uses in bf16.
 
 The last table is `world_model_step`: one pass in one CUDA graph, with its error against fp32 weights. `modulation` is
 its option `weights=…`, which stores AdaLN and gates in 8 bits; `blocks` stores all linear layers of the blocks so, too.
@@ -18,8 +18,8 @@ from tabulate import tabulate
 from torch.nn import functional as F
 
 from models.skinny_linear import HAS_TRITON, SkinnyLinears, quantise
+from profiling.roofline.measure_ceilings import measure_ceilings
 
-READ_TB_S = 4.37  # of an H200: `ceilings` in the environment of any run in docs/results
 #: Name: (outputs, inputs). SiLU follows fc1; out and fc2 leave the sum of their parts to the next kernel.
 SHAPES = {"qkv": (4608, 1536), "out": (1536, 1536), "fc1": (6144, 1536), "fc2": (1536, 6144)}
 ADALN = (236544, 1536)
@@ -52,7 +52,7 @@ def in_8_bits(operands, weights):
     return [(stored, bias, scale) for weight, bias in operands for stored, scale in (quantise(weight, weights),)]
 
 
-def product_rows(name, rows, count):
+def product_row(name, rows, count, read_bytes_per_s):
     """Return the table's row of a shape."""
     n, k = SHAPES.get(name, ADALN)
     library, ours = forms(name)
@@ -62,7 +62,7 @@ def product_rows(name, rows, count):
         return device_us(lambda *each: form(x, *each), operands)
 
     library_us, bf16_us = timed(library, operands), timed(ours, operands)
-    least_us = n * k * 2 / READ_TB_S / 1e6
+    least_us = 1e6 * n * k * 2 / read_bytes_per_s
     row = [rows, name, library_us, bf16_us, least_us]
     base, bar = (library_us, LEAST_ADALN_SPEEDUP) if name == "adaln" else (bf16_us, LEAST_SPEEDUP)
     for weights in EIGHT:
@@ -117,9 +117,11 @@ def main() -> None:
     if not torch.cuda.is_available() or not HAS_TRITON:
         raise SystemExit("benchmarks/skinny_linear.py compares GPU kernels: it needs a CUDA device and triton")
     print(f"linear layers of few rows: {torch.cuda.get_device_name()}, torch {torch.__version__}\n")
+    threads = torch.get_num_threads()
+    read = measure_ceilings(torch.device("cuda"), torch.bfloat16, threads=threads, tf32=False).read_bytes_per_s
     with torch.inference_mode():
-        table = [product_rows(name, rows, LAYERS) for rows in (17, 34) for name in SHAPES]
-        table += [product_rows("adaln", rows, 1) for rows in (1, 2)]
+        table = [product_row(name, rows, LAYERS, read) for rows in (17, 34) for name in SHAPES]
+        table += [product_row("adaln", rows, 1, read) for rows in (1, 2)]
         headers = ["rows", "layer", "library, µs", "skinny, µs", "roofline, µs"]
         for weights in EIGHT:
             headers += [f"{weights}, µs", "bf16 / it", "target met"]

@@ -5,8 +5,8 @@ memory, and its error against the product of the widened weights in fp32: a tile
 wrong. `bf16` is the layer in 16 bits with the tile that `choose_tile` gives it. A tile is written as c columns,
 i inputs per iteration, p parts, s stages, w warps.
 
-Measured on an H200 with torch 2.11, launches in sequence: at 17 rows no tile makes 8-bit weights 1.25x as fast as the
-bf16 form (best: qkv 0.79x, out 0.93x, fc1 0.89x, fc2 1.05x).
+Measured on an H100 with torch 2.11 (docs/results/h100/skinny_tiles.txt): at 17 rows the best tiles make 8-bit weights
+0.91x (qkv), 1.06x (out), 1.11x (fc1) and 1.40x (fc2) as fast as the bf16 form.
 """
 
 import argparse
@@ -30,19 +30,25 @@ SHOWN = 8
 
 
 def tiles(name, rows):
-    """Return the tiles to time: one warp for 16 columns, and what is in flight fits into shared memory."""
+    """Return the tiles to time: what is in flight fits into shared memory, and a warp computes 16 columns.
+
+    With a single row, which needs no tensor cores, any number of warps does.
+    """
     from models.skinny_linear_triton import Tile
 
     k = SHAPES.get(name, ADALN)[1]
     block = max(16, 1 << (rows - 1).bit_length())
     chosen = {}
     for columns, inner, parts, stages in itertools.product(
-        (16, 32, 64), (128, 256), (4, 8, 16) if name in SPLIT else (1,), (2, 3, 4)
+        (16, 32, 64), (128, 256, 512), (3, 4, 6, 8, 12, 16, 24) if name in SPLIT else (1,), (2, 3, 4, 6)
     ):
         stages = min(stages, k // parts // inner)  # no more than there are iterations
         shared = stages * inner * (columns + 2 * block)  # bytes of weights and inputs in flight
-        if (k // parts) % inner == 0 and stages > 1 and shared <= SHARED_BYTES:
-            chosen[Tile(columns, inner, parts, stages, warps=columns // 16)] = None
+        if (k // parts) % inner or stages < 2 or shared > SHARED_BYTES:
+            continue
+        for warps in (1, 2, 4) if rows == 1 else (columns // 16,):
+            if 32 <= columns * inner // (32 * warps) <= 256:  # weights of a thread
+                chosen[Tile(columns, inner, parts, stages, warps)] = None
     return list(chosen)
 
 

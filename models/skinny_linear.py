@@ -1,7 +1,8 @@
 """Linear layers for few rows: in one Triton kernel each, with weights of 8 bits and a scale for each output.
 
-With one row a linear layer is bound by reading its weights, so weights of half the bytes take about half the time. With
-17 rows on an H200 they have 0.75 to 1.1 of the speed of bf16 (docs/results/h200/skinny_linear.txt), and save memory.
+With one or two rows a linear layer is bound by reading its weights, so weights of half the bytes take half the time.
+With 17 rows on an H100 they have 0.9 to 1.4 times the speed of bf16 (docs/results/h100/skinny_linear.txt), and save
+memory.
 `SkinnyLinear` stores them quantised and stands in for an `nn.Linear`; `SkinnyLinears` puts it into any module. The
 kernel widens 8-bit numbers exactly; activations keep their dtype, and sums are fp32.
 """

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Measures again what this folder holds: bash docs/results/measure.sh FOLDER NAME...   NAME is a function below.
-# Runs and printed tables go to FOLDER; docs/results/thin.py reduces a run to what is committed. Needs an H200 that nothing
-# else uses, and the packages of requirements.lock; `quantised` and the searches also torchao, `ray` also Ray and two GPUs.
+# Runs and printed tables go to FOLDER; docs/results/thin.py reduces a run to what is committed. Needs a GPU that nothing
+# else uses (an H200 for what is committed as h200…), and the packages of requirements.lock; `quantised` and the searches
+# also torchao, `ray` also Ray and two GPUs.
 # TIMED=20: seconds of timing of each component of `quantised`. WARM=1 compiles what `quantised` times before, all recipes at
 # once: `prepare` of its cells is then a warm start.
 # Two jobs on two GPUs at the same time: start each with its own CUDA_VISIBLE_DEVICES and `taskset` on its own cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-[ $# -ge 2 ] || { sed -n '2,7p' "$0" | cut -c3-; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,8p' "$0" | cut -c3-; exit 2; }
 out=$(mkdir -p "$1" && cd "$1" && pwd); shift
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 python=${PYTHON:-python3} EXTRA=${EXTRA:-} # EXTRA="scale=tiny device=cpu": try the commands of the runs
@@ -48,17 +49,21 @@ gpu_tests() { # one process: tests of energy measure the whole GPU
 }
 regional() { # with REST=true the parts between the blocks are compiled, too
   run "regional_${REST:-false}" generic_forward 'component=[world_model]' 'metric=[parity,latency,memory]' ceilings=off \
-    'variant=[baseline,compile_regional_cuda_graph,compile_cuda_graph]' compile_cache=cold seconds=12 trace=true \
+    'variant=[baseline,compile_regional_cuda_graph,compile_cuda_graph]' compile_cache=cold seconds=12 \
     "variant.compile_regional_cuda_graph.compiler.rest=${REST:-false}"
 }
-starts() { run starts generic_forward 'component=[world_model]' 'variant=[baseline,compile_cuda_graph]' starts=true seconds=12; }
+regional_forms() { SHOW=20 table regional benchmarks/regional.py; } # seconds and replay by setting, in a script
+starts() { # cold and warm, of recipes compiled by blocks, two of them quantised
+  run starts generic_forward --config-dir=benchmarks/quantised 'component=[world_model]' starts=true seconds=12 \
+    'variant=[baseline,compile_regional_cuda_graph,skinny_int8_regional,fp8_per_tensor_regional]'
+}
 
 # folders of their own
-h200_packages() { # compiled ahead of time, beside torch.compile
-  run h200_packages generic_forward 'component=[world_model,audio_decoder,image_decoder]' 'metric=[parity,latency,memory]' seconds=20 \
+packages() { # compiled ahead of time, beside torch.compile
+  run packages generic_forward 'component=[world_model,audio_decoder,image_decoder]' 'metric=[parity,latency,memory]' seconds=20 \
     'variant=[baseline,compile,aot_inductor,compile_cuda_graph,aot_inductor_cuda_graph]' compile_cache=shared
 }
-h200_energy() { run h200_energy generic_forward 'metric=[parity,latency,memory,energy]'; }
+energy_of_the_grid() { run energy_of_the_grid generic_forward 'metric=[parity,latency,memory,energy]'; }
 quantised() { # COMPONENTS="world_model image_decoder": thin.py merges the runs of all four
   local component common=(--config-dir=benchmarks/quantised prepare_timeout=100 compile_cache=shared "seconds=${TIMED:-35}")
   local eight=fp8_per_tensor,skinny_int8,skinny_fp8,fp8_weights
@@ -86,14 +91,14 @@ int8_step() { # the step with AdaLN and gates in int8
 search() { # COMPONENT, with BUDGET seconds
   local inexact=()
   [ "$1" = world_model_step ] && inexact=(max_rel_l2=0.03)
-  run "h200_tune_$1" tune "component=[$1]" "seconds=${BUDGET:-600}" compile_cache=shared prepare_timeout=300 "${inexact[@]}"
+  run "tune_$1" tune "component=[$1]" "seconds=${BUDGET:-600}" compile_cache=shared prepare_timeout=300 "${inexact[@]}"
 }
-h200_tune_image_decoder() { search image_decoder; }
-h200_tune_world_model_step() { search world_model_step; }
+tune_image_decoder() { search image_decoder; }
+tune_world_model_step() { search world_model_step; }
 ray() { # on all GPUs; with CUDA_VISIBLE_DEVICES=0 on one, for the ratio of their times
-  run h200_ray_sweep generic_forward --multirun launcher=ray 'component=[audio_decoder]' 'variant=[baseline,cuda_graph]' \
+  run ray_sweep generic_forward --multirun launcher=ray 'component=[audio_decoder]' 'variant=[baseline,cuda_graph]' \
     'metric=[parity,latency]' seconds=2 ceilings=off 'seed=range(16)' retries=1 job_timeout=120 \
-    hydra.sweep.dir="$out/h200_ray_sweep"
+    hydra.sweep.dir="$out/ray_sweep"
 }
 
 for name; do

@@ -20,6 +20,8 @@ CHECKPOINTS = ("auto", "required", "random")  # auto: random weights where there
 STATES = ("snapshot", "reset", "none")
 CEILINGS = ("auto", "off")  # off: bandwidth and FLOP rate are not measured, so there is no roofline
 COMPILE_CACHES = ("fresh", "cold", "shared")  # where compiled code comes from: see profiling.run.compile_caches
+#: Environment variable with the folder of packages compiled ahead of time that cells of a run share.
+PACKAGES_FOLDER = "PROFILING_PACKAGES"
 MOST_THREADS = 4096  # starting more fails or takes the machine down
 
 

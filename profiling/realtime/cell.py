@@ -56,7 +56,7 @@ from profiling.results.energy import Energy
 from profiling.results.frames import Journal, Series, recover_series, stage_names
 from profiling.results.record import Parity, Prepare, TraceAnalysis, merge_metric
 from profiling.roofline.section import frame_roofline
-from profiling.run.cell import Cell, measured_by, metrics_of, prepare_phases, warm_up
+from profiling.run.cell import Cell, measured_by, metrics_of, prepare_phases, warm_up, with_packages
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Phase
 from profiling.run.trace_passes import TracePasses
@@ -225,13 +225,14 @@ class RealtimeCell(Cell):
             if not isinstance(variant, Mixed):
                 check_changes(step.recipe for step in steps.values())
             total = time.perf_counter() - started
-            phases = prepare_phases(compiling, [each for step in steps.values() for each in step.recipe])
+            recipe = [each for step in steps.values() for each in step.recipe]
+            phases = prepare_phases(compiling, recipe)
             for name, component in prepared.components.items():
                 steps[name].call()
                 synchronize(component.device)
             first = time.perf_counter() - started
             warmed_up = warm_up(prepared.components, steps)
-            counters = asdict(snapshot().since(before))
+            counters = asdict(with_packages(snapshot().since(before), recipe))
         times = {"seconds": total, "first_call_s": first, "stages": seconds, "phases": phases}
         self.add(prepare=Prepare(**times, **warmed_up, **counters))
         return steps

@@ -21,14 +21,14 @@ _PREPARING = ("transforms", "dynamo", "inductor", "autotune", "export", "package
 _PHASES = ("import", "artifacts", "load", *_PREPARING, "call")
 _LEGEND = (
     "prepare: compile, warm-up and capture, from an empty cache. ~: computed for a cell that started from the cache of "
-    "a variant with the same compiler: its own seconds, with that variant's seconds in inductor and autotune."
+    "a variant with the same compiler: its own seconds, with that variant's seconds in inductor, autotune and package."
 )
 
 
 _STARTS_LEGEND = (
     "A start: a fresh process imports, builds, prepares and makes one call. cold: the compiler's cache is empty. warm: "
-    "it holds what the cold start compiled. portable: it is empty, and artifacts that torch.compiler saved in the cold "
-    "start are loaded into it. Files may be in the page cache of the host."
+    "it holds what the cold start compiled, also its package. portable: it is empty, and artifacts that torch.compiler "
+    "saved in the cold start are loaded into it. Files may be in the page cache of the host."
 )
 _Started = tuple[Record, str, Start]
 

@@ -300,7 +300,7 @@ class Prepare(Section, frozen=True, kw_only=True):
     graph_breaks: Annotated[int | None, about("graph breaks")] = None
     cudagraph_captures: Annotated[int | None, about("captures by inductor's CUDA-graph trees")] = None
     cudagraph_skips: Annotated[int | None, about("captures that inductor gave up")] = None
-    cache_hits: Annotated[int | None, about("graphs from a cache on disk")] = None
+    cache_hits: Annotated[int | None, about("graphs, and packages compiled ahead of time, from a cache on disk")] = None
     cache: Annotated[
         str | None,
         about(
@@ -320,8 +320,8 @@ class Prepare(Section, frozen=True, kw_only=True):
     cold_s: Annotated[
         Duration | None,
         about(
-            "what it takes from an empty cache, where it was not empty: with the inductor and autotune phases of the "
-            "cell that filled it",
+            "what it takes from an empty cache, where it was not empty: with the inductor, autotune and package phases "
+            "of the cell that filled it",
             "s",
         ),
     ] = None

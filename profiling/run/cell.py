@@ -47,7 +47,7 @@ from profiling.run.environment import ceilings_in
 from profiling.run.events import Emit, End, Phase, Sections
 from profiling.run.job import Job
 from profiling.run.trace_passes import TracePasses
-from profiling.trace.counters import compile_seconds, seconds_since, snapshot
+from profiling.trace.counters import CompileCounters, compile_seconds, seconds_since, snapshot
 from profiling.trace.memory_history import memory_history
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.trace.spans import span
@@ -200,7 +200,7 @@ class Cell(ABC):
             except BaseException:
                 self.close(step)
                 raise
-            counters = snapshot().since(before)
+            counters = with_packages(snapshot().since(before), step.recipe)
             times = {"seconds": seconds, "first_call_s": first_call_s, "phases": phases}
             self.add(prepare=Prepare(**times, **warmed_up, **asdict(counters)))
             self.compiled = counters.graphs > 0 or any(each.kind == "compiler" for each in step.recipe)
@@ -334,11 +334,12 @@ class Cell(ABC):
                     steps.append(variant(component, Path(folder)))
                     stack.callback(self.close, steps[-1])
                 wait()
-            phases = prepare_phases(compiling, [each for step in steps for each in step.recipe])
+            recipe = [each for step in steps for each in step.recipe]
+            phases = prepare_phases(compiling, recipe)
             for step in steps:
                 step.run()
             wait()
-            counters = snapshot().since(before)
+            counters = with_packages(snapshot().since(before), recipe)
         imported, loaded_artifacts, loaded, _, call = (end - begin for begin, end in pairwise(marks))
         phases = {"import": imported, "artifacts": loaded_artifacts, "load": loaded, **phases, "call": call}
         if artifacts is None:
@@ -378,6 +379,13 @@ def prepare_phases(before: Mapping[str, float], recipe: Sequence[RecipeStep]) ->
         loading = sum(each.load_s for each in packages)
         phases |= {"export": max(0.0, exporting), "package": max(0.0, packaging), "load package": loading}
     return phases
+
+
+def with_packages(counters: CompileCounters, recipe: Sequence[RecipeStep]) -> CompileCounters:
+    """Return the counters with each package as a graph, and one that an earlier cell made as found in a cache."""
+    packages = [each for step in recipe for each in step.packages or ()]
+    hits = counters.cache_hits + sum(each.cached for each in packages)
+    return CompileCounters(**{**asdict(counters), "graphs": max(counters.graphs, len(packages)), "cache_hits": hits})
 
 
 def warm_up(components: Mapping[str, Component], steps: Mapping[str, Step]) -> dict[str, Any]:

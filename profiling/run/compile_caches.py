@@ -1,4 +1,4 @@
-"""The compiler caches of cells: cells that compile the same code share one cold compile.
+"""The compiler caches of cells: cells that compile the same code share one cold compile, and one package.
 
 With `compile_cache=fresh` the first cell of a component and of a compiler's options gets an empty folder, and later
 cells with equal options start from what it left; with `cold` each cell gets an empty one. The record says which
@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from profiling.components.spec import PACKAGES_FOLDER
 from profiling.results.record import Prepare, Start, decode_section, encode_sections
 from profiling.run.events import Event, Sections
 from profiling.run.job import RECIPE, Job
@@ -25,7 +26,7 @@ from profiling.run.job import RECIPE, Job
 #: Options of a recipe that do not change the compiled code.
 _NOT_COMPILED = {"capture", "tolerance"}
 #: Phases of preparing that a filled cache shortens.
-FROM_CACHE = ("inductor", "autotune")
+FROM_CACHE = ("inductor", "autotune", "package")
 
 
 @dataclass
@@ -41,7 +42,7 @@ class _Cache:
 class Lease:
     """The cache of one cell.
 
-    `variables`: environment variables that point inductor and Triton to it; empty: they use their default folders.
+    `variables`: environment variables that point compilers to it; empty: they use their default folders.
     """
 
     variables: Mapping[str, str]
@@ -142,5 +143,9 @@ def compiled_code(job: Job) -> str | None:
 
 
 def cache_variables(folder: str) -> dict[str, str]:
-    """Return the environment variables that make inductor and Triton keep compiled code in `folder`."""
-    return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
+    """Return the environment variables that make inductor and Triton keep compiled code in `folder`, and packages."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": folder,
+        "TRITON_CACHE_DIR": str(Path(folder) / "triton"),
+        PACKAGES_FOLDER: str(Path(folder) / "packages"),
+    }

@@ -52,7 +52,8 @@ def main() -> None:
     with torch.inference_mode(False), torch.enable_grad():
         artifacts = None if order.load is None else Path(order.load).read_bytes()
         start = cell.start(began, artifacts, lambda: _limited(order))
-    if order.save is not None and start.graphs:
+    # A package compiled ahead of time is itself the file that an application takes along.
+    if order.save is not None and start.graphs and "load package" not in start.phases:
         saved = torch.compiler.save_cache_artifacts()
         if saved is not None:
             Path(order.save).write_bytes(saved[0])

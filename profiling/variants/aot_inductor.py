@@ -37,6 +37,7 @@ from profiling.fx_passes.passes import name_of
 from profiling.results.record import Package
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import check_known, idle_option, missing_toolchain
+from profiling.variants.packages import fetch, new_file, share, shared_path
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome, Transform
 
 #: Limits of a later call: its distance from the module's over that of the first call, or its relative L2
@@ -119,33 +120,30 @@ class AOTInductor(Compiler):
     ) -> _Loaded:
         started = perf_counter()
         program = exported(module, examples, strict=self.strict)
-        export_s, started = perf_counter() - started, perf_counter()
-        file = new_file(folder, f"{type(module).__name__}.pt2")
-        options = {**self.options}
-        if "aot_inductor.precompile_headers" in torch._inductor.list_options():
-            # Off: with the empty cache of a cell it takes longer than it saves.
-            options.setdefault("aot_inductor.precompile_headers", False)
-        if calls.changed:
-            options |= _KEEP_BUFFERS
+        export_s = perf_counter() - started
         libraries = _shared_libstdcxx(cpp_builder.get_cpp_compiler())
-        if libraries:
-            own = options.get("aot_inductor.custom_op_libs") or ()
-            options["aot_inductor.custom_op_libs"] = [*own, *libraries]
+        options = self._all_options(libraries, keep_buffers=bool(calls.changed))
+        shared = shared_path(program.program, options, str(self.package_suffix))
+        file, started = new_file(folder, f"{type(module).__name__}{self.package_suffix}"), perf_counter()
+        cached = shared is not None and fetch(shared, file)
         with _without_warnings():
             try:
-                torch._inductor.aoti_compile_and_package(
-                    program.program, package_path=str(file), inductor_configs=options
-                )
+                if not cached:
+                    torch._inductor.aoti_compile_and_package(
+                        program.program, package_path=str(file), inductor_configs=options
+                    )
             except Exception as error:
                 if is_device_failure(error):
                     raise
                 message = f"inductor cannot package what was exported: {reason_of(error)}{place_of(error)}"
                 raise InputError(_with_changes(message, calls)) if calls.unbound else RuntimeError(message) from error
-            compile_s, started = perf_counter() - started, perf_counter()
+            compile_s = perf_counter() - started
+            if shared is not None and not cached:
+                share(file, shared)
             device = next((tensor.device for tensor in tensors_in(examples[-1])), torch.device("cpu"))
             # The locks of a multi-threaded runner cannot be captured.
             index = -1 if device.index is None else device.index
-            name = str(file.relative_to(folder.parents[1]))
+            name, started = str(file.relative_to(folder.parents[1])), perf_counter()
             # torch's loader has crashed processes; then this is the last line of the log.
             print(f"loading {name}", file=sys.stderr, flush=True)
             runner = torch._inductor.aoti_load_package(str(file), run_single_threaded=True, device_index=index)
@@ -159,8 +157,22 @@ class AOTInductor(Compiler):
             compile_s=compile_s,
             load_s=perf_counter() - started,
             dynamic=program.axes,
+            cached=cached,
         )
         return _Loaded(runner, examples[-1], package, tuple(_remarks(program.program, bound, libraries)))
+
+    def _all_options(self, libraries: Sequence[str], *, keep_buffers: bool) -> dict[str, Any]:
+        """Return the options of inductor, with those that packages here need: `libraries` are linked to."""
+        options = {**self.options}
+        if "aot_inductor.precompile_headers" in torch._inductor.list_options():
+            # Off: with the empty cache of a cell it takes longer than it saves.
+            options.setdefault("aot_inductor.precompile_headers", False)
+        if keep_buffers:
+            options |= _KEEP_BUFFERS
+        if libraries:
+            own = options.get("aot_inductor.custom_op_libs") or ()
+            options["aot_inductor.custom_op_libs"] = [*own, *libraries]
+        return options
 
 
 @dataclass(frozen=True)
@@ -476,13 +488,3 @@ class ByShape:
     def __call__(self, /, **inputs: Any) -> Any:
         """Call the package; KeyError: there is none for these shapes."""
         return self.runners[shapes_of(inputs)](**inputs)
-
-
-def new_file(folder: Path, name: str) -> Path:
-    """Create `folder` and return the path of a new file in it: `name`, with a number if that exists."""
-    folder.mkdir(parents=True, exist_ok=True)
-    plain = Path(name)
-    number, file = 2, folder / plain
-    while file.exists():
-        number, file = number + 1, folder / f"{plain.stem}_{number}{plain.suffix}"
-    return file

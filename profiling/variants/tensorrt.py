@@ -29,13 +29,13 @@ from profiling.variants.aot_inductor import (
     calls_in_a_row,
     check_later_calls,
     exported,
-    new_file,
     place_of,
     shapes_of,
     sizes_of,
 )
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import RECOMPILE_LIMIT
+from profiling.variants.packages import new_file
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 
 #: Options that cannot be chosen, and why.

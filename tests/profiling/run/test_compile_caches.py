@@ -32,6 +32,7 @@ def prepared(leased, prepare):
 def folder(leased):
     inductor = leased.variables["TORCHINDUCTOR_CACHE_DIR"]
     assert leased.variables["TRITON_CACHE_DIR"] == str(Path(inductor) / "triton")
+    assert leased.variables["PROFILING_PACKAGES"] == str(Path(inductor) / "packages")
     return Path(inductor)
 
 
@@ -123,3 +124,24 @@ def test_cells_of_a_run_share_a_cold_compile(profile):
     assert warm.from_cold == pytest.approx(warm.seconds + cold.phases["inductor"] - warm.phases["inductor"])
     for prepare in (cold, warm):
         assert 0 < sum(prepare.phases.values()) < prepare.seconds
+
+
+def test_cells_of_a_run_share_a_package(profile):
+    outcome = profile(
+        "component=[nested]",
+        "variant=[aot_inductor,package_alike]",
+        "isolation=none",
+        "metric=[parity,latency]",
+    )
+    assert outcome.code == 0, outcome.out
+    made, shared = (outcome.records["nested", variant] for variant in ("aot_inductor", "package_alike"))
+    packages = [each for record in (made, shared) for step in record.recipe for each in step.packages]
+    assert [each.cached for each in packages] == [False, True]
+    assert [each.bytes for each in packages] == [packages[0].bytes] * 2
+    assert all((outcome.folder / each.file).is_file() for each in packages)
+    assert packages[0].file != packages[1].file
+    assert (made.prepare.cache, made.prepare.graphs, made.prepare.cache_hits) == ("cold", 1, 0)
+    assert (shared.prepare.cache, shared.prepare.graphs, shared.prepare.cache_hits) == ("from aot_inductor", 1, 1)
+    assert shared.prepare.phases["package"] < made.prepare.phases["package"]
+    assert shared.prepare.from_cold > made.prepare.phases["package"]
+    assert made.parity.rel_l2 == shared.parity.rel_l2

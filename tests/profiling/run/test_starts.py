@@ -169,3 +169,15 @@ def test_a_run_with_starts(profile):
     assert record.prepare.cache == "from the cold start of compile"
     for start in (starts.cold, starts.warm, starts.portable):
         assert start.unaccounted < 0.3 * start.seconds
+
+
+@pytest.mark.slow  # three processes that import torch, and a package
+def test_a_run_with_starts_of_a_package(profile):
+    outcome = profile("component=[nested]", "variant=[aot_inductor]", "metric=[parity,latency]", "starts=true")
+    assert outcome.code == 0, outcome.err
+    record = outcome.records["nested", "aot_inductor"]
+    cold, warm = record.starts.cold, record.starts.warm
+    assert (cold.graphs, cold.cache_hits, warm.graphs, warm.cache_hits) == (1, 0, 1, 1)
+    assert warm.phases["package"] < cold.phases["package"]
+    assert record.starts.portable is None, "a package is itself what an application takes along"
+    assert record.prepare.cache == "from the cold start of aot_inductor"

@@ -7,7 +7,7 @@ import pytest
 from profiling.cli.app import CONF
 
 RECIPES = sorted(path.stem for path in (CONF / "variant").glob("*.yaml"))
-QUANTISED = {"int8_weights", "int8_dynamic", "fp8_weights"}
+QUANTISED = {"int8_weights", "int8_dynamic", "fp8_weights", "skinny_int8"}
 #: Recipes that run on a CPU. `channels_last_compile` is skipped: the world model has no convolution.
 RUN = {"baseline", "compile", "compile_regional", "aot_inductor", *QUANTISED}
 NEEDS = ("CUDA device", "torch_tensorrt is not installed", "no 2D or 3D convolution")
