@@ -47,8 +47,10 @@ report: $(RUN_READY) ## print a run again: make report RUN=runs/generic_forward/
 	@test -n "$(RUN)" || { echo "error: name a run: make report RUN=runs/generic_forward/..."; exit 2; }
 	$(PY) -m profiling.report $(RUN)
 
+# TORCHINDUCTOR_VEC_ISA_OK: inductor believes the processor's flags. For each empty cache it would compile a program for each
+# instruction set to check them: 6 of the 10 s of a small compile.
 test: $(DEV_READY) ## the tests that need no GPU
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto $(ARGS)
+	OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 $(PY) -m pytest -n auto $(ARGS)
 
 test-gpu: $(DEV_READY) ## the tests that need a CUDA device
 	$(PY) -m pytest -m gpu $(ARGS)

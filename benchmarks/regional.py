@@ -1,9 +1,9 @@
 """Time regional compilation from an empty cache: python benchmarks/regional.py   (needs a GPU; --tiny: a small network)
 
 Compiles the world model whole, by blocks, and by blocks with the parts between them, each in a process of its own with
-empty caches. The table has the seconds until the first call has returned, and the time of a later call (on a GPU of a
-replay of a CUDA graph). Below it, for each frame that Dynamo compiled: its seconds, those of inductor, and those in
-which Triton compiled kernels in the process itself because inductor's worker processes had not started yet.
+empty caches. The table has the seconds until the first call has returned, of these those in which Triton compiled
+kernels in the process itself, because inductor's worker processes had not started yet, and the time of a later call (on
+a GPU of a replay of a CUDA graph). Below it: the seconds of each frame that Dynamo compiled, and of inductor in it.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from time import perf_counter
 from tabulate import tabulate
 
 ROOT = Path(__file__).parents[1]
-#: Inductor's options that compile fewer forms of each kernel, and try less.
-FEWER = {"triton.autotune_pointwise": False, "shape_padding": False, "loop_ordering_after_fusion": False}
+#: Options of inductor that skip autotuning, padding and loop reordering.
+LESS_TUNING = {"triton.autotune_pointwise": False, "shape_padding": False, "loop_ordering_after_fusion": False}
 SETTINGS = {
     "whole": {},
     "blocks": {"regional": True},
-    "blocks, fewer forms": {"regional": True, "options": FEWER},
+    "blocks, less tuning": {"regional": True, "options": LESS_TUNING},
     "blocks and rest": {"regional": True, "rest": True},
-    "blocks and rest, fewer forms": {"regional": True, "rest": True, "options": FEWER},
+    "blocks and rest, less tuning": {"regional": True, "rest": True, "options": LESS_TUNING},
 }
 CALLS = 60
 
@@ -65,8 +65,8 @@ def measure(setting, tiny) -> dict:
         for each in get_compilation_metrics()
         if each.co_name and each.entire_frame_compile_time_s
     ]
-    alone = sum(compilation_time_metrics.get("async_compile.precompile", []))
-    return {"seconds": seconds, "ms": milliseconds, "error": error, "frames": frames, "alone": alone}
+    in_process_s = sum(compilation_time_metrics.get("async_compile.precompile", []))
+    return {"seconds": seconds, "ms": milliseconds, "error": error, "frames": frames, "in_process_s": in_process_s}
 
 
 def call_ms(call, device) -> float:
@@ -90,7 +90,7 @@ def call_ms(call, device) -> float:
     return statistics.median(times)
 
 
-def in_a_process(name, tiny) -> dict:
+def measure_in_subprocess(name, tiny) -> dict:
     """Return the measurements of the setting `name`, from a process that starts with empty caches."""
     with tempfile.TemporaryDirectory() as folder:
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
@@ -118,14 +118,21 @@ def main() -> None:
         raise SystemExit("benchmarks/regional.py needs a CUDA device; --tiny takes a small network and the CPU")
     where = "CPU, tiny network" if asked.tiny else torch.cuda.get_device_name()
     print(f"regional compilation: {where}, torch {torch.__version__}\n", flush=True)
-    in_a_process("blocks", asked.tiny)  # reads torch's files into memory; not counted
-    measured = {name: in_a_process(name, asked.tiny) for name in SETTINGS}
+    measure_in_subprocess("blocks", asked.tiny)  # reads torch's files into memory; not counted
+    measured = {name: measure_in_subprocess(name, asked.tiny) for name in SETTINGS}
     whole = measured["whole"]["ms"]
     rows = [
-        (name, each["seconds"], each["ms"], each["ms"] / whole, each["error"], each["alone"])
+        (name, each["seconds"], each["ms"], each["ms"] / whole, each["error"], each["in_process_s"])
         for name, each in measured.items()
     ]
-    headers = ("compiled", "seconds", "call, ms", "of whole", "relative L2 to eager", "kernels without workers, s")
+    headers = (
+        "compiled",
+        "seconds",
+        "call, ms",
+        "relative to whole",
+        "relative L2 to eager",
+        "kernels in the process, s",
+    )
     print(tabulate(rows, headers, "github", floatfmt=("", ".2f", ".3f", ".3f", ".1e", ".2f")))
     for name, each in measured.items():
         print(f"\n{name}: {'; '.join(each['frames'])}")

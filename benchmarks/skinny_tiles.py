@@ -5,8 +5,8 @@ memory, and its error against the product of the widened weights in fp32: a tile
 wrong. `bf16` is the layer in 16 bits with the tile that `choose_tile` gives it. A tile is written as c columns,
 i inputs per iteration, p parts, s stages, w warps.
 
-Measured on an H100 with torch 2.11 (docs/results/h100/skinny_tiles.txt): at 17 rows the best tiles make 8-bit weights
-0.91x (qkv), 1.06x (out), 1.11x (fc1) and 1.40x (fc2) as fast as the bf16 form.
+A larger search on an H100 with torch 2.11 (docs/results/h100/skinny_tiles.txt): at 17 rows the best tiles make int8
+weights 0.91x (qkv), 1.06x (out), 1.11x (fc1) and 1.40x (fc2) as fast as the bf16 form.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SHOWN = 8
 def tiles(name, rows):
     """Return the tiles to time: what is in flight fits into shared memory, and a warp computes 16 columns.
 
-    With a single row, which needs no tensor cores, any number of warps does.
+    A single row needs no tensor cores: 1, 2 and 4 warps are tried.
     """
     from models.skinny_linear_triton import Tile
 
@@ -47,7 +47,7 @@ def tiles(name, rows):
         if (k // parts) % inner or stages < 2 or shared > SHARED_BYTES:
             continue
         for warps in (1, 2, 4) if rows == 1 else (columns // 16,):
-            if 32 <= columns * inner // (32 * warps) <= 256:  # weights of a thread
+            if 32 <= columns * inner // (32 * warps) <= 256:  # weights per thread and iteration
                 chosen[Tile(columns, inner, parts, stages, warps)] = None
     return list(chosen)
 

@@ -1,8 +1,8 @@
 """Linear layers for few rows: in one Triton kernel each, with weights of 8 bits and a scale for each output.
 
-With one or two rows a linear layer is bound by reading its weights, so weights of half the bytes take half the time.
-With 17 rows on an H100 they have 0.9 to 1.4 times the speed of bf16 (docs/results/h100/skinny_linear.txt), and save
-memory.
+A large linear layer with one or two rows is bound by reading its weights, so weights of half the bytes take half the
+time. With 17 rows on an H100 they have 0.9 to 1.4 times the speed of bf16 (docs/results/h100/skinny_linear.txt), and
+save memory.
 `SkinnyLinear` stores them quantised and stands in for an `nn.Linear`; `SkinnyLinears` puts it into any module. The
 kernel widens 8-bit numbers exactly; activations keep their dtype, and sums are fp32.
 """
@@ -20,13 +20,17 @@ from torch.nn import functional as F
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_ROWS = 64  # of the kernel; with more rows the weights no longer dominate the time
 MULTIPLE = 64  # of inputs and outputs: of 64 inputs, rows of 8-bit weights start at whole memory sectors
+MOST_WEIGHTS = 2**31  # of a layer, not included: the kernel's offsets have 32 bits
 WEIGHTS = ("bf16", "int8", "float8_e4m3")  # how weights are stored; bf16: as they are, in the module's own dtype
 _STORED = {"int8": (torch.int8, 127.0), "float8_e4m3": (torch.float8_e4m3fn, 448.0)}  # dtype, largest number
+EIGHT_BITS = tuple(dtype for dtype, _ in _STORED.values())
+#: Least compute capability of a GPU for the kernel: of bf16 products, and of Triton's float8.
+_CAPABILITY = {"bf16": (8, 0), "int8": (8, 0), "float8_e4m3": (8, 9)}
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def quantise(weight: Tensor, weights: str) -> tuple[Tensor, Tensor]:
-    """Return 8-bit numbers and a scale for each row, of which `dequantise` makes the weight nearest to `weight`.
+    """Quantise each row to 8 bits; `dequantise` returns the nearest weight that can be represented.
 
     The largest magnitude of a row is exact. A row that holds NaN or infinity gets the scale NaN, so that its output is
     NaN. A row of zeros gets the scale 0.
@@ -48,15 +52,14 @@ def quantise(weight: Tensor, weights: str) -> tuple[Tensor, Tensor]:
 
 def dequantise(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the weight [n, k] that the results of `quantise` stand for, in `dtype`, rounded once."""
-    return (kernel_order(stored.float(), undo=True) * scale.unsqueeze(1)).to(dtype)
+    return (kernel_order(stored, undo=True).float() * scale.unsqueeze(1)).to(dtype)
 
 
 def kernel_order(stored: Tensor, *, undo: bool = False) -> Tensor:
     """Return 8-bit weights [n, k] with the inputs in the order in which the kernel reads them, or (`undo`) back.
 
-    The kernel loads words of four numbers, and needs the numbers at the same place of neighbouring words to belong to
-    neighbouring inputs. So, of each 64 inputs, word w holds those numbered w, w + 16, w + 32 and w + 48. Where k is not
-    a multiple of 64, which the kernel does not take, the order stays.
+    Byte b of word w (0 to 15) of each 64 inputs is input w + 16·b, so that equal bytes of neighbouring words belong to
+    neighbouring inputs. Where k is not a multiple of 64, which the kernel does not take, the order stays.
     """
     n, k = stored.shape
     if k % MULTIPLE:
@@ -68,7 +71,7 @@ def kernel_order(stored: Tensor, *, undo: bool = False) -> Tensor:
 def fits(weight: Tensor) -> bool:
     """Return True if the kernel supports the shape of `weight`, [n, k]."""
     n, k = weight.shape
-    return n % MULTIPLE == 0 and k % MULTIPLE == 0 and n * k < 2**31
+    return n % MULTIPLE == 0 and k % MULTIPLE == 0 and n * k < MOST_WEIGHTS
 
 
 def runs_in_kernel(x: Tensor, stored: Tensor, dtype: torch.dtype, max_rows: int = MAX_ROWS) -> bool:
@@ -88,7 +91,7 @@ def runs_in_kernel(x: Tensor, stored: Tensor, dtype: torch.dtype, max_rows: int 
 def few_rows_linear(
     x: Tensor, stored: Tensor, bias: Tensor | None, scale: Tensor | None, dtype: torch.dtype, max_rows: int = MAX_ROWS
 ) -> Tensor:
-    """Return `linear(x, weight, bias)` [..., n], by the kernel if it can run, else with the weights in `dtype`.
+    """Return `x·weightᵀ + bias` [..., n], by the kernel if it can run, else by PyTorch with the weights in `dtype`.
 
     Arguments are those of `runs_in_kernel`; bias is [n], and scale fp32 [n], None where the weights are not quantised.
     """
@@ -216,8 +219,13 @@ class SkinnyLinears:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a list of patterns")
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return why nothing would change on `device`, or None: without the kernel, only weights of 8 bits differ."""
-        if self.weights != "bf16" or (device.type == "cuda" and HAS_TRITON):
+        """Return why the kernel cannot run on the GPU `device`, or nothing would change without a kernel; else None."""
+        if device.type == "cuda" and HAS_TRITON:
+            least = _CAPABILITY[self.weights]
+            if torch.version.hip is None and torch.cuda.get_device_capability(device) < least:
+                return f"weights={self.weights} need a GPU of compute capability {least[0]}.{least[1]} or later"
+            return None
+        if self.weights != "bf16":
             return None
         return "SkinnyLinears with weights=bf16 changes nothing here: its kernel needs triton and a CUDA device"
 
@@ -273,6 +281,8 @@ class SkinnyLinears:
             return "has hooks, which would be lost"
         if not layer.weight.is_floating_point() or layer.weight.itemsize == 1:
             return f"has weights in {str(layer.weight.dtype).removeprefix('torch.')} already"
+        if layer.weight.numel() >= MOST_WEIGHTS:
+            return "has 2^31 weights or more"
         if not fits(layer.weight):
             return f"inputs and outputs must be multiples of {MULTIPLE}"
         return None

@@ -1,4 +1,4 @@
-"""Linear layers with few rows (skinny GEMMs), which are bound by reading the weights once: in 16 bits, or in 8.
+"""Linear layers with few rows (skinny GEMMs), mostly bound by reading the weights once: in 16 bits, or in 8.
 
 A library GEMM needs another launch if it splits the inputs (split-K), and one for SiLU. Here the next kernel
 (`add_modulated_norm`) sums the parts, and SiLU is computed before the store. Weights of 8 bits
@@ -6,6 +6,7 @@ A library GEMM needs another launch if it splits the inputs (split-K), and one f
 """
 
 import os
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 from torch.utils.flop_counter import register_flop_formula
 
-from models.skinny_linear import MAX_ROWS, fits
+from models.skinny_linear import EIGHT_BITS, MAX_ROWS, fits
 
 WAVE = 80  # programs that saturate an H200's memory bandwidth; more parts only cost additions
 
@@ -30,8 +31,8 @@ class Tile(NamedTuple):
     warps: int
 
 
-# Assembly that widens 8-bit numbers in fewer instructions than the compiler's, four to a word (`kernel_order`). Each is
-# one line, because inductor copies the text into a string of the code that it generates.
+# PTX that widens 8-bit weights, packed four a word (`kernel_order`), in fewer instructions than Triton generates. Each
+# text is one line, because inductor copies it into a string of the code that it generates.
 
 #: Two words of int8 to four pairs of bf16, one for each byte. A number is (128 + its lower seven bits) - (128, or 256
 #: where the sign bit is set), each made by setting bits.
@@ -60,8 +61,7 @@ _E4M3_TO_BF16 = tl.constexpr(
     )
     + " }"
 )
-#: A word of int8 to four fp32: (2^23 + 128 + number), whose lowest byte is the number with its sign bit flipped, less
-#: 2^23 + 128.
+#: A word of int8 to four fp32: flip the sign bit, put the byte into the mantissa of 2^23, and subtract 2^23 + 128.
 _INT8_TO_FP32 = tl.constexpr(
     "{ .reg .b32 flipped, a; xor.b32 flipped, $4, 0x80808080; "
     + " ".join(f"prmt.b32 a, flipped, 0x4b000000, 0x744{byte}; add.f32 ${byte}, a, 0fcb000080;" for byte in range(4))
@@ -159,7 +159,7 @@ def _skinny_linear_8_bits(
     part = tl.program_id(1)
     row = tl.arange(0, block)
     word = tl.arange(0, inner // 4)
-    place = word // 16 * 64 + word % 16  # of the input that belongs to the lowest byte of each word
+    first = word // 16 * 64 + word % 16  # the input of byte 0 of each word
     words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + column[:, None] * (k // 4) + word[None, :]
     stored: tl.constexpr = weight.dtype.element_ty
     total = tl.zeros((columns, block), tl.float32)
@@ -169,19 +169,19 @@ def _skinny_linear_8_bits(
             at = part * (k // parts) + start
             weights = _widen(tl.load(words + at // 4, eviction_policy="evict_first"), stored, tl.float32)
             for byte in tl.static_range(4):
-                inputs = x + at + place + 16 * byte
+                inputs = x + at + first + 16 * byte
                 sums += weights[byte] * tl.load(inputs, eviction_policy="evict_last").to(tl.float32)[None, :]
         total = tl.sum(sums, 1)[:, None]
     else:
-        inputs = x + row[:, None] * k + place[None, :]
-        real = row[:, None] < rows
+        inputs = x + row[:, None] * k + first[None, :]
+        is_row = row[:, None] < rows
         for start in tl.range(0, k // parts, inner, num_stages=stages):
             at = part * (k // parts) + start
             loaded = tl.load(words + at // 4, eviction_policy="evict_first")
-            inputs0 = tl.load(inputs + at, mask=real, other=0.0, eviction_policy="evict_last")
-            inputs1 = tl.load(inputs + at + 16, mask=real, other=0.0, eviction_policy="evict_last")
-            inputs2 = tl.load(inputs + at + 32, mask=real, other=0.0, eviction_policy="evict_last")
-            inputs3 = tl.load(inputs + at + 48, mask=real, other=0.0, eviction_policy="evict_last")
+            inputs0 = tl.load(inputs + at, mask=is_row, other=0.0, eviction_policy="evict_last")
+            inputs1 = tl.load(inputs + at + 16, mask=is_row, other=0.0, eviction_policy="evict_last")
+            inputs2 = tl.load(inputs + at + 32, mask=is_row, other=0.0, eviction_policy="evict_last")
+            inputs3 = tl.load(inputs + at + 48, mask=is_row, other=0.0, eviction_policy="evict_last")
             # All numbers of 8 bits are exact in fp16 and bf16.
             weights = _widen(loaded, stored, inputs0.dtype)
             total = tl.dot(weights[0], tl.trans(inputs0), total)
@@ -210,8 +210,8 @@ def part_count(n: int, k: int, columns: int = 64, programs: int = WAVE, multiple
 
 def choose_tile(n: int, k: int, rows: int, weight_bytes: int, *, split: bool) -> Tile:
     """Return the tile for [rows, k] inputs and n outputs; without `split`, all inputs belong to one part."""
-    if weight_bytes == 1:  # fastest, or within 1%, of 25 to 130 tiles on an H100 with 1, 2, 17 and 34 rows
-        if split:
+    if weight_bytes == 1:  # within 1.3% of the fastest of about 20 to 130 tiles, on an H100 with 1, 2, 17 and 34 rows
+        if split:  # 384 programs: 24 times 64 columns in 16 parts, at the largest layer that is split
             return Tile(64, 128, part_count(n, k, programs=384, multiple=128), stages=3, warps=4)
         return Tile(16, 512, 1, stages=3, warps=2) if rows == 1 else Tile(64, 256, 1, stages=3, warps=4)
     columns, inner = 64, 128  # 64: the minimum of a Hopper warp-group MMA
@@ -234,6 +234,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor 
         weight: contiguous [n, k] in the dtype of `x`, or in 8 bits from `quantise`; n and k are multiples of 64.
         bias: [n], or None.
         scale: fp32 [n] of `quantise`; None for a weight in the dtype of `x`.
+
+    Raises:
+        ValueError: a weight of 8 bits without a scale, or another one with a scale.
     """
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
     _launch(x, weight, bias, scale, out, _tile(x, weight))
@@ -265,17 +268,28 @@ def _flops(x: list[int], weight: list[int], *_: object, **__: object) -> int:
     return 2 * rows * weight[0] * weight[1]
 
 
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """Return the shared memory that a program may use: 227 KiB on Hopper, less on other GPUs."""
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return int(getattr(properties, "shared_memory_per_block_optin", 227 * 1024))
+
+
 def _launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, out: Tensor, tile: Tile, *, silu: bool = False
 ) -> None:
+    if (scale is not None) != (weight.dtype in EIGHT_BITS):
+        raise ValueError(f"a weight in {weight.dtype} {'has no' if scale is None else 'must not have a'} scale")
     n, k = weight.shape
     rows = x.numel() // k
     block = 1 if rows == 1 else max(triton.next_power_of_2(rows), 16)  # a product on tensor cores has 16 at least
     columns, inner, parts, stages, warps = tile
     while (k // parts) % inner:
-        inner //= 2
+        inner, stages = inner // 2, stages * 2  # as many bytes in flight
+    stage_bytes = inner * (columns * weight.itemsize + (0 if block == 1 else block) * x.itemsize)
+    stages = min(stages, k // parts // inner, max(_shared_bytes(x.device) // stage_bytes, 1))
     wrap_triton(_skinny_linear if scale is None else _skinny_linear_8_bits)[(n // columns, parts)](
         x.contiguous(), weight, weight if scale is None else scale, weight if bias is None else bias, out, rows,
         n=n, k=k, parts=parts, biased=bias is not None, silu=silu,
-        block=block, columns=columns, inner=inner, stages=min(stages, k // parts // inner), num_warps=warps,
+        block=block, columns=columns, inner=inner, stages=stages, num_warps=warps,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Measures again what this folder holds: bash docs/results/measure.sh FOLDER NAME...   NAME is a function below.
+# Measures again what this folder holds: bash docs/results/measure.sh FOLDER FUNCTION...   (of those below)
 # Runs and printed tables go to FOLDER; docs/results/thin.py reduces a run to what is committed. Needs a GPU that nothing
-# else uses (an H200 for what is committed as h200…), and the packages of requirements.lock; `quantised` and the searches
-# also torchao, `ray` also Ray and two GPUs.
+# else uses (an H200 for what is committed as h200…), and the packages of requirements.lock; `quantised`, `drift`, `starts`
+# and the searches also torchao, `ray` also Ray and two GPUs.
 # TIMED=20: seconds of timing of each component of `quantised`. WARM=1 compiles what `quantised` times before, all recipes at
 # once: `prepare` of its cells is then a warm start.
 # Two jobs on two GPUs at the same time: start each with its own CUDA_VISIBLE_DEVICES and `taskset` on its own cores.
@@ -52,7 +52,7 @@ regional() { # with REST=true the parts between the blocks are compiled, too
     'variant=[baseline,compile_regional_cuda_graph,compile_cuda_graph]' compile_cache=cold seconds=12 \
     "variant.compile_regional_cuda_graph.compiler.rest=${REST:-false}"
 }
-regional_forms() { SHOW=20 table regional benchmarks/regional.py; } # seconds and replay by setting, in a script
+regional_settings() { SHOW=20 table regional benchmarks/regional.py; } # compile seconds and replay time by inductor setting
 starts() { # cold and warm, of recipes compiled by blocks, two of them quantised
   run starts generic_forward --config-dir=benchmarks/quantised 'component=[world_model]' starts=true seconds=12 \
     'variant=[baseline,compile_regional_cuda_graph,skinny_int8_regional,fp8_per_tensor_regional]'

@@ -211,7 +211,7 @@ _PACKAGES = (
     Column[_Package]("compile", lambda row: row[1].compile_s, "s"),
     Column[_Package]("load", lambda row: row[1].load_s, "s"),
     Column[_Package]("dynamic axes", lambda row: ", ".join(row[1].dynamic) or None),
-    Column[_Package]("made by", lambda row: "an earlier cell" if row[1].cached else None),
+    Column[_Package]("copied from", lambda row: "an earlier cell" if row[1].cached else None),
 )
 
 _Pass = tuple[Record, FxPass]

@@ -27,8 +27,8 @@ _LEGEND = (
 
 _STARTS_LEGEND = (
     "A start: a fresh process imports, builds, prepares and makes one call. cold: the compiler's cache is empty. warm: "
-    "it holds what the cold start compiled, also its package. portable: it is empty, and artifacts that torch.compiler "
-    "saved in the cold start are loaded into it. Files may be in the page cache of the host."
+    "it holds what the cold start compiled, including a package. portable: it is empty, and artifacts that "
+    "torch.compiler saved in the cold start are loaded into it. Files may be in the page cache of the host."
 )
 _Started = tuple[Record, str, Start]
 

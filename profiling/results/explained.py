@@ -71,14 +71,14 @@ class Package(Section, frozen=True, kw_only=True):
     file: Annotated[str, about("path relative to the run folder")]
     bytes: Annotated[int, about("size of the file", "bytes")]
     export_s: Annotated[float, about("torch.export", "s")]
-    compile_s: Annotated[float, about("compiling and writing the file; if `cached`, copying it", "s")]
+    compile_s: Annotated[
+        float, about("compiling and writing the file; if `cached`, getting it; and hashing the weights", "s")
+    ]
     load_s: Annotated[float, about("loading the file, in the process that made it", "s")]
     dynamic: Annotated[
         tuple[str, ...], about("dynamic axes, as INPUT.AXIS; sizes from the smallest to the largest input")
     ] = ()
-    cached: Annotated[bool, about("made by an earlier cell of the run, from the same program, weights and options")] = (
-        False
-    )
+    cached: Annotated[bool, about("made earlier in the run, from the same program, weights and options")] = False
 
 
 class ShapeCompile(Section, frozen=True, kw_only=True):

@@ -320,7 +320,7 @@ class Prepare(Section, frozen=True, kw_only=True):
     cold_s: Annotated[
         Duration | None,
         about(
-            "what it takes from an empty cache, where it was not empty: with the inductor, autotune and package phases "
+            "seconds from an empty cache, estimated if it was filled: with the inductor, autotune and package phases "
             "of the cell that filled it",
             "s",
         ),

@@ -382,10 +382,10 @@ def prepare_phases(before: Mapping[str, float], recipe: Sequence[RecipeStep]) ->
 
 
 def with_packages(counters: CompileCounters, recipe: Sequence[RecipeStep]) -> CompileCounters:
-    """Return the counters with each package as a graph, and one that an earlier cell made as found in a cache."""
+    """Add the packages of a recipe: each counts as a graph, one that an earlier cell made also as a cache hit."""
     packages = [each for step in recipe for each in step.packages or ()]
     hits = counters.cache_hits + sum(each.cached for each in packages)
-    return CompileCounters(**{**asdict(counters), "graphs": max(counters.graphs, len(packages)), "cache_hits": hits})
+    return CompileCounters(**{**asdict(counters), "graphs": counters.graphs + len(packages), "cache_hits": hits})
 
 
 def warm_up(components: Mapping[str, Component], steps: Mapping[str, Step]) -> dict[str, Any]:

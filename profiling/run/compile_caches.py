@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 from msgspec.structs import replace
 
@@ -31,11 +32,18 @@ FROM_CACHE = ("inductor", "autotune", "package")
 
 @dataclass
 class _Cache:
-    """A folder, and the first cell that prepared from it when it was empty."""
+    """A folder, that of the packages, and the first cell that prepared from them when they were empty."""
 
     folder: TemporaryDirectory[str]
+    packages: Path | None = None  # in the run folder, so that a package is linked and not copied; None: not shared
     filled_by: str | None = None  # its variant
     phases: Mapping[str, float] = field(default_factory=dict)  # of preparing it, in seconds
+
+    def remove(self) -> None:
+        """Remove the folders."""
+        self.folder.cleanup()
+        if self.packages is not None:
+            shutil.rmtree(self.packages, ignore_errors=True)
 
 
 @dataclass
@@ -64,7 +72,7 @@ class Lease:
     def empty(self) -> None:
         """Remove what a failed start left."""
         if self.is_fillable and self._cache is not None:
-            for path in Path(self._cache.folder.name).iterdir():
+            for path in (*Path(self._cache.folder.name).iterdir(), *filter(None, [self._cache.packages])):
                 shutil.rmtree(path, ignore_errors=True)
 
     def describe(self, event: Event) -> Event:
@@ -109,18 +117,20 @@ class CompileCaches:
             cache, key = None, None
         if cache is None:
             cache = _Cache(TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True))
-            if key is not None:
+            if key is not None and job is not None:
+                cache.packages = Path(job.run, "kernels", f".shared-{uuid4().hex}")
                 self._caches[key] = cache
         try:
-            yield Lease(cache_variables(cache.folder.name), "" if job is None else job.variant, cache, key is not None)
+            variables = cache_variables(cache.folder.name, cache.packages)
+            yield Lease(variables, "" if job is None else job.variant, cache, key is not None)
         finally:
             if key is None or (cache.filled_by is None and self._caches.pop(key, None) is not None):
-                cache.folder.cleanup()
+                cache.remove()
 
     def clear(self) -> None:
         """Remove the folders; the cells that could use them have ended."""
         for cache in self._caches.values():
-            cache.folder.cleanup()
+            cache.remove()
         self._caches.clear()
 
 
@@ -142,10 +152,10 @@ def compiled_code(job: Job) -> str | None:
     return json.dumps([job.component.name, options], sort_keys=True)
 
 
-def cache_variables(folder: str) -> dict[str, str]:
-    """Return the environment variables that make inductor and Triton keep compiled code in `folder`, and packages."""
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": folder,
-        "TRITON_CACHE_DIR": str(Path(folder) / "triton"),
-        PACKAGES_FOLDER: str(Path(folder) / "packages"),
-    }
+def cache_variables(folder: str, packages: Path | None = None) -> dict[str, str]:
+    """Return the environment variables that keep the files of inductor and Triton in `folder`.
+
+    `packages` is the folder of packages that cells share; None: they share none.
+    """
+    shared = {} if packages is None else {PACKAGES_FOLDER: str(packages)}
+    return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton"), **shared}

@@ -68,7 +68,7 @@ class StartPass:
         with TemporaryDirectory(prefix="start-", ignore_cleanup_errors=True) as temporary:
             folder = Path(temporary)
             fills = lease.is_fillable
-            cache = dict(lease.variables) if fills else cache_variables(str(folder / "cold"))
+            cache = dict(lease.variables) if fills else cache_variables(str(folder / "cold"), folder / "packages")
             artifacts = folder / "artifacts"
             try:
                 starts = Starts(cold=self._start(task, "cold", cache, folder, save=str(artifacts)))

@@ -43,6 +43,7 @@ from profiling.variants.recipe import AnyTransform, Compiler, Outcome, Transform
 #: Limits of a later call: its distance from the module's over that of the first call, or its relative L2
 #: distance.
 _LATER_CALL_FACTOR, _LATER_CALL_FLOOR = 3.0, 1e-3
+_SUFFIX = ".pt2"
 #: Options that cannot be chosen, and why.
 _NO_OPTIONS = {
     "triton.cudagraphs": "a package holds no CUDA graphs. Give the recipe a capture",
@@ -65,7 +66,7 @@ class AOTInductor(Compiler):
 
     """
 
-    package_suffix: ClassVar[str | None] = ".pt2"
+    package_suffix: ClassVar[str | None] = _SUFFIX
 
     dynamic: bool = True
     strict: bool = False
@@ -108,6 +109,10 @@ class AOTInductor(Compiler):
         ]
         call = made[0].call if len(made) == 1 else ByShape({shapes_of(each.example): each.call for each in made})
         check_later_calls(expected, calls_in_a_row(call, module, examples[-1], times=len(expected.outputs)))
+        for each in made:
+            if each.shared is not None:
+                with _best_effort("sharing the package with later cells", each.notes):
+                    share(each.file, each.shared)
         return Outcome(
             call,
             changed=len(made),
@@ -120,12 +125,14 @@ class AOTInductor(Compiler):
     ) -> _Loaded:
         started = perf_counter()
         program = exported(module, examples, strict=self.strict)
-        export_s = perf_counter() - started
+        export_s, started = perf_counter() - started, perf_counter()
         libraries = _shared_libstdcxx(cpp_builder.get_cpp_compiler())
         options = self._all_options(libraries, keep_buffers=bool(calls.changed))
-        shared = shared_path(program.program, options, str(self.package_suffix))
-        file, started = new_file(folder, f"{type(module).__name__}{self.package_suffix}"), perf_counter()
-        cached = shared is not None and fetch(shared, file)
+        notes = list(_remarks(program.program, libraries))
+        file, shared, cached = new_file(folder, f"{type(module).__name__}{_SUFFIX}"), None, False
+        with _best_effort("looking for a package of an earlier cell", notes):
+            shared = shared_path(program.program, options, _SUFFIX)
+            cached = shared is not None and fetch(shared, file)
         with _without_warnings():
             try:
                 if not cached:
@@ -138,8 +145,6 @@ class AOTInductor(Compiler):
                 message = f"inductor cannot package what was exported: {reason_of(error)}{place_of(error)}"
                 raise InputError(_with_changes(message, calls)) if calls.unbound else RuntimeError(message) from error
             compile_s = perf_counter() - started
-            if shared is not None and not cached:
-                share(file, shared)
             device = next((tensor.device for tensor in tensors_in(examples[-1])), torch.device("cpu"))
             # The locks of a multi-threaded runner cannot be captured.
             index = -1 if device.index is None else device.index
@@ -159,7 +164,9 @@ class AOTInductor(Compiler):
             dynamic=program.axes,
             cached=cached,
         )
-        return _Loaded(runner, examples[-1], package, tuple(_remarks(program.program, bound, libraries)))
+        if bound:
+            notes.append(f"buffers that calls change are shared with the module: {', '.join(bound)}")
+        return _Loaded(runner, examples[-1], package, file, None if cached else shared, notes)
 
     def _all_options(self, libraries: Sequence[str], *, keep_buffers: bool) -> dict[str, Any]:
         """Return the options of inductor, with those that packages here need: `libraries` are linked to."""
@@ -177,12 +184,25 @@ class AOTInductor(Compiler):
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A loaded package, one of the inputs that it serves, and remarks."""
+    """A loaded package, one of the inputs that it serves, where later cells look for it, and remarks."""
 
     call: Callable[..., Any]
     example: Mapping[str, Any]
     package: Package
-    notes: tuple[str, ...]
+    file: Path
+    shared: Path | None
+    notes: list[str]
+
+
+@contextmanager
+def _best_effort(action: str, notes: list[str]) -> Iterator[None]:
+    """Run a block without which the package works too; if it raises, add a remark."""
+    try:
+        yield
+    except Exception as error:
+        if is_device_failure(error):
+            raise
+        notes.append(f"{action} failed: {reason_of(error)}")
 
 
 @cache
@@ -204,13 +224,9 @@ def _file_of(compiler: str, library: str) -> Path | None:
     return found if found.is_absolute() and found.exists() else None
 
 
-def _remarks(
-    program: torch.export.ExportedProgram, bound: Mapping[str, Tensor], libraries: Sequence[str]
-) -> Iterator[str]:
+def _remarks(program: torch.export.ExportedProgram, libraries: Sequence[str]) -> Iterator[str]:
     if libraries:
         yield "linked to libstdc++.so.6: the C++ compiler finds no libstdc++.so, and a copy in the package would crash"
-    if bound:
-        yield f"buffers that calls change are shared with the module: {', '.join(bound)}"
     graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
     targets = (node.target for graph in graphs for node in graph.nodes)
     operators = (each for each in targets if isinstance(each, torch._ops.OpOverload))

@@ -199,6 +199,23 @@ def test_a_world_model_in_8_bits(weights, bound):
     assert max(relative_error(plain, expected), relative_error(modulated, expected)) < error < bound
 
 
+@pytest.mark.parametrize(("weights", "least"), [("bf16", (8, 0)), ("int8", (8, 0)), ("float8_e4m3", (8, 9))])
+def test_a_gpu_that_cannot_run_the_kernel_is_named_before_anything_is_loaded(monkeypatch, weights, least):
+    monkeypatch.setattr("models.skinny_linear.HAS_TRITON", True)
+    for capability in ((7, 5), (8, 0), (8, 9), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, it=capability: it)
+        reason = SkinnyLinears(weights).unavailable(torch.device("cuda"))
+        assert (reason is None) == (capability >= least)
+        assert reason is None or f"compute capability {least[0]}.{least[1]} or later" in reason
+
+
+def test_a_layer_of_too_many_weights_is_left():
+    with torch.device("meta"):
+        layer = nn.Linear(65536, 32768)
+    (choice,) = SkinnyLinears("int8").choices(layer)
+    assert choice.left == "has 2^31 weights or more"
+
+
 def test_a_part_of_the_layers_of_one_product_is_not_quantised():
     """The product reads all of their weights as one tensor, and would read the others as if they had a scale."""
     step = draw_step("bf16", torch.bfloat16)

@@ -55,6 +55,28 @@ class Nested(nn.Module):
         return [y * grid.sum(), y[position["index"]]]
 
 
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.outer(nn.functional.silu(self.inner(x)))
+
+
+class Blocks(nn.Module):
+    """Repeated blocks of linear layers, and no convolution."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def make_position(module, *, generator, device, dtype, rows):
     return {"index": torch.randperm(rows, generator=generator, device=device)}
 

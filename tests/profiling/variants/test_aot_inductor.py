@@ -349,7 +349,9 @@ esac
     static.chmod(0o755)
     code = (
         "import torch; x = torch.ones(1, 4); program = torch.export.export(torch.nn.Linear(4, 4), (x,))\n"
-        "file = torch._inductor.aoti_compile_and_package(program); print('compiled', flush=True)\n"
+        "options = {'aot_inductor.precompile_headers': False}  # which takes longer than it saves\n"
+        "file = torch._inductor.aoti_compile_and_package(program, inductor_configs=options)\n"
+        "print('compiled', flush=True)\n"
         "torch._inductor.aoti_load_package(file); print('loaded')"
     )
     plain = subprocess.run(

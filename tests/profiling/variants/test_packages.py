@@ -1,4 +1,4 @@
-"""Packages that cells share: the same program, weights and options give one; anything else gives another."""
+"""Packages that cells share: equal programs, weights and options give one path, a difference gives another."""
 
 import pytest
 import torch
@@ -9,18 +9,23 @@ from profiling.variants.packages import fetch, new_file, share, shared_path
 
 
 class Net(nn.Module):
-    def __init__(self, scale=1.0, size=4):
+    def __init__(self, scale=1.0, size=4, form=tuple):
         super().__init__()
         torch.manual_seed(0)
-        self.linear, self.scale = nn.Linear(size, size), scale
+        self.linear, self.scale, self.form = nn.Linear(size, size), scale, form
         self.register_buffer("shift", torch.arange(float(size)), persistent=False)
 
     def forward(self, x):
-        return self.linear(x) * self.scale + self.shift
+        return self.form((self.linear(x) * self.scale + self.shift, x + 1))
 
 
-def exported(net, rows=2):
-    return torch.export.export(net, (torch.zeros(rows, net.linear.in_features),))
+def exported(net, rows=2, x=None):
+    return torch.export.export(net, (torch.zeros(rows, net.linear.in_features) if x is None else x,))
+
+
+def column_major(net):
+    net.linear.weight.data = net.linear.weight.data.t().contiguous().t()
+    return net
 
 
 def changed(net, name):
@@ -57,6 +62,11 @@ def test_whatever_differs_gives_another_path(folder):
             (exported(changed(Net(), "linear.weight")), options),
             (exported(changed(Net(), "linear.bias")), options),
             (exported(changed(Net(), "shift")), options),
+            (exported(column_major(Net())), options),
+            (exported(Net(), x=torch.zeros(4, 2).t()), options),
+            (exported(Net(form=list)), options),
+            (exported(Net(form=lambda pair: {"a": pair[0], "b": pair[1]})), options),
+            (exported(Net(form=lambda pair: {"b": pair[0], "a": pair[1]})), options),
         )
     ]
     assert len(set(paths)) == len(paths)

@@ -8,15 +8,16 @@ from profiling.cli.app import CONF
 
 RECIPES = sorted(path.stem for path in (CONF / "variant").glob("*.yaml"))
 QUANTISED = {"int8_weights", "int8_dynamic", "fp8_weights", "skinny_int8"}
-#: Recipes that run on a CPU. `channels_last_compile` is skipped: the world model has no convolution.
+#: Recipes that run on a CPU. `channels_last_compile` is skipped: the network has no convolution.
 RUN = {"baseline", "compile", "compile_regional", "aot_inductor", *QUANTISED}
 NEEDS = ("CUDA device", "torch_tensorrt is not installed", "no 2D or 3D convolution")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs the extra quant")
 def test_every_recipe_that_a_cpu_can_run_runs(profile):
-    outcome = profile("component=[world_model]", f"variant=[{','.join(RECIPES)}]")
+    outcome = profile("component=[blocks]", f"variant=[{','.join([*RECIPES, 'package_alike'])}]")
     records = {variant: record for (_, variant), record in outcome.records.items()}
+    check_shared_package(outcome.folder, records["aot_inductor"], records.pop("package_alike"))
     assert set(records) == set(RECIPES)
     assert {name for name, record in records.items() if record.status == "ok"} == RUN
     for name, record in records.items():
@@ -27,3 +28,18 @@ def test_every_recipe_that_a_cpu_can_run_runs(profile):
         else:
             assert record.status == "skipped", (name, record.reason)
             assert any(need in record.reason for need in NEEDS), (name, record.reason)
+
+
+def check_shared_package(folder, made, shared):
+    """A cell takes the package of another one with the same program, weights and options."""
+    packages = [each for record in (made, shared) for step in record.recipe for each in step.packages]
+    assert [each.cached for each in packages] == [False, True]
+    assert [each.bytes for each in packages] == [packages[0].bytes] * 2
+    assert all((folder / each.file).is_file() for each in packages)
+    assert packages[0].file != packages[1].file
+    assert not list((folder / "kernels").glob(".*")), "what cells shared is removed"
+    assert (made.prepare.cache, made.prepare.graphs, made.prepare.cache_hits) == ("cold", 1, 0)
+    assert (shared.prepare.cache, shared.prepare.graphs, shared.prepare.cache_hits) == ("from aot_inductor", 1, 1)
+    assert shared.prepare.phases["package"] < made.prepare.phases["package"]
+    assert shared.prepare.from_cold > made.prepare.phases["package"]
+    assert made.parity.rel_l2 == shared.parity.rel_l2
