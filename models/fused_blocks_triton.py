@@ -10,15 +10,24 @@ from collections.abc import Iterable
 import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
-from torch import Tensor
+from torch import Tensor, nn
 from torch.library import triton_op, wrap_triton
+from torch.nn import functional as F
 
 from models.attention import Attention
 from models.embeddings import MLP
 from models.ring_attention import RingCache, Visibility, ring_attention
 from models.ring_attention_triton import write_ring
-from models.skinny_linear import operands
-from models.skinny_linear_triton import linear_parts, linear_silu, supports
+from models.skinny_linear import SkinnyLinear, operands
+from models.skinny_linear_triton import (
+    Int16Rows,
+    linear_int16,
+    linear_parts,
+    linear_silu,
+    store_int16_row,
+    supports,
+    takes_int16,
+)
 from models.transformer import Block, Modulation
 
 PER_WARP = 256  # elements: 8 for each thread, one load of 16 bytes in half precision
@@ -26,12 +35,15 @@ PER_WARP = 256  # elements: 8 for each thread, one load of 16 bytes in half prec
 
 @triton.jit
 def _add_modulated_norm(
-    residual, branch, gate, factor, shift, summed, normed,
-    gate_b, gate_g, factor_b, factor_g, shift_b, shift_g, part_stride,
+    residual, branch, gate, factor, shift, summed, normed, normed_scale,
+    gate_b, gate_g, factor_b, factor_g, shift_b, shift_g, rows,
     eps: tl.constexpr, groups: tl.constexpr, tokens: tl.constexpr,
-    width: tl.constexpr, block: tl.constexpr, parts: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, parts: tl.constexpr, int16: tl.constexpr,
 ):  # fmt: skip
-    """Process one row; with 0 parts there is no branch, and `branch`, `gate` and `summed` are not accessed."""
+    """Process one row; with 0 parts there is no branch, and `branch`, `gate` and `summed` are not accessed.
+
+    With `int16`, `normed` and `normed_scale` are those of `Int16Rows`.
+    """
     row = tl.program_id(0).to(tl.int64)
     batch, group = row // tokens // groups, row // tokens % groups
     dim = tl.arange(0, block)
@@ -44,13 +56,17 @@ def _add_modulated_norm(
         weight = tl.load(gate + batch * gate_b + group * gate_g + dim, mask=real, other=0.0).to(tl.float32)
         added = tl.load(branch + at, mask=real, other=0.0).to(tl.float32)
         for part in tl.static_range(1, parts):
-            added += tl.load(branch + part * part_stride + at, mask=real, other=0.0).to(tl.float32)
+            added += tl.load(branch + part * rows * width + at, mask=real, other=0.0).to(tl.float32)
         rounded = (x + weight * added).to(summed.dtype.element_ty)
         tl.store(summed + at, rounded, mask=real)
         x = rounded.to(tl.float32)  # normalise the rounded numbers, which the next branch is added to
     centred = tl.where(real, x - tl.sum(x, 0) / width, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
-    tl.store(normed + at, (centred * scale * scale_by + shift_by).to(normed.dtype.element_ty), mask=real)
+    numbers = centred * scale * scale_by + shift_by
+    if int16:
+        store_int16_row(numbers, normed, normed_scale, row, rows, width, dim, real)
+    else:
+        tl.store(normed + at, numbers.to(normed.dtype.element_ty), mask=real)
 
 
 @triton_op("models::start_norm", mutates_args=())
@@ -58,6 +74,14 @@ def start_norm(residual: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
     """Return `normed` of `add_modulated_norm` without a branch."""
     normed = torch.empty_like(residual, memory_format=torch.contiguous_format)
     _launch(residual, None, None, factor, shift, None, normed)
+    return normed
+
+
+@triton_op("models::start_norm_int16", mutates_args=())
+def start_norm_int16(residual: Tensor, factor: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `start_norm` does, as `Int16Rows`."""
+    normed = _empty_int16(residual)
+    _launch(residual, None, None, factor, shift, None, *normed)
     return normed
 
 
@@ -69,9 +93,25 @@ def add_norm(residual: Tensor, branch: Tensor, gate: Tensor, factor: Tensor, shi
     return summed, normed
 
 
+@triton_op("models::add_norm_int16", mutates_args=())
+def add_norm_int16(
+    residual: Tensor, branch: Tensor, gate: Tensor, factor: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `add_norm` does, `normed` as `Int16Rows`."""
+    summed = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    normed = _empty_int16(residual)
+    _launch(residual, branch, gate, factor, shift, summed, *normed)
+    return summed, *normed
+
+
+def _empty_int16(like: Tensor) -> tuple[Tensor, Tensor]:
+    split = like.new_empty((2, *like.shape), dtype=torch.int8)
+    return split, like.new_empty(like.shape[:-1], dtype=torch.float32)
+
+
 def add_modulated_norm(
-    residual: Tensor, branch: Tensor | None, gate: Tensor | None, factor: Tensor, shift: Tensor
-) -> tuple[Tensor, Tensor]:
+    residual: Tensor, branch: Tensor | None, gate: Tensor | None, factor: Tensor, shift: Tensor, *, int16: bool = False
+) -> tuple[Tensor, Tensor | Int16Rows]:
     """Return `summed = residual + gate·(sum of branch)` and `normed = layer_norm(summed)·factor + shift`.
 
     Arithmetic is fp32 with an epsilon of 1e-5; `summed` is rounded before it is normalised. There is no gradient.
@@ -83,6 +123,7 @@ def add_modulated_norm(
         gate: weight of the branch [b, g, 1, d], or None.
         factor: [b, g, 1, d]; factor, gate and shift may have any strides over b and g, and a stride of 1 over d.
         shift: [b, g, 1, d].
+        int16: return `normed` as `Int16Rows`, for `linear_int16`; d is a multiple of 64.
 
     Returns:
         Two contiguous tensors [b, g, m, d] of the dtype of `residual`.
@@ -99,28 +140,33 @@ def add_modulated_norm(
             )
     residual = residual.contiguous()
     if branch is None or gate is None:
+        if int16:
+            return residual, Int16Rows(*start_norm_int16(residual, factor, shift))
         return residual, start_norm(residual, factor, shift)
     if branch.shape[1:] != residual.shape or not len(branch):
         raise ValueError(
             f"a branch {list(branch.shape)} cannot be added to tokens {list(residual.shape)}: "
             "it must be [parts, b, g, m, d], of one part or more"
         )
+    if int16:
+        summed, *normed = add_norm_int16(residual, branch.contiguous(), gate, factor, shift)
+        return summed, Int16Rows(*normed)
     return add_norm(residual, branch.contiguous(), gate, factor, shift)
 
 
 def _launch(
-    residual: Tensor, branch: Tensor | None, gate: Tensor | None,
-    factor: Tensor, shift: Tensor, summed: Tensor | None, normed: Tensor,
+    residual: Tensor, branch: Tensor | None, gate: Tensor | None, factor: Tensor, shift: Tensor,
+    summed: Tensor | None, normed: Tensor, normed_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
     b, g, m, d = residual.shape
     block = triton.next_power_of_2(d)
     gate = factor if gate is None else gate
     wrap_triton(_add_modulated_norm)[(b * g * m,)](
         residual, factor if branch is None else branch, gate, factor, shift,
-        factor if summed is None else summed, normed,
-        *gate.stride()[:2], *factor.stride()[:2], *shift.stride()[:2], residual.numel(),
+        factor if summed is None else summed, normed, factor if normed_scale is None else normed_scale,
+        *gate.stride()[:2], *factor.stride()[:2], *shift.stride()[:2], b * g * m,
         eps=1e-5, groups=g, tokens=m, width=d, block=block, parts=0 if branch is None else branch.shape[0],
-        num_warps=min(max(block // PER_WARP, 1), 16),
+        int16=normed_scale is not None, num_warps=min(max(block // PER_WARP, 1), 16),
     )  # fmt: skip
 
 
@@ -145,21 +191,27 @@ def through_layers(
     """
     residual, branch, gate = tokens, None, None
     for block, cache, modulation in layers:
-        residual, normed = add_modulated_norm(residual, branch, gate, modulation.factor1, modulation.shift1)
+        residual, normed = add_modulated_norm(
+            residual, branch, gate, modulation.factor1, modulation.shift1, int16=_in_int16(block.attn.qkv, tokens)
+        )
         branch = _attention_parts(block.attn, cache, normed, rotation, slots, seen)
-        residual, normed = add_modulated_norm(residual, branch, modulation.gate1, modulation.factor2, modulation.shift2)
-        branch, gate = _mlp_parts(block.mlp, normed), modulation.gate2
+        residual, normed = add_modulated_norm(
+            residual, branch, modulation.gate1, modulation.factor2, modulation.shift2,
+            int16=_in_int16(block.mlp.fc1, tokens),
+        )  # fmt: skip
+        branch, gate = _mlp_parts(block.mlp, normed, tokens.dtype), modulation.gate2
     if branch is None or gate is None:  # no layers
         return residual
     return torch.addcmul(residual, branch.sum(0).to(residual.dtype), gate)
 
 
 def _attention_parts(
-    attn: Attention, cache: RingCache, normed: Tensor, rotation: Tensor, slots: Tensor, seen: Visibility
+    attn: Attention, cache: RingCache, normed: Tensor | Int16Rows, rotation: Tensor, slots: Tensor, seen: Visibility
 ) -> Tensor:
     """Map normalised tokens [b, g, m, d] to the attention output in parts [parts, b, g, m, d]."""
     gains = attn.qk_norm.q_norm.gain, attn.qk_norm.k_norm.gain
-    q = write_ring(attn.qkv(normed.flatten(1, 2)), *gains, rotation, slots, cache.k, cache.v)
+    qkv = _int16_product(normed, attn.qkv, cache.k.dtype) if isinstance(normed, Int16Rows) else attn.qkv(normed)
+    q = write_ring(qkv.flatten(1, 2), *gains, rotation, slots, cache.k, cache.v)
     attended = ring_attention(q, cache.k, cache.v, seen).flatten(3)
     weight, bias, scale = operands(attn.out)
     if supports(attended, weight):
@@ -167,9 +219,26 @@ def _attention_parts(
     return attn.out(attended).unsqueeze(0)
 
 
-def _mlp_parts(mlp: MLP, normed: Tensor) -> Tensor:
+def _mlp_parts(mlp: MLP, normed: Tensor | Int16Rows, dtype: torch.dtype) -> Tensor:
     """Map normalised tokens [b, g, m, d] to the MLP output in parts [parts, b, g, m, d]."""
     (weight1, bias1, scale1), (weight2, bias2, scale2) = operands(mlp.fc1), operands(mlp.fc2)
-    if not supports(normed, weight1, weight2):
-        return mlp(normed).unsqueeze(0)
-    return linear_parts(linear_silu(normed, weight1, bias1, scale1), weight2, bias2, scale2)
+    if isinstance(normed, Int16Rows):
+        hidden = _int16_product(normed, mlp.fc1, dtype, silu=True)
+    elif supports(normed, weight1):
+        hidden = linear_silu(normed, weight1, bias1, scale1)
+    else:
+        hidden = F.silu(mlp.fc1(normed))
+    if supports(hidden, weight2):
+        return linear_parts(hidden, weight2, bias2, scale2)
+    return mlp.fc2(hidden).unsqueeze(0)
+
+
+def _in_int16(layer: nn.Module, tokens: Tensor) -> bool:
+    """Return True if `layer` is to get its input, of the shape of `tokens`, as `Int16Rows`."""
+    return isinstance(layer, SkinnyLinear) and takes_int16(tokens, layer.stored)
+
+
+def _int16_product(rows: Int16Rows, layer: nn.Module, dtype: torch.dtype, *, silu: bool = False) -> Tensor:
+    weight, bias, scale = operands(layer)
+    assert scale is not None
+    return linear_int16(rows.split, rows.scale, weight, bias, scale, dtype, silu)

@@ -59,9 +59,10 @@ starts() { # cold and warm, of recipes compiled by blocks, two of them quantised
 }
 
 # folders of their own
-packages() { # compiled ahead of time, beside torch.compile
-  run packages generic_forward 'component=[world_model,audio_decoder,image_decoder]' 'metric=[parity,latency,memory]' seconds=20 \
-    'variant=[baseline,compile,aot_inductor,compile_cuda_graph,aot_inductor_cuda_graph]' compile_cache=shared
+packages() { # COMPONENTS="world_model audio_decoder": compiled ahead of time, beside torch.compile
+  local components=${COMPONENTS:-world_model audio_decoder image_decoder}
+  run packages generic_forward "component=[${components// /,}]" 'metric=[parity,latency,memory]' seconds=20 \
+    'variant=[baseline,compile,aot_inductor,compile_cuda_graph,aot_inductor_cuda_graph]'
 }
 energy_of_the_grid() { run energy_of_the_grid generic_forward 'metric=[parity,latency,memory,energy]'; }
 quantised() { # COMPONENTS="world_model image_decoder": thin.py merges the runs of all four
@@ -84,9 +85,10 @@ drift() { # of a quantised recipe over 300 frames, and what each layer costs
   run drift generic_forward 'component=[world_model_frame]' 'variant=[baseline,fp8_per_tensor]' 'metric=[parity,latency,drift]' \
     component.world_model_frame.module.kernel=sdpa variant.fp8_per_tensor.transforms.0.sensitivity=true seconds=20
 }
-int8_step() { # the step with AdaLN and gates in int8
-  run int8_step generic_forward 'component=[world_model_step]' 'variant=[baseline,cuda_graph,compile_cuda_graph]' \
-    component.world_model_step.module.weights=int8 seconds=30
+int8_step() { # the step with int8 weights, in the kernels of its fused blocks
+  run int8_step generic_forward 'component=[world_model_step]' compile_cache=shared seconds=60 \
+    'variant=[baseline,cuda_graph,compile_cuda_graph,skinny_int8,skinny_int8_compiled]' \
+    'variant.skinny_int8.capture={_target_:profiling.variants.cuda_graph.CudaGraph}'
 }
 search() { # COMPONENT, with BUDGET seconds
   local inexact=()

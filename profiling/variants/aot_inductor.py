@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch._inductor import cpp_builder
+from torch._inductor import cpp_builder, cpu_vec_isa
 from torch.utils._pytree import tree_map, tree_structure, treespec_dumps
 
 import profiling
@@ -44,6 +44,7 @@ from profiling.variants.recipe import AnyTransform, Compiler, Outcome, Transform
 #: distance.
 _LATER_CALL_FACTOR, _LATER_CALL_FLOOR = 3.0, 1e-3
 _SUFFIX = ".pt2"
+_LONG_CHECK_S = 0.5  # of the CPU's instruction sets: from here a remark says so
 #: Options that cannot be chosen, and why.
 _NO_OPTIONS = {
     "triton.cudagraphs": "a package holds no CUDA graphs. Give the recipe a capture",
@@ -145,12 +146,13 @@ class AOTInductor(Compiler):
                 message = f"inductor cannot package what was exported: {reason_of(error)}{place_of(error)}"
                 raise InputError(_with_changes(message, calls)) if calls.unbound else RuntimeError(message) from error
             compile_s = perf_counter() - started
+            checked_s = _check_instruction_sets()
             device = next((tensor.device for tensor in tensors_in(examples[-1])), torch.device("cpu"))
-            # The locks of a multi-threaded runner cannot be captured.
             index = -1 if device.index is None else device.index
             name, started = str(file.relative_to(folder.parents[1])), perf_counter()
             # torch's loader has crashed processes; then this is the last line of the log.
             print(f"loading {name}", file=sys.stderr, flush=True)
+            # The locks of a multi-threaded runner cannot be captured.
             runner = torch._inductor.aoti_load_package(str(file), run_single_threaded=True, device_index=index)
         bound = {name: calls.changed[name] for name in sorted(runner.get_constant_fqns()) if name in calls.changed}
         if bound:
@@ -160,10 +162,15 @@ class AOTInductor(Compiler):
             bytes=file.stat().st_size,
             export_s=export_s,
             compile_s=compile_s,
-            load_s=perf_counter() - started,
+            load_s=checked_s + perf_counter() - started,
             dynamic=program.axes,
             cached=cached,
         )
+        if checked_s > _LONG_CHECK_S:
+            notes.append(
+                f"{checked_s:.1f} s of loading: torch tries which vector instructions the CPU has, in each process that "
+                "loads a package. TORCHINDUCTOR_VEC_ISA_OK=1 skips that"
+            )
         if bound:
             notes.append(f"buffers that calls change are shared with the module: {', '.join(bound)}")
         return _Loaded(runner, examples[-1], package, file, None if cached else shared, notes)
@@ -203,6 +210,17 @@ def _best_effort(action: str, notes: list[str]) -> Iterator[None]:
         if is_device_failure(error):
             raise
         notes.append(f"{action} failed: {reason_of(error)}")
+
+
+def _check_instruction_sets() -> float:
+    """Make torch do what loading a package in a new process begins with, and return the seconds.
+
+    For each set of vector instructions it compiles a program if its cache has none, and starts it. In torch 2.11 that
+    program is Python, and imports torch. A process that compiled a package has done so before.
+    """
+    started = perf_counter()
+    cpu_vec_isa.pick_vec_isa()
+    return perf_counter() - started
 
 
 @cache

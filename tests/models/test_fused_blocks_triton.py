@@ -9,6 +9,7 @@ from reference_data import relative_error
 from test_cached_world_model import SMALL, WIDE, build, generate
 from test_cached_world_model import draw_inputs as draw_frames
 
+from models.skinny_linear import SkinnyLinears, kernel_order
 from models.transformer import modulated_norm
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -53,6 +54,34 @@ def interpreted():
         add_modulated_norm(*turned, *vectors), add_modulated_norm(residual, branch, *vectors), strict=True
     ):
         assert torch.equal(one, other)
+    for shape in SHAPES[1::4]:
+        check_int16(*draw_inputs(*shape), 1e-4)
+
+
+def check_int16(residual, branch, gate, factor, shift, bound):
+    """Compare norms that are written as `Int16Rows` with plain operations; a row with NaN or infinity is NaN."""
+    from models.fused_blocks_triton import add_modulated_norm
+
+    given = residual, branch, gate, factor, shift
+    exact = plain(*(tensor.double() for tensor in given))[1]
+    alone = modulated_norm(residual.double(), factor.double(), shift.double())
+    _, normed = add_modulated_norm(*given, int16=True)
+    assert relative_error(widened(normed), exact) < bound, residual.shape
+    _, normed = add_modulated_norm(residual, None, None, factor, shift, int16=True)
+    assert relative_error(widened(normed), alone) < bound, residual.shape
+    spoilt = residual.clone()
+    spoilt[0, 0, 1, 3], spoilt[0, 0, 2, 3] = float("nan"), float("inf")
+    _, normed = add_modulated_norm(spoilt, None, None, factor, shift, int16=True)
+    assert widened(normed)[0, 0, 1:3].isnan().all()
+    assert relative_error(widened(normed)[0, 0, 3:], alone[0, 0, 3:]) < bound
+    _, normed = add_modulated_norm(residual, None, None, torch.zeros_like(factor), torch.zeros_like(shift), int16=True)
+    assert not widened(normed).any(), "a row of zeros"
+
+
+def widened(rows):
+    """Return the fp64 numbers that an `Int16Rows` stands for."""
+    high, low = (kernel_order(part.flatten(0, -2), undo=True).view_as(part).double() for part in rows.split)
+    return (256 * high + low) * rows.scale.unsqueeze(-1)
 
 
 def test_kernel_in_the_interpreter():
@@ -82,6 +111,13 @@ def test_as_exact_as_plain_operations(shape, dtype):
     expected = plain(*(tensor.double() for tensor in given))
     for actual, other, exact in zip(add_modulated_norm(*given), plain(*given), expected, strict=True):
         assert relative_error(actual, exact) <= 2 * relative_error(other, exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_norms_in_int16_are_as_exact_as_in_half_precision(dtype):
+    for shape in [*SHAPES[1::4], (1, 1, 17, 4096)]:
+        check_int16(*draw_inputs(*shape, dtype, "cuda"), 5e-3 if dtype == torch.bfloat16 else 1e-3)
 
 
 def two_branches(residual, branch, gate, factor, shift):
@@ -128,6 +164,9 @@ def test_the_operators_keep_their_promises():
     utils = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.models.add_norm.default, given, test_utils=utils)
     torch.library.opcheck(torch.ops.models.start_norm.default, (given[0], *given[3:]), test_utils=utils)
+    given = draw_inputs(2, 2, 5, 64, torch.bfloat16, "cuda")
+    torch.library.opcheck(torch.ops.models.add_norm_int16.default, given, test_utils=utils)
+    torch.library.opcheck(torch.ops.models.start_norm_int16.default, (given[0], *given[3:]), test_utils=utils)
 
 
 OPTIONS = [{"steps": 2}, {"commit": "separate"}, {"guidance": 1.5, "batch": 2}]
@@ -146,10 +185,34 @@ def interpreted_frames():
             assert relative_error(one, other) < 1e-5, options
         for one, other in zip(fused.state_tensors(), plain.state_tensors(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    sequence = draw_frames(SMALL, SMALL.n_frames + 2)
+    models = [SkinnyLinears("int8")(build(SMALL, kernel=k)) for k in ("triton", "sdpa")]
+    for one, other in zip(*(generate(model, sequence) for model in models), strict=True):
+        assert relative_error(one, other) < 1e-3
 
 
 def test_frames_in_the_interpreter():
     interpret("test_fused_blocks_triton", "interpreted_frames")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
+@torch.no_grad()
+def test_blocks_of_8_bits_compiled_or_not_are_those_of_plain_operations(weights):
+    torch._dynamo.reset()
+    sequence = [tensor.to(torch.bfloat16).cuda() for tensor in draw_frames(WIDE, 8)]
+    past, given = ([tensor[:, part] for tensor in sequence] for part in (slice(7), 7))
+    results = []
+    for kernel, compiled in (("sdpa", False), ("triton", False), ("triton", True)):
+        model = build(WIDE, kernel=kernel).to(torch.bfloat16).cuda()
+        model = SkinnyLinears(weights)(model)
+        model.reset()
+        model.prefill(*past)
+        call = torch.compile(model.frame, fullgraph=True) if compiled else model.frame
+        results.append([tensor.clone() for tensor in call(*given)])
+    for actual in results[1:]:
+        for one, other in zip(actual, results[0], strict=True):
+            assert (one - other).double().norm() <= 5e-2 * other.double().norm()
 
 
 @pytest.mark.gpu

@@ -47,6 +47,22 @@ def fused(x, weight, bias, scale=None):
         return linear(*given), linear_silu(*given), linear_parts(*given).sum(0)
 
 
+def int16_rows(x):
+    """Return the `Int16Rows` of `x` [..., k], by plain operations."""
+    scale = x.double().abs().amax(-1, keepdim=True) / 32512
+    number = (x.double() / scale.where(scale > 0, 1)).round().int()
+    low = (number + 128) % 256 - 128
+    split = torch.stack([(number - low) // 256, low]).to(torch.int8)
+    return kernel_order(split.flatten(0, -2)).view_as(split), scale.squeeze(-1).float()
+
+
+def fused_int16(x, stored, bias, scale):
+    """Return what `plain` does but the last, with activations of 16-bit integers."""
+    from models.skinny_linear_triton import linear_int16
+
+    return [linear_int16(*int16_rows(x), stored, bias, scale, x.dtype, silu) for silu in (False, True)]
+
+
 def in_float64(given):
     """Return the inputs in float64; weights of 8 bits stay, and are dequantised in the product."""
     return [tensor if tensor.itemsize == 1 else tensor.double() for tensor in given]
@@ -66,6 +82,9 @@ def interpreted():
             eight = quantised(*given, weights)
             for one, other in zip(fused(*eight), plain(*in_float64(eight)), strict=True):
                 assert relative_error(one, other) < bound, (shape, dtype, weights)
+            if weights == "int8":
+                for one, other in zip(fused_int16(*eight), plain(*in_float64(eight))[:2], strict=True):
+                    assert relative_error(one, other) < max(bound, 5e-5), (shape, dtype)
         if shape in ODD:
             continue
         parts = linear_parts(*given)
@@ -88,6 +107,18 @@ def test_a_scale_belongs_to_weights_of_8_bits():
     for wrong in ((x, weight, bias, scale), (x, stored, bias), (x, stored.view(torch.uint8), bias, scale)):
         with pytest.raises(ValueError, match=r"a weight in .* scale"):
             linear(*wrong)
+
+
+def test_activations_in_int16_are_for_int8_weights_and_more_than_two_rows():
+    pytest.importorskip("triton")
+    from models.skinny_linear_triton import takes_int16
+
+    x, weight, _ = draw_inputs(17, 128, 192)
+    assert takes_int16(x, weight.to(torch.int8))
+    assert not takes_int16(x, weight)
+    assert not takes_int16(x, weight.to(torch.float8_e4m3fn))
+    assert not takes_int16(x[:, :, :2], weight.to(torch.int8))
+    assert not takes_int16(torch.zeros(3, 2**17 + 64), torch.zeros(64, 2**17 + 64, dtype=torch.int8)), "sums overflow"
 
 
 def test_what_it_serves():
@@ -218,6 +249,26 @@ def test_weights_of_8_bits_give_the_product_of_the_dequantised_ones(shape, dtype
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[4::4], *ODD[1:], *FULL, (17, 1536, 4608), (34, 1536, 4608)], ids=str)
+def test_activations_in_int16_cost_less_than_the_rounding_of_the_result(shape, dtype):
+    given = quantised(*draw_inputs(*shape, dtype, "cuda"), "int8")
+    exact = plain(*in_float64(given))[:2]
+    for actual, true in zip(fused_int16(*given), exact, strict=True):
+        assert relative_error(actual, true) <= 1.1 * relative_error(true.to(dtype), true) + 5e-5
+
+
+@pytest.mark.gpu
+def test_sums_of_the_largest_numbers_do_not_overflow():
+    from models.skinny_linear_triton import linear_int16
+
+    x = torch.ones(17, 2**17, device="cuda", dtype=torch.bfloat16)
+    stored, scale = quantise(torch.ones(64, 2**17, device="cuda"), "int8")
+    out = linear_int16(*int16_rows(x), stored, None, scale, torch.float32)
+    torch.testing.assert_close(out, torch.full_like(out, 2.0**17), rtol=1e-5, atol=0)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
 def test_every_number_of_8_bits_is_widened_exactly(weights):
     """Through a product with one input of 1: of bf16, where float8 is widened by bits, and of fp16."""
@@ -274,6 +325,9 @@ def test_the_operators_keep_their_promises():
     operators = torch.ops.models.linear, torch.ops.models.linear_silu, torch.ops.models.linear_parts
     for operator, inputs in itertools.product(operators, (given, given[:2], quantised(*given, "int8"))):
         torch.library.opcheck(operator.default, inputs, test_utils=("test_schema", "test_faketensor"))
+    x, *eight = quantised(*given, "int8")
+    inputs = (*int16_rows(x), *eight, torch.bfloat16)
+    torch.library.opcheck(torch.ops.models.linear_int16.default, inputs, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.gpu
@@ -285,3 +339,6 @@ def test_flops_are_those_of_the_products():
             call(*given)
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] == 3 * 2 * 17 * 192 * 320
+    with FlopCounterMode(display=False) as counter:
+        fused_int16(*quantised(*given, "int8"))
+    assert counter.get_total_flops() == 2 * 2 * 17 * 192 * 320

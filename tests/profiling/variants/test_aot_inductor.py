@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -39,14 +41,21 @@ def prepared(module, *inputs, folder, transforms=(), **options):
         )
 
 
-def test_a_rewritten_module_is_exported(tmp_path):
-    """The graph of the passes is called by a module, whose names an export copies."""
+def test_a_rewritten_module_is_exported(tmp_path, monkeypatch):
+    """The graph of the passes is called by a module, whose names an export copies.
+
+    A long check of the CPU's instruction sets belongs to loading, and a remark says so.
+    """
+    slow = SimpleNamespace(pick_vec_isa=lambda: sleep(0.7))
+    monkeypatch.setattr("profiling.variants.aot_inductor.cpu_vec_isa", slow)
     module = nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
     passes = Rewrite(passes=[FoldBatchNorm()])
     net, step = prepared(module, {"input": torch.randn(2, 4, 9)}, folder=tmp_path, transforms=[passes])
     with torch.inference_mode():
         assert [row.changed for row in step.recipe] == [1, 1]
         torch.testing.assert_close(step.run(), net.call())
+    assert step.recipe[1].packages[0].load_s > 0.7
+    assert re.match(r"0\.\d s of loading: .*TORCHINDUCTOR_VEC_ISA_OK=1", step.recipe[1].notes[0])
     step.close()
 
 
