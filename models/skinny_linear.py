@@ -1,7 +1,7 @@
 """Linear layers for few rows: in one Triton kernel each, with weights of 8 bits and a scale for each output.
 
 A large linear layer with one or two rows is bound by reading its weights, so weights of half the bytes take half the
-time. With 17 rows on an H100 they have 0.9 to 1.4 times the speed of bf16 (docs/results/h100/skinny_linear.txt), and
+time. With 17 rows on an H100 they have 0.9 to 1.5 times the speed of bf16 (docs/results/h100/skinny_linear.txt), and
 save memory.
 `SkinnyLinear` stores them quantised and stands in for an `nn.Linear`; `SkinnyLinears` puts it into any module. The
 kernel widens 8-bit numbers exactly; activations keep their dtype, and sums are fp32.

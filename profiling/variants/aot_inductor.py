@@ -126,7 +126,8 @@ class AOTInductor(Compiler):
     ) -> _Loaded:
         started = perf_counter()
         program = exported(module, examples, strict=self.strict)
-        export_s, started = perf_counter() - started, perf_counter()
+        export_s = perf_counter() - started
+        checked_s, started = _check_instruction_sets(), perf_counter()
         libraries = _shared_libstdcxx(cpp_builder.get_cpp_compiler())
         options = self._all_options(libraries, keep_buffers=bool(calls.changed))
         notes = list(_remarks(program.program, libraries))
@@ -146,7 +147,6 @@ class AOTInductor(Compiler):
                 message = f"inductor cannot package what was exported: {reason_of(error)}{place_of(error)}"
                 raise InputError(_with_changes(message, calls)) if calls.unbound else RuntimeError(message) from error
             compile_s = perf_counter() - started
-            checked_s = _check_instruction_sets()
             device = next((tensor.device for tensor in tensors_in(examples[-1])), torch.device("cpu"))
             index = -1 if device.index is None else device.index
             name, started = str(file.relative_to(folder.parents[1])), perf_counter()
@@ -168,8 +168,8 @@ class AOTInductor(Compiler):
         )
         if checked_s > _LONG_CHECK_S:
             notes.append(
-                f"{checked_s:.1f} s of loading: torch tries which vector instructions the CPU has, in each process that "
-                "loads a package. TORCHINDUCTOR_VEC_ISA_OK=1 skips that"
+                f"{checked_s:.1f} s of loading: in each process that loads a package, torch tries which vector "
+                "instructions the CPU has. TORCHINDUCTOR_VEC_ISA_OK=1 skips that"
             )
         if bound:
             notes.append(f"buffers that calls change are shared with the module: {', '.join(bound)}")
@@ -213,10 +213,10 @@ def _best_effort(action: str, notes: list[str]) -> Iterator[None]:
 
 
 def _check_instruction_sets() -> float:
-    """Make torch do what loading a package in a new process begins with, and return the seconds.
+    """Make torch find the vector instructions that the CPU has, and return the seconds: a part of loading a package.
 
-    For each set of vector instructions it compiles a program if its cache has none, and starts it. In torch 2.11 that
-    program is Python, and imports torch. A process that compiled a package has done so before.
+    It does so once in a process, also to compile. For each set it compiles a program if its cache has none, and starts
+    it; in torch 2.11 a Python process that imports torch.
     """
     started = perf_counter()
     cpu_vec_isa.pick_vec_isa()
