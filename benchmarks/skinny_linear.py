@@ -1,4 +1,4 @@
-"""Time the matrix products of a layer for a frame of 17 tokens: python benchmarks/skinny_linear.py   (needs a GPU)
+"""Time the matrix products of a layer for one or two frames of 17 tokens: python benchmarks/skinny_linear.py   (GPU)
 
 Device time of a call at the sizes of the 1B world model, from 100 calls captured in one graph, including the launches
 that follow a product: SiLU, and the sum where the library splits the inputs (split-K). The calls go round the weights

@@ -42,7 +42,7 @@ def _add_modulated_norm(
 ):  # fmt: skip
     """Process one row; with 0 parts there is no branch, and `branch`, `gate` and `summed` are not accessed.
 
-    With `int16`, `normed` and `normed_scale` are those of `Int16Rows`.
+    With `int16`, `normed` and `normed_scale` are `split` and `scale` of an `Int16Rows`.
     """
     row = tl.program_id(0).to(tl.int64)
     batch, group = row // tokens // groups, row // tokens % groups
@@ -126,7 +126,7 @@ def add_modulated_norm(
         int16: return `normed` as `Int16Rows`, for `linear_int16`; d is a multiple of 64.
 
     Returns:
-        Two contiguous tensors [b, g, m, d] of the dtype of `residual`.
+        Two contiguous tensors [b, g, m, d] of the dtype of `residual`; with `int16` the second is an `Int16Rows`.
 
     Raises:
         ValueError: the shapes do not match, or a vector has a stride over d other than 1.
@@ -213,29 +213,33 @@ def _attention_parts(
     qkv = _int16_product(normed, attn.qkv, cache.k.dtype) if isinstance(normed, Int16Rows) else attn.qkv(normed)
     q = write_ring(qkv.flatten(1, 2), *gains, rotation, slots, cache.k, cache.v)
     attended = ring_attention(q, cache.k, cache.v, seen).flatten(3)
-    weight, bias, scale = operands(attn.out)
-    if supports(attended, weight):
-        return linear_parts(attended, weight, bias, scale)
+    if _runs_in_kernel(attn.out, attended):
+        return linear_parts(attended, *operands(attn.out))
     return attn.out(attended).unsqueeze(0)
 
 
 def _mlp_parts(mlp: MLP, normed: Tensor | Int16Rows, dtype: torch.dtype) -> Tensor:
     """Map normalised tokens [b, g, m, d] to the MLP output in parts [parts, b, g, m, d]."""
-    (weight1, bias1, scale1), (weight2, bias2, scale2) = operands(mlp.fc1), operands(mlp.fc2)
     if isinstance(normed, Int16Rows):
         hidden = _int16_product(normed, mlp.fc1, dtype, silu=True)
-    elif supports(normed, weight1):
-        hidden = linear_silu(normed, weight1, bias1, scale1)
+    elif _runs_in_kernel(mlp.fc1, normed):
+        hidden = linear_silu(normed, *operands(mlp.fc1))
     else:
         hidden = F.silu(mlp.fc1(normed))
-    if supports(hidden, weight2):
-        return linear_parts(hidden, weight2, bias2, scale2)
+    if _runs_in_kernel(mlp.fc2, hidden):
+        return linear_parts(hidden, *operands(mlp.fc2))
     return mlp.fc2(hidden).unsqueeze(0)
+
+
+def _runs_in_kernel(layer: nn.Module, x: Tensor) -> bool:
+    """Return True if a kernel is to compute the product of `x` [..., k]: it can, and `layer` allows so many rows."""
+    rows = x.numel() // x.shape[-1]
+    return supports(x, operands(layer)[0]) and rows <= getattr(layer, "max_rows", rows)
 
 
 def _in_int16(layer: nn.Module, tokens: Tensor) -> bool:
     """Return True if `layer` is to get its input, of the shape of `tokens`, as `Int16Rows`."""
-    return isinstance(layer, SkinnyLinear) and takes_int16(tokens, layer.stored)
+    return isinstance(layer, SkinnyLinear) and takes_int16(tokens, layer.stored) and _runs_in_kernel(layer, tokens)
 
 
 def _int16_product(rows: Int16Rows, layer: nn.Module, dtype: torch.dtype, *, silu: bool = False) -> Tensor:

@@ -4,8 +4,8 @@ A library GEMM needs another launch if it splits the inputs (split-K), and one f
 (`add_modulated_norm`) sums the parts, and SiLU is computed before the store. Weights of 8 bits
 (`models.skinny_linear`) are widened in registers, so that half of the bytes are read; products and sums are the same.
 
-With a few dozen rows the widening takes longer than the reading. Where the kernel before can write its result in 16-bit
-integers (`Int16Rows`), `linear_int16` multiplies int8 by int8 on the tensor cores, and nothing is widened.
+With a few dozen rows the widening often takes longer than the reading. Where the kernel before can write its result in
+16-bit integers (`Int16Rows`), `linear_int16` multiplies int8 by int8 on the tensor cores, and nothing is widened.
 """
 
 import os
@@ -247,10 +247,9 @@ def _skinny_linear_int16(
     _store(total, scale, bias, out, column, 0, row, rows, n, True, biased, silu)
 
 
-def supports(x: Tensor, *weights: Tensor) -> bool:
-    """Return True if the kernel supports `x` [..., k] through layers with these weights [n, k], one after the other."""
-    few = x.numel() // x.shape[-1] <= MAX_ROWS
-    return few and all(fits(w) and w.is_contiguous() for w in weights)
+def supports(x: Tensor, weight: Tensor) -> bool:
+    """Return True if the kernel supports `x` [..., k] and this weight [n, k]."""
+    return x.numel() // x.shape[-1] <= MAX_ROWS and fits(weight) and weight.is_contiguous()
 
 
 def takes_int16(x: Tensor, weight: Tensor) -> bool:
@@ -260,7 +259,7 @@ def takes_int16(x: Tensor, weight: Tensor) -> bool:
 
 
 def part_count(n: int, k: int, columns: int = 64, programs: int = WAVE, multiple: int = 64) -> int:
-    """Return the number of parts that k inputs of n outputs are split into: a power of two, up to `programs` programs.
+    """Return the number of parts that k inputs of n outputs are split into: the power of two that gives `programs`.
 
     A program computes `columns` outputs of one part, whose inputs are a multiple of `multiple`.
     """
@@ -278,7 +277,6 @@ def choose_tile(n: int, k: int, rows: int, weight_bytes: int, *, split: bool) ->
         return Tile(16, 512, 1, stages=3, warps=2) if rows == 1 else Tile(64, 256, 1, stages=3, warps=4)
     columns, inner = 64, 128  # 64: the minimum of a Hopper warp-group MMA
     parts = part_count(n, k, columns) if split else 1
-    # As many stages as fit into a Hopper SM's 227 KiB of shared memory.
     return Tile(columns, inner, parts, stages=6 if rows <= 32 else 4, warps=4)
 
 
@@ -368,7 +366,7 @@ def _flops(x: list[int], weight: list[int], *_: object, **__: object) -> int:
 
 @cache
 def _shared_bytes(device: torch.device) -> int:
-    """Return the shared memory that a program may use: 227 KiB on Hopper, less on other GPUs."""
+    """Return the shared memory that a program may use: 227 KiB on Hopper, less on many other GPUs."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return int(getattr(properties, "shared_memory_per_block_optin", 227 * 1024))
 

@@ -91,9 +91,7 @@ int8_step() { # the step with int8 weights, in the kernels of its fused blocks
     'variant.skinny_int8.capture={_target_:profiling.variants.cuda_graph.CudaGraph}'
 }
 search() { # COMPONENT, with BUDGET seconds
-  local inexact=()
-  [ "$1" = world_model_step ] && inexact=(max_rel_l2=0.03)
-  run "tune_$1" tune "component=[$1]" "seconds=${BUDGET:-600}" compile_cache=shared prepare_timeout=300 "${inexact[@]}"
+  run "tune_$1" tune "component=[$1]" "seconds=${BUDGET:-600}" compile_cache=shared prepare_timeout=300 max_rel_l2=0.03
 }
 tune_image_decoder() { search image_decoder; }
 tune_world_model_step() { search world_model_step; }

@@ -223,7 +223,8 @@ class Search:
         others = sum(self._alone.values())
         others += 0.0 if _EAGER in self._alive else self._expected(_EAGER)
         if self.shared is None:
-            others += sum(self._expected(each, TOO_HIGH) for each in self._unexplained(chosen))
+            explained = (chosen, self._best() or _EAGER)  # whichever wins
+            others += max(sum(self._expected(e, TOO_HIGH) for e in self._unexplained(each)) for each in explained)
         elif self.shared.processes:
             others += (1 - SEARCHING) * self.budget
         return self._fits(chosen, others)
@@ -291,10 +292,12 @@ class Search:
     def _note_cache(self, chosen: Chosen, record: Record) -> None:
         """Count a recipe as from an empty cache, and note what a filled one saves others with the same code."""
         prepare, caches = record.prepare, self._run.caches
-        if prepare is None or caches is None or not caches.shared:
+        if prepare is None or (caches is not None and not caches.shared):
             return
         self._tried[chosen] += prepare.from_cold - prepare.seconds
-        saved = sum(prepare.phases.get(each, 0.0) for each in FROM_CACHE)
+        # In inductor's own folder the cells share all but packages.
+        phases = set(FROM_CACHE) - ({"package"} if caches is None else set())
+        saved = sum(prepare.phases.get(each, 0.0) for each in phases)
         self._saved.setdefault(compiled_code(self._job(chosen)), saved)
 
     def _prepared_beside(self, job: Job) -> PreparedCell | None:

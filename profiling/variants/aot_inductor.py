@@ -169,7 +169,7 @@ class AOTInductor(Compiler):
         if checked_s > _LONG_CHECK_S:
             notes.append(
                 f"{checked_s:.1f} s of loading: in each process that loads a package, torch tries which vector "
-                "instructions the CPU has. TORCHINDUCTOR_VEC_ISA_OK=1 skips that"
+                "instructions the CPU has. TORCHINDUCTOR_VEC_ISA_OK=1 skips a part of that"
             )
         if bound:
             notes.append(f"buffers that calls change are shared with the module: {', '.join(bound)}")
@@ -215,8 +215,8 @@ def _best_effort(action: str, notes: list[str]) -> Iterator[None]:
 def _check_instruction_sets() -> float:
     """Make torch find the vector instructions that the CPU has, and return the seconds: a part of loading a package.
 
-    It does so once in a process, also to compile. For each set it compiles a program if its cache has none, and starts
-    it; in torch 2.11 a Python process that imports torch.
+    It does so once in a process, also to compile. For each set it compiles small libraries that its cache lacks, and a
+    new Python process loads each; in torch 2.11 after importing torch.
     """
     started = perf_counter()
     cpu_vec_isa.pick_vec_isa()

@@ -6,6 +6,7 @@ module`, or a compiler, a subclass of `Compiler`. The record has the seconds, ch
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -253,12 +254,13 @@ class Recipe(Variant):
                 stack.enter_context(self.compiler.flags(folder))  # set until the step is closed
                 with _naming_the_layer(self.compiler, branches, log, folder):
                     counters = self._compile(self.compiler, branches, folder, stack, log)
-            if self.capture is not None:
-                self._capture(self.capture, branches, stack, log)
-            elif self.compiler is None:
-                for branch in branches:
-                    for inputs in branch.inputs:
-                        branch.call(**inputs)
+            with _naming_the_running_layer(branches, log):
+                if self.capture is not None:
+                    self._capture(self.capture, branches, stack, log)
+                elif self.compiler is None:
+                    for branch in branches:
+                        for inputs in branch.inputs:
+                            branch.call(**inputs)
             *extra_steps, run = [partial(each.engine or each.call, **args) for each in branches for args in each.inputs]
             return Step(
                 run=run,
@@ -393,6 +395,34 @@ def _naming_the_layer(compiler: Compiler, branches: Sequence[_Branch], log: _Log
         raise
 
 
+@contextmanager
+def _naming_the_running_layer(branches: Sequence[_Branch], log: _Log) -> Iterator[None]:
+    """Name the replaced layer that was called when the block failed.
+
+    Raises:
+        RuntimeError: the block failed in a replaced layer.
+
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, InputError | SkippedError) or is_device_failure(error) or is_out_of_memory(error):
+            raise
+        names = {each.name: each for each in log.replaced}
+        modules = (item for branch in branches for item in branch.module.named_modules())
+        layers = {id(module): names[name] for name, module in modules if name in names}
+        running = None
+        cause: BaseException | None = error
+        while cause is not None:
+            for frame, _ in traceback.walk_tb(cause.__traceback__):
+                running = layers.get(id(frame.f_locals.get("self")), running)
+            cause = cause.__cause__ or cause.__context__
+        if running is None:
+            raise
+        layer = f"{running.name or 'the module'} {list(running.shape)}, {running.now}"
+        raise RuntimeError(f"the layer {layer} fails: {reason_of(error)}") from error
+
+
 def _first_cause(error: BaseException) -> BaseException:
     """Return what an error of torch's compiler was made of."""
     while type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
@@ -460,7 +490,10 @@ def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
             outcome = Outcome(_module(transform(branch.module), name))
         choices = getattr(transform, "choices", None)
         if choices is not None and not outcome.choices and isinstance(changed := outcome.call, nn.Module):
-            notes = (*outcome.notes, *_fallbacks(changed, branch.component))
+            notes, ran = _fallbacks(changed, branch.component)
+            if not ran and branch.component.device.type == "cuda":
+                raise NothingChangedError(f"transform {name}: {DID_NOTHING}: {'; '.join(notes)}")
+            notes = (*outcome.notes, *notes)
             outcome = replace(outcome, choices=tuple(_choices(choices(changed), changed)), notes=notes)
     except Exception as error:
         if isinstance(error, InputError | SkippedError) or is_device_failure(error):
@@ -478,11 +511,16 @@ def _choices(choices: Iterable[Any], module: nn.Module) -> Iterator[ModuleChoice
         yield ModuleChoice(name=each.name, shape=tuple(each.shape), left=each.left, now=now)
 
 
-def _fallbacks(module: nn.Module, component: Component) -> Iterator[str]:
-    """Call the module; yield why layers with a method `fallback` do not compute their product in their own kernel."""
+def _fallbacks(module: nn.Module, component: Component) -> tuple[list[str], bool]:
+    """Call the module, and ask layers with a method `fallback` whether their own kernel computes the product.
+
+    Returns:
+        A remark for each reason for which one does not, and False if all were called and none does.
+
+    """
     layers = [each for each in module.modules() if callable(getattr(each, "fallback", None))]
     if not layers:
-        return
+        return [], True
     reasons: dict[int, str | None] = {}  # by the id of a layer that was called
 
     def note(layer: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
@@ -496,8 +534,12 @@ def _fallbacks(module: nn.Module, component: Component) -> Iterator[str]:
         restore()
         for hook in hooks:
             hook.remove()
-    for reason, count in Counter(filter(None, reasons.values())).items():
-        yield f"{count} of {len(reasons)} replaced layers run without their kernel: {reason}"
+    notes = [
+        f"{count} of {len(reasons)} replaced layers run without their kernel: {reason}"
+        for reason, count in Counter(filter(None, reasons.values())).items()
+    ]
+    # One that is not called may be part of a fused kernel.
+    return notes, len(reasons) < len(layers) or None in reasons.values()
 
 
 def _choices_section(choices: Sequence[ModuleChoice]) -> Choices:

@@ -1,6 +1,7 @@
 """The compilers TensorRT and AOTTensorRT through torch_tensorrt (the extra `tensorrt`).
 
-Written against the source of torch_tensorrt 2.14.0, never run with it. Tests use a stand-in with its signatures.
+Written against the source of torch_tensorrt 2.14.0, never run with it. Tests use a stand-in with its signatures, which
+are recorded from the wheel.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _NAMED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRT(Compiler):
-    """Compile with `torch.compile(backend="torch_tensorrt")`, which builds an engine for each supported part.
+    """Compile with `torch.compile(backend="tensorrt")`, which builds an engine for each supported part.
 
     `dynamic` is that of torch.compile. `cuda_graphs` lets torch_tensorrt capture each engine, again for each new shape.
     `options` are fields of torch_tensorrt's CompilationSettings.
@@ -110,7 +111,7 @@ class TensorRT(Compiler):
 
         """
         self._check_options()
-        call = torch.compile(module, backend="torch_tensorrt", dynamic=self.dynamic, options=dict(self.options))
+        call = torch.compile(module, backend="tensorrt", dynamic=self.dynamic, options=dict(self.options))
         before = snapshot()
         with _reports() as reports:
             for inputs in examples:

@@ -1,7 +1,9 @@
 """Faults of quantised variants: a variant that would do nothing claims no speed."""
 
 import sys
+from copy import deepcopy
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from profiling.realtime.prepare import Mixed, check_variant
 from profiling.results.record import ModuleChoice
 from profiling.variants.inductor import Inductor
 from profiling.variants.quantize import Quantize
-from profiling.variants.recipe import Outcome, Recipe, Transform
+from profiling.variants.recipe import Outcome, Recipe, Transform, _applied
 
 torchao = pytest.mark.skipif(missing_package("torchao") is not None, reason="needs the extra quant")
 INT8 = "Int8WeightOnlyConfig"
@@ -70,13 +72,18 @@ def test_a_folder_named_like_an_extra_is_no_package(monkeypatch, tmp_path):
 
 @pytest.mark.fault(
     "layers with a kernel for few rows are called where it cannot run (a CPU, float32, more rows)",
-    happens="the step's remarks count the layers that PyTorch computes, with the reason",
-    kept="the row",
+    happens="the step's remarks count the layers that PyTorch computes, with the reason; on a GPU, if it computes all, "
+    "the row has failed: asked for, did nothing",
+    kept="the row, or the other rows",
 )
 def test_a_kernel_that_cannot_run_is_not_silent(tmp_path):
     x = torch.randn(2, 64)
     module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval()
     net = Component("net", module, {"input": x}, lambda _: {"input": x}, x.device, x.dtype, 1, "random")
+    on_a_gpu = SimpleNamespace(device=torch.device("cuda"), inputs=net.inputs, keep_state=net.keep_state)
+    transform = SkinnyLinears(weights="bf16")
+    with pytest.raises(RuntimeError, match=r"did nothing: 2 of 2 replaced layers run without their kernel"):
+        _applied(transform, "SkinnyLinears", SimpleNamespace(module=deepcopy(module), component=on_a_gpu))
     with torch.inference_mode():
         step = Recipe(transforms=[SkinnyLinears(weights="bf16")]).prepare(net, tmp_path)
     says = "2 of 2 replaced layers run without their kernel: the kernel needs triton and a CUDA device"
@@ -166,6 +173,31 @@ def test_the_layer_that_cannot_be_compiled_is_named(net, tmp_path):
     says = r"^cannot compile 1 \[30, 64\], Product, 2 rows: RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED when calling"
     with pytest.raises(RuntimeError, match=says), torch.inference_mode():
         Recipe(transforms=[Planted()], compiler=Inductor())(net, tmp_path)
+
+
+class Breaks(nn.Linear):
+    def forward(self, input):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@dataclass(frozen=True)
+class BreaksLast(Transform):
+    """Replaces the last layer by one that fails when it is called."""
+
+    def apply(self, module, component):
+        module[1].__class__ = Breaks
+        return Outcome(module, choices=(ModuleChoice(name="1", shape=(30, 64), now="Breaks"),))
+
+
+@pytest.mark.fault(
+    "a kernel of a quantised layer fails when it is called or captured",
+    happens="the row has failed: the error, with the layer's name and its shape",
+    kept="the other rows",
+)
+def test_the_layer_that_fails_when_it_is_called_is_named(net, tmp_path):
+    says = r"^the layer 1 \[30, 64\], Breaks fails: RuntimeError: operation not permitted when stream is capturing$"
+    with pytest.raises(RuntimeError, match=says), torch.inference_mode():
+        Recipe(transforms=[BreaksLast()])(net, tmp_path)
 
 
 @pytest.mark.fault(

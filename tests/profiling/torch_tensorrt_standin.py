@@ -1,29 +1,43 @@
-"""A stand-in for torch_tensorrt 2.14.0, which needs libraries of TensorRT: the signatures that this tool calls.
+"""A stand-in for torch_tensorrt 2.14.0, which needs libraries of TensorRT.
 
-They are those of the wheel torch_tensorrt-2.14.0-cp311-cp311-manylinux_2_28_x86_64.whl, in these files:
-
-- `dynamo.compile`                              torch_tensorrt/dynamo/_compiler.py
-- `dynamo.CompilationSettings` (some fields)    torch_tensorrt/dynamo/_settings.py
-- `save`, `load`                                torch_tensorrt/_compile.py
-- `Input` (dynamic shapes only)                 torch_tensorrt/_Input.py
-- `runtime.*`                                   torch_tensorrt/runtime/_cudagraphs.py
-- the back end "torch_tensorrt", its options    torch_tensorrt/dynamo/backend/backends.py, dynamo/utils.py
-- the logged report                             torch_tensorrt/dynamo/_DryRunTracker.py
-
-Nothing is compared with the wheel. "Engines" are PyTorch, and `log` has the calls.
+It takes exactly the arguments that the functions of the wheel take, as recorded in `tests/data/torch_tensorrt`: a call
+that the wheel would refuse raises TypeError here. "Engines" are PyTorch, and `log` has the calls.
 """
 
 import dataclasses
+import functools
+import inspect
+import json
 import logging
 import types
+from pathlib import Path
 
 import torch
 from torch._dynamo import register_backend
 
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "torch_tensorrt" / "signatures.json").read_text())
 log = []
 _mode = {"cudagraphs": False}
 #: What the next graph is reported to hold.
 graph = types.SimpleNamespace(operators=12, unsupported={"torch.ops.aten.cumsum.default": 2}, engines=2)
+
+
+def as_recorded(name):
+    """Let a function take the arguments that the wheel's function `name` takes, and no others."""
+    parameters = [
+        inspect.Parameter(each, getattr(inspect.Parameter, kind), default=None if default else inspect.Parameter.empty)
+        for each, kind, default in RECORDED["functions"][name]
+    ]
+
+    def decorate(function):
+        @functools.wraps(function)
+        def checked(*args, **kwargs):
+            inspect.Signature(parameters).bind(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def _report():
@@ -53,33 +67,19 @@ def _report():
     logging.getLogger("torch_tensorrt.dynamo._DryRunTracker").debug("\n".join(lines))
 
 
-@dataclasses.dataclass
-class CompilationSettings:
-    min_block_size: int = 5
-    optimization_level: int | None = None
-    require_full_compilation: bool = False
-    dryrun: bool | str = False
+CompilationSettings = dataclasses.make_dataclass("CompilationSettings", RECORDED["settings"])
 
 
 class Input:
+    @as_recorded("Input")  # its arguments, which are not named in the signature, are those of dynamic shapes
     def __init__(self, *args, **kwargs):
         assert not args
         assert set(kwargs) == {"min_shape", "opt_shape", "max_shape", "dtype", "name"}
         self.__dict__.update(kwargs)
 
 
-def _compile(
-    exported_program,
-    inputs=None,
-    *,
-    arg_inputs=None,
-    kwarg_inputs=None,
-    min_block_size=5,
-    optimization_level=None,
-    require_full_compilation=False,
-    dryrun=False,
-    **kwargs,
-):
+@as_recorded("dynamo.compile")
+def _compile(exported_program, *, kwarg_inputs, min_block_size=5, **kwargs):
     assert isinstance(exported_program, torch.export.ExportedProgram)
     log.append(("compile", kwarg_inputs, {"min_block_size": min_block_size, **kwargs}))
     _report()
@@ -88,43 +88,50 @@ def _compile(
     return module
 
 
-def save(
-    module,
-    file_path="",
-    *,
-    extra_files=None,
-    output_format="exported_program",
-    inputs=None,
-    arg_inputs=None,
-    kwarg_inputs=None,
-    retrace=True,
-    use_legacy_exporter=None,
-    pickle_protocol=2,
-    dynamic_shapes=None,
-    **kwargs,
-):
+@as_recorded("save")
+def save(module, file_path, *, kwarg_inputs, dynamic_shapes):
     assert isinstance(module, torch.fx.GraphModule)
     assert all(isinstance(value, torch.Tensor) for value in kwarg_inputs.values()), "others are a TypeError"
     log.append(("save", dynamic_shapes))
     torch.export.save(module.program, file_path)
 
 
-def load(file_path="", extra_files=None, *, format=None, **kwargs):
+@as_recorded("load")
+def load(file_path):
     log.append(("load", file_path))
-    return torch.export.load(file_path, extra_files=extra_files)
+    return torch.export.load(file_path)
 
 
+@as_recorded("runtime.set_cudagraphs_mode")
 def _set_cudagraphs_mode(mode: bool) -> None:
     _mode["cudagraphs"] = mode
 
 
+class _WholeGraph(torch.nn.Module):
+    """Records a graph of the whole call, again if the shapes differ from those of the call before."""
+
+    def __init__(self, compiled_module):
+        super().__init__()
+        self.compiled_module, self.shapes = compiled_module, None
+
+    @as_recorded("wrapped.forward")
+    def forward(self, *args, **kwargs):
+        shapes = [tuple(each.shape) for each in torch.utils._pytree.tree_leaves((args, kwargs))]
+        if shapes != self.shapes:
+            log.append(("recorded", shapes[0]))
+            self.shapes = shapes
+        return self.compiled_module(*args, **kwargs)
+
+
 class _CudagraphsContextManager:
-    def __init__(self, compiled_module, cuda_graph_strategy=None):
+    def __init__(self, compiled_module):
         self.module, self.old = compiled_module, _mode["cudagraphs"]
 
     def __enter__(self):
-        _mode["cudagraphs"] = True
         log.append(("wrapped", type(self.module).__name__))
+        if graph.unsupported:
+            return _WholeGraph(self.module)
+        _mode["cudagraphs"] = True  # a graph for each engine
         return self.module
 
     def __exit__(self, *args):
@@ -132,21 +139,30 @@ class _CudagraphsContextManager:
         log.append(("unwrapped",))
 
 
-def _enable_cudagraphs(compiled_module, *, cuda_graph_strategy=None):
-    return _CudagraphsContextManager(compiled_module, cuda_graph_strategy=cuda_graph_strategy)
+@as_recorded("runtime.enable_cudagraphs")
+def _enable_cudagraphs(compiled_module):
+    return _CudagraphsContextManager(compiled_module)
+
+
+@as_recorded("runtime.get_cudagraphs_mode")
+def _get_cudagraphs_mode():
+    return _mode["cudagraphs"]
 
 
 runtime = types.SimpleNamespace(
     set_cudagraphs_mode=_set_cudagraphs_mode,
-    get_cudagraphs_mode=lambda: _mode["cudagraphs"],
+    get_cudagraphs_mode=_get_cudagraphs_mode,
     enable_cudagraphs=_enable_cudagraphs,
 )
 dynamo = types.SimpleNamespace(compile=_compile, CompilationSettings=CompilationSettings)
 
 
-@register_backend(name="torch_tensorrt")
-def torch_tensorrt_backend(gm, sample_inputs, **kwargs):
+def _backend(gm, sample_inputs, **kwargs):
     assert set(kwargs) <= {"options"}
     log.append(("backend", kwargs.get("options", {}), _mode["cudagraphs"]))
     _report()
     return gm.forward
+
+
+for _name in RECORDED["backends"]:
+    register_backend(as_recorded("backend")(_backend), name=_name)

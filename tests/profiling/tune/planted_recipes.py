@@ -1,5 +1,6 @@
 """A component whose recipes have known times, errors and preparations, searched on a fake clock."""
 
+from dataclasses import replace
 from math import prod
 
 from fake_cells import SETTINGS, Plan, Silent
@@ -35,12 +36,13 @@ def space_of(*names, **options):
     return Space.read({name: {"transforms": [{"_target_": name}], **options.get(name, {})} for name in names}, None)
 
 
-def searched(monkeypatch, folder, space, cells, budget=600.0, shared=None, **options):
+def searched(monkeypatch, folder, space, cells, budget=600.0, shared=None, compile_cache="fresh", **options):
     """Search the space with fake cells; return (run, records by variant, seconds that the search took)."""
     variants, refusable = space.variants()
     component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
     given = {"isolation": "process", "cell_timeout": 1800.0, "resume": None, "source": {}, "seconds": budget} | options
-    config = RunConfig((component,), {"baseline": {}, **variants}, {}, SETTINGS, refusable=refusable, **given)
+    settings = replace(SETTINGS, compile_cache=compile_cache)
+    config = RunConfig((component,), {"baseline": {}, **variants}, {}, settings, refusable=refusable, **given)
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans, server: cells)
     run = runner.Run("tune", config, folder, Silent(), "")

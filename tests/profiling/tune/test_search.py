@@ -178,14 +178,15 @@ def test_a_compiler_is_tried_although_its_guess_is_too_long(takes, not_tried, tm
     assert {name for name, record in records.items() if record.reason == NOT_TRIED} == not_tried
 
 
-def test_what_a_filled_cache_saves_is_expected(tmp_path, monkeypatch):
+@pytest.mark.parametrize("compile_cache", ["fresh", "shared"])
+def test_what_a_filled_cache_saves_is_expected(compile_cache, tmp_path, monkeypatch):
     """The winner without its graph is the same compiled code: there is time to measure what the graph contributes."""
     graphed = Plan(1.0, prepare_s=37.0, phases={"inductor": 31.0})
     cells = cells_of({"graph": 0.5, "compile": 0.4}, **{"graph+compile": graphed, "compile": Plan(4.0, prepare_s=8.0)})
     few = {name: {"seconds": 1.0} for name in ("a", "b", "c")}
     graph = {"transforms": [], "capture": {"_target_": "g"}, "seconds": 1.0}
     space = space_of(*few, "graph", "compile", **few, graph=graph, compile=COMPILER)
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells, budget=100.0)
+    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells, budget=100.0, compile_cache=compile_cache)
     rows = contributions(records.values(), winner(records.values()))
     assert {row.steps: row.without.variant for row in rows} == {("compile",): "graph", ("graph",): "compile"}
 

@@ -1,4 +1,4 @@
-"""TensorRT: the calls of torch_tensorrt and what is read from it, with a stand-in that has its signatures."""
+"""TensorRT: the calls of torch_tensorrt and what is read from it, with a stand-in that has its recorded signatures."""
 
 import sys
 from dataclasses import replace
@@ -99,11 +99,63 @@ def test_ahead_of_time_saves_and_runs_what_it_loads(trt, tmp_path):
 def test_ahead_of_time_with_cuda_graphs_wraps_what_was_compiled(trt, tmp_path):
     net, step = prepared(AOTTensorRT(cuda_graphs=True, dynamic=False), tmp_path, 2, 3)
     check(net, step)
-    assert [each[0] for each in trt.log] == ["compile", "save", "load", "wrapped"] * 2
+    assert [each[0] for each in trt.log if each[0] != "recorded"] == ["compile", "save", "load", "wrapped"] * 2
     assert [each.dynamic for each in step.recipe[0].packages] == [(), ()]
     step.close()
     assert trt.log[-1] == ("unwrapped",)
     assert trt.runtime.get_cudagraphs_mode() is False
+
+
+def test_with_parts_in_torch_the_whole_call_is_one_graph_recorded_again_at_a_new_shape(trt, tmp_path):
+    net, step = prepared(AOTTensorRT(cuda_graphs=True), tmp_path, 2, 5, 3)
+    assert [each[0] for each in trt.log if each[0] != "recorded"] == ["compile", "save", "load", "wrapped"]
+    trt.log.clear()
+    for _ in range(2):
+        check(net, step)
+    step.run()
+    rows = [size for name, (size, _) in trt.log if name == "recorded"]
+    assert rows == [5, 3, 2, 5, 3, 2], "the last call has the shape of the one before"
+    step.close()
+    assert trt.log[-1] == ("unwrapped",)
+
+
+def test_without_parts_in_torch_each_engine_has_a_graph(trt, tmp_path):
+    trt.graph.unsupported = {}
+    net, step = prepared(AOTTensorRT(cuda_graphs=True), tmp_path, 2, 5)
+    check(net, step)
+    assert trt.runtime.get_cudagraphs_mode() is True
+    assert "recorded" not in [each[0] for each in trt.log]
+    step.close()
+    assert trt.runtime.get_cudagraphs_mode() is False
+
+
+def test_just_in_time_each_shape_of_a_sweep_is_compiled_in_the_mode_of_cuda_graphs(trt, tmp_path):
+    net, step = prepared(TensorRT(cuda_graphs=True, dynamic=False), tmp_path, 2, 5)
+    check(net, step)
+    assert [each[2] for each in trt.log] == [True, True]
+    step.close()
+
+
+def test_the_stand_in_refuses_what_the_wheel_refuses(trt):
+    assert trt.RECORDED["wheel"].startswith("torch_tensorrt-2.14.0-")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'formats'"):
+        trt.load("file", formats="pt2")
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        trt.runtime.enable_cudagraphs(nn.Identity(), "disabled")
+
+
+def test_what_is_read_of_a_report_is_in_the_wheel(trt):
+    """Each text that a report is searched for is one that the wheel's tracker writes."""
+    written = "|".join(trt.RECORDED["report"])
+    for text in (
+        "Total Operators, of which",
+        "operators are supported,",
+        "TRT Engine #",
+        "- Submodule name:",
+        "The following ops are currently unsupported or excluded from conversion",
+        "The following nodes are currently set to run in Torch",
+    ):
+        assert text in written
 
 
 @pytest.mark.parametrize(
