@@ -20,10 +20,13 @@ Read = Callable[[Record], Value | None]
 
 
 def shape_sweep_section(data: RunData) -> Section:
-    """Return the totals with and without preparation, the memory held, and the chart of totals."""
+    """Return what compiles at each new shape, the totals with and without preparation, and the memory held."""
+    compiled = [(r, shape) for r in data.records for step in r.recipe or () for shape in step.shapes or ()]
+    new_shapes = cell_table("Compiling shape after shape, in one process", _SHAPES, compiled, first, keys=3)
+    about_shapes = ["Shape after shape: 0 graphs if code compiled for an earlier shape was used."] if compiled else []
     rows = [record for record in data.records if record.call_points]
     if not rows:
-        return Section("sweep", "Calls in a row")
+        return Section("sweep", "Compiling for new shapes", legend=about_shapes, tables=(new_shapes,))
     groups = by_component(rows)
     numbers = sorted({number for record in rows for number in record.call_points})
     totals = {built: [_total_column(number, built=built) for number in numbers] for built in (True, False)}
@@ -42,11 +45,9 @@ def shape_sweep_section(data: RunData) -> Section:
     correct = by_component(record for record in rows if record.is_correct and record.prepare is not None)
     views = [View(component, _figure(data, group)) for component, group in correct.items()]
     note = "Hollow: computed from the time of a call. Failed and invalid cells are left out."
-    compiled = [(r, shape) for r in rows for step in r.recipe or () for shape in step.shapes or ()]
-    if compiled:
-        legend.append("Shape after shape: 0 graphs if code compiled for an earlier shape was used.")
+    legend += about_shapes
     tables = (
-        cell_table("Compiling shape after shape, in one process", _SHAPES, compiled, first, keys=3),
+        new_shapes,
         cell_table("Total time with preparation", (*totals[True], *compared), rows, itself),
         cell_table("Total time without preparation", totals[False], rows, itself, depth="report"),
         cell_table("Memory held", _MEMORY, rows, itself, depth="report"),

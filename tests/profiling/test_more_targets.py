@@ -185,3 +185,22 @@ def test_launch_costs_are_in_the_environment_too(tmp_path):
     assert "fastest" not in text
     assert "rounds" in started("launch_overhead", tmp_path / "wrong", "calibration.rounds=many", code=2)
     assert "no step to trace" in started("launch_overhead", tmp_path / "traced", "trace=true", code=2)
+
+
+def test_what_a_new_shape_costs_a_compiled_model_is_a_table(tmp_path):
+    points = ("component=[net]", "values=[2,3,5]", "axis=batch", "dynamic=[false,true,null]")
+    options = ("variant=[baseline,compile]", "scale=tiny", "isolation=none", "metric=[parity,latency]", *QUICK_LATENCY)
+    started("shape_sweep", tmp_path / "run", *points, *options)
+    assert "Compiling shape after shape, in one process" in (tmp_path / "run" / "report.md").read_text()
+    graphs = {}
+    for record in read_records(tmp_path / "run").records:
+        assert record.status == "ok", record.reason
+        for step in record.recipe or ():
+            if step.shapes is not None:
+                graphs[record.variant] = [shape.graphs for shape in step.shapes]
+                assert all(shape.seconds > 0 for shape in step.shapes)
+    assert graphs == {
+        "compile@dynamic=false": [1, 1, 1],
+        "compile@dynamic=true": [1, 0, 0],
+        "compile@dynamic=null": [1, 1, 0],
+    }
