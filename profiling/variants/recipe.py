@@ -24,7 +24,7 @@ from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
 from profiling.components.trees import keyed_leaves
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, SkippedError, printable, reason_of
-from profiling.fx_passes.passes import name_of
+from profiling.fx_passes.passes import RewritePass, name_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache, preserved_state
 from profiling.results.record import BeforeAfter, Choices, ModuleChoice, Package, RecipeStep, ShapeCompile
@@ -197,6 +197,11 @@ class Recipe(Variant):
         if not isinstance(self.transforms, list | tuple):
             raise InputError(f"transforms={self.transforms!r} is no list. Write [] for none.")
         for number, each in enumerate(self.transforms):
+            if isinstance(each, RewritePass):
+                raise InputError(
+                    f"transforms.{number}: {name_of(each)} rewrites a graph, not a module. Write {{_target_: "
+                    "profiling.variants.rewrite.Rewrite, passes: [...]}, with it among the passes."
+                )
             if not isinstance(each, Transform) and (isinstance(each, type) or not callable(each)):
                 raise InputError(
                     f"transforms.{number}={each!r} cannot be called. Write {{_target_: package.module.Class}}, or a "

@@ -641,6 +641,7 @@ def test_the_rest_is_compiled_around_blocks_only():
         ({"capture": Inductor()}, "is no CudaGraph"),
         ({"transforms": ["drop"]}, r"transforms\.0='drop' cannot be called"),
         ({"transforms": [ChannelsLast]}, "cannot be called"),
+        ({"transforms": [FuseParallelLinears()]}, r"FuseParallelLinears rewrites a graph.*among the passes"),
         ({"tolerance": -1.0}, "tolerance=-1.0 must be a finite number, at least 0"),
         ({"tolerance": math.inf}, "tolerance=inf must be a finite number"),
     ],
