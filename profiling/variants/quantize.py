@@ -34,7 +34,8 @@ from profiling.errors import (
 )
 from profiling.results.record import ModuleChoice
 from profiling.variants.gains import sensitivity_section
-from profiling.variants.recipe import Outcome, Transform, counted_rows
+from profiling.variants.recipe import Outcome, Transform
+from profiling.variants.replaced_layers import counted_rows
 
 #: Convolutions that are linear layers if their kernel has one element.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

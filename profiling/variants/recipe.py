@@ -6,10 +6,8 @@ module`, or a compiler, a subclass of `Compiler`. The record has the seconds, ch
 
 from __future__ import annotations
 
-import traceback
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,23 +19,26 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.components.instantiate import is_device_failure, is_out_of_memory
+from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import keyed_leaves
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, SkippedError, printable, reason_of
 from profiling.fx_passes.passes import RewritePass, name_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache, preserved_state
-from profiling.results.record import BeforeAfter, Choices, ModuleChoice, Package, RecipeStep, ShapeCompile
+from profiling.results.record import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, check_reset, eager_step
 from profiling.variants.gains import graphs_section
+from profiling.variants.replaced_layers import (
+    choices_of,
+    choices_section,
+    fallbacks,
+    naming_what_cannot_be_compiled,
+    naming_what_fails,
+    why_nothing,
+)
 from profiling.variants.variant import EagerStep, Step, Variant
-
-#: Most layers in the record of a transform's choices, and most reasons in the message that it changed none.
-_LAYERS, _REASONS = 200, 3
-#: After so many seconds no further layer is compiled alone to name the one on which the compiler has failed.
-_NAMING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -257,9 +258,11 @@ class Recipe(Variant):
             counters = None
             if self.compiler is not None:
                 stack.enter_context(self.compiler.flags(folder))  # set until the step is closed
-                with _naming_the_layer(self.compiler, branches, log, folder):
+                own = branches[-1]
+                alone = partial(_compile_alone, self.compiler.of_a_layer, folder)
+                with naming_what_cannot_be_compiled(own.module, own.component, log.replaced, alone):
                     counters = self._compile(self.compiler, branches, folder, stack, log)
-            with _naming_the_running_layer(branches, log):
+            with naming_what_fails([each.module for each in branches], log.replaced):
                 if self.capture is not None:
                     self._capture(self.capture, branches, stack, log)
                 elif self.compiler is None:
@@ -358,7 +361,7 @@ class _Log:
                 seconds=seconds,
                 changed=sum(counts) if counts else None,
                 memory_bytes=None if before is None else BeforeAfter(before=before, after=after),
-                choices=_choices_section(choices) if choices else None,
+                choices=choices_section(choices) if choices else None,
                 packages=tuple(package for each in outcomes for package in each.packages) or None,
                 shapes=shapes if len(shapes) > 1 else None,
                 notes=tuple(dict.fromkeys(note for each in outcomes for note in each.notes)),
@@ -367,75 +370,6 @@ class _Log:
 
     def _allocated(self) -> int | None:
         return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else None
-
-
-@contextmanager
-def _naming_the_layer(compiler: Compiler, branches: Sequence[_Branch], log: _Log, folder: Path) -> Iterator[None]:
-    """Name the replaced layer on which the compiler fails in the block: it compiles those alone, one of each kind.
-
-    Raises:
-        RuntimeError: the compiler failed, and fails on a replaced layer alone.
-
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, InputError | SkippedError) or is_device_failure(error) or is_out_of_memory(error):
-            raise
-        module, component, deadline = branches[-1].module, branches[-1].component, perf_counter() + _NAMING_SECONDS
-        kinds: dict[Hashable, ModuleChoice] = {}
-        layers = dict(module.named_modules())
-        for each in log.replaced:
-            if each.name in layers:
-                kinds.setdefault((each.shape, each.rows, each.now), each)
-        for choice, rows in ((each, rows) for each in kinds.values() for rows in sorted({*(each.rows or ())})):
-            if perf_counter() > deadline:
-                break
-            x = torch.ones(rows, choice.shape[1], dtype=component.dtype, device=component.device)
-            try:
-                compiler.of_a_layer.compile(layers[choice.name], ({"input": x},), folder)
-            except Exception as alone:
-                layer = f"{choice.name or 'the module'} {list(choice.shape)}, {choice.now}, {counted_rows(rows)}"
-                raise RuntimeError(f"cannot compile {layer}: {reason_of(_first_cause(alone))}") from error
-        raise
-
-
-@contextmanager
-def _naming_the_running_layer(branches: Sequence[_Branch], log: _Log) -> Iterator[None]:
-    """Name the replaced layer that was called when the block failed.
-
-    Raises:
-        RuntimeError: the block failed in a replaced layer.
-
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, InputError | SkippedError) or is_device_failure(error) or is_out_of_memory(error):
-            raise
-        names = {each.name: each for each in log.replaced}
-        modules = (item for branch in branches for item in branch.module.named_modules())
-        layers = {id(module): names[name] for name, module in modules if name in names}
-        running = None
-        cause: BaseException | None = error
-        while cause is not None:
-            for frame, _ in traceback.walk_tb(cause.__traceback__):
-                running = layers.get(id(frame.f_locals.get("self")), running)
-            cause = cause.__cause__ or cause.__context__
-        if running is None:
-            raise
-        layer = f"{running.name or 'the module'} {list(running.shape)}, {running.now}"
-        raise RuntimeError(f"the layer {layer} fails: {reason_of(error)}") from error
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Return what an error of torch's compiler was made of."""
-    while type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        inner = error.__cause__ or error.__context__
-        if inner is None:
-            break
-        error = inner
-    return error
 
 
 def check_changes(recipes: Iterable[Sequence[RecipeStep]]) -> None:
@@ -452,9 +386,8 @@ def check_changes(recipes: Iterable[Sequence[RecipeStep]]) -> None:
             raise SkippedError(f"transform {steps[0].name} changes nothing{why}")
 
 
-def counted_rows(rows: int) -> str:
-    """Return `1 row` or `17 rows`."""
-    return "1 row" if rows == 1 else f"{rows} rows"
+def _compile_alone(compiler: Compiler, folder: Path, layer: nn.Module, inputs: Mapping[str, Any]) -> None:
+    compiler.compile(layer, (inputs,), folder)
 
 
 def _unchanged(component: Component) -> AbstractContextManager[Any]:
@@ -495,75 +428,18 @@ def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
             outcome = Outcome(_module(transform(branch.module), name))
         choices = getattr(transform, "choices", None)
         if choices is not None and not outcome.choices and isinstance(changed := outcome.call, nn.Module):
-            notes, ran = _fallbacks(changed, branch.component)
+            notes, ran = fallbacks(changed, branch.component)
             if not ran and branch.component.device.type == "cuda":
                 raise NothingChangedError(f"transform {name}: {DID_NOTHING}: {'; '.join(notes)}")
             notes = (*outcome.notes, *notes)
-            outcome = replace(outcome, choices=tuple(_choices(choices(changed), changed)), notes=notes)
+            outcome = replace(outcome, choices=tuple(choices_of(choices(changed), changed)), notes=notes)
     except Exception as error:
         if isinstance(error, InputError | SkippedError) or is_device_failure(error):
             raise
         raise RuntimeError(f"transform {name} raised {reason_of(error)}") from error
     if outcome.choices and all(each.left is not None for each in outcome.choices):
-        raise NothingChangedError(f"transform {name}: {DID_NOTHING}: {_why_nothing(outcome.choices)}")
+        raise NothingChangedError(f"transform {name}: {DID_NOTHING}: {why_nothing(outcome.choices)}")
     return outcome
-
-
-def _choices(choices: Iterable[Any], module: nn.Module) -> Iterator[ModuleChoice]:
-    """Yield a record entry for each object that `choices(module)` of a transform returned (name, shape, `left`)."""
-    for each in choices:
-        now = None if each.left is not None else type(module.get_submodule(each.name)).__name__
-        yield ModuleChoice(name=each.name, shape=tuple(each.shape), left=each.left, now=now)
-
-
-def _fallbacks(module: nn.Module, component: Component) -> tuple[list[str], bool]:
-    """Call the module, and ask layers with a method `fallback` whether their own kernel computes the product.
-
-    Returns:
-        A remark for each reason for which one does not, and False if all were called and none does.
-
-    """
-    layers = [each for each in module.modules() if callable(getattr(each, "fallback", None))]
-    if not layers:
-        return [], True
-    reasons: dict[int, str | None] = {}  # by the id of a layer that was called
-
-    def note(layer: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        reasons[id(layer)] = reasons.get(id(layer)) or layer.fallback(*args, **inputs)
-
-    hooks = [each.register_forward_pre_hook(note, with_kwargs=True) for each in layers]
-    restore = component.keep_state()
-    try:
-        module(**component.inputs)
-    finally:
-        restore()
-        for hook in hooks:
-            hook.remove()
-    notes = [
-        f"{count} of {len(reasons)} replaced layers run without their kernel: {reason}"
-        for reason, count in Counter(filter(None, reasons.values())).items()
-    ]
-    # One that is not called may be part of a fused kernel.
-    return notes, len(reasons) < len(layers) or None in reasons.values()
-
-
-def _choices_section(choices: Sequence[ModuleChoice]) -> Choices:
-    now = Counter(each.now for each in choices if each.now is not None)
-    left = Counter(each.left for each in choices if each.left is not None)
-    rows = sorted(choices, key=lambda each: each.left is None)
-    return Choices(
-        replaced=sum(each.left is None for each in choices), now=now, left=left, layers=tuple(rows[:_LAYERS])
-    )
-
-
-def _why_nothing(choices: Sequence[ModuleChoice]) -> str:
-    """Return one line with the most common reasons why layers stay, each with its first layer."""
-    texts = []
-    for reason, count in Counter(each.left for each in choices).most_common(_REASONS):
-        first = next(each for each in choices if each.left == reason)
-        more = f" and {count - 1} more" if count > 1 else ""
-        texts.append(f"{first.name or 'the module'} {list(first.shape)}{more}: {reason}")
-    return "; ".join(texts)
 
 
 def _graphs(branches: Sequence[_Branch], counters: CompileCounters | None) -> Mapping[str, Any]:
