@@ -149,7 +149,7 @@ def main() -> None:
     for weights in (*EIGHT, "int8 × int16"):
         headers += [f"{weights}, µs", "bf16 / it", "target met"]
     print(tabulate(table, headers, "github", floatfmt=".3g"))
-    print(f"\nTargets: {LEAST_SPEEDUP}x the skinny form of bf16; adaln: {LEAST_ADALN_SPEEDUP}x the library's.\n")
+    print(f"\nTargets: {LEAST_SPEEDUP}x as fast as skinny in bf16; adaln: {LEAST_ADALN_SPEEDUP}x as the library.\n")
     headers = ("weights", "8 bits", "replay, ms", "relative L2 to fp32", "allocated, MiB", "target met")
     print(tabulate(step, headers, "github", floatfmt=".4g"))
     print(f"\nTarget: at most {MOST_STEP_MS} ms at a relative L2 of at most {MOST_STEP_ERROR}.")

@@ -27,7 +27,7 @@ from models.world_model import WorldModel, WorldModelParams
 
 COMMITS = ("fused", "separate")
 #: Layers that `weights` is for: those that modulate, a third of the 1B model's weights, in one product with a row for
-#: each frame. There 8 bits save most time. In products with a row for each token they save memory, and on an H100 time.
+#: each frame. There 8 bits save most time. In products with a row for each token they save memory, in some also time.
 QUANTISED = ("*.adaln?.fc", "*.gate?.fc_c", "*proj_out.norm.fc")
 
 

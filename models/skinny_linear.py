@@ -24,13 +24,13 @@ MOST_WEIGHTS = 2**31  # of a layer, not included: the kernel's offsets have 32 b
 WEIGHTS = ("bf16", "int8", "float8_e4m3")  # how weights are stored; bf16: as they are, in the module's own dtype
 _STORED = {"int8": (torch.int8, 127.0), "float8_e4m3": (torch.float8_e4m3fn, 448.0)}  # dtype, largest number
 EIGHT_BITS = tuple(dtype for dtype, _ in _STORED.values())
-#: Least compute capability of a GPU for the kernel: of bf16 products, and of Triton's float8.
+#: Least compute capability that the kernel needs: 8.0 has products in bf16, 8.9 has Triton's float8.
 _CAPABILITY = {"bf16": (8, 0), "int8": (8, 0), "float8_e4m3": (8, 9)}
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def quantise(weight: Tensor, weights: str) -> tuple[Tensor, Tensor]:
-    """Quantise each row to 8 bits; `dequantise` returns the nearest weight that can be represented.
+    """Quantise each row to 8 bits, every number to the nearest that can be represented; `dequantise` undoes it.
 
     The largest magnitude of a row is exact. A row that holds NaN or infinity gets the scale NaN, so that its output is
     NaN. A row of zeros gets the scale 0.

@@ -225,9 +225,10 @@ def _skinny_linear_int16(
     n: tl.constexpr, k: tl.constexpr, biased: tl.constexpr, silu: tl.constexpr,
     block: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """Do what `_skinny_linear_8_bits` does with int8 weights and `Int16Rows`: exact sums in int32 of either byte."""
+    """Do what `_skinny_linear_8_bits` does, for int8 weights and `Int16Rows`; sums of each byte are exact (int32)."""
     column = tl.program_id(0) * columns + tl.arange(0, columns)
-    # 8 rows of high bytes, 8 of low ones, and so on: then both bytes of a sum are in registers of the same thread.
+    # Lines 0 to 7 are the high bytes of rows 0 to 7, lines 8 to 15 their low bytes, and so on. On Hopper one thread
+    # then holds the sums of both bytes of a row.
     line = tl.arange(0, 2 * block)
     row = line // 16 * 8 + line % 8
     input_ = tl.arange(0, inner)
@@ -253,15 +254,16 @@ def supports(x: Tensor, weight: Tensor) -> bool:
 
 
 def takes_int16(x: Tensor, weight: Tensor) -> bool:
-    """Return True if `linear_int16` supports and suits the rows of `x` [..., k] and this weight [n, k]."""
+    """Return True if `linear_int16` is to compute the product of `x` [..., k] and this weight [n, k]."""
     # One or two rows are bound by reading the weights. Beyond 2^17 inputs a sum could exceed 32 bits.
     return weight.dtype == torch.int8 and x.numel() > 2 * x.shape[-1] and x.shape[-1] <= 2**17 and supports(x, weight)
 
 
 def part_count(n: int, k: int, columns: int = 64, programs: int = WAVE, multiple: int = 64) -> int:
-    """Return the number of parts that k inputs of n outputs are split into: the power of two that gives `programs`.
+    """Return into how many parts to split k inputs: the least power of two that gives `programs` programs.
 
-    A program computes `columns` outputs of one part, whose inputs are a multiple of `multiple`.
+    It is smaller where k divided by it would be no multiple of `multiple`. A program computes `columns` of the n
+    outputs for one part.
     """
     parts = 1
     while triton.cdiv(n, columns) * parts < programs and k % (2 * parts * multiple) == 0:
@@ -325,7 +327,7 @@ def linear_int16(
     split: Tensor, row_scale: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor,
     dtype: torch.dtype, silu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return `x·weightᵀ + bias` [..., n], or (`silu`) SiLU of it, for the rows x that an `Int16Rows` stands for.
+    """Return `x·weightᵀ + bias` [..., n], with `silu` SiLU of it, where an `Int16Rows` holds the rows of x.
 
     Args:
         split: `Int16Rows.split`, [2, ..., k], at most `MAX_ROWS` rows.

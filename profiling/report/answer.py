@@ -142,10 +142,12 @@ def status_section(data: RunData) -> Section:
 
 
 def notes_section(data: RunData) -> Section:
-    """Return the notes of cells, the doubts about each, and what could not be read of the results."""
+    """Return the notes of cells and of their transforms, the doubts about each, and what could not be read."""
     noted: dict[str, list[str]] = {}
     for record in data.records:
-        for note in record.notes:
+        # A network that was not transformed as asked, or runs without the kernels meant for it, explains a slow row.
+        of_transforms = (note for step in record.recipe or () if step.kind == "transform" for note in step.notes)
+        for note in (*record.notes, *of_transforms):
             if note not in (record.reason or ""):
                 noted.setdefault(note, []).append(name_of(record))
     lines = [f"{', '.join(names)}: {note}" for note, names in noted.items()]

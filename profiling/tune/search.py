@@ -102,7 +102,7 @@ class Search:
         with CellsInTurns(self.now, again=self._again) as self._turns:
             while (batch := self._next_batch()) or self._waits_for_others():
                 for chosen in batch:
-                    if chosen == _EAGER or (self._is_affordable(chosen) and self._is_claimed(chosen)):
+                    if chosen == _EAGER or (self._is_affordable(chosen, self._best()) and self._is_claimed(chosen)):
                         self._prepare(chosen)
                 if batch:
                     self._halve()
@@ -167,8 +167,10 @@ class Search:
         """Return the next recipes to prepare, quickest first: neighbours of the best recipe that has untried ones."""
         if _EAGER in self._tried and _EAGER not in self._alive:
             return []  # it failed, and without it nothing can be compared
+        best = self._best()
         for parent in self._parents():
-            affordable = sorted(filter(self._is_affordable, self._untried(parent)), key=self._expected)
+            untried = self._untried(parent)
+            affordable = sorted((each for each in untried if self._is_affordable(each, best)), key=self._expected)
             if affordable:
                 return affordable[:BATCH] if _EAGER in self._tried else [_EAGER]
         return []
@@ -218,12 +220,12 @@ class Search:
             return record
         return with_speedup(record, self._so_far(self._alive[_EAGER]), seed=self._run.config.settings.seed)
 
-    def _is_affordable(self, chosen: Chosen) -> bool:
-        """Return whether the budget suffices for the recipe and, if it wins, for those without one of its steps."""
+    def _is_affordable(self, chosen: Chosen, best: Chosen | None) -> bool:
+        """Return whether the budget suffices for the recipe, and for those without one step of it or of the `best`."""
         others = sum(self._alone.values())
         others += 0.0 if _EAGER in self._alive else self._expected(_EAGER)
         if self.shared is None:
-            explained = (chosen, self._best() or _EAGER)  # whichever wins
+            explained = (chosen, best or _EAGER)  # whichever wins
             others += max(sum(self._expected(e, TOO_HIGH) for e in self._unexplained(each)) for each in explained)
         elif self.shared.processes:
             others += (1 - SEARCHING) * self.budget

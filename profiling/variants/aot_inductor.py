@@ -191,7 +191,7 @@ class AOTInductor(Compiler):
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A loaded package, one of the inputs that it serves, where later cells look for it, and remarks."""
+    """A loaded package and its file, an example of its inputs, the path for later cells (`shared`), and remarks."""
 
     call: Callable[..., Any]
     example: Mapping[str, Any]

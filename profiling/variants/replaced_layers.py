@@ -51,7 +51,7 @@ def why_nothing(choices: Sequence[ModuleChoice]) -> str:
 
 
 def fallbacks(module: nn.Module, component: Component) -> tuple[list[str], bool]:
-    """Call the module, and ask layers with a method `fallback` whether their own kernel computes the product.
+    """Call the module, and ask each layer that has a method `fallback` whether its own kernel runs in that call.
 
     Returns:
         A remark for each reason for which one does not, and False if all were called and none does.

@@ -326,9 +326,23 @@ def test_skipped_cells_are_one_line_and_each_failure_has_its_reason() -> None:
 def test_notes_say_under_which_conditions_cells_ran() -> None:
     latency = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": False}
     metrics = clocks(2.5) | {"latency": latency}
-    record = build("compile", metrics=metrics, prepare={"seconds": 1.0, "cache_hits": 2}, notes=["a note"])
+    steps = [
+        {
+            "kind": "transform",
+            "name": "T",
+            "seconds": 0.1,
+            "notes": ["2 of 2 replaced layers run without their kernel"],
+        },
+        {"kind": "compiler", "name": "Inductor", "seconds": 0.1, "notes": ["1 graph for 25 blocks"]},
+    ]
+    prepare = {"seconds": 1.0, "cache_hits": 2}
+    record = build("compile", metrics=metrics, prepare=prepare, notes=["a note"], recipe=steps)
     lines = notes_section(run_data(record)).lines
-    assert lines[0] == "world_model.compile: a note"
+    assert lines[:2] == (
+        "world_model.compile: a note",
+        "world_model.compile: 2 of 2 replaced layers run without their kernel",
+    )
+    assert not any("25 blocks" in line for line in lines), "those are in the table of steps only"
     assert any("not settled: its times were still changing" in line for line in lines)
     assert any("warm start" in line for line in lines)
 
