@@ -22,11 +22,13 @@ from torch import nn
 from profiling.cli.app import CONF
 from profiling.components import held
 from profiling.components.build import use_deterministic_algorithms
+from profiling.components.component import CHECK_SEED
 from profiling.components.held import Held, Inputs, named_inputs
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import kept_generators
 from profiling.components.spec import DTYPES, ComponentSpec, Settings
-from profiling.errors import InputError, NothingChangedError, SkippedError, did_you_mean, printable, shell_words
+from profiling.components.trajectory import kept_generators
+from profiling.errors import InputError, SkippedError, did_you_mean, printable, shell_words
+from profiling.graphs import CaptureError
 from profiling.report.format import few
 from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
@@ -67,6 +69,7 @@ def profile(
     ceilings: str = "auto",
     trace: bool = False,
     quiet: bool = False,
+    allow: Sequence[str] = (),
 ) -> RunResult:
     """Measure `module` under `variants`, check each against eager float32, and return the run, which prints its answer.
 
@@ -78,7 +81,8 @@ def profile(
 
     Args:
         module: the module, or a function without arguments that builds it (for one that cannot be copied).
-        inputs: arguments of `forward` by name, or a function from a seed to such arguments.
+        inputs: arguments of `forward` by name, a list of them, one for each call of a trajectory, or a function from a
+            seed to such arguments.
         variants: what to measure.
         fps: frame rate that the fastest correct variant is compared with, frames/s.
         metrics: what to measure of each variant.
@@ -87,8 +91,9 @@ def profile(
             of the module's tensors, also where they differ.
         autocast: dtype of `torch.autocast`, under which the copies are called without being cast.
         seed: of drawn inputs, and of a module that a function builds.
-        check_inputs: inputs of the parity check. Default: drawn with another seed, or `inputs` with their values in
-            another order; masks, sorted integers and plain values stay.
+        check_inputs: inputs of the first call that is compared and timed. Those of each other call, and by default of
+            this one, are drawn with another seed, or are these with their values in another order; masks, sorted
+            integers and plain values stay.
         name: of the component in the report; default: the module's class.
         frames_per_call: frames that a call makes.
         seconds: at most, for timing a variant in turns with the baseline. Default: `max_seconds` of the metric latency
@@ -97,6 +102,7 @@ def profile(
         ceilings: "auto" measures what the device can do (some seconds, kept for a day); "off": there is no roofline.
         trace: add profiler traces and tables of operators.
         quiet: print no progress.
+        allow: paths of Python state that outputs do not depend on, which a replay need not follow: a counter.
 
     Raises:
         InputError: an argument is wrong, or the module fails on its inputs.
@@ -130,7 +136,15 @@ def profile(
     progress = PlainProgress(Console(quiet=True)) if quiet else make_progress()
     with held.holding(subject) as key, _unchanged_process():
         cast = "module" if subject.cast else "none" if autocast is None else "autocast"
-        config = _config(component, key, cast, frames_per_call, settings, variants, metrics, rounds, seconds)
+        state: dict[str, Any] = (
+            {"ignore": list(allow)}
+            if subject.calls is None
+            else {
+                "ignore": list(allow),
+                "calls": subject.calls,
+            }
+        )
+        config = _config(component, key, cast, frames_per_call, settings, variants, metrics, rounds, seconds, state)
         run = Run(TARGET, config, folder, progress, shell_words(["python", *sys.argv]))
         try:
             run.execute()
@@ -146,29 +160,35 @@ def profile(
 
 def prepare(
     module: nn.Module,
-    inputs: Mapping[str, Any],
+    inputs: Inputs,
     variant: str | Variant = "compile_cuda_graph",
     *,
     autocast: torch.dtype | None = None,
     clone: bool = True,
     package: str | os.PathLike[str] | None = None,
+    allow: Sequence[str] = (),
 ) -> PreparedStep:
     """Prepare the step of a variant, as `profile` measures it, for use in an application: `output = step(x=x)`.
 
     The module itself is used, in eval mode (and under autocast) until the step is closed; closing does not undo the
-    transforms of a recipe. The output is not compared with eager's here.
+    transforms of a recipe. The step is compared with the module over a trajectory of calls with inputs of their own.
+    The state of the module is then as before; `step.reset()` returns to it.
 
     Args:
         module: the module, in the dtype and on the device on which it is to run.
-        inputs: arguments of `forward` by name; every call must have the same shapes and dtypes.
+        inputs: arguments of `forward` by name, or a list of them, one for each call of the trajectory, or a function
+            from a seed to them; every call must have the same shapes and dtypes.
         variant: the name of a YAML file in conf/variant, or a Variant.
         autocast: dtype of `torch.autocast`, under which the module is called.
         clone: return a copy of the output. Without it, the next call may overwrite the output of this one.
         package: path of the file to write, `decoder.pt2` for example: what an ahead-of-time compiler made and this
             step runs, without a capture. An application loads it without this tool.
+        allow: paths of Python state that outputs do not depend on, which a replay need not follow: a counter.
 
     Raises:
         InputError: an argument is wrong, or the variant cannot run on the module's device or changes nothing in it.
+        CaptureError: the call cannot be captured, or a replay cannot follow the state of the module.
+        WrongOutputError: a step without a capture returns other outputs than the module.
 
     """
     if not isinstance(module, nn.Module):
@@ -185,8 +205,10 @@ def prepare(
         raise InputError(f"variant={variant!r} cannot run here: {reason}. Try variant='baseline'.")
     file = None if package is None else _package_path(Path(package), chosen)
     try:
-        return PreparedStep(module, inputs, chosen, subject.device, autocast=autocast, clone=clone, package=file)
-    except (SkippedError, NothingChangedError) as error:  # a cell of a run would be skipped, or fail
+        return PreparedStep(subject, chosen, autocast=autocast, clone=clone, package=file, allow=allow)
+    except CaptureError:
+        raise
+    except SkippedError as error:  # a cell of a run would be skipped
         why = str(error).rstrip(".")
         raise InputError(f"this variant does not apply to the module: {why}. Try variant='baseline'.") from error
 
@@ -213,6 +235,7 @@ def _config(
     metrics: Chosen,
     rounds: int,
     seconds: float | None,
+    state: Mapping[str, Any],
 ) -> RunConfig:
     spec = ComponentSpec(
         name=component,
@@ -220,6 +243,7 @@ def _config(
         inputs={"_target_": f"{held.__name__}.inputs", "key": key},
         cast=cast,
         frames_per_call=frames_per_call,
+        state=state,
     )
     groups = {"variant": _nodes("variant", variants), "metric": _nodes("metric", metrics)}
     return RunConfig(
@@ -301,7 +325,7 @@ def _complete(run: Run, subject: Held) -> None:
     target = f"{getattr(builder, '__module__', '')}.{getattr(builder, '__qualname__', '')}"
     environment = msgspec.structs.replace(read_environment(run.folder), module_git=module_states([target]))
     write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
-    prepared, check = (dict(named_inputs(subject.draw(seed))) for seed in (subject.seed, subject.seed + 1))
+    prepared, check = (dict(named_inputs(subject.draw(seed))) for seed in (subject.seed, subject.seed + CHECK_SEED))
     same = [path for path in check if path in prepared and torch.equal(prepared[path], check[path])]
     if same:
         note = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"

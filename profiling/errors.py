@@ -35,7 +35,7 @@ _PLAIN_VALUE = re.compile(r"(?!(?:null|true|false|nan|inf)\Z)[A-Z_/][A-Z0-9_./-]
 _HUGE = 1e100
 _MOST = 10**9
 _BREAKS = re.compile(r" *\n[ \n]*")
-#: In the message of a step that must replace layers, and replaced none: its cell has failed.
+#: In the message of a step that must replace layers, and replaced none.
 DID_NOTHING = "asked for, did nothing"
 
 
@@ -48,12 +48,16 @@ class InputError(Exception):
         super().__init__(printable(message))
 
 
-class NothingChangedError(RuntimeError):
+class SkippedError(Exception):
+    """A cell cannot run here, or its variant does not apply to the module: the cell is skipped, not failed."""
+
+
+class NothingChangedError(SkippedError):
     """A step of a recipe changed nothing, although it was asked for: what it is named after would not be measured."""
 
 
-class SkippedError(Exception):
-    """A cell cannot run here, or its variant does not apply to the module: the cell is skipped, not failed."""
+class WrongOutputError(RuntimeError):
+    """A prepared step returns other outputs than the module."""
 
 
 class MissingExtraError(SkippedError):

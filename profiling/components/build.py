@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
-from profiling.components.component import Component, MakeInputs, check_arguments, of_other_shapes
+from profiling.components.component import Component, MakeInputs, Place, check_arguments, of_other_shapes
 from profiling.components.instantiate import explained, instantiate, partial_of
 from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
 from profiling.components.trees import dotted, keyed_leaves, map_tensors
@@ -54,7 +54,7 @@ def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
         kind = type(module).__name__
         raise InputError(f"{where}: {spec.module['_target_']} returned a {kind}, not a torch.nn.Module.")
     check_built(module, where)
-    if spec.state == "reset" and not callable(getattr(module, "reset", None)):
+    if spec.state_options.policy == "reset" and not callable(getattr(module, "reset", None)):
         raise InputError(
             f"component.{spec.key}.state=reset: {type(module).__name__} has no method reset(). Add one that restores "
             "its state in place, or leave out state, so that a snapshot is restored."
@@ -206,6 +206,7 @@ class Blueprint:
         # Other numbers in each of them: several may have one shape, and fill a cache.
         warmup = tuple(widened(draw)(generator(number)) for number, draw in enumerate(self.draw_warmup, 1))
         extra = tuple(widened(draw)(generator()) for draw in self.draw_extra)
+        state = self.spec.state_options
         return Component(
             name=self.spec.name,
             module=self.module,
@@ -216,10 +217,26 @@ class Blueprint:
             frames_per_call=self.spec.frames_per_call,
             weights=self.weights,
             kind=self.spec.kind,
-            policy=self.spec.state,
+            policy=state.policy,
+            seed=seed,
+            warm_calls=state.warm_calls,
+            ignore=state.ignore,
+            advances=advances_in(input_tree(self.spec.inputs, f"component.{self.spec.key}.inputs")),
+            place=Place(calls=state.calls),
             extra_inputs=(*extra, *of_other_shapes(warmup, inputs)),
             warmup_inputs=warmup,
         )
+
+
+def advances_in(tree: Any, path: str = "") -> dict[str, int]:
+    """Return what each call adds to an input, by its path, of those in a tree of `input_tree` that have `advance`."""
+    if isinstance(tree, InputSpec):
+        return {} if tree.advance is None else {path: tree.advance}
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
+    found: dict[str, int] = {}
+    for key, part in parts:
+        found |= advances_in(part, f"{path}.{key}".lstrip("."))
+    return found
 
 
 def input_maker(

@@ -5,26 +5,46 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from profiling.components.effects import WARM_CALLS, Effects
 from profiling.components.instantiate import is_device_failure
 from profiling.components.state import State
-from profiling.components.trees import other_form, overwrite
+from profiling.components.trees import copy_values, dotted, form_of, keyed_leaves, keyed_tensors, other_form
 from profiling.errors import InputError, did_you_mean, reason_of
 
 #: Makes a fresh set of inputs: generator → {argument name: tensor, plain value, or nested structure of both}.
 MakeInputs = Callable[[torch.Generator], Mapping[str, Any]]
 
 
+#: Added to the run's seed for the inputs of a trajectory, so that they differ from those a variant is prepared with.
+CHECK_SEED = 7919
+#: Calls of a trajectory.
+CALLS = 8
+#: Most inputs that an error describes.
+_DESCRIBED = 12
+
+
+@dataclass
+class Place:
+    """Where a component is in its trajectory: the next call, and how many calls a trajectory has."""
+
+    call: int = 0
+    calls: int = CALLS
+    call_s: float = 0.0  # seconds of the last warm call; 0: none was made
+    drawn: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)  # by call, as `State.pairs`
+
+
 @dataclass(frozen=True)
 class Component:
     """A network under test.
 
-    A step reads `inputs` at every call. `refill` overwrites their tensors in place, so that the parity check can run a
-    step on inputs that it was not prepared with; plain values among them never change.
+    A step reads `inputs` at every call, and they are overwritten in place. A trajectory is `place.calls` calls in a row
+    from S0, each on inputs of its own: `feed` puts those of a call in place, and plain values among them never change.
     """
 
     name: str
@@ -40,12 +60,18 @@ class Component:
     warmup_inputs: tuple[Mapping[str, Any], ...] = ()  # inputs of the calls that come before all others
     priority: int = 0  # of its capture's CUDA streams; lower numbers are scheduled first
     policy: str = "snapshot"  # how `reset` restores the module's state
+    seed: int = 0  # of the run
+    warm_calls: int | None = None  # None: until the structure of the state repeats
+    ignore: tuple[str, ...] = ()  # paths of state that a replay need not follow
+    advances: Mapping[str, int] = field(default_factory=dict)  # by input: what each call adds to it
+    place: Place = field(default_factory=Place, repr=False, compare=False)
     kept: State = field(default=None, repr=False)  # pyright: ignore[reportAssignmentType] - made for the module
 
     def __post_init__(self) -> None:
         """Make the state of the module, unless it is that of the component from which this one was copied."""
         if self.kept is None or self.kept.module is not self.module or self.kept.policy != self.policy:
             object.__setattr__(self, "kept", State(self.module, self.inputs, self.policy))
+            object.__setattr__(self, "place", Place(calls=self.place.calls))
 
     @property
     def key(self) -> str:
@@ -69,49 +95,96 @@ class Component:
         """Take a snapshot of the state; return the function that restores it."""
         return self.kept.keep()
 
+    def generators(self) -> list[torch.Generator]:
+        """Return the random number generators that the module and its inputs hold."""
+        return self.kept.generators()
+
+    def refusal(self) -> str | None:
+        """Return in one line why what runs no Python in later calls cannot follow the module; None: it can."""
+        return self.kept.effects.refusal()
+
     def call(self) -> Any:
         """Run the module on the inputs, eagerly."""
         return self.module(**self.inputs)
 
     def refill(self, seed: int) -> None:
-        """Overwrite the tensors of the inputs in place with those of `seed`; their addresses do not change.
+        """Overwrite the tensors of the inputs in place with those of `seed`, but for state.
 
         Raises:
             InputError: the inputs of this seed have another structure, shape, dtype or plain value.
 
         """
-        self.kept.restore_inputs()
-        fresh = self.make_inputs(torch.Generator(self.device).manual_seed(seed))
-        if (difference := other_form(fresh, self.inputs)) is not None:
-            raise InputError(
-                f"component.{self.key}.inputs: with another seed, {difference}. Only values inside tensors may depend "
-                "on the generator."
-            )
-        overwrite(self.inputs, fresh)
+        self._put(self._pairs(seed), 0)
+
+    def feed(self, call: int) -> None:
+        """Overwrite the tensors of the inputs in place with those of a call of the trajectory, from 0, but for state.
+
+        Raises:
+            InputError: its inputs have another structure, shape, dtype or plain value.
+
+        """
+        pairs = self.place.drawn.get(call)
+        self._put(self._pairs(self.seed + CHECK_SEED + call) if pairs is None else pairs, call)
+
+    def draw(self, calls: int) -> None:
+        """Draw the inputs of the first `calls` calls of the trajectory and keep them: a factory may be slow."""
+        for call in range(calls):
+            if call not in self.place.drawn:
+                self.place.drawn[call] = self._pairs(self.seed + CHECK_SEED + call)
+
+    def advance(self) -> None:
+        """Make everything ready for the next call of the trajectory: its inputs, and before the first one S0.
+
+        Not part of a call's time: on a GPU the caller waits for the device before the call.
+        """
+        self.draw(self.place.calls)
+        self.rewind()
+        self.feed(self.place.call - 1)
+
+    def rewind(self) -> None:
+        """Put S0 back where the trajectory is over, so that no call goes where no eager call has been."""
+        if self.place.call >= self.place.calls:
+            self.reset()
+        self.place.call += 1
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a call changes anything that a later call may read."""
+        effects = self.kept.effects
+        return effects != Effects(aliases=effects.aliases)
 
     def reset(self) -> None:
-        """Restore the state in place, as it was before the first call, by the component's policy.
+        """Put S0 back by the component's policy; the first time, make the warm calls.
 
-        Calls on `warmup_inputs` come before the first call, and again after each `reset()` of the module.
+        Calls on `warmup_inputs` come before the warm calls, and all of them again after each `reset()` of the module.
 
         Raises:
-            InputError: the module fails on one of its `warmup_inputs`.
+            InputError: the module fails on its inputs.
 
         """
-        if self.policy != "reset" and not self.kept.is_started:
-            self.warm_up()
-        self.kept.reset()
+        if not self.kept.is_started:
+            self.start()
+        else:
+            self.kept.restore()
+            if self.policy == "reset":
+                self._warm_up()
+        self.place.call = 0
+
+    def start(self, *, keep_cold: bool = False) -> None:
+        """Make the warm calls, and take the state after them as S0.
+
+        Raises:
+            InputError: the module fails on its inputs.
+
+        """
+        self.kept.begin(keep_cold=keep_cold)
+        self.kept.settle(self._warm_up())
+
+    def _warm_up(self) -> int:
+        """Call the module eagerly until the structure of its state repeats; return the number of calls."""
         if self.policy == "reset":
-            self.warm_up()
-
-    def warm_up(self) -> None:
-        """Call the module eagerly on each of its `warmup_inputs`, for the state that these calls leave behind.
-
-        Raises:
-            InputError: the module fails on one of them.
-            Exception: a failure of the device, unchanged.
-
-        """
+            module: Any = self.module
+            module.reset()
         for number, inputs in enumerate(self.warmup_inputs):
             try:
                 self.module(**inputs)
@@ -122,8 +195,68 @@ class Component:
                     f"component.{self.key}.warmup_inputs[{number}]: {type(self.module).__name__}.forward raised "
                     f"{reason_of(error)}. Correct the entry; what it leaves out is as in component.{self.key}.inputs."
                 ) from error
-        if self.warmup_inputs and self.device.type == "cuda":
+        known = self.kept.warm_calls if self.kept.is_started else self.warm_calls
+        form, calls = self.kept.form() if known is None else None, 0
+        while calls < (WARM_CALLS if known is None else known):
+            for path, step in self.advances.items():
+                _at(self.inputs, path).add_(step * bool(calls))
+            started = perf_counter()
+            try:
+                self.call()
+            except Exception as error:
+                if calls:  # a cache of few calls is full
+                    break
+                raise self.explained(error) from error
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.place.call_s, calls = perf_counter() - started, calls + 1
+            if known is None:
+                before, form = form, self.kept.form()
+                if form == before:
+                    break
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # a step may run on another stream
+        return calls
+
+    def explained(self, error: Exception) -> Exception:
+        """Return the error of a call with the inputs of the call and what to do; a failure of the device as it is."""
+        if isinstance(error, InputError) or is_device_failure(error):
+            return error
+        leaves = [f"{dotted(keys)} {form_of(leaf)}" for keys, leaf in keyed_leaves(self.inputs)]
+        more = f" and {len(leaves) - _DESCRIBED} more" * (len(leaves) > _DESCRIBED)
+        return InputError(
+            f"component {self.name}: {type(self.module).__name__}.forward raised {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no message'} "
+            f"(inputs: {', '.join(leaves[:_DESCRIBED])}{more}). {self._remedy(error)}"
+        )
+
+    def _remedy(self, error: Exception) -> str:
+        if "does not require grad" in str(error) or "Inference tensors" in str(error):
+            return (
+                "Calls run under torch.inference_mode(): begin what needs gradients with torch.inference_mode(False) "
+                "and torch.enable_grad(), on clones of the inputs."
+            )
+        return f"Correct component.{self.key}.inputs or the module."
+
+    def _pairs(self, seed: int) -> list[tuple[Tensor, Tensor]]:
+        fresh = self.make_inputs(torch.Generator(self.device).manual_seed(seed))
+        try:
+            return self.kept.pairs(fresh)
+        except ValueError as difference:
+            raise InputError(
+                f"component.{self.key}.inputs: with another seed, {difference}. Only values inside tensors may depend "
+                "on the generator."
+            ) from None
+
+    def _put(self, pairs: Iterable[tuple[Tensor, Tensor]], call: int) -> None:
+        for target, fresh in pairs:
+            copy_values(target, fresh)
+        for path, step in self.advances.items():
+            _at(self.inputs, path).add_(step * (self.kept.warm_calls + call))
+
+
+def _at(inputs: Mapping[str, Any], path: str) -> Tensor:
+    return next(tensor for keys, tensor in keyed_tensors(inputs) if dotted(keys) == path)
 
 
 def of_other_shapes(

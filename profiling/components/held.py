@@ -10,7 +10,7 @@ import gc
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.casting import floating_dtype
-from profiling.components.component import WRAP_IT, signature_of, takes_by_name
+from profiling.components.component import CHECK_SEED, WRAP_IT, signature_of, takes_by_name
 from profiling.components.snapshot import Structure
 from profiling.components.trees import keyed_tensors, map_tensors, opened, tensors_in
 from profiling.errors import InputError, did_you_mean, reason_of
 
-#: Arguments of `forward` by name, or a function from a seed to such arguments.
-Inputs = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+#: Arguments of `forward` by name, those of the calls of a trajectory, or a function from a seed to such arguments.
+Inputs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]]
 
 _HELD: dict[str, Held] = {}
 _KEYS = itertools.count(1)
@@ -54,14 +54,25 @@ class Held:
         compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
         if isinstance(self.module, compiled):
             raise InputError("module is compiled already. Pass the module that torch.compile was given.")
-        for name, inputs in (("inputs", self.first), ("check_inputs", self.check_inputs)):
+        if isinstance(self.inputs, Sequence) and not self.inputs:
+            raise InputError("inputs is an empty list. Give the arguments of forward for each call of a trajectory.")
+        listed = enumerate(self.inputs[1:], 1) if isinstance(self.inputs, Sequence) else ()
+        others = [(f"inputs[{number}]", each) for number, each in listed]
+        for name, inputs in (("inputs", self.first), *others, ("check_inputs", self.check_inputs)):
             if inputs is not None:
                 check_inputs(self.module, inputs, name)
 
     @property
     def first(self) -> Mapping[str, Any]:
         """The inputs that a variant is prepared with."""
-        return self.inputs(self.seed) if callable(self.inputs) else self.inputs
+        if callable(self.inputs):
+            return self.inputs(self.seed)
+        return self.inputs[0] if isinstance(self.inputs, Sequence) else self.inputs
+
+    @property
+    def calls(self) -> int | None:
+        """The number of calls that inputs are listed for; None: any number."""
+        return len(self.inputs) if isinstance(self.inputs, Sequence) else None
 
     @property
     def device(self) -> torch.device:
@@ -105,12 +116,16 @@ class Held:
         """Return the inputs of a seed, which may be the caller's own tensors."""
         if seed == self.seed:
             return self.first
-        if self.check_inputs is not None:
+        call = seed - self.seed - CHECK_SEED
+        if isinstance(self.inputs, Sequence):
+            return self.inputs[call % len(self.inputs)]
+        if self.check_inputs is not None and call == 0:
             return self.check_inputs
-        if callable(self.inputs):
+        if callable(self.inputs) and self.check_inputs is None:
             return self.inputs(seed)
         generator = torch.Generator().manual_seed(seed)
-        return map_tensors(lambda tensor: shuffled(tensor, generator), self.inputs)
+        drawn = self.first if self.check_inputs is None else self.check_inputs
+        return map_tensors(lambda tensor: shuffled(tensor, generator), drawn)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool1d, avg_pool2d
 from torch.utils._pytree import GetAttrKey
 
 from profiling.components.trees import children
@@ -27,6 +28,12 @@ IN_MEMORY = 2**28
 SAMPLES = (torch.uint8, torch.int8, torch.int16, torch.uint16)
 #: Elements compared at a time: few enough for one thread and its caches.
 _PART = 2**15
+#: Local damage is looked for in tiles of so many pixels squared, and in blocks of so many samples: 16 ms at 48 kHz.
+TILE, BLOCK = 16, 768
+#: A slice of fewer elements is no part of its own.
+_LEAST_PART = 4
+#: A tensor with more elements is compared part by part in float32, not in float64.
+_EXACT = 2**24
 #: Below this norm squares lose digits in float64, so that values are scaled first.
 _LEAST_NORM = 1e-140
 
@@ -70,10 +77,12 @@ class OutputLog:
         return len(self._leaves)
 
     def __iter__(self) -> Iterator[Outputs]:
-        """Yield each output."""
-        self._file.seek(0)
+        """Yield each output; several iterations may be under way at a time."""
+        place = 0
         for leaves in self._leaves:
+            self._file.seek(place)
             numbers = pickle.load(self._file)
+            place = self._file.tell()
             yield {path: replace(leaf, numbers=numbers.get(path)) for path, leaf in leaves.items()}
 
     def append(self, outputs: Outputs) -> None:
@@ -89,14 +98,25 @@ class LeafError:
     """The distance of a tensor or number from its reference.
 
     `error` is the relative L2 error; of an integer or bool leaf (`exact`), the fraction of elements that differ. Where
-    it is inf, `fault` says why. `max_abs` is the largest absolute difference.
+    it is inf, `fault` says why. `max_abs` is the largest absolute difference. `local` is the RMS error of the worst
+    part (a slice along a dimension, a tile of a picture, a block of sound) over the RMS of the whole reference, and
+    `place` is that part in words.
     """
 
     path: Path
-    leaf: Leaf
+    leaf: Leaf  # without its numbers
     error: float
     max_abs: float
     fault: str | None = None
+    local: float = 0.0
+    place: str = ""
+
+    @property
+    def rounding(self) -> float:
+        """Half the distance of two neighbouring numbers of its dtype, relative to them."""
+        dtype = getattr(torch, self.leaf.dtype, None)
+        is_real = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+        return torch.finfo(dtype).eps / 2 if is_real and dtype is not None else 0.0
 
     @property
     def exact(self) -> bool:
@@ -152,8 +172,13 @@ def leaf_errors(output: Outputs, reference: Outputs) -> list[LeafError]:
         if leaf.numbers is not None:
             numbers = output[path].numbers
             assert numbers is not None
-            measure = _share_of_differing if leaf.kind == "exact" else _relative_l2
-            errors.append(LeafError(path, output[path], *measure(numbers, leaf.numbers)))
+            form = replace(output[path], numbers=None)
+            if leaf.kind == "exact":
+                errors.append(LeafError(path, form, *_share_of_differing(numbers, leaf.numbers)))
+                continue
+            error, max_abs, fault = _relative_l2(numbers, leaf.numbers)
+            worst = _worst_part(numbers, leaf.numbers) if 0 < error < math.inf else (0.0, "")
+            errors.append(LeafError(path, form, error, max_abs, fault, *worst))
     return errors
 
 
@@ -303,6 +328,34 @@ def _relative_l2(output: Tensor, reference: Tensor) -> tuple[float, float, str |
     if not math.isfinite(distance):
         return math.inf, max_abs, "is too far from the reference for a number"
     return distance / norm, max_abs, None
+
+
+def _worst_part(output: Tensor, reference: Tensor) -> tuple[float, str]:
+    """Return (RMS error of the worst part over the RMS of the reference, that part in words)."""
+    if reference.is_complex():
+        output, reference = (torch.view_as_real(each.resolve_conj()).flatten(-2) for each in (output, reference))
+    wide = torch.float64 if reference.numel() <= _EXACT else torch.float32
+    expected = reference.to(wide)
+    square = (output.to(wide) - expected).square()
+    square, energy = square.where(square.isfinite(), 0), float(expected.where(expected.isfinite(), 0).square().mean())
+    if energy <= 0 or not math.isfinite(energy):
+        return 0.0, ""
+    parts: list[tuple[float, str]] = [(0.0, "")]
+    for dim, size in enumerate(square.shape):
+        if size > 1 and square.numel() // size >= _LEAST_PART:
+            value, index = square.mean([each for each in range(square.ndim) if each != dim]).max(0)
+            parts.append((float(value), f"index {int(index)} of dimension {dim}"))
+    if square.ndim >= 2 and min(square.shape[-2:]) >= 2 * TILE:
+        tiles = avg_pool2d(square.reshape(-1, 1, *square.shape[-2:]), TILE, ceil_mode=True).amax((0, 1))
+        row, column = divmod(int(tiles.argmax()), tiles.shape[-1])
+        top, left = TILE * row, TILE * column
+        parts.append((float(tiles.max()), f"the tile [{top}:{top + TILE}, {left}:{left + TILE}]"))
+    elif square.ndim and square.shape[-1] >= 2 * BLOCK:
+        blocks = avg_pool1d(square.reshape(-1, 1, square.shape[-1]), BLOCK, ceil_mode=True).amax((0, 1))
+        start = BLOCK * int(blocks.argmax())
+        parts.append((float(blocks.max()), f"the block [{start}:{start + BLOCK}]"))
+    worst, place = max(parts)
+    return math.sqrt(worst / energy), place
 
 
 def _norms(actual: Tensor, expected: Tensor) -> tuple[float, float, float]:

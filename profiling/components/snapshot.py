@@ -31,10 +31,11 @@ _CLOSED = (
     *("torch._", "torch.cuda", "torch.utils", "torch.fx", "torch.jit", "torch.storage", "torch.autograd"),
     *("torch.distributed", "torch.profiler", "threading", "_thread", "weakref", "logging", "concurrent", "asyncio"),
     *("multiprocessing", "io", "_io", "re", "inspect", "typing", "ctypes", "importlib"),
-    "profiling.graphs",  # the engine that captures a call may stand for the module's forward
+    # The engine that captures a call may stand for the module's forward, and a tick of a loop holds its stages.
+    *("profiling.graphs", "profiling.components", "profiling.realtime"),
 )
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.Size, Enum)
-_GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 MISSING = object()
 
 
@@ -117,6 +118,10 @@ def _slots(kind: type) -> Iterator[str]:
                 yield f"_{base.__name__.lstrip('_')}{name}" if private else name
 
 
+_Entry = tuple[Holder, Hashable]
+_Found = tuple[str, Any, _Entry | None]
+
+
 @dataclass
 class Structure:
     """What the walk found at one moment: holders with their contents, tensors and generators, each with its path."""
@@ -126,23 +131,43 @@ class Structure:
     parameters: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
     generators: dict[int, tuple[str, Any]] = field(default_factory=dict)
     closed: dict[str, str] = field(default_factory=dict)  # by path: why it could not be opened
+    values: dict[str, Any] = field(default_factory=dict)  # by path: each tensor, generator, number, text or None
+    entries: dict[str, tuple[Holder, Hashable]] = field(default_factory=dict)  # by path: what holds the value
     _seen: dict[int, Any] = field(default_factory=dict)  # by id; the values keep the ids from being reused
 
     @classmethod
     def of(cls, roots: Mapping[str, Any]) -> Structure:
         """Walk from `roots`, by the name that begins each path."""
         structure = cls()
-        pending: list[tuple[str, Any]] = list(roots.items())[::-1]
+        pending: list[_Found] = []
+        pending += [(path, value, None) for path, value in reversed(list(roots.items()))]
         while pending:
-            path, value = pending.pop()
+            path, value, entry = pending.pop()
+            if isinstance(value, (*_ATOMS, Tensor, numpy.ndarray, *GENERATORS)):
+                structure.values[path] = value
+                if entry is not None:
+                    structure.entries[path] = entry
             if isinstance(value, _ATOMS) or id(value) in structure._seen:
                 continue
             structure._seen[id(value)] = value
-            pending += reversed(list(structure._visit(path, value)))
+            pending += reversed(list(structure._visit(path, value, entry)))
         return structure
 
-    def _visit(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Add what `value` is; yield what it contains."""
+    def forget_all_but(self, reached: Structure) -> None:
+        """Let go of what a later walk did not find, so that replaced weights take no memory."""
+        self.contents = {key: entry for key, entry in self.contents.items() if key in reached.contents}
+        self.tensors = {key: found for key, found in reached.tensors.items() if key in self.tensors}
+        self.parameters, self.values, self.entries, self._seen = {}, {}, {}, {}
+
+    def form(self) -> dict[str, Any]:
+        """Return dtype and shape of each tensor and the type of each other value, by path."""
+        return {
+            path: (value.dtype, value.shape) if isinstance(value, Tensor | numpy.ndarray) else type(value)
+            for path, value in self.values.items()
+        }
+
+    def _visit(self, path: str, value: Any, entry: _Entry | None) -> Iterator[_Found]:
+        """Add what `value` is, which `entry` holds; yield what it contains."""
         if isinstance(value, Tensor):
             if isinstance(value, nn.Parameter):
                 self.parameters[id(value)] = path, value
@@ -151,12 +176,14 @@ class Structure:
         elif isinstance(value, numpy.ndarray):
             with suppress(TypeError, ValueError):  # of objects or text; read-only
                 self.tensors[id(value)] = path, torch.from_numpy(value)
-        elif isinstance(value, _GENERATORS):
+        elif isinstance(value, GENERATORS):
             self.generators[id(value)] = path, value
         elif isinstance(value, tuple | frozenset):
-            yield from ((f"{path}[{index}]", each) for index, each in enumerate(value))
+            yield from ((f"{path}[{index}]", each, entry) for index, each in enumerate(value))
         elif isinstance(value, partial):
-            yield from ((path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords))
+            parts: tuple[tuple[str, Any], ...]
+            parts = (path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)
+            yield from ((place, part, entry) for place, part in parts)
         else:
             for holder in _holders(path, value):
                 try:
@@ -165,11 +192,11 @@ class Structure:
                     self.closed[path] = f"{type(value).__name__} cannot be read: {reason_of(error)}"
                     continue
                 self.contents[holder.key] = holder, content
-                yield from ((holder.place(key), each) for key, each in content.items())
+                yield from ((holder.place(key), each, (holder, key)) for key, each in content.items())
             if isinstance(value, nn.Module):
                 # A TorchScript module keeps its buffers outside of its attributes.
                 own = (*value.named_parameters("", recurse=False), *value.named_buffers("", recurse=False))
-                yield from ((f"{path}.{name}".lstrip("."), each) for name, each in own)
+                yield from ((f"{path}.{name}".lstrip("."), each, None) for name, each in own)
 
 
 def _holders(path: str, value: Any) -> Iterator[Holder]:
@@ -207,7 +234,7 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    return isinstance(one, _ATOMS) and (one == other or one != one)
+    return isinstance(one, _ATOMS) and (one == other or (one != one and other != other))
 
 
 class KeptTensor:
@@ -225,11 +252,11 @@ class KeptTensor:
         return self.values.nbytes
 
     def is_unchanged(self) -> bool:
-        """Return whether the tensor has its kept values; NaN equals NaN."""
+        """Return whether the tensor has its kept values, bit by bit: some dtypes have no comparison."""
         if self._is_swapped():
             return False
         now, kept = self._narrow, self.values.to(self._narrow.device)
-        return bool(((now == kept) | ((now != now) & (kept != kept))).all())
+        return torch.equal(now.reshape(-1).view(torch.uint8), kept.reshape(-1).view(torch.uint8))
 
     def follow(self, tensor: Tensor) -> None:
         """Keep the present values of `tensor` if it was replaced or has other memory by now."""
@@ -277,11 +304,16 @@ class Kept:
         crowded = bool(on_cuda) and 2 * sum(each.nbytes for each in on_cuda) > free_bytes(on_cuda[0].device)
         kept = cls({}, {})
         for key, (path, tensor) in tensors:
-            try:
-                kept.tensors[key] = KeptTensor(path, tensor, torch.device("cpu") if crowded else None)
-            except (RuntimeError, NotImplementedError, TypeError) as error:
-                kept.failures[path] = reason_of(error)
+            kept.add(key, path, tensor, torch.device("cpu") if crowded else None)
         return kept
+
+    def add(self, key: int, path: str, tensor: Tensor, device: torch.device | None = None) -> None:
+        """Copy a tensor, to `device` or where it is."""
+        try:
+            with torch.inference_mode():
+                self.tensors[key] = KeptTensor(path, tensor, device)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            self.failures[path] = reason_of(error)
 
 
 class Snapshot:
@@ -294,20 +326,24 @@ class Snapshot:
     def __init__(self, roots: Mapping[str, Any], skip: Container[int] = ()) -> None:
         with torch.inference_mode():
             self.structure = Structure.of(roots)
-            self.contents = list(self.structure.contents.values())
             found = self.structure.tensors.items()
             self.kept = Kept.of((key, each) for key, each in found if key not in skip)
-        self.states = [(each, _generator_state(each)) for _, each in self.structure.generators.values()]
+        self.states = [(each, generator_state(each)) for _, each in self.structure.generators.values()]
 
     def restore(self) -> None:
         """Put back contents, values and the states of generators."""
-        restore(self.contents, self.kept.tensors.values())
+        restore(self.structure.contents.values(), self.kept.tensors.values())
+        self.restore_generators()
+
+    def restore_values(self) -> None:
+        """Put back the values of tensors and the states of generators only."""
+        restore([], self.kept.tensors.values())
         self.restore_generators()
 
     def restore_generators(self) -> None:
         """Put back the states of generators only."""
         for generator, state in self.states:
-            _set_generator_state(generator, state)
+            set_generator_state(generator, state)
 
 
 def restore(contents: Iterable[tuple[Holder, Mapping[Hashable, Any]]], tensors: Iterable[KeptTensor]) -> None:
@@ -319,7 +355,8 @@ def restore(contents: Iterable[tuple[Holder, Mapping[Hashable, Any]]], tensors: 
             kept.restore()
 
 
-def _generator_state(generator: Any) -> Any:
+def generator_state(generator: Any) -> Any:
+    """Return the state of a generator of torch, Python or NumPy."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
@@ -329,7 +366,8 @@ def _generator_state(generator: Any) -> Any:
     return generator.bit_generator.state
 
 
-def _set_generator_state(generator: Any, state: Any) -> None:
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Put back what `generator_state` returned."""
     if isinstance(generator, torch.Generator | numpy.random.RandomState):
         generator.set_state(state)
     elif isinstance(generator, random.Random):

@@ -105,7 +105,8 @@ class InputSpec:
     `dtype` auto is the run's dtype; an explicit one ("int64", "float32") does not depend on it. `distribution` is
     `normal` (mean 0, std 1), `uniform` or `integers` in [low, high), or `bernoulli` (0 or 1, half each). Without one,
     integers are drawn as integers below `high`, bools as bernoulli, and floating values as uniform if `low` or `high`
-    is given, else as normal. `value` is a number or nested lists of numbers that are repeated to the shape.
+    is given, else as normal. `value` is a number or nested lists of numbers that are repeated to the shape. `advance`
+    is what each call adds to that: of a position.
     """
 
     shape: tuple[int, ...]
@@ -114,6 +115,7 @@ class InputSpec:
     low: float | None = None
     high: float | None = None
     value: Any = None
+    advance: int | None = None
 
     @classmethod
     def of(cls, node: Mapping[str, Any], where: str) -> InputSpec:
@@ -131,6 +133,11 @@ class InputSpec:
         if math.prod(shape) > MOST_ELEMENTS:
             raise InputError(f"{where}.shape={shape} has more than {MOST_ELEMENTS:,} elements. Choose a smaller one.")
         check_choice(f"{where}.dtype", spec.dtype, (*FLOATING, *INTEGERS, "bool"))
+        if spec.advance is not None and (spec.value is None or spec.dtype not in INTEGERS):
+            raise InputError(
+                f"{where}.advance={spec.advance} is added by each call to a position, which has a value: write "
+                f"{{shape: {shape}, dtype: int64, value: 0, advance: {spec.advance}}}."
+            )
         if spec.value is not None:
             return spec._with_value(where)
         fits = ("bernoulli",) if spec.dtype == "bool" else ("integers", "bernoulli")
@@ -290,6 +297,36 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class StateOptions:
+    """How a component's state is treated.
+
+    `policy` says how it is put back: from a snapshot, by the module's `reset()`, or not at all (`none`). `calls` is the
+    number of calls of a trajectory, `warm_calls` that of the eager calls before it (default: until the structure of the
+    state repeats, at most 4). `ignore` lists paths of state that outputs do not depend on, a counter for statistics.
+    """
+
+    policy: str = "snapshot"
+    calls: int = 8
+    warm_calls: int | None = None
+    ignore: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, node: Any, where: str) -> StateOptions:
+        """Read the node of `state`: a policy, or a mapping.
+
+        Raises:
+            InputError: an unknown policy or key, or a number that is out of range.
+
+        """
+        options = decode(cls, node, where) if isinstance(node, Mapping) else cls(policy=str(node))
+        check_choice(where if isinstance(node, str) else f"{where}.policy", options.policy, STATES)
+        check_whole(f"{where}.calls", options.calls, most=1000)
+        if options.warm_calls is not None:
+            check_whole(f"{where}.warm_calls", options.warm_calls, least=0, most=1000)
+        return options
+
+
+@dataclass(frozen=True)
 class ComponentSpec:
     """A component's YAML.
 
@@ -298,8 +335,8 @@ class ComponentSpec:
     scale tiny; `scale` is "tiny" once they are applied.
     `part` ("decoder" or "encoder") is the half of an autoencoder's checkpoint to load. `cast` says how a call computes
     in the run's dtype: with weights cast to it (`module`; what the library keeps in float32 stays so), under
-    torch.autocast (`autocast`), or not: the module stays as its factory built it (`none`). `state` says
-    how the module's state is restored before each measurement: from a snapshot, by its method `reset()`, or not at all.
+    torch.autocast (`autocast`), or not: the module stays as its factory built it (`none`). `state` is a
+    policy, or a mapping (see `StateOptions`).
 
     `warmup_inputs` are the inputs of calls that come before all others: each entry holds what differs from `inputs`, or
     has a `_target_`. At scale tiny those of `tiny` take their place.
@@ -319,7 +356,7 @@ class ComponentSpec:
     frames_per_call: int = 1
     kind: str | None = None
     warmup_inputs: tuple[Mapping[str, Any], ...] = ()
-    state: str = "snapshot"
+    state: Any = "snapshot"
     sweep: Mapping[str, Any] | None = None
     point: Mapping[str, Any] | None = None
     extra_inputs: tuple[Mapping[str, Any], ...] = ()
@@ -347,13 +384,18 @@ class ComponentSpec:
             raise InputError(f"{where}.tiny.inputs changes how many frames a call makes: add tiny.frames_per_call too.")
         if self.kind not in (None, "image", "audio"):
             raise InputError(f"{where}.kind={self.kind!r} must be image, audio or null.")
-        check_choice(f"{where}.state", self.state, STATES)
+        StateOptions.of(self.state, f"{where}.state")
         self.at("tiny")  # checks what the changes make of module and inputs
 
     @property
     def key(self) -> str:
         """The component's name in the config, which the points of its sweep share."""
         return self.name.partition("@")[0]
+
+    @property
+    def state_options(self) -> StateOptions:
+        """The options of `state`."""
+        return StateOptions.of(self.state, f"component.{self.key}.state")
 
     def warmup_nodes(self) -> tuple[Mapping[str, Any], ...]:
         """Return the nodes of `warmup_inputs`, each like `inputs`."""

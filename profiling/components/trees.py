@@ -84,10 +84,15 @@ def overwrite(tree: Any, values: Any) -> None:
     From pinned host memory the copy does not wait; it is in the order of the current stream.
     """
     for (_, target), (_, fresh) in zip(keyed_tensors(tree), keyed_tensors(values), strict=True):
-        for dim, stride in enumerate(target.stride() if target.layout == torch.strided else ()):
-            if stride == 0 and target.shape[dim] > 1:  # expanded: all entries of this dimension are one
-                target, fresh = target.narrow(dim, 0, 1), fresh.narrow(dim, 0, 1)
-        target.copy_(fresh, non_blocking=True)
+        copy_values(target, fresh)
+
+
+def copy_values(target: Tensor, fresh: Tensor) -> None:
+    """Copy the values of `fresh` into `target`, which may be an expanded tensor."""
+    for dim, stride in enumerate(target.stride() if target.layout == torch.strided else ()):
+        if stride == 0 and target.shape[dim] > 1:  # all entries of this dimension are one
+            target, fresh = target.narrow(dim, 0, 1), fresh.narrow(dim, 0, 1)
+    target.copy_(fresh, non_blocking=True)
 
 
 def dotted(keys: Sequence[Any]) -> str:

@@ -17,8 +17,10 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiling.components.trees import tensors_in, written_tensors
+from profiling.components.effects import Watch
+from profiling.components.trees import tensors_in
 from profiling.components.user_code import SourceLine, raising_line, running_line
+from profiling.errors import SkippedError
 from profiling.machine.gc_policy import no_garbage_collection
 
 Fault = Literal["sync", "pageable copy", "host tensor", "data-dependent shape", "other stream"]
@@ -56,7 +58,7 @@ _GENERAL_ADVICE = (
 _INDEXING = ("aten::index.", "aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index")
 
 
-class CaptureError(RuntimeError):
+class CaptureError(SkippedError, RuntimeError):
     """A call that cannot be captured in a CUDA graph; device, random numbers and allocator are as before the attempt.
 
     The message is one line: the operator, the user's line that calls it, the reason, and what to change.
@@ -83,34 +85,20 @@ class Finding:
         return _ADVICE[self.fault][1]
 
 
-class Audit(TorchDispatchMode):
-    """Watches the operators of a call: `findings`, and `written_storages`, the addresses of memory it writes to."""
-
-    supports_higher_order_operators = True
+class Audit(Watch):
+    """Watches the operators of a call: `findings`, and `written`, the addresses of memory it writes to."""
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         super().__init__()
         self.findings: list[Finding] = []
-        self.written_storages: set[int] = set()
         self._stream = stream
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and note its writes and its fault, if any."""
-        kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):  # a higher-order operator: watch those that it calls
-            with self:
-                return func(*args, **kwargs)
-        with self:  # in inference mode an operator that calls others arrives whole: watch those that it calls
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
-        self.written_storages |= {t.untyped_storage().data_ptr() for t in written_tensors(func, args, kwargs)}
-        result = func(*args, **kwargs)
+    def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note the fault of an operator, if any."""
         fault = self._fault(func, args, kwargs, result)
         if fault is not None:
             silent = fault == "pageable copy" and _is_non_blocking(func, args, kwargs)
             self.findings.append(Finding(_operator_name(func), fault, running_line(), silent))
-        return result
 
     def _fault(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Fault | None:
         tensors = tensors_in((list(args), kwargs))
@@ -337,10 +325,8 @@ def no_autocast_cache() -> Iterator[None]:
 
 
 @contextmanager
-def preserved_state(
-    restore_state: Callable[[], None], generators: Sequence[torch.Generator], device: torch.device
-) -> Iterator[Callable[[], None]]:
-    """Restore the state, by `restore_state`, and `generators` and the default generators after the block.
+def preserved_generators(generators: Sequence[torch.Generator], device: torch.device) -> Iterator[Callable[[], None]]:
+    """Restore `generators` and the default generators after the block.
 
     The block is given the function that restores them, to call it in between.
     """
@@ -352,7 +338,6 @@ def preserved_state(
         torch.cuda.set_rng_state(cuda, device)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-        restore_state()
 
     try:
         yield restore

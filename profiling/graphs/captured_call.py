@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from profiling.components.state import State
 from profiling.components.trees import map_tensors, tensors_in
 from profiling.graphs.capture import CaptureError
 from profiling.graphs.signature import ALIGNMENT
@@ -30,6 +31,8 @@ class CapturedCall:
     output: Any
     written: frozenset[int]
     memory: Mapping[str, Mapping[str, int]]
+    #: Keeps what the module made in its first calls, which the graph reads.
+    state: State | None = None
     #: For each output tensor, the index of the input that it is or is a view of; None where it has its own memory.
     _sources: tuple[int | None, ...] = field(init=False)
 

@@ -9,28 +9,35 @@ from __future__ import annotations
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
 import torch
 from torch import nn
 
-from profiling.components.snapshot import Snapshot
+from profiling.components.effects import WARM_CALLS, read_later, storage_of
+from profiling.components.outputs import to_host
+from profiling.components.state import State
 from profiling.components.trees import keyed_leaves, map_tensors, stored_parts
 from profiling.errors import InputError, check_whole
-from profiling.graphs.capture import CaptureError, audit_and_warm_up, capture, no_autocast_cache, preserved_state
+from profiling.graphs.capture import (
+    Audit,
+    CaptureError,
+    audit_and_warm_up,
+    capture,
+    no_autocast_cache,
+    preserved_generators,
+)
 from profiling.graphs.captured_call import CapturedCall, StaticInputs
 from profiling.graphs.signature import signature
 from profiling.machine.memory import held, pool_bytes
 
-#: Why a module that fits no replay cannot be captured.
-REPLACES = (
-    "forward replaces a buffer or parameter by another tensor, and every replay would repeat the first call: write to "
-    "it in place instead (self.pos.add_(1), self.cache[:, i].copy_(x))."
-)
+#: Calls from which it is learned what a call changes in the module.
+_OBSERVED = 3
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,11 @@ class CudaGraphed:
         call: the function to capture instead of `module`, its compiled form for example.
         keep_state: takes a snapshot of what a call may change, and returns the function that restores it. Capturing
             leaves that, and the random number generators, as they were, so that the first call counts once. Default:
-            the module's buffers, and what its attributes hold (`profiling.components.snapshot.Snapshot`).
+            all that the module's attributes hold; what it makes in its first calls stays allocated.
+        generators: returns the random number generators of the module, which advance with each replay. Default: those
+            that its attributes hold.
+        check_state: refuse a module whose Python state a replay cannot follow.
+        allow: paths of such state that outputs do not depend on: a counter for statistics.
         priority: of the stream to capture on (0 or negative, negative runs first). Kernels keep it in every replay.
 
     Raises:
@@ -119,6 +130,9 @@ class CudaGraphed:
         alias_outputs: bool = False,
         call: Callable[..., Any] | None = None,
         keep_state: Callable[[], Callable[[], None]] | None = None,
+        generators: Callable[[], Sequence[torch.Generator]] | None = None,
+        check_state: bool = True,
+        allow: Sequence[str] = (),
         priority: int = 0,
     ) -> None:
         check_options(max_graphs=max_graphs, warmup=warmup)
@@ -127,7 +141,8 @@ class CudaGraphed:
         self._module, self._call = module, module if call is None else call
         self._max_graphs, self._warmup, self._alias_outputs = max_graphs, warmup, alias_outputs
         self._priority = priority
-        self._keep_state = keep_state or (lambda: Snapshot({"": module}).restore)
+        self._keep_state, self._generators = keep_state, generators
+        self._check_state, self._allow = check_state, tuple(allow)
         self._captured: OrderedDict[Hashable, CapturedCall] = OrderedDict()
         self._pools: list[tuple[int, int]] = []  # the last is in use; there are more where a capture failed
         self._stream: torch.cuda.Stream | None = None  # one for all: freed blocks are reused on their own stream only
@@ -155,6 +170,14 @@ class CudaGraphed:
             self._captured.move_to_end(key)
             self._replayed += 1
         return captured.replay(inputs, alias_outputs=self._alias_outputs)
+
+    def static_step(self, **kwargs: Any) -> tuple[dict[str, Any], Callable[[], Any]] | None:
+        """Return the graph's own input buffers as arguments, and a function that replays on what lies there.
+
+        None where calls with them would not replay the graph of `kwargs`.
+        """
+        _, static = self.static_inputs(**kwargs)
+        return (static, partial(self, **static)) if self._key((), static)[0] == self._key((), kwargs)[0] else None
 
     def static_inputs(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return (args, kwargs) with the graph's own input buffers as tensors; captures if the signature is new.
@@ -216,10 +239,8 @@ class CudaGraphed:
             self._evicted += 1
         if not self._captured:
             self._pools.clear()  # a pool without graphs is freed by the allocator
-        generators = [leaf for _, leaf in keyed_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)]
-        preserved = preserved_state(self._keep_state(), generators, device)
-        with torch.cuda.device(device), no_autocast_cache(), preserved as restore:
-            captured = self._warm_up_and_capture(inputs, args, kwargs, generators, restore)
+        with torch.cuda.device(device), no_autocast_cache():
+            captured = self._warm_up_and_capture(inputs, args, kwargs)
         self._captured[key] = captured
         self._recorded += 1
         _PROCESS.captures += 1
@@ -228,57 +249,117 @@ class CudaGraphed:
         return captured
 
     def _warm_up_and_capture(
-        self,
-        inputs: list[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        generators: list[torch.Generator],
-        restore: Callable[[], None],
+        self, inputs: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> CapturedCall:
         device = torch.device("cuda", torch.cuda.current_device())
         memory = {"before static input": held(device)}
         static = StaticInputs(inputs)
         memory["static input"] = held(device)
         static_args, static_kwargs = _with_tensors(static.tensors, args, kwargs)
+        given = [leaf for _, leaf in keyed_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)]
 
         def call() -> Any:
             return self._call(*static_args, **static_kwargs)
 
-        def rewind() -> None:  # each call starts from the same state: a cache position must not run past its end
-            restore()
-            static.copy_in(inputs)
-
         self._stream = self._stream or torch.cuda.Stream(device, priority=self._priority)
         started = time.perf_counter()
-        audit = audit_and_warm_up(call, rewind, warmup=self._warmup, stream=self._stream)
-        self._warmup_seconds += time.perf_counter() - started
-        written = static.changed(inputs) | {
-            index
-            for index, tensor in enumerate(static.tensors)
-            if tensor.untyped_storage().data_ptr() in audit.written_storages
-        }
-        rewind()
-        fingerprint, host_random = layout_of(self._module), _host_random_state()
+        with preserved_generators(given, device) as restore_generators:
+            state = None if self._keep_state else self._warmed_up(call, (static_args, static_kwargs))
+            restore_state = state.restore if state is not None else self._keep_state()  # pyright: ignore[reportOptionalCall]
+
+            def rewind() -> None:  # each call starts from the same state: a cache position must not run past its end
+                restore_generators()
+                restore_state()
+                static.copy_in(inputs)
+
+            try:
+                if state is not None and self._check_state:
+                    self._refuse_python_state(call, rewind, state)
+                audit = audit_and_warm_up(call, rewind, warmup=self._warmup, stream=self._stream)
+                self._warmup_seconds += time.perf_counter() - started
+                written = static.changed(inputs) | {
+                    index for index, tensor in enumerate(static.tensors) if storage_of(tensor) in audit.written
+                }
+                rewind()
+                own = self._generators() if self._generators else [] if state is None else state.generators()
+                generators = list({id(each): each for each in (*given, *own)}.values())
+                graph, output = self._captured_graph(call, audit, generators)
+            finally:
+                rewind()
+                if state is not None:
+                    state.restore_cold()
+        self._fingerprint = layout_of(self._module)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # blocks of the warm-up calls, which the graph does not use
+        memory["capture"] = held(device)
+        return CapturedCall(graph, static, output, frozenset(written), memory, state)
+
+    def _captured_graph(
+        self, call: Callable[[], Any], audit: Audit, generators: Sequence[torch.Generator]
+    ) -> tuple[torch.cuda.CUDAGraph, Any]:
+        on_host = [each for each in generators if each.device.type == "cpu"]
+        host_random = _host_random_state(on_host)
         pool = self._pools[-1] if self._pools else torch.cuda.graph_pool_handle()
+        assert self._stream is not None
+        on_device = [each for each in generators if each.device.type == "cuda"]
         try:
-            graph, output = capture(call, stream=self._stream, pool=pool, audit=audit, generators=generators)
+            graph, output = capture(call, stream=self._stream, pool=pool, audit=audit, generators=on_device)
         except Exception:
             self._pools.append(torch.cuda.graph_pool_handle())  # no other capture may use the pool of a failed one
             raise
         if pool not in self._pools:
             self._pools.append(pool)
-        if fingerprint != layout_of(self._module):
-            raise CaptureError(REPLACES)
-        if host_random != _host_random_state():
+        if host_random != _host_random_state(on_host):
             raise CaptureError(
                 "forward draws random numbers on the host, and every replay would repeat those of the capture: draw "
                 "them on the device instead (torch.rand(..., device=x.device)), or pass the decision as an argument."
             )
-        self._fingerprint = fingerprint
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # blocks of the warm-up calls, which the graph does not use
-        memory["capture"] = held(device)
-        return CapturedCall(graph, static, output, frozenset(written), memory)
+        return graph, output
+
+    def _warmed_up(self, call: Callable[[], Any], inputs: Any) -> State:
+        """Call the module until the structure of its state repeats; return its state from there on."""
+        owner: Any = getattr(self._module, "__self__", self._module)
+        state = State(owner, inputs, "snapshot")
+        state.begin(keep_cold=True)
+        form, calls = state.form(), 0
+        while calls < WARM_CALLS:
+            call()
+            calls += 1
+            before, form = form, state.form()
+            if form == before:
+                break
+        state.settle(calls)
+        return state
+
+    def _refuse_python_state(self, call: Callable[[], Any], rewind: Callable[[], None], state: State) -> None:
+        """Make a few calls and compare what they change.
+
+        Raises:
+            CaptureError: a Python number changes from call to call, or an attribute that a later call reads.
+
+        """
+        rewind()
+        observer = state.observer()
+        for _ in range(_OBSERVED):
+            with observer.calling(watched=False):
+                output = call()
+            observer.after_call(output)
+        state.learn(observer, self._allow)
+
+        def play(before: Callable[[], None]) -> list[Any]:
+            rewind()
+            outputs = []
+            for _ in range(_OBSERVED):
+                before()
+                outputs.append(to_host(output=call()))
+            return outputs
+
+        assigned = state.effects.assigned
+        if assigned:
+            carried = read_later(assigned, state.roots, play)
+            state.set_unread(tuple(path for path in assigned if path not in carried))
+        if (reason := state.effects.refusal()) is not None:
+            raise CaptureError(f"a CUDA graph {reason}")
 
 
 def check_options(*, max_graphs: int, warmup: int) -> None:
@@ -311,9 +392,10 @@ def layout_of(module: object) -> Hashable:
     return forms, tuple(part.training for part in module.modules())
 
 
-def _host_random_state() -> tuple[Any, ...]:
-    """Return the states of the random number generators of torch, Python and NumPy on the host."""
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy.random.get_state()[1].tobytes()  # pyright: ignore
+def _host_random_state(generators: Sequence[torch.Generator] = ()) -> tuple[Any, ...]:
+    """Return the states of the random number generators of torch, Python and NumPy on the host, and of `generators`."""
+    own = [each.get_state().numpy().tobytes() for each in generators]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy.random.get_state()[1].tobytes(), own  # pyright: ignore
 
 
 def _with_tensors(

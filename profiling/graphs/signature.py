@@ -31,9 +31,6 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Hashabl
     argument with its type, the structure around them, and the modes that change what an operator does: grad, inference
     and autocast.
 
-    Raises:
-        TypeError: an argument that can change in place and is no tensor (a cache object, say), with its type.
-
     """
     # One flat list, not a tree of small objects: this runs before every replay.
     autocast = torch.is_autocast_enabled("cuda")
@@ -68,10 +65,7 @@ def _collect(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
         for item in container.values:
             _collect(item, key, tensors)
     else:
-        raise TypeError(
-            f"an argument of type {type(value).__name__} cannot be part of a graph's signature, because it can change "
-            "in place. Pass tensors, plain values, or lists, dicts and dataclasses of them."
-        )
+        key.append(id(value))  # an object such as a cache: its tensors are read where they lie
 
 
 def _shared_storage(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:

@@ -22,6 +22,9 @@ from profiling.trace.profiler import synchronize
 class Calls(Metric):
     """Time each number of calls in a row, with one wait for the device at the end.
 
+    Copying the inputs of each call is part of a row, as in an application. Of a module with state a row is made of
+    trajectories, each of which is waited for.
+
     A number of calls that would take longer than `time_limit` seconds is extrapolated from the longest measured row,
     and marked as extrapolated.
 
@@ -44,15 +47,21 @@ class Calls(Metric):
 
     def measure(self, subject: Subject) -> Measured:
         """Return `calls`: seconds of each number of calls without preparation, and what others took of them."""
-        device = subject.component.device
+        component, device = subject.component, subject.component.device
 
         def row(count: int) -> float:
-            synchronize(device)
-            started = perf_counter()
-            for _ in range(count):
-                subject.step.call()
-            synchronize(device)
-            return perf_counter() - started
+            seconds, part = 0.0, component.place.calls if component.has_state else count
+            for first in range(0, count, part):
+                component.reset()  # S0 is put back between trajectories, outside of the timing
+                component.draw(component.place.calls)
+                synchronize(device)
+                started = perf_counter()
+                for call in range(min(part, count - first)):
+                    component.feed(call % component.place.calls)
+                    subject.step.run()
+                synchronize(device)
+                seconds += perf_counter() - started
+            return seconds
 
         run_queue, started = RunQueueMonitor(), perf_counter()
         rows = time_rows(row, self.calls, self.time_limit)

@@ -69,7 +69,7 @@ class Drift(Metric):
         """Yield the output of each call from the reset state, to which the last one returns."""
         component.reset()
         for call in range(self.calls):
-            component.refill(seed + call)
+            component.feed(call)
             yield to_host(output=run())
         component.refill(seed)
         component.reset()

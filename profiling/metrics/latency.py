@@ -25,10 +25,10 @@ from profiling.metrics.sampling import (
     Sample,
     SamplingLimits,
     StoppedBy,
-    TakeTurns,
     Turn,
     Warmup,
     WindowSamples,
+    by_call_ms,
     collect,
     collect_window,
     rewarm,
@@ -37,6 +37,7 @@ from profiling.metrics.sampling import (
 )
 from profiling.results.record import FrameRate, LatencyConditions, Summary
 from profiling.trace.counters import snapshot
+from profiling.trace.profiler import synchronize
 from profiling.trace.spans import span
 
 _CLOCKS = ("wall_ms", "device_ms")
@@ -60,32 +61,37 @@ class Latency(SamplingLimits, Metric):
                 warmup = warm_up(sample, snapshot, self, perf_counter)
             monitor = TimedWindowMonitor(component.device)
             with span("timing"):
-                windows, stopped_by = self._in_turns(sample, subject.take_turns, warmup, monitor, calls)
+                windows, stopped_by = self._in_turns(sample, subject, warmup, monitor, calls)
                 if not windows:
+                    subject.component.reset()
                     with monitor.on_own_cores(), calls.window(monitor.gpu_lost_share), monitor.window():
                         observed = _observed(sample, calls)
-                        samples, stopped_by = collect(observed, self, perf_counter, monitor.read_clocks)
+                        samples, stopped_by = collect(
+                            observed, self, perf_counter, monitor.read_clocks, subject.component.place.calls
+                        )
                     windows = [_window(0.0, samples)]
             invalid, conditions = monitor.invalid_reason(), monitor.conditions(warmup, cold=self.cold)
             wall_ms, device_ms = ([ms for each in windows for ms in getattr(each, name)] for name in _CLOCKS)
             slow = calls.slow_calls(wall_ms, device_ms)
         clocks = summaries(windows, stopped_by, subject.seed)
         fps = frame_rate(clocks["wall_ms"], component)
-        sections = {**clocks, "fps": fps, "latency": conditions, "slow_calls": slow}
+        by_call = by_call_ms(windows, subject.component.place.calls, subject.seed)
+        sections = {**clocks, "fps": fps, "latency": conditions, "slow_calls": slow, "by_call_ms": by_call}
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
 
     def _in_turns(
         self,
         sample: Callable[[], Sample],
-        take_turns: TakeTurns | None,
+        subject: Subject,
         warmup: Warmup,
         monitor: TimedWindowMonitor,
         calls: CallMonitor,
     ) -> tuple[list[WindowSamples], StoppedBy | None]:
         """Return the windows that this cell was given, and what ended them; none where it is measured alone."""
         windows: list[WindowSamples] = []
-        if take_turns is None:
+        if subject.take_turns is None:
             return windows, None
+        place = subject.component.place
         used, free = used_and_free(monitor.device)
         ready = Ready(
             call_s=warmup.seconds / warmup.iterations,
@@ -100,26 +106,25 @@ class Latency(SamplingLimits, Metric):
         def window(turn: Turn) -> WindowSamples:
             with monitor.on_own_cores():
                 rewarm(sample, turn, ready.call_s)
+                subject.component.reset()  # a window is whole trajectories
                 with calls.window(monitor.gpu_lost_share), monitor.window() as conditions:
-                    start, samples = collect_window(_observed(sample, calls), turn, perf_counter)
+                    start, samples = collect_window(_observed(sample, calls), turn, perf_counter, place.calls)
             windows.append(msgspec.structs.replace(_window(start, samples), **conditions))
             return windows[-1]
 
-        stopped_by = take_turns(ready, window)
+        stopped_by = subject.take_turns(ready, window)
         return windows, stopped_by
 
     def _sampler(self, subject: Subject) -> Callable[[], Sample]:
-        clock, run, rewind = clock_of(subject.component.device), subject.step.run, subject.step.rewind
-        flush = CacheFlush(subject.component.device) if self.cold else None
-        if flush is None and rewind is None:
-            return lambda: clock.sample(run)
+        device, step = subject.component.device, subject.step
+        clock, flush = clock_of(device), CacheFlush(device) if self.cold else None
 
         def sample() -> Sample:
-            if rewind is not None:
-                rewind()
+            step.advance()
             if flush is not None:
                 flush()
-            return clock.sample(run)
+            synchronize(device)  # the copies of the inputs are not part of the call
+            return clock.sample(step.run)
 
         return sample
 

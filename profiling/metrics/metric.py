@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from profiling.components.component import Component
-from profiling.components.reference import Reference
+from profiling.components.trajectory import Reference
 from profiling.metrics.sampling import TakeTurns
 from profiling.variants.variant import Step
 
@@ -54,6 +54,7 @@ class Subject:
     seed: int
     take_turns: TakeTurns | None = None  # None: nothing else is measured between its samples
     of_several: bool = False  # stages, some without the tolerance: what the metric itself allows is right, too
+    around: Callable[[Callable[[], Any]], Any] | None = None  # makes each call of the first trajectory, to watch it
     expected: Any = None  # what the metric's own `expected` returned before the variant was prepared
 
 

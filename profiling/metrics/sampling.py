@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from profiling.errors import InputError, check_number, check_whole
-from profiling.results.measured import Summary
+from profiling.results.measured import LEAST_VALUES, Summary
 from profiling.results.stats import median_interval, relative_half_width, summarize
 
 StoppedBy = Literal["interval", "decided", "iterations", "time", "disturbed"]
@@ -165,12 +165,36 @@ def rewarm(sample: Callable[[], Sample], turn: Turn, call_s: float) -> None:
         sample()
 
 
-def collect_window(sample: Callable[[], Sample], turn: Turn, now: Callable[[], float]) -> tuple[float, list[Sample]]:
-    """Return (start in seconds, the samples of one window), at least one."""
+def collect_window(
+    sample: Callable[[], Sample], turn: Turn, now: Callable[[], float], whole: int = 1
+) -> tuple[float, list[Sample]]:
+    """Return (start in seconds, the samples of one window): a multiple of `whole`, the calls of a trajectory."""
     start, samples = now(), list[Sample]()
-    while not samples or (len(samples) < turn.calls and now() - start < turn.seconds):
+    while len(samples) % whole or not samples or (len(samples) < turn.calls and now() - start < turn.seconds):
         samples.append(sample())
     return start, samples
+
+
+#: Medians of calls of a trajectory differ where they are further apart than this, and their intervals do not meet.
+DIFFERING = 0.02
+
+
+def by_call_ms(windows: Sequence[WindowSamples], calls: int, seed: int) -> dict[str, float]:
+    """Return the median wall time in ms of the first, middle and last call of a trajectory, where they differ."""
+    if calls < 2:
+        return {}
+    samples = {
+        name: [ms for window in windows for ms in window.wall_ms[number::calls]]
+        for name, number in (("first", 0), ("middle", calls // 2), ("last", calls - 1))
+    }
+    if min(map(len, samples.values())) < LEAST_VALUES:
+        return {}
+    medians = {name: median(values) for name, values in samples.items()}
+    low, high = min(medians, key=lambda name: medians[name]), max(medians, key=lambda name: medians[name])
+    below, above = (median_interval(samples[name], seed=seed) for name in (low, high))
+    if below is None or above is None or below[1] >= above[0] or medians[high] <= (1 + DIFFERING) * medians[low]:
+        return {}
+    return medians
 
 
 def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None, seed: int) -> dict[str, Summary]:
@@ -186,9 +210,13 @@ def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None, se
 
 
 def collect(
-    sample: Callable[[], Sample], limits: SamplingLimits, now: Callable[[], float], on_check: Callable[[], None]
+    sample: Callable[[], Sample],
+    limits: SamplingLimits,
+    now: Callable[[], float],
+    on_check: Callable[[], None],
+    whole: int = 1,
 ) -> tuple[Sequence[Sample], StoppedBy]:
-    """Call `sample` until a limit is reached; return all samples and the name of the limit.
+    """Call `sample` until a limit is reached; return all samples, a multiple of `whole`, and the name of the limit.
 
     The interval is checked each time the number of samples has grown by a fifth, so that checks stay cheap. `on_check`
     is called at each check, between samples. `now` returns seconds.
@@ -198,6 +226,8 @@ def collect(
     while True:
         samples.append(sample())
         count = len(samples)
+        if count % whole:
+            continue
         if count >= next_check or count >= limits.max_iterations:
             on_check()
             if (

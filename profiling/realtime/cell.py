@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from profiling.components.build import Blueprint
 from profiling.components.component import Component
 from profiling.components.outputs import Difference, OutputLog, difference, to_host
-from profiling.components.reference import CheckCalls, compute_reference, reference_name
+from profiling.components.reference import compute_reference, reference_name
 from profiling.components.spec import ComponentSpec
+from profiling.components.trajectory import Played
 from profiling.components.trees import tensors_in
 from profiling.errors import InputError
 from profiling.machine.energy import EnergyCounter, NoEnergy, idle_power
@@ -192,10 +193,11 @@ class RealtimeCell(Cell):
                     blueprint.check_same(checksums.setdefault(name, blueprint.checksums()))
                 return blueprints
 
-        def expected_of(blueprints: Mapping[str, Blueprint]) -> tuple[dict[str, ComponentSpec], dict[str, CheckCalls]]:
+        def expected_of(blueprints: Mapping[str, Blueprint]) -> tuple[dict[str, ComponentSpec], dict[str, Played]]:
             with self.phase("reference"):
                 chosen, self.calibration = calibrated(graph, specs, blueprints, settings, ticks=self._ticks)
-                return chosen, eager_outputs(graph, blueprints, settings, whole=self._whole, ticks=self._ticks)[-1]
+                *_, eager = eager_outputs(graph, blueprints, settings, whole=self._whole, ticks=self._ticks)
+                return chosen, {name: each.eager for name, each in eager.items()}
 
         expected = compute_reference(load, expected_of)
         specs, outputs = expected.value
@@ -249,11 +251,6 @@ class RealtimeCell(Cell):
         known = [tolerance for tolerance in tolerances.values() if tolerance is not None]
         subjects[PIPELINE] = pipeline_subject(prepared, pipeline, max(known, default=None), seed)
         for name, component in prepared.components.items():
-            if component.kept.counting:
-                self.note(
-                    f"{name}: state that grows with every call is restored before each session, not inside one: "
-                    f"{component.kept.counted}"
-                )
             for path, why in component.kept.not_restored.items():
                 self.note(f"{name}: {path} is not restored before each session: {why}")
             difference = prepared.references[name].nondeterminism(component.dtype)

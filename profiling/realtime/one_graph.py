@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.component import Component
-from profiling.components.snapshot import Snapshot
 from profiling.components.state import State
 from profiling.components.trees import children, dotted, map_tensors, named_tensors, tensors_in
 from profiling.errors import InputError
@@ -65,43 +64,13 @@ def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Gra
         priority=0,
         kind=None,
         policy="reset",  # each stage by its own
-        kept=_StageStates(module),
+        warm_calls=None,
+        advances={},
+        kept=State(module, {}, "none"),  # replaced: of another policy
     )
     stage = Stage(component=WHOLE, inputs=inputs, again={})
     delivered = (Read(WHOLE),)
     return replace(graph, stages={WHOLE: stage}, deliver=delivered), whole
-
-
-class _StageStates(State):
-    """The state of a whole tick: that of its stages, each by its own policy, and the outputs of the tick before."""
-
-    def __init__(self, module: WholeTick) -> None:
-        super().__init__(module, {}, "reset")
-        self._tick = module
-
-    def settle(self) -> bool:
-        """Learn nothing: the stages have learned what their calls change."""
-        stages = self._tick.components
-        self.changed = self._tick.state_tensors()
-        self.counting = tuple(f"{name}.{path}" for name, stage in stages.items() for path in stage.kept.counting)
-        self.reassigned = tuple(f"{name}.{path}" for name, stage in stages.items() for path in stage.kept.reassigned)
-        return False
-
-    def rewind(self) -> None:
-        """Restore state of any stage that grows with every call."""
-        for stage in self._tick.components.values():
-            stage.kept.rewind()
-
-    def keep(self) -> Callable[[], None]:
-        """Take a snapshot of the stages as they are now; return the function that restores it."""
-        before = Snapshot({"before": self._tick.tick_before()})
-        restores = [before.restore, *(stage.keep_state() for stage in self._tick.components.values())]
-
-        def restore() -> None:
-            for each in restores:
-                each()
-
-        return restore
 
 
 class WholeTick(nn.Module):

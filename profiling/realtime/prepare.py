@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from profiling.components.build import Blueprint, build
 from profiling.components.casting import Form, parameter_dtypes
-from profiling.components.component import Component
-from profiling.components.outputs import to_host
-from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, check_calls, first_call
+from profiling.components.component import Component, Place
 from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.state import State
+from profiling.components.trajectory import Played, Reference, eager_reference, learn, played
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
@@ -36,6 +36,8 @@ EAGER = LoopOptions(deliver="device")
 #: Ticks of a session that is compared with its reference. A stage that runs less often than every `FAR` ticks is
 #: compared in its first run only.
 CHECK_TICKS, FAR = 4, 16
+#: Sessions of the whole pipeline that are compared: one that leaves a wrong state behind is wrong in the second.
+SESSIONS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,9 +236,9 @@ def checked_pipeline(
 ) -> tuple[Component, Step]:
     """Return the whole pipeline as a component without inputs, and its step, which plays a session."""
     first = next(iter(components.values()))
-    empty = replace(first, module=nn.Module(), inputs={}, make_inputs=lambda generator: {})
-    empty = replace(empty, extra_inputs=(), warmup_inputs=())
-    return replace(empty, name=PIPELINE, kind=None, policy="none"), Step(
+    empty = replace(first, name=PIPELINE, module=nn.Module(), inputs={}, make_inputs=lambda generator: {})
+    empty = replace(empty, extra_inputs=(), warmup_inputs=(), advances={}, warm_calls=0, place=Place(calls=SESSIONS))
+    return replace(empty, kind=None, policy="none", kept=State(empty.module, {}, "none")), Step(
         run=lambda: session(graph, components, pipeline)
     )
 
@@ -265,7 +267,7 @@ def stage_components(
     if not whole:
         return graph, components
     for component in components.values():
-        first_call(component, settings.seed + CHECK_SEED)  # learns what its calls change
+        learn(component)
         component.refill(settings.seed)
         component.reset()
     graph, component = as_one_stage(graph, components)
@@ -279,21 +281,20 @@ def eager_outputs(
     *,
     whole: bool,
     ticks: int,
-) -> tuple[Graph, dict[str, Component], dict[str, CheckCalls]]:
-    """Return graph and components of a loop, and the outputs of its eager stages and of the whole pipeline.
+) -> tuple[Graph, dict[str, Component], dict[str, Reference]]:
+    """Return graph and components of a loop, and what its eager stages and the whole pipeline return, by stage.
 
     The blueprints must have been cast. Stages get inputs that no variant is prepared with. `ticks` is the length of the
-    sources that are made.
+    sources that are made. Each trajectory is its own reference here.
 
     Raises:
         InputError: a module fails on its inputs, or an edge does not fit.
 
     """
     graph, components = stage_components(graph, blueprints, settings, whole=whole)
-    outputs = {
-        name: first_call(component, settings.seed + CHECK_SEED, repeat=True) for name, component in components.items()
-    }
-    for component in components.values():
+    eager: dict[str, Reference] = {}
+    for name, component in components.items():
+        eager[name] = eager_reference(component)
         component.refill(settings.seed)
     pipeline = assemble(
         graph,
@@ -305,17 +306,17 @@ def eager_outputs(
         narrow=getattr(torch, settings.dtype),
     )
     component, step = checked_pipeline(graph, components, pipeline)
-    check = check_calls(component, step.run, settings.seed + CHECK_SEED)
-    if any(Reference(each, each).nondeterminism(component.dtype) is not None for each in outputs.values()):
-        check = replace(check, repeated=to_host(output=step.run(), inputs=component.inputs))
-    outputs[PIPELINE] = check
-    return graph, components, outputs
+    sessions, repeat = played(component, step.run, SESSIONS), None
+    if any(each.nondeterminism(component.dtype) is not None for each in eager.values()):
+        repeat = played(component, step.run, SESSIONS, seed=1)
+    eager[PIPELINE] = Reference(sessions, sessions, "run", repeat)
+    return graph, components, eager
 
 
 def load_stages(
     graph: Graph,
     blueprints: Mapping[str, Blueprint],
-    expected: Mapping[str, CheckCalls],
+    expected: Mapping[str, Played],
     form: Form,
     settings: Settings,
     options: LoopOptions,
@@ -324,15 +325,15 @@ def load_stages(
 ) -> Prepared:
     """Cast the networks for the run, and return what the loop is played and checked with.
 
-    `expected` are the outputs of `eager_outputs` of the reference, which has the form `form`; `ticks` is the length of
-    the sources that are made.
+    `expected` are the outputs of the reference, which has the form `form`; `ticks` is the length of the sources that
+    are made.
     """
     blueprints = {name: blueprint.cast("run") for name, blueprint in blueprints.items()}
     parameters = sum(blueprint.component(settings.seed).parameters for blueprint in blueprints.values())
     dtypes: Counter[str] = Counter()
     for blueprint in blueprints.values():
         dtypes.update(parameter_dtypes(blueprint.module))
-    played, components, eager = eager_outputs(
+    graph, components, eager = eager_outputs(
         graph, blueprints, settings, whole=options.schedule == "one_graph", ticks=ticks
     )
     if options.schedule == "overlap":
@@ -342,9 +343,9 @@ def load_stages(
     sources = {name: blueprint.weights for name, blueprint in blueprints.items()}
     same = len(set(sources.values())) == 1
     return Prepared(
-        played,
+        graph,
         components,
-        {name: Reference(expected[name], eager[name], form) for name in eager},
+        {name: replace(each, outputs=expected[name], form=form) for name, each in eager.items()},
         parameters,
         dict(dtypes),
         next(iter(sources.values())) if same else ", ".join(f"{name}: {source}" for name, source in sources.items()),

@@ -48,6 +48,7 @@ def check_section(data: RunData) -> Section:
 def _lines(name: str, call: CheckedCall) -> Iterator[str]:
     dtypes = listed([f"{count:,} {dtype}" for dtype, count in call.parameter_dtypes.items()] or ["none"])
     yield f"{name}: parameters: {dtypes}, {mebibytes(call.parameter_bytes)} MiB. {_state(call)}"
+    yield from (f"{name}, {call.calls} calls in a row: {each}." for each in call.effects)
     yield from (f"{name}, parity: {_obstacle(each)}" for each in call.obstacles if each.hinders == "parity")
     obstacles = [each for each in call.obstacles if each.hinders == "cuda_graph"]
     if call.captured:

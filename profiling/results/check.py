@@ -58,6 +58,9 @@ class CheckedCall(Section, frozen=True, kw_only=True):
     parameter_bytes: Annotated[int, about("memory of the parameters", "bytes")] = 0
     parameter_dtypes: Annotated[Mapping[str, int], about("number of parameters by dtype")] = {}
     state: Annotated[tuple[StateForm, ...], about("buffers and other tensors that it keeps")] = ()
+    calls: Annotated[int | None, about("calls in a row from which it is known what calls change")] = None
+    warm_calls: Annotated[int | None, about("eager calls before them")] = None
+    effects: Annotated[tuple[str, ...], about("what calls change, a line for each kind of effect")] = ()
     captured: Annotated[bool | None, about("whether a CUDA graph of the call was captured; absent on a CPU")] = None
     compiled_graphs: Annotated[int | None, about("graphs into which the compiler splits the call")] = None
     obstacles: Annotated[tuple[Obstacle, ...], about("what stands in the way of the variants")] = ()

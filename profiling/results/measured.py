@@ -167,6 +167,10 @@ class Metrics(Section, frozen=True, kw_only=True):
     fps: Annotated[FrameRate | None, about("frame rate, from wall_ms", "frames/s")] = None
     latency: Annotated[LatencyConditions | None, about("conditions of the timed window")] = None
     slow_calls: Annotated[SlowFrames | None, about("slow calls of wall_ms and their causes")] = None
+    by_call_ms: Annotated[
+        Mapping[str, float],
+        about("median of wall_ms of the first, middle and last call of a trajectory, where they differ", "ms"),
+    ] = {}
     calls: Annotated[Calls | None, about("total time of many calls in a row")] = None
     drift: Annotated[Drift | None, about("error against eager over many calls")] = None
     other_shapes: Annotated[OtherShapes | None, about("error of further shapes prepared beside the timed one")] = None
@@ -219,8 +223,12 @@ class State(Section, frozen=True, kw_only=True):
     tensors: Annotated[int, about("tensors that a call changes")] = 0
     bytes: Annotated[int, about("copies that are kept to restore them", "bytes")] = 0
     on_host: Annotated[bool, about("whether copies of tensors on the device are in host memory")] = False
-    counting: Annotated[tuple[str, ...], about("state that grows with every call, restored before each")] = ()
-    rewind_us: Annotated[Duration | None, about("host time of restoring that, outside of timed samples", "µs")] = None
+    warm_calls: Annotated[int | None, about("eager calls after whose state measurements begin")] = None
+    calls: Annotated[int | None, about("calls of a trajectory, after which that state is put back")] = None
+    restore_us: Annotated[Duration | None, about("host time of putting it back, outside of timed samples", "µs")] = None
+    effects: Annotated[tuple[str, ...], about("what calls change, a line for each kind of effect")] = ()
+    counting: Annotated[tuple[str, ...], about("older records: state restored before each call")] = ()
+    rewind_us: Annotated[Duration | None, about("older records: host time of restoring that", "µs")] = None
     not_restored: Annotated[Mapping[str, str], about("why something cannot be restored, by its path")] = {}
 
 
@@ -235,6 +243,10 @@ class OutputError(Section, frozen=True, kw_only=True):
     differing: Annotated[float | None, about("integer or bool: fraction of elements that differ", "0 to 1")] = None
     tolerance: Annotated[float | None, about("largest rel_l2 or differing that is accepted")] = None
     max_abs: Annotated[float | None, about("largest absolute difference", "the output's unit")] = None
+    local: Annotated[
+        float | None, about("RMS error of its worst part (a slice, a tile, a block of sound) over the RMS of the whole")
+    ] = None
+    local_tolerance: Annotated[float | None, about("largest `local` that is accepted")] = None
 
 
 class ParityCheck(Section, frozen=True, kw_only=True):
@@ -245,6 +257,8 @@ class ParityCheck(Section, frozen=True, kw_only=True):
 
     reference: Annotated[str, about("the reference that the outputs were compared with")]
     passed: Annotated[bool, about("whether the error is within the tolerance")]
+    calls: Annotated[int | None, about("calls in a row, each on inputs of its own, whose outputs were judged")] = None
+    wrong_from: Annotated[int | None, about("the first call whose outputs are wrong, from 1")] = None
     rel_l2: Annotated[float | None, about("relative L2 error of the outputs; of a training: of its weights")] = None
     eager_rel_l2: Annotated[float | None, about("relative L2 error of eager in the run's dtype")] = None
     tolerance: Annotated[float | None, about("largest rel_l2 that is accepted")] = None

@@ -206,7 +206,7 @@ def frame_roofline(
     for name, component in components.items():
         repeat, share = calls.get(name, (1, 1.0))
         wall_ms = None if overlapping or name not in stage_ms else stage_ms[name] / repeat
-        part = call_roofline(component, steps[name].call, ceilings, wall_ms, fused=name in fused)
+        part = call_roofline(component, steps[name].repeat, ceilings, wall_ms, fused=name in fused)
         if (traced := analyse(name)) is not None:
             here = conditions_of(component.device, fused=name in fused)
             part = msgspec.structs.replace(part, findings=traced.findings)

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import CHECK_SEED, Reference, first_call
+from profiling.components.trajectory import eager_reference
 from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import TakeTurns
@@ -129,10 +129,10 @@ class Cell(ABC):
         self.add(parameters=sum(each.parameters for each in components.values()), weights=", ".join(weights))
         for name, component in components.items():
             with self.phase("eager"):
-                seed = self.job.settings.seed + CHECK_SEED
-                eager = first_call(component, seed, repeat=self.in_inference_mode)  # training steps may draw anew
+                reference = eager_reference(component)
             with self.phase("check"):
-                nondeterminism = Reference(eager, eager).nondeterminism(component.dtype)
+                # Training steps may draw other numbers in each.
+                nondeterminism = reference.nondeterminism(component.dtype) if self.in_inference_mode else None
                 calls = {**check.calls, name: check_call(component, nondeterminism)}
             check = replace(check, calls=calls, seconds=perf_counter() - started)
             self.add(check=check)
@@ -244,7 +244,7 @@ class Cell(ABC):
             if ceilings is not None:
                 wall = self.metrics.wall_ms
                 wall_ms = None if wall is None else wall.p50
-                self._roofline = call_roofline(component, step.call, ceilings, wall_ms, fused=self.compiled)
+                self._roofline = call_roofline(component, step.repeat, ceilings, wall_ms, fused=self.compiled)
                 self.add(roofline=self._roofline)
 
     def trace(self, component: Component, step: Step) -> None:
@@ -254,7 +254,7 @@ class Cell(ABC):
             started = perf_counter()
             component.reset()
             files = trace_step(
-                step.call,
+                step.repeat,
                 component=component.name,
                 variant=self.job.variant,
                 folder=Path(self.job.run) / "traces",

@@ -1,6 +1,6 @@
-"""Looks at one call of a component without timing it: what it reads, returns and changes, and what a variant trips on.
+"""Looks at calls of a component without timing them: what they read, return and change, and what hinders a variant.
 
-The call runs eagerly, is traced by Dynamo, and on a GPU is captured in a CUDA graph. On a CPU a capture cannot be
+A call runs eagerly, is traced by Dynamo, and on a GPU is captured in a CUDA graph. On a CPU a capture cannot be
 tried, and what would prevent it is found by a rehearsal (`profiling.graphs.rehearsal`).
 """
 
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
-from profiling.components.trees import dotted, keyed_leaves, stored_parts
+from profiling.components.effects import Effects, is_below
+from profiling.components.trees import dotted, keyed_leaves
 from profiling.components.user_code import code_at, is_user_code, short_path
 from profiling.errors import printable, reason_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import Audit, CaptureError, Finding
-from profiling.graphs.engine import REPLACES, layout_of
 from profiling.graphs.rehearsal import rehearsing
 from profiling.results.record import CheckedCall, Obstacle, StateForm, TensorForm
 from profiling.trace.compile_log import graph_break
@@ -36,20 +36,22 @@ _VALUE = 60
 def check_call(component: Component, nondeterminism: str | None = None) -> CheckedCall:
     """Call the component a few times and return what was seen; its state is as before.
 
-    The component must have been called before: what happens only in the first call (a table that is made once) stands
-    in nobody's way. `nondeterminism` says how far equal calls differed, if they did.
+    What its calls change is known already (`trajectory.learn`). `nondeterminism` says how far two eager trajectories
+    differed, if they did.
     """
     parameters = list(component.module.parameters())
     unknown: list[str] = []
     inputs = tuple(forms(component.inputs))
-    outputs, state, findings = _watched_call(component)
+    outputs, state, findings = _watched_call(component, unknown)
+    effects = component.kept.effects
+    findings = (*_unreplayable(effects), *findings)
     graphs, breaks = _traced(component, unknown)
     captured = None
     if component.device.type == "cuda":
-        error = _captured(component)
-        captured = error is None
-        if error is None:  # what the audit found does no harm
-            findings = tuple([_reassignment(component.kept.reassigned)] if component.kept.reassigned else [])
+        error = None if component.refusal() else _captured(component)
+        captured = error is None and component.refusal() is None
+        if captured:  # what the audit found does no harm
+            findings = ()
         elif not findings:
             findings = (Obstacle(hinders="cuda_graph", reason=str(error)),)
     differing = () if nondeterminism is None else (Obstacle(hinders="parity", reason=nondeterminism),)
@@ -60,11 +62,20 @@ def check_call(component: Component, nondeterminism: str | None = None) -> Check
         parameter_bytes=sum(parameter.nbytes for parameter in parameters),
         parameter_dtypes=parameter_dtypes(component.module),
         state=state,
+        calls=component.place.calls,
+        warm_calls=component.kept.warm_calls,
+        effects=tuple(effects.lines()),
         captured=captured,
         compiled_graphs=graphs,
         obstacles=(*differing, *findings, *breaks),
         unknown=tuple(unknown),
     )
+
+
+def _unreplayable(effects: Effects) -> Iterator[Obstacle]:
+    """Yield what a replay cannot follow, and what is compiled once a value."""
+    for reason, advice in effects.obstacles():
+        yield Obstacle(hinders="cuda_graph", reason=f"{reason}: a replay cannot follow it", advice=advice)
 
 
 def forms(tree: Any) -> Iterator[TensorForm]:
@@ -80,55 +91,36 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _watched_call(component: Component) -> tuple[tuple[TensorForm, ...], tuple[StateForm, ...], tuple[Obstacle, ...]]:
-    """Call once; return the forms of the outputs, the state with what the call changed, and what prevents a capture."""
+def _watched_call(
+    component: Component, unknown: list[str]
+) -> tuple[tuple[TensorForm, ...], tuple[StateForm, ...], tuple[Obstacle, ...]]:
+    """Call once; return the forms of the outputs, the state with what calls change, and what prevents a capture."""
     component.reset()
-    before = {path: tensor.detach().clone() for path, tensor in component.kept.named_tensors()}
-    addresses = layout_of(component.module)
-    if component.device.type == "cuda":
-        with Audit(None) as audit:
-            output = component.call()
-    else:
-        with rehearsing() as audit:
-            output = component.call()
-    findings = list(_obstacles(audit.findings, anywhere=component.device.type == "cuda"))
-    if component.kept.reassigned:
-        findings.append(_reassignment(component.kept.reassigned))
-    elif addresses != layout_of(component.module):
-        findings.append(Obstacle(hinders="cuda_graph", reason=REPLACES))
-    after = dict(component.kept.named_tensors())
+    changed = {id(tensor) for tensor in component.kept.changed or ()}
+    carried = component.kept.effects.assigned
     kept = tuple(
         StateForm(
             path=path,
             dtype=_dtype(tensor),
             shape=tuple(tensor.shape),
             bytes=tensor.nbytes,
-            changed=path not in before or path not in after or not _same(before[path], after[path].detach()),
+            changed=id(tensor) in changed or any(is_below(path, each) for each in carried),
         )
-        for path, tensor in (after | before).items()
+        for path, tensor in component.kept.named_tensors()
     )
+    findings: list[Obstacle] = []
+    component.feed(0)
+    try:
+        with Audit(None) if component.device.type == "cuda" else rehearsing() as audit:
+            output = component.call()
+        findings = list(_obstacles(audit.findings, anywhere=component.device.type == "cuda"))
+    except Exception as error:  # code that cannot be watched, and runs without: FlexAttention, for example
+        unknown.append(f"the operators of a call cannot be watched ({reason_of(error)})")
+        component.reset()
+        output = component.call()
     outputs = tuple(forms(output))
     component.reset()
     return outputs, kept, tuple(findings)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same values; NaN equals NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    pairs = zip(stored_parts(one), stored_parts(other), strict=True)
-    return all(bool(((a == b) | ((a != a) & (b != b))).all()) if a.shape == b.shape else False for a, b in pairs)
-
-
-def _reassignment(paths: Sequence[str]) -> Obstacle:
-    """Return the obstacle of state that each call assigns anew; a capture does not notice it."""
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return Obstacle(
-        hinders="cuda_graph",
-        reason=f"each call assigns another tensor to {paths[0]}{more}: a replay reads the one of the capture, so a "
-        "call that needs that of the call before is wrong",
-        advice="write to it in place (copy_)",
-    )
 
 
 def _obstacles(findings: Iterable[Finding], *, anywhere: bool) -> Iterator[Obstacle]:
@@ -160,7 +152,13 @@ def _captured(component: Component) -> CaptureError | None:
         torch.OutOfMemoryError: the graph does not fit beside the module.
 
     """
-    graphed = CudaGraphed(component.module, keep_state=component.keep_state, priority=component.priority)
+    graphed = CudaGraphed(
+        component.module,
+        keep_state=component.keep_state,
+        generators=component.generators,
+        check_state=False,
+        priority=component.priority,
+    )
     try:
         graphed(**component.inputs)
     except CaptureError as error:

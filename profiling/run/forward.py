@@ -9,24 +9,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from profiling.components.build import Blueprint, build
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
-from profiling.components.reference import (
-    CHECK_SEED,
-    CheckCalls,
-    Computed,
-    Reference,
-    compute_reference,
-    first_call,
-    learning_calls,
-    outputs_of,
-)
+from profiling.components.reference import compute_reference, free_memory, has_room_beside
+from profiling.components.trajectory import SECONDS, Played, Reference, learn, played
 from profiling.metrics.metric import Metric, Subject
 from profiling.results.record import Load, OtherShapes, State, merge_metric
 from profiling.run.cell import Cell, measured_by, metrics_of
+from profiling.trace.counters import Recompiles
 from profiling.trace.profiler import synchronize
 from profiling.variants.variant import Step
 
@@ -53,7 +47,6 @@ class ForwardCell(Cell):
                 metric.on_phase(phase, device)
 
         reached("start")
-        expected = compute_reference(self._load, self._expected) if with_reference else None
         blueprint = self._load()["module"].cast("run")
         with torch.inference_mode():
             reached("loaded")
@@ -64,7 +57,7 @@ class ForwardCell(Cell):
                 cast=blueprint.spec.cast,
                 frames_per_call=component.frames_per_call,
             )
-            reference = self._reference(expected, component)
+            component, reference = self._sides(component, with_reference)
             component.refill(settings.seed)
             component.reset()
             self._describe_state(component, reference)
@@ -78,8 +71,11 @@ class ForwardCell(Cell):
             try:
                 reached("prepared")
                 subject = Subject(component, step, reference, variant.tolerance, settings.seed, self.take_turns)
+                recompiled = Recompiles()
                 for name, metric in metrics.items():
-                    self.run_metric(name, metric, replace(subject, expected=expected_by[name]))
+                    self.run_metric(name, metric, replace(subject, expected=expected_by[name], around=recompiled))
+                    if (reason := recompiled.reason) is not None and ("invalid", reason) not in self.problems:
+                        self.problems.append(("invalid", reason))
                 self._check_after_timing(metrics, subject)
                 if with_reference:
                     self._check_other_shapes(component, step, eager)
@@ -97,23 +93,70 @@ class ForwardCell(Cell):
             component = build(self.job.component, settings).cast("run").component(settings.seed)
         return {component.name: component}
 
+    def _sides(self, component: Component, with_reference: bool) -> tuple[Component, Reference | None]:
+        """Play the trajectory eagerly, which shows what calls change, and as the fp32 reference from the same S0.
+
+        Return the component, which is built again where the reference had no room beside it.
+        """
+        with self.phase("eager"):
+            eager = learn(component)
+            component.reset()
+            if not with_reference:
+                return component, None
+            start = {path: _copied(value) for path, value in component.kept.values().items()}
+        settings, calls, warm_calls = self.job.settings, eager.calls, component.kept.warm_calls
+        effects, missing = component.kept.effects, list[str]()
+
+        def expected(blueprints: Mapping[str, Blueprint]) -> Played:
+            """Return the outputs of the eager module in the form of the reference, that of every variant."""
+            with self.phase("reference"):
+                other = replace(blueprints["module"].component(settings.seed), warm_calls=warm_calls)
+                other.start()
+                other.kept.effects = effects
+                missing.extend(other.kept.load(start) if policy != "none" else ())
+                try:
+                    return played(other, other.call, calls, reset=False, most_s=3 * SECONDS)
+                except Exception as error:
+                    raise other.explained(error) from error
+
+        policy = component.policy
+        if has_room_beside(component.module, component.device):
+            computed = compute_reference(self._load, expected)
+        else:
+            del component
+            free_memory()
+            computed = compute_reference(self._load, expected)
+            component = self._load()["module"].cast("run").component(settings.seed)
+            eager = learn(component)
+            component.reset()
+        component.place.calls = min(eager.calls, computed.value.calls)
+        repeat = played(component, component.call, component.place.calls, seed=1)
+        reference = Reference(computed.value, eager, computed.form, repeat, effects)
+        if computed.reason is not None:
+            self.note(f"parity against {reference.name(component.dtype)}: {computed.reason}")
+        if missing:
+            self.note(f"the reference has no state {', '.join(missing[:3])}, and began with its own")
+        return component, reference
+
     def _describe_state(self, component: Component, reference: Reference | None) -> None:
         """Record what calls change, and note what disturbs a measurement."""
-        kept = component.kept
+        kept, wanted = component.kept, self.job.component.state_options.calls
         section = State(
             policy=kept.policy,
             tensors=len(kept.changed or ()),
             bytes=kept.bytes,
             on_host=kept.on_host,
-            counting=kept.counting,
-            rewind_us=kept.rewind_us() if kept.counting else None,
+            warm_calls=kept.warm_calls,
+            calls=component.place.calls,
+            restore_us=kept.restore_us(),
+            effects=tuple(kept.effects.lines()),
             not_restored=kept.not_restored,
         )
         self.add(state=section)
-        if kept.counting:
+        if component.place.calls < wanted:
             self.note(
-                f"state that grows with every call is restored before each call: {kept.counted} "
-                f"(takes {section.rewind_us:.0f} µs, which timed samples exclude and calls in a row include)"
+                f"{component.place.calls} calls in a row are compared and timed, not {wanted}: a later one fails (a "
+                "cache that is full?), or they are slow or return much; component.NAME.state.calls sets the number"
             )
         for path, why in kept.not_restored.items():
             self.note(f"{path} is not restored before each measurement: {why}")
@@ -133,23 +176,6 @@ class ForwardCell(Cell):
                 self._checksums = blueprint.checksums()
             blueprint.check_same(self._checksums)
             return {"module": blueprint}
-
-    def _expected(self, blueprints: Mapping[str, Blueprint]) -> CheckCalls:
-        """Return the outputs of the eager module in the form of the reference, that of every variant."""
-        seed = self.job.settings.seed
-        with self.phase("reference"):
-            return first_call(blueprints["module"].component(seed), seed + CHECK_SEED)
-
-    def _reference(self, expected: Computed[CheckCalls] | None, component: Component) -> Reference | None:
-        """Call the module eagerly, which shows what calls change; return the reference, if one was computed."""
-        seed = self.job.settings.seed + CHECK_SEED
-        if expected is None:
-            learning_calls(component, seed)
-            return None
-        reference = Reference(expected.value, outputs_of(component, seed, repeat=True), expected.form)
-        if expected.reason is not None:
-            self.note(f"parity against {reference.name(component.dtype)}: {expected.reason}")
-        return reference
 
     def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
         """Check parity again after the timing, to detect a stale buffer or an overwritten graph pool."""
@@ -181,6 +207,10 @@ class ForwardCell(Cell):
         if worst > limit:
             reason = f"relative L2 to eager of another prepared shape is {worst:.2g}, limit {limit:.2g}"
             self.problems.append(("failed", reason))
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
 def _outputs(component: Component, calls: Iterable[Callable[[], Any]]) -> list[Outputs]:

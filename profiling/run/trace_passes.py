@@ -63,7 +63,7 @@ class TracePasses:
         """Return the analysis of a step that has no trace file of its own, for its kernels; None on a CPU."""
         if self.component.device.type != "cuda":
             return None
-        main = self._profile("the trace of a stage", self.step.call, nullcontext)
+        main = self._profile("the trace of a stage", self.step.repeat, nullcontext)
         if main is None:
             return None
         traces = self._with_reference(Traces(main, _NO_EAGER_STEP, _ONE_STAGE))
@@ -81,7 +81,7 @@ class TracePasses:
         return analyze_host_trace(timeline(read_events(trace)), by_module, modules_from)
 
     def _with_passes(self, traces: Traces) -> Traces:
-        lines = self._profile("the trace by line of code", self.step.call, line_spans)
+        lines = self._profile("the trace by line of code", self.step.repeat, line_spans)
         if lines is None:
             traces = replace(traces, lines_from="not available: the pass for lines of code failed")
         return self._with_reference(replace(traces, lines=lines))

@@ -5,10 +5,14 @@ Reading changes nothing and takes about 2 µs. Where nothing has used torch.comp
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
+
+from profiling.components.user_code import short_path
 
 #: Why a step under torch.compile ran without one compiled graph.
 COMPILES_NOTHING = (
@@ -34,6 +38,53 @@ def nothing_compiled(before: Mapping[str, int] | None = None) -> str:
     loop = "; in a loop, so Dynamo leaves the whole function eager" if "graph break in loop" in texts[-1] else ""
     other = " (measure it with cuda_graph)" if "RNN" in kind else ""
     return f"torch.compile compiled nothing and ran eagerly: {explanation.rstrip('.')}{loop}{other}"
+
+
+#: What Dynamo says of a guard that failed: `0/3: self.pos == 3   # i = self.pos % n  # net.py:41 in forward`.
+_GUARD = re.compile(r"\S+: (?P<guard>.+?)\s+# (?P<code>.*?)\s+# (?P<line>\S+:\d+) in \w+")
+
+
+def recompile_reason() -> str | None:
+    """Return why Dynamo compiled something anew last: the value, the line and its code; None: it did not."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    reasons = [] if utils is None else [each.recompile_reason for each in utils.get_compilation_metrics()]
+    last = next((reason for reason in reversed(reasons) if reason), None)
+    if last is None:
+        return None
+    found = _GUARD.match(last)
+    if found is None:
+        return last.splitlines()[0][:200]
+    file, _, number = found["line"].rpartition(":")
+    return f"{found['guard']} no longer holds at {short_path(file, Path.cwd())}:{number} ({found['code']})"
+
+
+def recompiles_in_each_call(reason: str | None) -> str:
+    """Return the sentence on a function that is compiled again and again."""
+    why = f": {reason}" if reason else ""
+    return (
+        f"torch.compile recompiles in each call{why}. A Python value is compiled into the code: keep it in a tensor "
+        "and change that in place"
+    )
+
+
+class Recompiles:
+    """Makes the calls of a trajectory, and notes whether torch's compiler compiles something again in each of them."""
+
+    #: The first call, from 1, in which a recompile is one of all later calls: before it, shapes may still be new.
+    STEADY = 4
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self.reason: str | None = None
+
+    def __call__(self, run: Callable[[], Any]) -> Any:
+        """Make a call and return its output."""
+        before = snapshot()
+        output = run()
+        self._calls += 1
+        if self._calls >= self.STEADY and self.reason is None and snapshot().since(before).recompiles:
+            self.reason = recompiles_in_each_call(recompile_reason())
+        return output
 
 
 @dataclass(frozen=True)

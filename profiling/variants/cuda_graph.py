@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from profiling.components.component import Component
+from profiling.components.effects import Observer
+from profiling.components.snapshot import Kept
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import CaptureError, no_autocast_cache
 from profiling.graphs.engine import check_options
@@ -29,6 +31,7 @@ class CudaGraph:
 
     """
 
+    runs_no_python: ClassVar[bool] = True
     warmup: int = 3
     max_graphs: int = 8
     alias_outputs: bool = False
@@ -56,6 +59,8 @@ class CudaGraph:
             alias_outputs=self.alias_outputs,
             keep_state=component.keep_state,
             priority=component.priority,
+            generators=component.generators,
+            check_state=False,  # it was, over a trajectory: see `Recipe`
         )
         # Largest first: the pool then has room for all.
         for inputs in (component.inputs, *reversed(component.extra_inputs)):
@@ -64,13 +69,8 @@ class CudaGraph:
         return graphed
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-def check_reset(component: Component, module: nn.Module) -> None:
-    """Check that `reset()` leaves the tensors of a captured module in place, if the component has one; it is reset.
+def check_reset(component: Component) -> None:
+    """Check that `reset()` of the module writes to its tensors in place, where the component's state is put back by it.
 
     Raises:
         CaptureError: it replaces one of them, so that the graph would read memory that has been freed.
@@ -78,12 +78,14 @@ def check_reset(component: Component, module: nn.Module) -> None:
     """
     if component.policy != "reset":
         return
-    before = {name: tensor.data_ptr() for name, tensor in _tensors(module)}
+    module: Any = component.module
     component.reset()
-    after = {name: tensor.data_ptr() for name, tensor in _tensors(module)}
-    moved = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
-    if moved:
-        some = ", ".join(sorted(moved)[:3])
+    observer = Observer({"": module}, Kept({}, {}))
+    module.reset()
+    observer.after_call()
+    component.reset()
+    if moved := observer.effects.assigned:
+        some = ", ".join(moved[:3])
         raise CaptureError(
             f"reset() replaces tensors that the CUDA graph reads ({some}; {len(moved)} in all): write to them in place "
             "(self.cache.zero_(), self.weight.copy_(merged))."

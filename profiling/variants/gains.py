@@ -43,19 +43,20 @@ def graphs_section(
     call: Callable[..., Any],
     inputs: Mapping[str, Any],
     compiled: CompileCounters | None = None,
+    rewind: Callable[[], Any] = tuple,
 ) -> Graphs:
     """Return the record's section `graphs`; the last of `engines` replays what `call(**inputs)` does eagerly.
 
     Counters are totals over all engines. Host launches (of one call) and wall times (medians of alternating calls) are
     those of the eager call, `before`, and of the replay, `after`; launches are absent where CUPTI counted none.
-    `compiled` are the counters of compiling the call.
+    `compiled` are the counters of compiling the call. `rewind` is called before each timed call.
     """
     counters = [asdict(engine.counters) for engine in engines]
     totals: dict[str, Any] = {name: sum(each[name] for each in counters) for name in counters[0]}
     captured = engines[-1].newest
     eager, replay = partial(call, **inputs), partial(engines[-1], **inputs)
     with no_autocast_cache():  # as in the capture: a compiled call would otherwise recompile
-        eager_ms, replay_ms = _wall_ms(eager, replay)
+        eager_ms, replay_ms = _wall_ms(eager, replay, rewind)
         host_launches = BeforeAfter(before=launches_of(eager), after=launches_of(replay))
     return Graphs(
         **totals,
@@ -68,10 +69,12 @@ def graphs_section(
     )
 
 
-def _wall_ms(before: Callable[[], Any], after: Callable[[], Any]) -> tuple[float, float]:
+def _wall_ms(before: Callable[[], Any], after: Callable[[], Any], rewind: Callable[[], Any]) -> tuple[float, float]:
     """Return the median wall times of one call of each, in ms: from an idle device until its work is done."""
 
     def wall_ms(call: Callable[[], Any]) -> float:
+        rewind()
+        torch.cuda.synchronize()
         start = time.perf_counter()
         call()
         torch.cuda.synchronize()

@@ -21,6 +21,7 @@ import torch
 import torch._inductor.compile_fx  # takes seconds, and must not become part of preparing
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import cpp_builder, exc
 from torch._inductor.async_compile import maybe_warm_pool
 from torch.utils.hooks import RemovableHandle
@@ -28,7 +29,14 @@ from torch.utils.hooks import RemovableHandle
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, NothingChangedError, SkippedError, did_you_mean, printable
 from profiling.results.record import ShapeCompile
-from profiling.trace.counters import CompileCounters, nothing_compiled, snapshot, unsupported
+from profiling.trace.counters import (
+    CompileCounters,
+    nothing_compiled,
+    recompile_reason,
+    recompiles_in_each_call,
+    snapshot,
+    unsupported,
+)
 from profiling.trace.generated_code import kept_kernels
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome
@@ -252,9 +260,10 @@ class Inductor(Compiler):
         # Explicitly off: an environment variable can turn CUDA graphs on by default.
         options = {"triton.cudagraphs": False, **self.options} if default else None
         dynamic = False if self.regional and self.dynamic is None else self.dynamic
-        return torch.compile(
+        compiled = torch.compile(
             module, mode=None if default else self.mode, fullgraph=self.fullgraph, dynamic=dynamic, options=options
         )
+        return partial(_named_recompiles, compiled)
 
     def _check(self, counters: CompileCounters, module: nn.Module, missing: Mapping[str, int]) -> None:
         if counters.graphs == 0 and not _has_compiled_code(module):
@@ -383,6 +392,18 @@ def _has_compiled_code(module: nn.Module) -> bool:
     """Return whether Dynamo has code for the module's forward, perhaps from a stage with the same blocks."""
     code = getattr(getattr(module.forward, "__func__", module.forward), "__code__", None)
     return code is not None and len(_debug_get_cache_entry_list(code)) > 0
+
+
+def _named_recompiles(compiled: Callable[..., Any], /, *args: Any, **inputs: Any) -> Any:
+    """Call a compiled module; where it was compiled as often as torch allows, say which value it is compiled for."""
+    try:
+        return compiled(*args, **inputs)
+    except FailOnRecompileLimitHit as error:
+        raise RecompileError(recompiles_in_each_call(recompile_reason())) from error
+
+
+class RecompileError(RuntimeError):
+    """A module was compiled anew in each call, until torch refused: the message names the value and its line."""
 
 
 def _new_step(module: Callable[..., Any], /, **inputs: Any) -> Any:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.components.casting import call_under
-from profiling.components.component import Component, signature_of
-from profiling.components.held import named_inputs
-from profiling.components.reference import kept_generators, learning_calls
-from profiling.components.trees import form_of, map_tensors, other_form, written_tensors
-from profiling.errors import InputError
-from profiling.trace.operator_costs import address_of
+from profiling.components.component import CALLS, Component, Place, signature_of
+from profiling.components.held import Held, named_inputs
+from profiling.components.trajectory import Rules, check, eager_reference, kept_generators
+from profiling.components.trees import form_of, map_tensors, other_form
+from profiling.errors import InputError, WrongOutputError
+from profiling.graphs import CaptureError
+from profiling.trace.counters import Recompiles
 from profiling.variants.variant import Step, Variant
 
 
@@ -29,32 +31,35 @@ class PreparedStep:
     """The step of a variant of `module`: `output = step(x=x)`, with the arguments of its `forward`.
 
     A call copies its inputs into the buffers that the step was prepared with, in stream order, and runs the step under
-    `torch.inference_mode()`. An input that the module writes to in place is copied back. One step may be called by one
-    thread at a time. The module is in eval mode until `close`, or the end of a `with` block. Weights may be changed in
-    place; a captured graph does not see new tensors, and a package or quantised weights see no change.
+    `torch.inference_mode()`. An input that the module writes to in place is copied back. One thread calls it at a time:
+    a second caller raises. The module is in eval mode until `close`, or the end of a `with` block. Weights may be
+    changed in place; a captured graph does not see new tensors, and a package or quantised weights see no change.
 
-    The module is called to prepare the step. Its state is then restored, except for what a first call makes once (a
-    mask, a table).
+    The module is called to prepare the step, and the step is played against it over a trajectory. Its state is then as
+    before; what its first calls make (a mask, a cache) stays allocated. `reset` returns to that state.
 
     `package` is the path to which the file of an ahead-of-time compiler is copied: the one that the step has loaded.
 
     Raises:
         InputError: the inputs hold no tensor, the variant refuses its options, or `package` cannot be written.
+        CaptureError: the call cannot be captured, or a replay cannot follow the state of the module.
+        WrongOutputError: an uncaptured step returns other outputs than the module.
 
     """
 
     def __init__(
         self,
-        module: nn.Module,
-        inputs: Mapping[str, Any],
+        subject: Held,
         variant: Variant,
-        device: torch.device,
         *,
         autocast: torch.dtype | None = None,
         clone: bool,
         package: Path | None = None,
+        allow: Sequence[str] = (),
     ) -> None:
-        self._clone = clone
+        module, device, inputs = subject.module, subject.device, subject.first
+        assert isinstance(module, nn.Module)
+        self._clone, self._lock = clone, Lock()
         self._restore = ExitStack()  # closes the step, then leaves the module as the caller had it
         # Not the parts themselves: those that a transform replaces, and their weights, are to be freed.
         modes = [(weakref.ref(part), part.training) for part in module.modules()]
@@ -62,41 +67,74 @@ class PreparedStep:
         self._arguments = tuple(signature_of(module).parameters)
         with torch.inference_mode():
             self._inputs = dict(map_tensors(lambda tensor: tensor.detach().clone(), inputs))
-        self._buffers, self._plain = dict(named_inputs(self._inputs)), _without_tensors(self._inputs)
         self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         variant = variant.aliasing()  # cloned here, and so only once
         variant.start_workers(device)
         files = self._restore.enter_context(TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True))
         if autocast is not None:
             self._restore.callback(call_under(module, partial(torch.autocast, device.type, autocast)))
-        component = Component(
+        self._component = component = Component(
             name=type(module).__name__,
             module=module.eval(),
             inputs=self._inputs,
-            make_inputs=lambda generator: inputs,
+            make_inputs=lambda generator: subject.draw(generator.initial_seed()),
             device=device,
-            dtype=next((p.dtype for p in module.parameters()), torch.float32),
+            dtype=subject.dtype,
             frames_per_call=1,
             weights="the caller's",
+            ignore=tuple(allow),
+            place=Place(calls=subject.calls or CALLS),
         )
         try:
-            with torch.inference_mode(), self._on_device:
-                # As it is measured: after calls that show what the module makes once, which a capture must not make.
-                with kept_generators():
-                    learning_calls(component, seed=0)
-                self._written = _written_inputs(component)
-                component.refill(0)
-                run = Path(files)
-                self._step = variant.prepare(component, run / "kernels" / "prepared")
-                self._restore.callback(self._step.close)
-                if package is not None:
-                    _copy_package(self._step, run, package)
-                component.reset()
-                component.kept.release()
+            with torch.inference_mode(), self._on_device, kept_generators():
+                self._prepare(component, variant, Path(files), package)
         except BaseException:
             self._restore.close()
             raise
         self._is_open = True
+
+    def _prepare(self, component: Component, variant: Variant, folder: Path, package: Path | None) -> None:
+        """Prepare the step from S0, play it against eager, and leave the module's state as it was.
+
+        Raises:
+            CaptureError: the step is captured, and cannot follow the module: its outputs are wrong.
+            WrongOutputError: they are wrong, and it is not captured.
+
+        """
+        component.start(keep_cold=True)
+        self._restore.callback(component.kept.restore_cold)
+        reference = eager_reference(component)
+        component.refill(0)
+        self._step = variant.prepare(component, folder / "kernels" / "prepared")
+        self._restore.callback(self._step.close)
+        if package is not None:
+            _copy_package(self._step, folder, package)
+        recompiles = Recompiles()
+        verdict, _ = check(
+            component,
+            self._step.run,
+            reference,
+            Rules(tolerance=variant.tolerance),
+            compiled=any(each.kind == "compiler" for each in self._step.recipe),
+            around=recompiles,
+        )
+        if not verdict.passed:
+            captured = any(each.kind == "capture" for each in self._step.recipe)
+            raise (CaptureError if captured else WrongOutputError)(f"the prepared step is wrong: {verdict.reason}")
+        if recompiles.reason is not None:
+            warnings.warn(recompiles.reason, stacklevel=4)
+        component.kept.restore_cold()
+        static = self._step.static
+        self._run = self._step.run if static is None else static.run
+        carried = (name for name, tensor in named_inputs(component.inputs) if id(tensor) in component.kept.carried)
+        self._written = tuple(carried)
+        self._inputs = dict(component.inputs if static is None else static.inputs)
+        self._buffers, self._plain = dict(named_inputs(self._inputs)), _without_tensors(self._inputs)
+
+    def reset(self) -> None:
+        """Start a session: put the module's state back as `prepare` left it."""
+        with torch.inference_mode(), self._on_device:
+            self._component.kept.restore_cold()
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         """Run the step on new inputs of the shapes and dtypes that it was prepared with; tensors may be on the host.
@@ -129,16 +167,24 @@ class PreparedStep:
         for name, value in plain.items():
             if value != self._plain[name]:
                 raise InputError(f"step: {name} is {value!r}, it was prepared for {self._plain[name]!r}.")
-        with torch.inference_mode(), self._on_device:
-            for name, tensor in fresh.items():
-                buffer = self._buffers[name]
-                if tensor is not buffer:
-                    buffer.copy_(tensor, non_blocking=True)
-            output = self._step.run()
-            for name in self._written:
-                fresh[name].copy_(self._buffers[name])
-        # Outside of inference mode, so that the copies are ordinary tensors.
-        return map_tensors(lambda tensor: tensor.detach().clone(), output) if self._clone else output
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "step: another thread is in a call of this step, and both would write to its buffers. Prepare a step "
+                "for each thread, or guard the calls with a lock."
+            )
+        try:
+            with torch.inference_mode(), self._on_device:
+                for name, tensor in fresh.items():
+                    buffer = self._buffers[name]
+                    if tensor is not buffer:
+                        buffer.copy_(tensor, non_blocking=True)
+                output = self._run()
+                for name in self._written:
+                    fresh[name].copy_(self._buffers[name])
+            # Outside of inference mode, so that the copies are ordinary tensors.
+            return map_tensors(lambda tensor: tensor.detach().clone(), output) if self._clone else output
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Free the step's graphs, restore the module's mode, and the flags that the variant set."""
@@ -153,36 +199,6 @@ class PreparedStep:
     def __exit__(self, *_: object) -> None:
         """Close the step."""
         self.close()
-
-
-def _written_inputs(component: Component) -> tuple[str, ...]:
-    """Return the names of the inputs that a call changes in place, such as a state that it is given."""
-    component.refill(0)
-    strided = {name: tensor for name, tensor in named_inputs(component.inputs) if tensor.layout == torch.strided}
-    before = {name: tensor.clone() for name, tensor in strided.items()}
-    with kept_generators(), _Writes() as writes:
-        component.call()
-    component.reset()
-    return tuple(
-        name
-        for name, tensor in strided.items()
-        if address_of(tensor) in writes.addresses or not torch.equal(tensor, before[name])
-    )
-
-
-class _Writes(TorchDispatchMode):
-    """The storages that operators write to: also where they write the values that were there."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.addresses: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, torch._ops.OpOverload):
-            self.addresses |= {address_of(each) for each in written_tensors(func, args, kwargs or {})}
-        return func(*args, **(kwargs or {}))
 
 
 def _copy_package(step: Step, run: Path, package: Path) -> None:

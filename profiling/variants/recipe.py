@@ -24,7 +24,7 @@ from profiling.components.trees import keyed_leaves
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, SkippedError, printable, reason_of
 from profiling.fx_passes.passes import RewritePass, name_of
 from profiling.graphs import CudaGraphed
-from profiling.graphs.capture import no_autocast_cache, preserved_state
+from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_generators
 from profiling.results.record import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.profiler import synchronize
@@ -38,7 +38,7 @@ from profiling.variants.replaced_layers import (
     naming_what_fails,
     why_nothing,
 )
-from profiling.variants.variant import EagerStep, Step, Variant
+from profiling.variants.variant import EagerStep, Static, Step, Variant
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class Transform(ABC):
 
     #: Whether the result fits the shapes of one call only; it is then applied once for each shape of a sweep.
     one_shape: ClassVar[bool] = False
+    #: Whether later calls run none of the module's Python code, so that its numbers and attributes keep their values.
+    runs_no_python: ClassVar[bool] = False
 
     @property
     def dequantises_in_calls(self) -> bool:
@@ -118,6 +120,8 @@ class Compiler(ABC):
 
     #: Suffix of the files that it writes for an application to load; None: it writes none.
     package_suffix: ClassVar[str | None] = None
+    #: Whether later calls run none of the module's Python code, so that its numbers and attributes keep their values.
+    runs_no_python: ClassVar[bool] = False
 
     @property
     def own_graphs(self) -> str | None:
@@ -250,6 +254,7 @@ class Recipe(Variant):
 
         """
         log = _Log(component.device)
+        self._check_state(component)
         with ExitStack() as stack:
             branches = [_Branch(component, component.module, component.module)]
             if self.transforms:
@@ -270,14 +275,31 @@ class Recipe(Variant):
                         for inputs in branch.inputs:
                             branch.call(**inputs)
             *extra_steps, run = [partial(each.engine or each.call, **args) for each in branches for args in each.inputs]
+            own = branches[-1]
+            static = None if own.engine is None else own.engine.static_step(**own.component.inputs)
             return Step(
                 run=run,
                 close=stack.pop_all().close,
                 explain=lambda: _merged(*log.explain, lambda: _graphs(branches, counters)),
+                static=None if static is None else Static(*static),
                 extra_steps=tuple(extra_steps),
                 eager_step=self._eager_step(branches[-1]),
                 recipe=tuple(log.steps),
             )
+
+    def _check_state(self, component: Component) -> None:
+        """Refuse a module whose Python state changes from call to call, where later calls would run no Python.
+
+        Raises:
+            CaptureError: of a recipe with a capture.
+            SkippedError: of one that exports or rewrites the module.
+
+        """
+        steps = [each for each in (self.capture, self.compiler, *self.transforms) if each is not None]
+        frozen = next((each for each in steps if getattr(each, "runs_no_python", False)), None)
+        if frozen is None or (reason := component.refusal()) is None:
+            return
+        raise (CaptureError if frozen is self.capture else SkippedError)(f"{name_of(frozen)} {reason}")
 
     def _transformed(self, branches: list[_Branch], stack: ExitStack, log: _Log) -> list[_Branch]:
         for transform in self.transforms:
@@ -317,9 +339,10 @@ class Recipe(Variant):
             for branch in branches:
                 branch.engine = capture.captured(branch.component, branch.module, branch.call)
                 stack.callback(branch.engine.clear)
-                outcomes.append(Outcome(branch.engine, changed=len(branch.inputs)))
+                notes = tuple(branch.component.kept.effects.notes())
+                outcomes.append(Outcome(branch.engine, changed=len(branch.inputs), notes=notes))
         for branch in branches:
-            check_reset(branch.component, branch.module)
+            check_reset(branch.component)
 
     def _eager_step(self, branch: _Branch) -> EagerStep | None:
         if self.compiler is not None and self.compiler.own_graphs is not None:
@@ -390,11 +413,17 @@ def _compile_alone(compiler: Compiler, folder: Path, layer: nn.Module, inputs: M
     compiler.compile(layer, (inputs,), folder)
 
 
-def _unchanged(component: Component) -> AbstractContextManager[Any]:
+@contextmanager
+def _unchanged(component: Component) -> Iterator[None]:
     """After the block, restore the component's state and the random number generators."""
     inputs = (component.inputs, component.extra_inputs)
     generators = [leaf for _, leaf in keyed_leaves(inputs) if isinstance(leaf, torch.Generator)]
-    return preserved_state(component.keep_state(), generators, component.device)
+    restore = component.keep_state()
+    with preserved_generators(generators, component.device):
+        try:
+            yield
+        finally:
+            restore()
 
 
 def _by_shape(branches: list[_Branch]) -> list[_Branch]:
@@ -447,7 +476,8 @@ def _graphs(branches: Sequence[_Branch], counters: CompileCounters | None) -> Ma
     engines = [branch.engine for branch in branches if branch.engine is not None]
     if not engines:
         return {}
-    return {"graphs": graphs_section(engines, branches[-1].call, branches[-1].component.inputs, counters)}
+    own = branches[-1].component
+    return {"graphs": graphs_section(engines, branches[-1].call, own.inputs, counters, own.rewind)}
 
 
 def _merged(*explain: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:

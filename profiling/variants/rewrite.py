@@ -38,6 +38,7 @@ class Rewrite(Transform):
     """
 
     one_shape: ClassVar[bool] = True
+    runs_no_python: ClassVar[bool] = True
     passes: Sequence[Pass] = ()
 
     def __post_init__(self) -> None:

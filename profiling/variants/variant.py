@@ -33,6 +33,14 @@ class EagerStep:
 
 
 @dataclass(frozen=True)
+class Static:
+    """The tensors that a captured step reads, as arguments of `forward`, and the step that takes them from there."""
+
+    inputs: Mapping[str, Any]
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True)
 class Step:
     """A prepared step: `run` takes no arguments, reads the component's inputs and returns the output.
 
@@ -43,8 +51,10 @@ class Step:
             field name (`graphs`, `passes`). It is called once, after every metric, and may run the step.
         extra_steps: steps of the component's `extra_inputs`, in their order, prepared with this one.
         eager_step: for the profiler; None where the variant has nothing that launches kernel by kernel.
-        rewind: restores what calls count up or let grow (a cache position), where there is such state.
+        advance: puts the inputs of the next call of the trajectory in place, and S0 before its first call.
+        rewind: the latter only.
         recipe: seconds, changes and memory of each step of the preparation, for the record.
+        static: the same step on inputs that lie where it reads them, where `run` copies them there.
 
     """
 
@@ -53,13 +63,19 @@ class Step:
     explain: Callable[[], Mapping[str, Any]] = dict
     extra_steps: tuple[Callable[[], Any], ...] = ()
     eager_step: EagerStep | None = None
-    rewind: Callable[[], None] | None = None
+    advance: Callable[[], None] = _no_cleanup
+    rewind: Callable[[], None] = _no_cleanup
+    static: Static | None = None
     recipe: tuple[RecipeStep, ...] = ()
 
     def call(self) -> Any:
-        """Run the step as if it were the first call after a reset, and return the output."""
-        if self.rewind is not None:
-            self.rewind()
+        """Run the step as the next call of the trajectory, and return the output."""
+        self.advance()
+        return self.run()
+
+    def repeat(self) -> Any:
+        """Run the step on the inputs that lie there: what a profiler sees is the step alone."""
+        self.rewind()
         return self.run()
 
 
@@ -96,7 +112,7 @@ class Variant(ABC):
         return replace(self, **{"alias_outputs": True}) if has_option else self
 
     def prepare(self, component: Component, folder: Path) -> Step:
-        """Prepare `component` from its initial state; calls of the step return to that state where they count.
+        """Prepare `component` from S0; `Step.call` then plays its trajectory.
 
         Raises:
             InputError: the variant of a user's own returns no Step.
@@ -108,7 +124,8 @@ class Variant(ABC):
             raise InputError(
                 f"{type(self).__name__}() returned {type(step).__name__}. Return profiling.variants.variant.Step(...)."
             )
-        return replace(step, rewind=component.kept.rewind) if component.kept.counting else step
+        component.reset()  # calls of a compiler have advanced it
+        return replace(step, advance=component.advance, rewind=component.rewind)
 
     @abstractmethod
     def __call__(self, component: Component, folder: Path) -> Step:

@@ -1,0 +1,670 @@
+"""Is an output right? A trajectory: calls in a row from S0, a fresh input each, compared with eager's call by call.
+
+Three sides play the same calls from the same state: the fp32 reference, eager in the run's dtype, and the step. Each
+advances its own state. The outputs of each call are compared, and after the last one the state that eager's calls
+change.
+
+An output may be `factor` times as far from the reference in call k as eager's was in calls 1 to k, as a whole and in
+its worst part: a slice along a dimension, a tile of a picture, a block of sound (`outputs.leaf_errors`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from time import perf_counter
+from typing import Any
+
+import numpy
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiling.components.casting import Form
+from profiling.components.component import CHECK_SEED, Component
+from profiling.components.effects import QUIET, Effects, read_later
+from profiling.components.outputs import (
+    Difference,
+    LeafError,
+    OutputLog,
+    Outputs,
+    Path,
+    difference,
+    leaf_errors,
+    mismatch,
+    readable,
+    to_host,
+)
+from profiling.components.reference import reference_name
+from profiling.components.trees import map_tensors
+from profiling.errors import InputError
+
+#: A trajectory is made shorter where its eager calls take longer than this, in seconds, but not below two calls.
+SECONDS = 10.0
+#: A trajectory is made shorter where its outputs have more elements than this, which take minutes to compare.
+ELEMENTS = 2**28
+#: Calls that test whether state that is assigned anew is read.
+_TESTED = 4
+#: Largest fraction of elements of an integer or bool output that may differ, however many of eager's own do.
+MOST_DIFFERING = 0.5
+#: Least tolerance of an output as a whole and of its worst part, in roundings of its dtype, and of any dtype.
+ROUNDINGS, LOCAL_ROUNDINGS = 4, 32
+FLOOR, LOCAL_FLOOR = 1e-4, 1e-3
+#: How many times its own tolerance the worst part of an output of a quantised recipe may be off.
+LOCAL_OF_OWN = 4.0
+
+
+@dataclass(frozen=True)
+class Played:
+    """What each call of a trajectory returned, and the state after the last one, in host memory or a file."""
+
+    log: OutputLog
+    state: Outputs | None = None
+
+    @property
+    def calls(self) -> int:
+        """Number of calls."""
+        return len(self.log)
+
+
+def inputs_of(component: Component) -> dict[str, torch.Tensor]:
+    """Return the tensors of the inputs that are drawn anew for each call, by path."""
+    return dict(component.kept.drawn())
+
+
+def play(
+    component: Component,
+    run: Callable[[], Any],
+    calls: int,
+    *,
+    reset: bool = True,
+    seed: int = 0,
+    around: Callable[[Callable[[], Any]], Any] | None = None,
+) -> Iterator[Outputs]:
+    """Yield the output of each of `calls` calls of `run` from S0, and the inputs after it, in host memory.
+
+    The global random number generators begin with the same seed, to which `seed` is added. `around` makes the call,
+    where something is to happen before or after it.
+    """
+    component.draw(calls)
+    if reset:
+        component.reset()
+    seed_generators(component.seed + CHECK_SEED + seed)
+    for call in range(calls):
+        component.feed(call)
+        yield to_host(output=run() if around is None else around(run), inputs=inputs_of(component))
+
+
+def played(
+    component: Component,
+    run: Callable[[], Any],
+    calls: int,
+    *,
+    reset: bool = True,
+    seed: int = 0,
+    most_s: float = math.inf,
+) -> Played:
+    """Play a trajectory and keep its outputs and the state after it.
+
+    It ends after `most_s` seconds, but not before the second call.
+    """
+    log, started = OutputLog(), perf_counter()
+    for outputs in play(component, run, calls, reset=reset, seed=seed):
+        log.append(outputs)
+        if len(log) >= min(2, calls) and perf_counter() - started > most_s:
+            break
+    return Played(log, state_of(component) if len(log) == calls else None)
+
+
+def state_of(component: Component) -> Outputs | None:
+    """Return what calls change, as it is now; None where sides do not begin with the same state."""
+    return None if component.policy == "none" else to_host(state=component.kept.values())
+
+
+def learn(component: Component) -> Played:
+    """Play a trajectory eagerly, observe what its calls change, and choose how many calls it has.
+
+    Afterwards `component.kept.effects` says what calls change, and `component.place.calls` is the length of every later
+    trajectory: fewer than asked for where calls are slow, return much, or fail because a cache is full.
+
+    Raises:
+        InputError: the module fails on its inputs, or returns nothing that can be compared.
+        Exception: a failure of the device, unchanged.
+
+    """
+    for watched in (True, False):
+        component.reset()
+        observer, log, state = component.kept.observer(), OutputLog(), None
+        wanted, started, failure = component.place.calls, perf_counter(), None
+
+        def observed(run: Callable[[], Any], watched: bool = watched, observer: Any = observer) -> Any:
+            with observer.calling(watched=watched):
+                output = run()
+            observer.after_call(output)
+            return output
+
+        calls = iter(play(component, component.call, wanted, reset=False, around=observed))
+        while len(log) < component.place.calls:
+            try:
+                log.append(next(calls))
+            except Exception as error:
+                failure = error
+                break
+            if len(log) == 1:
+                check_comparable(component, next(iter(log)))
+                seconds = component.place.call_s or perf_counter() - started
+                component.place.calls = _affordable(wanted, next(iter(log)), seconds)
+        if failure is not None and watched:  # some code cannot be watched: FlexAttention, for example
+            component.place.calls = wanted
+            if "torch._dynamo" in sys.modules:
+                torch._dynamo.reset()  # it remembers what it could not compile inside the mode
+            continue
+        if failure is not None:
+            if not len(log):
+                raise component.explained(failure) from failure
+            component.place.calls = len(log)
+        component.kept.learn(observer, component.ignore)
+        if component.place.calls == wanted or failure is None:
+            state = state_of(component)
+        effects = component.kept.effects
+        if effects.assigned:
+            carried = read_later(effects.assigned, component.kept.roots, partial(_replayed, component))
+            component.kept.set_unread(tuple(path for path in effects.assigned if path not in carried))
+            state = None if failure is not None else _state_again(component)
+        return Played(log, state)
+    raise AssertionError("the second attempt returns or raises")
+
+
+def _state_again(component: Component) -> Outputs | None:
+    """Return the state after a trajectory, now that it is known what of it counts."""
+    for _ in play(component, component.call, component.place.calls):
+        pass
+    return state_of(component)
+
+
+def _affordable(calls: int, first: Outputs, seconds: float) -> int:
+    """Return how many calls a trajectory may have whose first call took so long and returned so much."""
+    elements = max(1, sum(leaf.numbers.numel() for leaf in first.values() if leaf.numbers is not None))
+    while calls > 2 and (calls * seconds > SECONDS or calls * elements > ELEMENTS):
+        calls //= 2
+    return min(calls, max(calls, 1))
+
+
+def _replayed(component: Component, before: Callable[[], None]) -> list[Outputs]:
+    """Return the outputs of the first eager calls of a trajectory, with `before()` before each, and the state then."""
+    calls = min(_TESTED, component.place.calls)
+
+    def call(run: Callable[[], Any]) -> Any:
+        before()
+        return run()
+
+    outputs = list(play(component, component.call, calls, around=call))
+    written = {path: each for path, each in component.kept.values().items() if path in component.kept.effects.written}
+    return [*outputs, to_host(state=written)]
+
+
+def check_comparable(component: Component, outputs: Outputs) -> None:
+    """Check that an output holds numbers that can be compared.
+
+    Raises:
+        InputError: it holds none, or holds what cannot be compared.
+
+    """
+    output = {path: leaf for path, leaf in outputs.items() if path[0] == "output"}
+    where = f"component {component.name}: forward returned"
+    for path, leaf in output.items():
+        if leaf.problem is not None:
+            what = leaf.form if path == ("output",) else f"{readable(path)} ({leaf.form})"
+            raise InputError(f"{where} {what}, which cannot be compared: {leaf.problem}.")
+    tensors = [leaf.numbers for leaf in output.values() if leaf.dtype and leaf.numbers is not None]
+    if not any(tensor.numel() for tensor in tensors):
+        content = "only empty tensors" if tensors else f"{output['output',].form}, which holds no tensor"
+        raise InputError(
+            f"{where} {content}, so there is nothing to compare. Return a tensor, or a dict, tuple, list or dataclass "
+            "of tensors."
+        )
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global random number generators of torch, Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restore the global random number generators after the block."""
+    host = random.getstate(), numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(host[0])
+        numpy.random.set_state(host[1])
+
+
+#: By path of an output, in each call: how far something else than a mistake moves it (whole, worst part).
+Moves = Sequence[Mapping[Path, tuple[float, float]]]
+
+
+def moves(one: Iterable[Outputs], other: Iterable[Outputs]) -> Moves:
+    """Return how far the outputs of two trajectories are apart, call by call; both have one structure."""
+    return [
+        {each.path: (each.error, each.local) for each in leaf_errors(b, a) if each.error > 0}
+        for a, b in zip(one, other, strict=False)
+    ]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a step is compared with: a trajectory of the fp32 reference, and one of eager in the run's dtype.
+
+    `repeat` is a second eager trajectory from the same state on the same inputs, where it was played. It differs where
+    the module draws random numbers, adds up in no fixed order, or keeps state that cannot be restored.
+    """
+
+    outputs: Played
+    eager: Played
+    form: Form = "float32"
+    repeat: Played | None = None
+    effects: Effects = field(default_factory=Effects)
+
+    @property
+    def calls(self) -> int:
+        """Number of calls that can be compared."""
+        return min(self.outputs.calls, self.eager.calls)
+
+    def name(self, dtype: torch.dtype) -> str:
+        """Return what the outputs are, for a run that computes in `dtype`."""
+        return reference_name(self.form, str(dtype).removeprefix("torch."))
+
+    @cached_property
+    def spread(self) -> Difference:
+        """The largest difference of two eager trajectories; 0 where there is one."""
+        pairs = [] if self.repeat is None else zip(self.repeat.log, self.eager.log, strict=False)
+        worst = Difference(0.0)
+        for found in (difference(*pair) for pair in pairs):
+            if found.fault is not None:
+                return found
+            worst = max(worst, found, key=lambda each: each.error)
+        return worst
+
+    @cached_property
+    def spread_moves(self) -> Moves:
+        """How far two eager trajectories are apart, call by call."""
+        return [] if self.repeat is None else moves(self.eager.log, self.repeat.log)
+
+    def nondeterminism(self, dtype: torch.dtype) -> str | None:
+        """Return in one line how far two eager trajectories differ; None up to the rounding of sums in another order.
+
+        None too where the first has NaN, which differs from itself.
+        """
+        if self.spread.fault is not None:
+            if any(difference(each, each).fault is not None for each in self.eager.log):
+                return None
+            return (
+                f"nondeterministic: two eager calls from the same inputs and state differ: {self.spread.fault} (random "
+                "numbers that choose a shape? pass them as an input; state that could not be restored? give the module "
+                "a method reset() and set state: reset in the component's YAML)"
+            )
+        if self.spread.error <= max(torch.finfo(dtype).eps / 2, QUIET):
+            return None
+        return (
+            "nondeterministic: two eager calls from the same inputs and state differ by relative L2 "
+            f"{self.spread.error:.2g} (the module is in eval mode: is there dropout without training=self.training? "
+            "random numbers? pass them as an input, or draw them from a generator that is an attribute of the module)"
+        )
+
+
+def eager_reference(component: Component) -> Reference:
+    """Return eager in the run's dtype as its own reference: of a check without a float32 copy of the module."""
+    eager = learn(component)
+    repeat = played(component, component.call, eager.calls, seed=1)
+    return Reference(eager, eager, "run", repeat, component.kept.effects)
+
+
+@dataclass(frozen=True)
+class JudgedLeaf:
+    """A tensor or number of the output in a call: its error, and the largest accepted, as a whole and in a part."""
+
+    error: LeafError
+    tolerance: float
+    local_tolerance: float
+    as_eager: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within the tolerance, as a whole and in each part, or integers are those of eager."""
+        if self.error.exact:
+            return self.error.error <= self.tolerance or self.as_eager
+        return self.error.error <= self.tolerance and self.error.local <= self.local_tolerance
+
+    @property
+    def excess(self) -> tuple[bool, float]:
+        """Sorts leaves: failed before passed, then by the error in units of its tolerance."""
+        whole, local = _ratio(self.error.error, self.tolerance), _ratio(self.error.local, self.local_tolerance)
+        return not self.passed, max(whole, local)
+
+    def reason(self, reference: str) -> str:
+        """Return in one line what is wrong."""
+        error = self.error
+        if error.fault is not None:
+            return f"{error} {error.fault}"
+        if error.exact:
+            return (
+                f"{error.error:.2g} of the elements of {error} differ from the {reference} reference, allowed "
+                f"{self.tolerance:.2g}"
+            )
+        if error.error > self.tolerance:
+            return (
+                f"relative L2 error {error.error:.2g} of {error} against the {reference} reference, allowed "
+                f"{self.tolerance:.2g}"
+            )
+        return (
+            f"{error.place} of {error} is off by {error.local:.2g} of the RMS of the {reference} reference, allowed "
+            f"{self.local_tolerance:.2g} (as a whole {error.error:.2g}, allowed {self.tolerance:.2g})"
+        )
+
+
+def _ratio(error: float, tolerance: float) -> float:
+    return error / tolerance if tolerance else math.inf if error else 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a step is right. `leaves` are those of the worst call, the worst first; `numbers` of all calls."""
+
+    reason: str | None
+    leaves: tuple[JudgedLeaf, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    calls: int = 0  # that were judged
+    wrong_from: int | None = None  # the first wrong call, from 1
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.reason is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How outputs are judged: see the module's docstring.
+
+    `tolerance` is the recipe's own (of a quantised one), which takes the place of the rule; with `several` stages, some
+    of which have none, the larger of both holds. `excuse` says what else than a
+    mistake moves outputs, and `words` says so in one line.
+    """
+
+    factor: float = 2.0
+    floor: float = FLOOR
+    tolerance: float | None = None
+    several: bool = False
+    excuse: Moves = ()
+    words: str = ""
+
+
+class _Limits:
+    """The tolerances of each output in the calls so far."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._first: dict[Path, float] = {}  # eager's error in the first call
+        self._worst: dict[Path, tuple[float, float]] = {}  # eager's, in the calls so far
+        self._moved: dict[Path, tuple[float, float]] = {}
+        self.chaotic: set[Path] = set()
+
+    def see(self, eager: Sequence[LeafError], call: int) -> None:
+        """Take in eager's errors in a call, from 0."""
+        for each in eager:
+            self._first.setdefault(each.path, each.error)
+            self._worst[each.path] = _largest(self._worst.get(each.path), (each.error, each.local))
+            if not each.exact and self._rules.factor * each.error >= 1:
+                self.chaotic.add(each.path)
+        for path, moved in (self._rules.excuse[call] if call < len(self._rules.excuse) else {}).items():
+            self._moved[path] = _largest(self._moved.get(path), moved)
+
+    def excused(self, path: Path) -> float:
+        """Return how far an output may be off because something else moves it."""
+        return self._rules.factor * self._moved.get(path, (0.0, 0.0))[0]
+
+    def of(self, error: LeafError) -> tuple[float, float]:
+        """Return the largest error of an output, and of its worst part."""
+        rules, (eager, local) = self._rules, self._worst.get(error.path, (0.0, 0.0))
+        moved = self._moved.get(error.path, (0.0, 0.0))
+        if error.exact:
+            own = rules.tolerance or 0.0
+            return (own, math.inf) if own else (min(rules.factor * max(eager, moved[0]), MOST_DIFFERING), math.inf)
+        least, rounding = rules.factor * moved[0], error.rounding
+        part = max(rules.factor * max(local, moved[1]), LOCAL_FLOOR, LOCAL_ROUNDINGS * rounding)
+        whole = max(rules.factor * eager, least, rules.floor, ROUNDINGS * rounding)
+        if rules.tolerance is None:
+            return whole, part
+        first = self._first.get(error.path, 0.0)
+        own = rules.tolerance * (eager / first if first else 1.0)  # an error that state carries on grows with eager's
+        return max(own, whole if rules.several else least), max(part, LOCAL_OF_OWN * own)
+
+
+def _largest(one: tuple[float, float] | None, other: tuple[float, float]) -> tuple[float, float]:
+    return other if one is None else (max(one[0], other[0]), max(one[1], other[1]))
+
+
+def judge(
+    reference: Reference,
+    outputs: Iterable[Outputs],
+    state: Callable[[], Outputs | None],
+    rules: Rules,
+    dtype: torch.dtype,
+) -> Verdict:
+    """Compare a step's trajectory with the reference, call by call, and then the state that it leaves.
+
+    `outputs` yields that of each call and `state` returns the state after the last. Calls after a wrong one are not
+    made. Where eager's own error reaches 1 / factor in a later call, the calls before are judged.
+    """
+    limits, name, run_dtype = _Limits(rules), reference.name(dtype), str(dtype).removeprefix("torch.")
+    numbers: dict[str, float] = {}
+    worst: tuple[JudgedLeaf, ...] = ()
+    random_words = reference.nondeterminism(dtype)
+    if random_words is not None and reference.spread.fault is not None:
+        return Verdict(f"cannot tell: {random_words}")
+    expected = zip(reference.outputs.log, reference.eager.log, strict=False)
+    if reference.spread.error:
+        numbers["repeat_rel_l2"] = reference.spread.error
+    call = 0
+    for call, (output, (fp32, eager)) in enumerate(zip(outputs, expected, strict=False), 1):
+        found = _judged(output, fp32, eager, call, limits, rules, numbers, name, run_dtype)
+        if isinstance(found, str):
+            return Verdict(_from_call(call, found, reference.effects), worst, numbers, call, call)
+        if found and not found[0].passed:
+            reason = _from_call(call, _reason(found, name), reference.effects)
+            return Verdict(reason, tuple(found), numbers, call, call)
+        if found and (not worst or found[0].excess > worst[0].excess):
+            worst = tuple(found)
+        if limits.chaotic and rules.tolerance is None:
+            return Verdict(None, worst, numbers, call - 1)
+    sides = (reference.outputs, reference.eager)
+    if all(each.calls == call and each.state is not None for each in sides) and (after := state()) is not None:
+        fp32, eager = (each.state or {} for each in sides)
+        found = _judged(after, fp32, eager, call, limits, rules, numbers, name, run_dtype)
+        reason = found if isinstance(found, str) else _reason(found, name) if found and not found[0].passed else None
+        if reason is not None:
+            leaves = worst if isinstance(found, str) else tuple(found)
+            return Verdict(f"the state after {call} calls: {reason}", leaves, numbers, call, call)
+    return Verdict(None, worst, numbers, call)
+
+
+def _judged(
+    output: Outputs,
+    fp32: Outputs,
+    eager: Outputs,
+    call: int,
+    limits: _Limits,
+    rules: Rules,
+    numbers: dict[str, float],
+    name: str,
+    dtype: str,
+) -> list[JudgedLeaf] | str:
+    """Return the judged leaves of a call, the worst first, or in one line why they cannot be judged."""
+    if (fault := mismatch(eager, fp32, dtypes=False)) is not None:
+        return f"eager's own output in {dtype} has another structure than in float32: {fault}"
+    eager_errors = leaf_errors(eager, fp32)
+    broken = next((each for each in eager_errors if each.fault), None)
+    if broken is not None:
+        return f"eager's own output in {dtype} is not finite or not comparable: {broken} {broken.fault}"
+    limits.see(eager_errors, call - 1)
+    own = max((each.error for each in eager_errors if not each.exact), default=0.0)
+    numbers["eager_rel_l2"] = max(own, numbers.get("eager_rel_l2", 0.0))
+    if call == 1 and limits.chaotic and rules.tolerance is None:
+        if rules.words and any(limits.excused(path) >= 1 for path in limits.chaotic):
+            return f"cannot tell: {rules.words}"
+        reason = f"eager in {dtype} has itself an error of {own:.2g}, so that an output of zeros would pass"
+        return f"{reason}: use dtype=float32"
+    if (fault := mismatch(output, eager)) is not None:
+        return f"other outputs than eager's in {dtype}: {fault}"
+    judged = []
+    for each in leaf_errors(output, fp32):
+        if each.path in limits.chaotic and rules.tolerance is None:
+            continue
+        as_eager = each.exact and torch.equal(_numbers(output, each.path), _numbers(eager, each.path))
+        leaf = JudgedLeaf(each, *limits.of(each), as_eager)
+        if rules.words and limits.excused(each.path) >= 1 and each.error > max(rules.floor, rules.tolerance or 0.0):
+            return f"cannot tell: {rules.words}"
+        judged.append(leaf)
+    judged.sort(key=lambda leaf: leaf.excess, reverse=True)
+    floating = [leaf for leaf in judged if not leaf.error.exact]
+    for key, value in (
+        ("rel_l2", max((leaf.error.error for leaf in floating), default=None)),
+        ("tolerance", max((leaf.tolerance for leaf in floating), default=None)),
+        ("max_abs", max((leaf.error.max_abs for leaf in judged if leaf.error.path[0] == "output"), default=None)),
+    ):
+        if value is not None:
+            numbers[key] = max(value, numbers.get(key, 0.0))
+    return judged
+
+
+def _numbers(outputs: Outputs, path: Path) -> torch.Tensor:
+    numbers = outputs[path].numbers
+    assert numbers is not None
+    return numbers
+
+
+def _reason(judged: Sequence[JudgedLeaf], reference: str) -> str:
+    wrong = sum(not leaf.passed for leaf in judged)
+    return judged[0].reason(reference) + (f"; {wrong - 1} more outputs are wrong" if wrong > 1 else "")
+
+
+def _from_call(call: int, reason: str, effects: Effects) -> str:
+    """Return a reason with the call from which on it holds, and the effect that may explain it."""
+    if call == 1:
+        return reason
+    cause = effects.explanation()
+    return f"wrong from call {call} on: {reason}" + (f". {cause}" if cause else "")
+
+
+def check(
+    component: Component,
+    run: Callable[[], Any],
+    reference: Reference,
+    rules: Rules,
+    *,
+    compiled: bool = False,
+    around: Callable[[Callable[[], Any]], Any] | None = None,
+    on_output: Callable[[Outputs, Outputs], None] = lambda output, expected: None,
+) -> tuple[Verdict, Rules]:
+    """Play the trajectory with `run` and judge it; return the verdict and the rules that led to it.
+
+    A step that is found wrong is played again, with what else than a mistake may move its outputs: the random numbers
+    of the module, or rounding errors that it amplifies. `compiled` steps may draw random numbers of their own. `around`
+    makes the calls the first time. `on_output` is given each output and that of the reference.
+    """
+
+    def judged(rules: Rules, around: Callable[[Callable[[], Any]], Any] | None) -> Verdict:
+        outputs = _seen(play(component, run, reference.calls, around=around), reference.outputs.log, on_output)
+        return judge(reference, outputs, partial(state_of, component), rules, component.dtype)
+
+    verdict = judged(rules, around)
+    if verdict.passed or (excused := _excused(component, reference, rules, compiled)) is rules:
+        return verdict, rules
+    return judged(excused, None), excused
+
+
+def _seen(
+    outputs: Iterable[Outputs], expected: Iterable[Outputs], on_output: Callable[[Outputs, Outputs], None]
+) -> Iterator[Outputs]:
+    for output, other in zip(outputs, expected, strict=False):
+        on_output(output, other)
+        yield output
+
+
+#: Added to what is said of a random module whose variant is compiled.
+_OWN_NUMBERS = "; inductor draws its own random numbers, with compiler.options.fallback_random=true those of eager"
+_NO_ORDER = "two eager calls from the same inputs and state differ: sums have no fixed order"
+_AMPLIFIES = (
+    "rounding errors alone change eager's own output by relative L2 {:.2g} (many iterations, or random weights?): "
+    "compare fewer iterations, or load trained weights"
+)
+
+
+def _excused(component: Component, reference: Reference, rules: Rules, compiled: bool) -> Rules:
+    """Return the rules with what else than a mistake of the step may move the outputs."""
+    if reference.spread.error and reference.spread.fault is None:
+        words = reference.nondeterminism(component.dtype) or _NO_ORDER
+        return replace(rules, excuse=reference.spread_moves, words=f"{words}{_OWN_NUMBERS if compiled else ''}")
+    if (component.dtype != torch.float32 and reference.form != "run") or rules.tolerance is not None:
+        return rules
+    moved = rounding_moves(component)
+    most = max((whole for each in moved for whole, _ in each.values()), default=0.0)
+    return replace(rules, excuse=moved, words=_AMPLIFIES.format(most)) if most else rules
+
+
+def rounding_moves(component: Component) -> Moves:
+    """Return how far rounding errors move each output of the module, called eagerly; empty where it cannot be told.
+
+    The trajectory is played twice, once with a small error in the result of each operator.
+    """
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    rounding = _Rounding(component.device)
+
+    def run() -> Any:
+        with rounding:
+            return component.call()
+
+    with suppress(Exception), eager:
+        one, other = (play(component, each, component.place.calls) for each in (component.call, run))
+        first = list(one)
+        found = moves(first, other)
+        return found if any(found) else []
+    return []
+
+
+#: Error of an operator, in roundings of its dtype: as far as sums of some thousand terms in two orders may differ.
+_ROUNDINGS = {torch.float32: 8, torch.float64: 8, torch.bfloat16: 1, torch.float16: 1}
+
+
+class _Rounding(TorchDispatchMode):
+    """Makes the floating-point results of operators a little larger or smaller, at random."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._generator = torch.Generator(device).manual_seed(0)  # the global one's numbers are the module's
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(func, torch._ops.OpOverload):
+            return map_tensors(self._rounded, result)
+        is_view = any(each.alias_info is not None for each in func._schema.returns)
+        return result if is_view else map_tensors(self._rounded, result)
+
+    def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+        roundings = _ROUNDINGS.get(tensor.dtype)
+        if roundings is None or tensor.layout != torch.strided or tensor.is_nested:
+            return tensor
+        share = torch.rand(tensor.shape, generator=self._generator, device=tensor.device, dtype=torch.float32)
+        return (tensor * (1 + (2 * share - 1) * roundings * torch.finfo(tensor.dtype).eps)).to(tensor.dtype)
