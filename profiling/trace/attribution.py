@@ -280,9 +280,11 @@ def _in_order_of_launch(work: Sequence[GpuWork], launches: Mapping[int | None, H
     Groups of several are branches of a replay without ids of nodes: what is not on the most used stream, or overlaps.
     """
     began = {item: item.begin if (call := launches.get(item.correlation)) is None else call.begin for item in work}
-    if all(item.node for item in work) or len({item.correlation for item in work}) == len(work):
+    streams = Counter(item.stream for item in work)
+    launched_alone = len({item.correlation for item in work}) == len(work)
+    if launched_alone or len(streams) == 1 or all(item.node for item in work):
         return [[item] for item in sorted(work, key=lambda item: (began[item], item.node or 0))]
-    main_stream = Counter(item.stream for item in work).most_common(1)[0][0]
+    main_stream = streams.most_common(1)[0][0]
     groups: list[list[GpuWork]] = []
     reached = -inf
     for item in work:

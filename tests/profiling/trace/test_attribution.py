@@ -188,6 +188,13 @@ def test_branches_of_a_replay_that_run_side_by_side_are_not_mixed_up():
     assert modules_by_begin(replay_of(*in_turn), reference) == ["a", "b", "b", ""]
 
 
+def test_kernels_of_one_stream_are_in_order_although_they_overlap():
+    """Programmatic dependent launch begins a kernel before the one ahead of it has ended."""
+    overlapping = [("norm", 0, 3, 7), ("norm", 1, 5, 7), ("product", 4, 6, 7), ("sum", 5, 7, 7)]
+    reference = [known("norm", "a"), known("norm", "b"), known("product", "b"), known("sum", "")]
+    assert modules_by_begin(replay_of(*overlapping), reference) == ["a", "b", "b", ""]
+
+
 def test_ids_of_nodes_tell_the_order_of_branches():
     captured = [("norm", 1, 2, 8), ("product", 3, 4, 8), ("norm", 0, 9, 7), ("sum", 10, 11, 7)]
     reference = [known("norm", "b"), known("product", "b"), known("norm", "a"), known("sum", "")]
