@@ -14,7 +14,6 @@ from profiling.trace.attribution import (
     KernelAttribution,
     attributed_by_reference,
     class_by_name,
-    merged,
     with_eager_modules,
 )
 from profiling.trace.events import GpuWork, HostCall, Operator, Timeline, launches_by_correlation, traced_calls
@@ -68,7 +67,7 @@ def analyze_trace(
     def mean_ms(name: str) -> float:
         return sum(getattr(each, name) for each in gpu_times) / 1e3 / len(calls) / parts
 
-    attributions = _attributions(traces)
+    attributions, modules_from = _attributions(traces)
     kernels = kernels_by_name(attributions, parts)
     waits, copies = waits_and_copies(traces.main, traces.lines, root, parts)
     modules, unattributed_ms = module_times(
@@ -92,7 +91,7 @@ def analyze_trace(
         copies=copies,
         modules=modules,
         unattributed_ms=unattributed_ms,
-        modules_from=traces.modules_from,
+        modules_from=modules_from,
         lines_from=traces.lines_from,
     )
 
@@ -247,19 +246,31 @@ def _busy(work: Sequence[GpuWork]) -> float:
     return busy
 
 
-def _attributions(traces: Traces) -> list[tuple[KernelAttribution, ...]]:
-    """Return the attribution of each traced call's work, from the main trace and the traces of the further passes."""
-    costs = OperatorCosts()
+def _attributions(traces: Traces) -> tuple[list[tuple[KernelAttribution, ...]], str]:
+    """Return the attribution of each traced call's work by all traces, and what the source of submodules is."""
+    costs, launches, calls = OperatorCosts(), launches_by_correlation(traces.main), traced_calls(traces.main)
     own = Attributor(traces.main, costs)
     reference = _last_call(traces.reference, costs)
     if traces.eager is not None:
         reference = with_eager_modules(reference, _last_call(traces.eager, costs))
-    return [merged(attributed_by_reference(call.work, reference), own.of(call)) for call in traced_calls(traces.main)]
+    found = [attributed_by_reference(own.of(call), launches, reference) for call in calls]
+    other = sum(unmatched for _, unmatched in found) / len(calls)
+    note = f"; {other:.0f} kernels of a call run in another order than there, so they belong to none" if other else ""
+    return [attributions for attributions, _ in found], traces.modules_from + note
 
 
 def _last_call(trace: Timeline | None, costs: OperatorCosts) -> tuple[KernelAttribution, ...]:
+    """Return the attribution of the last traced call's work, in the order of its launches."""
     calls = () if trace is None else traced_calls(trace)
-    return Attributor(trace, costs).of(calls[-1]) if trace is not None and calls else ()
+    if trace is None or not calls:
+        return ()
+    launches = launches_by_correlation(trace)
+
+    def launched(item: KernelAttribution) -> float:
+        call = launches.get(item.work.correlation)
+        return item.work.begin if call is None else call.begin
+
+    return tuple(sorted(Attributor(trace, costs).of(calls[-1]), key=launched))
 
 
 def kernels_by_name(calls: Sequence[Sequence[KernelAttribution]], parts: int = 1) -> tuple[Kernel, ...]:

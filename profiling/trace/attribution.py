@@ -1,9 +1,9 @@
 """Attribution of GPU work to operators and submodules, also where a CUDA graph or a compiler hides both.
 
-A trace of eager code links each kernel to the operator and the submodule that launched it (`Attributor`). The trace of
-a CUDA-graph replay has no such links, so its kernels are aligned by name with a reference trace of the same step before
-its capture (`attributed_by_reference`). Compiled code has no submodules either. A compiler keeps matrix products,
-convolutions, attention and custom operators, so these get their submodules from a trace of the eager module
+The profiler links each kernel to the operator that launched it, and by spans to a submodule (`Attributor`). A replayed
+CUDA graph has no such links: its kernels correspond, in the exact order of the capture, to a reference trace of the
+same step before it (`attributed_by_reference`). Compiled code has no submodules. A compiler keeps matrix products,
+convolutions, attention and custom operators, so these get their submodules from a trace of the eager module, in order
 (`with_eager_modules`).
 """
 
@@ -13,11 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import inf
 from typing import Any
-
-import numpy
 
 from profiling.trace.events import (
     MODULE,
@@ -205,133 +203,97 @@ def _is_backward(operator: Operator) -> bool:
     return bool(operator.arguments.get("Fwd thread id")) and _sequence(operator) is not None
 
 
-#: Score of a pair of equal names, and penalty of a name without a partner. A pair of different names scores 0, so that
-#: among equal layers the third is aligned with the third even if another layer has an extra kernel.
-_EQUAL, _UNPAIRED = 2, 1
-#: Largest score table, in entries of 4 bytes; above it nothing is aligned.
-_MOST_CELLS = 50_000_000
-
-
-@lru_cache(maxsize=16)  # calls of a trace are mostly equal
-def aligned(names: tuple[str, ...], known: tuple[str, ...]) -> tuple[int | None, ...]:
-    """Return for each of `names` the index in `known` of its counterpart, an equal name; None without one.
-
-    Indices ascend. Where `known` occurs in `names` as a whole, that occurrence is the alignment, else the one of the
-    highest score.
-    """
-    for begin in range(len(names) - len(known) + 1):
-        if names[begin : begin + len(known)] == known:
-            return (*(None,) * begin, *range(len(known)), *(None,) * (len(names) - begin - len(known)))
-    if len(names) * len(known) > _MOST_CELLS:
-        return (None,) * len(names)
-    return _traced_back(names, known, _scores(names, known))
-
-
-def _scores(names: tuple[str, ...], known: tuple[str, ...]) -> numpy.ndarray:
-    """Return the best score of each prefix of `names` (rows) against each prefix of `known` (columns)."""
-    ids = {name: number for number, name in enumerate(dict.fromkeys((*names, *known)))}
-    columns = numpy.array([ids[name] for name in known])
-    steps = _UNPAIRED * numpy.arange(len(known) + 1, dtype=numpy.int32)
-    table = numpy.empty((len(names) + 1, len(known) + 1), dtype=numpy.int32)
-    table[0] = -steps
-    for row, name in enumerate(names, 1):
-        best = table[row - 1] - _UNPAIRED
-        best[1:] = numpy.maximum(best[1:], table[row - 1, :-1] + _EQUAL * (columns == ids[name]))
-        table[row] = numpy.maximum.accumulate(best + steps) - steps  # any number of unpaired names before a column
-    return table
-
-
-def _traced_back(names: tuple[str, ...], known: tuple[str, ...], table: numpy.ndarray) -> tuple[int | None, ...]:
-    indices: list[int | None] = [None] * len(names)
-    row, column = len(names), len(known)
-    while row and column:
-        equal = names[row - 1] == known[column - 1]
-        if table[row, column] == table[row - 1, column - 1] + _EQUAL * equal:
-            row, column = row - 1, column - 1
-            indices[row] = column if equal else None
-        elif table[row, column] == table[row - 1, column] - _UNPAIRED:
-            row -= 1
-        else:
-            column -= 1
-    return tuple(indices)
-
-
 #: Clock resolution of the trace in microseconds: kernels of one stream may seem to overlap by less than this.
 _CLOCK_US = 0.1
 
 
+def in_exact_order(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
+    """Return for each of `names` the index of its counterpart in `known`; None where the order leaves it open.
+
+    Equal sequences correspond one to one. Of others only the beginning and the end that both have in common do, without
+    what could belong to either.
+    """
+    shorter = min(len(names), len(known))
+    pairs = zip(names, known, strict=False)
+    begin = next((place for place, (name, other) in enumerate(pairs) if name != other), shorter)
+    if begin == len(names) == len(known):
+        return list(range(begin))
+    pairs = zip(reversed(names), reversed(known), strict=False)
+    end = next((place for place, (name, other) in enumerate(pairs) if name != other), shorter)
+    begin, end = min(begin, shorter - end), min(end, shorter - begin)
+    middle = [None] * (len(names) - begin - end)
+    return [*range(begin), *middle, *range(len(known) - end, len(known))]
+
+
 def attributed_by_reference(
-    work: Sequence[GpuWork], reference: Sequence[KernelAttribution]
-) -> list[KernelAttribution | None]:
-    """Return the attribution of a replay's `work` from `reference`, the same step launched kernel by kernel.
+    own: Sequence[KernelAttribution],
+    launches: Mapping[int | None, HostCall],
+    reference: Sequence[KernelAttribution],
+) -> tuple[tuple[KernelAttribution, ...], int]:
+    """Return (`own`, completed from `reference`, the number of kernels that have no counterpart there).
 
-    Replay and reference are aligned by kernel names in order. Work without a counterpart (copies around a replay,
-    kernels that only one of the two runs) has None. On branches of a graph work overlaps, and its order is arbitrary:
-    a kernel there is attributed only if its name belongs to a single operator among all work between the nearest
-    kernels that ran alone.
+    `own` is the work of a call by its own trace, `reference` the same step launched kernel by kernel, in the order of
+    its launches. What a CUDA graph replays corresponds to the reference in exact order, what the host launches around
+    a replay to nothing; without a replay all of the work corresponds. Ids of a graph's nodes give the order of the
+    capture. Without ids, branches that run side by side begin in any order: work there is attributed by its name, if
+    all of that name in the reference's part has one attribution. Work keeps the operator that its own trace knows.
     """
-    indices = aligned(tuple(item.name for item in work), tuple(item.work.name for item in reference))
-    alone, reference_alone = _runs_alone(work), _runs_alone([item.work for item in reference])
-    trusted = [
-        is_alone and index is not None and reference_alone[index]
-        for index, is_alone in zip(indices, alone, strict=True)
-    ]
-    bounds = [-1, *(index for index, sure in zip(indices, trusted, strict=True) if index is not None and sure)]
-    bounds.append(len(reference))
-    passed = list(accumulate(map(int, trusted)))  # how many bounds precede each piece of work
-    unsure = zip(passed, work, trusted, strict=True)
-    overlapping = Counter((bound, item.name) for bound, item, sure in unsure if not sure)
-    attributions: list[KernelAttribution | None] = []
-    for item, index, sure, is_alone, bound in zip(work, indices, trusted, alone, passed, strict=True):
-        attribution = reference[bounds[bound]] if sure else None
-        if not sure and not (is_alone and index is None):
-            between = reference[bounds[bound] + 1 : bounds[bound + 1]]
-            attribution = _only_one_named(item.name, between, overlapping[bound, item.name])
-        attributions.append(None if attribution is None else replace(attribution, work=item))
-    return attributions
+    replayed = [item.work for item in own if "GraphLaunch" in getattr(launches.get(item.work.correlation), "name", "")]
+    groups = _in_order_of_launch(replayed or [item.work for item in own], launches)
+    work, known = [item for group in groups for item in group], list(reference)
+    bounds, same_length = list(pairwise(accumulate(map(len, groups), initial=0))), len(work) == len(known)
+    if same_length:  # a group and its part of the reference have the same names, in any order
+        for begin, end in bounds:
+            work[begin:end] = sorted(work[begin:end], key=_name)
+            known[begin:end] = sorted(known[begin:end], key=lambda item: _name(item.work))
+    names = [_name(item.work) for item in known]
+    indices = in_exact_order([_name(item) for item in work], names)
+    found: dict[GpuWork, KernelAttribution] = {}
+    for begin, end in bounds:
+        for item, index in zip(work[begin:end], indices[begin:end], strict=True):
+            alike = [] if index is None else [known[index]]
+            if alike and end - begin > 1:
+                alike = [
+                    each for each, name in zip(known[begin:end], names[begin:end], strict=True) if name == _name(item)
+                ]
+            known_as = {(each.module, each.operator, each.bytes, each.flops) for each in alike}
+            if len(known_as) == 1 and (same_length or end - begin == 1):
+                found[item] = alike[0]
+    completed = [_completed(item, found.get(item.work)) for item in own]
+    return tuple(completed), len(work) - len(found) if known else 0
 
 
-def _runs_alone(work: Sequence[GpuWork]) -> list[bool]:
-    """Return for each piece of work, sorted by begin, whether it is on the most used stream and nothing overlaps it."""
-    main_stream = Counter(item.stream for item in work).most_common(1)[0][0] if work else None
-    alone = [item.stream == main_stream for item in work]
-    last = 0  # index of the earlier piece that ends last
-    for index, item in enumerate(work[1:], 1):
-        if item.begin < work[last].end - _CLOCK_US:
-            alone[index] = alone[last] = False
-        if item.end > work[last].end:
-            last = index
-    return alone
+def _completed(own: KernelAttribution, counterpart: KernelAttribution | None) -> KernelAttribution:
+    if counterpart is None:
+        return own
+    return replace(own, module=counterpart.module) if own.operator is not None else replace(counterpart, work=own.work)
 
 
-def _only_one_named(name: str, reference: Sequence[KernelAttribution], count: int) -> KernelAttribution | None:
-    """Return the attribution of all kernels named `name`, if they belong to one submodule and operators of one size.
+def _name(work: GpuWork) -> str:
+    """Return what a kernel, copy or fill is called; a replay may fill memory by a kernel of its own (`memset32`)."""
+    return "fill" if work.kind == "gpu_memset" or work.name.startswith("memset") else work.name
 
-    If the reference has another number of them than `count`, the number in the replay, the work was split in another
-    way; bytes and FLOPs of a kernel are then unknown.
+
+def _in_order_of_launch(work: Sequence[GpuWork], launches: Mapping[int | None, HostCall]) -> list[list[GpuWork]]:
+    """Return the work in the order of its launch, in groups inside which the trace does not tell the order.
+
+    Groups of several are branches of a replay without ids of nodes: what is not on the most used stream, or overlaps.
     """
-    named = [item for item in reference if item.work.name == name]
-    if len({(item.module, item.operator, item.bytes, item.flops) for item in named}) != 1:
-        return None
-    return named[0] if len(named) == count else replace(named[0], bytes=None, flops=None, operator_flops=None)
-
-
-def merged(
-    by_reference: Sequence[KernelAttribution | None], own: Sequence[KernelAttribution]
-) -> tuple[KernelAttribution, ...]:
-    """Return for each piece of work its attribution by reference where there is one, else the one by its own trace.
-
-    Work that an operator of its own trace launched keeps that operator, and takes the submodule from the reference.
-    """
-    result = []
-    for counterpart, mine in zip(by_reference, own, strict=True):
-        if counterpart is None:
-            result.append(mine)
-        elif mine.operator is not None:
-            result.append(replace(mine, module=counterpart.module))
+    began = {item: item.begin if (call := launches.get(item.correlation)) is None else call.begin for item in work}
+    streams = Counter(item.stream for item in work)
+    launched_alone = len({item.correlation for item in work}) == len(work)
+    if launched_alone or len(streams) == 1 or all(item.node for item in work):
+        return [[item] for item in sorted(work, key=lambda item: (began[item], item.node or 0))]
+    main_stream = streams.most_common(1)[0][0]
+    groups: list[list[GpuWork]] = []
+    reached = -inf
+    for item in work:
+        if groups and (item.stream != main_stream or item.begin < reached - _CLOCK_US):
+            groups[-1].append(item)
         else:
-            result.append(counterpart)
-    return tuple(result)
+            groups.append([item])
+        reached = max(reached, item.end)
+    return groups
 
 
 def with_eager_modules(

@@ -21,10 +21,8 @@ CUDA_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 TRANSFERS = re.compile(r"Memcpy (HtoD|DtoH)")
 #: Calls in which the host waits for the GPU.
 WAITS = re.compile(r"(cuda|cu)(Stream|Event|Device|Ctx)Synchronize|cudaFree(Host)?$|(cuda|cu)Memcpy$")
-#: Prefixes of the spans around a submodule and around a line of code; only `TracePasses` opens such spans.
+#: Prefixes of the spans around a submodule and around what a line of code calls; only `TracePasses` opens such spans.
 MODULE, LINE = "module: ", "line: "
-#: Span of inductor around a compiled graph; no line of the user's code runs inside it.
-_GRAPH = "## Call CompiledFxGraph"
 _TRACED_CALL = re.compile(r"[^/]+/[^/]+/trace/\d+")
 
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -88,7 +86,8 @@ class GpuWork:
     `kind` is its category in the trace. `correlation` is the id that it shares with the CUDA call that launched it; all
     nodes of a replayed graph have the same one. `operator` is the id of the innermost operator at its launch, `bytes`
     the size of a copy or fill, `grid` the thread blocks and `block` the threads of a block along x, y and z,
-    `occupancy` CUPTI's estimate (0 to 1).
+    `occupancy` CUPTI's estimate (0 to 1). `node` is the id of a replayed graph's node, which rises in the order of the
+    capture; torch 2.11 does not record it.
     """
 
     name: str
@@ -102,6 +101,7 @@ class GpuWork:
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
     occupancy: float | None = None
+    node: int | None = None
 
     @property
     def length(self) -> float:
@@ -116,10 +116,7 @@ class GpuWork:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of a trace, each kind sorted by begin; `calls` are the spans of the traced calls.
-
-    `lines` also holds the calls of compiled graphs, in which no line of code runs.
-    """
+    """The events of a trace, each kind sorted by begin; `calls` are the spans of the traced calls."""
 
     calls: tuple[Span, ...]
     work: tuple[GpuWork, ...]
@@ -152,7 +149,8 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
                 _integer(arguments.get(key)) for key in ("correlation", "External id", "bytes")
             )
             filled = sizes_of(arguments, "grid"), sizes_of(arguments, "block"), occupancy_of(arguments)
-            work.append(GpuWork(name, str(category), begin, end, correlation, operator, size, stream, *filled))
+            node = _integer(arguments.get("graph node id")) or None  # 0 outside of a graph
+            work.append(GpuWork(name, str(category), begin, end, correlation, operator, size, stream, *filled, node))
         elif category in CUDA_CALLS:
             host.append(HostCall(*_span(event), _integer(arguments.get("correlation"))))
         elif category == "cpu_op":
@@ -167,7 +165,7 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
         host=tuple(sorted(host, key=by_begin)),
         operators=tuple(sorted(operators, key=lambda operator: (operator.begin, -operator.end))),
         modules=tuple(span for span in spans if span.name.startswith(MODULE)),
-        lines=tuple(span for span in spans if span.name.startswith((LINE, _GRAPH))),
+        lines=tuple(span for span in spans if span.name.startswith(LINE)),
     )
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from profiling.components.user_code import code_at, is_user_code, short_path
 from profiling.results.record import HostWait
-from profiling.trace.attribution import aligned
+from profiling.trace.attribution import in_exact_order
 from profiling.trace.events import (
     LINE,
     TRANSFERS,
@@ -26,59 +27,45 @@ from profiling.trace.events import (
     launches_by_correlation,
     traced_calls,
 )
+from profiling.trace.modules import OperatorSpans
 
 _DIRECTION = re.compile(r"Memcpy \w+ \((\w+) -> (\w+)\)")
 
 
+#: Calls that wait without an operator; the first is missing without CUDA.
+_WAITING = ((torch._C, "_cuda_synchronize"), (torch.cuda.Stream, "synchronize"), (torch.cuda.Event, "synchronize"))
+
+
 @contextmanager
 def line_spans() -> Iterator[None]:
-    """Open a span `line: FILE:NUMBER` around each line of user code that this thread runs in the block.
+    """Open a span `line: FILE:NUMBER` around each operator and each explicit wait of this thread in the block.
 
-    Python allows one tracing function a thread: a debugger's is restored at the end.
+    The line is the innermost one of user code; there is none in a compiled graph, nor where the harness calls.
     """
-    tracer, before = _LineTracer(), sys.gettrace()
-    sys.settrace(_never_compiled(tracer.on_call))
-    try:
+    with ExitStack() as stack:
+        for owner, name in _WAITING:
+            if hasattr(owner, name):
+                stack.enter_context(patch.object(owner, name, _with_line(getattr(owner, name))))
+        stack.enter_context(OperatorSpans(lambda _: _running_line()))
         yield
-    finally:
-        sys.settrace(before)
-        tracer.close()
 
 
-class _LineTracer:
-    """Tracing functions for `sys.settrace`, and the spans that they have opened."""
+def _with_line(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.profiler.record_function(_running_line()):
+            return function(*args, **kwargs)
 
-    def __init__(self) -> None:
-        self._on_line_of_user = _never_compiled(self._on_line)
-        self._open: list[tuple[FrameType, Any]] = []
-        self._is_user: dict[str, bool] = {}
-
-    def on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Return the tracing function for the lines of a frame; None if its code is not the user's."""
-        file = frame.f_code.co_filename
-        if file not in self._is_user:
-            self._is_user[file] = is_user_code(file)
-        return self._on_line_of_user if self._is_user[file] else None
-
-    def close(self) -> None:
-        """Close the spans that an exception left open."""
-        while self._open:
-            self._open.pop()[1].__exit__(None, None, None)
-
-    def _on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event in ("line", "return"):
-            while any(each is frame for each, _ in self._open):  # with the spans of callees that raised
-                self._open.pop()[1].__exit__(None, None, None)
-        if event == "line":
-            span = torch.profiler.record_function(f"{LINE}{frame.f_code.co_filename}:{frame.f_lineno}")
-            span.__enter__()
-            self._open.append((frame, span))
-        return self._on_line_of_user
+    return call
 
 
-def _never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` disabled for Dynamo, which would compile it where it interrupts compiled code."""
-    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+def _running_line() -> str:
+    frame = sys._getframe(1)
+    while frame is not None and "_inductor" not in frame.f_code.co_filename:
+        if is_user_code(frame.f_code.co_filename):
+            return f"{LINE}{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return LINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +89,8 @@ def waits_and_copies(
 ) -> tuple[tuple[HostWait, ...], tuple[HostWait, ...]]:
     """Return waits and copies by line, the longest first; times are those of `main`, per call or per part of a call.
 
-    Lines come from `lined`, a trace of the same step with a span for each line of code, whose waits and copies are
-    matched in order. Files under `root` are named relative to it. A wait or copy that no user code caused has no line.
+    Lines come from `lined`, a trace of the same step with spans by line, whose waits and copies come in the same order.
+    Files under `root` are named relative to it. A wait or copy that no user code caused has no line.
     """
     calls = traced_calls(main)
     lined_calls = () if lined is None else traced_calls(lined)[-1:]
@@ -114,7 +101,7 @@ def waits_and_copies(
         items = []
         for call in calls:
             waits = select(call, main)
-            indices = aligned(tuple(each.what for each in waits), tuple(each.what for each in known))
+            indices = in_exact_order([each.what for each in waits], [each.what for each in known])
             items += [(wait, None if at is None else lines[at]) for wait, at in zip(waits, indices, strict=True)]
         results.append(_by_line(items, len(calls) * parts, root))
     return results[0], results[1]
@@ -149,13 +136,19 @@ def _direction(name: str) -> str:
 
 
 def _lines(waits: Sequence[Wait], lined: Timeline) -> list[str | None]:
-    """Return the FILE:NUMBER of each wait or copy; None where no line of user code caused it."""
+    """Return the FILE:NUMBER of each wait or copy; None where no line of user code caused it.
+
+    `torch.tensor` and an index that is a list copy before the operator that a dispatch mode sees: what an operator does
+    outside of every span belongs to the next one.
+    """
     order = sorted(range(len(waits)), key=lambda index: waits[index].begin)
-    spans = innermost(lined.lines, [(waits[index].begin, waits[index].row) for index in order])
+    moments = [(waits[index].begin, waits[index].row) for index in order]
     lines: list[str | None] = [None] * len(waits)
-    for index, span in zip(order, spans, strict=True):
-        if span is not None and span.name.startswith(LINE):  # not a compiled graph's span
-            lines[index] = span.name.removeprefix(LINE)
+    spans, operators = innermost(lined.lines, moments), innermost(lined.operators, moments)
+    for index, (begin, row), span, operator in zip(order, moments, spans, operators, strict=True):
+        if span is None and operator is not None:
+            span = next((each for each in lined.lines if each.row == row and each.begin > begin), None)
+        lines[index] = None if span is None else span.name.removeprefix(LINE) or None
     return lines
 
 

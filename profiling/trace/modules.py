@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -27,80 +27,62 @@ def module_spans(module: nn.Module, *, borrowed: bool = True) -> Iterator[None]:
     are removed at the end; a compiled module would ignore them or be recompiled. A module that is registered at several
     paths has the first one. Scripted modules have no hooks, so they have no spans.
     """
-    handles: list[Any] = []
-    spans = _OpenSpans()
-    try:
-        for path, part in module.named_modules():
-            if not isinstance(part, torch.jit.ScriptModule):
-                handles.append(part.register_forward_pre_hook(partial(spans.open, path)))
-                handles.append(part.register_forward_hook(spans.close, always_call=True))
-        with _BorrowedWeights(module, spans) if borrowed else nullcontext():
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    running: list[tuple[nn.Module, str, Any]] = []  # open spans, outermost first
 
+    def open_span(path: str, part: nn.Module, *_: Any) -> None:
+        running.append((part, path, torch.profiler.record_function(f"{MODULE}{path}").__enter__()))
 
-class _OpenSpans:
-    """The open spans with their modules, outermost first."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[nn.Module, str, Any]] = []
-
-    def open(self, path: str, part: nn.Module, *_: Any) -> None:
-        """Open the span of a forward."""
-        span: Any = torch.profiler.record_function(f"{MODULE}{path}")
-        span.__enter__()
-        self._open.append((part, path, span))
-
-    def close(self, part: nn.Module, *_: Any) -> None:
-        """Close the span of a forward; none is open where an earlier hook raised."""
-        if not any(each is part for each, _, _ in self._open):
-            return
-        ended = None
+    def close_span(part: nn.Module, *_: Any) -> None:
+        ended = None if any(each is part for each, _, _ in running) else part  # none is open where a hook raised
         while ended is not part:
-            ended, _path, span = self._open.pop()
+            ended, _path, span = running.pop()
             span.__exit__(None, None, None)
 
-    def paths(self) -> set[str]:
-        """Return the paths of the open spans."""
-        return {path for _, path, _ in self._open}
+    with ExitStack() as stack:
+        for path, part in module.named_modules():
+            if not isinstance(part, torch.jit.ScriptModule):
+                stack.callback(part.register_forward_pre_hook(partial(open_span, path)).remove)
+                stack.callback(part.register_forward_hook(close_span, always_call=True).remove)
+        if borrowed:
+            held = _owners(module.named_parameters), _owners(module.named_buffers)
+            stack.enter_context(OperatorSpans(lambda given: _lender(given, held, {path for _, path, _ in running})))
+        yield
 
 
-class _BorrowedWeights(TorchDispatchMode):
-    """Opens a submodule's span around an operator that uses its weights, or else its buffers, outside of its forward.
-
-    Where these belong to several submodules, the span is that of their common parent.
-    """
+class OperatorSpans(TorchDispatchMode):
+    """Opens a span around each operator for whose arguments `name_of` returns the span's name."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, module: nn.Module, spans: _OpenSpans) -> None:
+    def __init__(self, name_of: Callable[[Any], str | None]) -> None:
         super().__init__()
-        self._spans = spans
-        self._weights, self._buffers = _owners(module.named_parameters), _owners(module.named_buffers)
+        self._name_of = name_of
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run; under other modes torch would call the eager code in its place."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, inside a span where it uses a submodule's tensors."""
-        path = self._owner(args, kwargs or {})
-        if path is None:
-            return func(*args, **(kwargs or {}))
-        with torch.profiler.record_function(f"{MODULE}{path}"):
+        """Run the operator, inside its span."""
+        name = self._name_of((args, kwargs))
+        with nullcontext() if name is None else torch.profiler.record_function(name):
             return func(*args, **(kwargs or {}))
 
-    def _owner(self, args: Any, kwargs: Any) -> str | None:
-        """Return the path of the submodule whose tensors are used; None if there is none, or while its forward runs."""
-        addresses = [tensor.data_ptr() for tensor in tensors_in((args, kwargs)) if _has_address(tensor)]
-        for owners in (self._weights, self._buffers):
-            used = [owners[address] for address in addresses if address in owners]
-            if used:
-                running = self._spans.paths()
-                if any(paths & running for paths in used):
-                    return None
-                levels = zip(*(min(paths).split(".") for paths in used), strict=False)
-                path = ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
-                return path if path and path not in running else None
+
+def _lender(given: Any, held: Sequence[Mapping[int, set[str]]], running: Collection[str]) -> str | None:
+    """Return the span's name of the submodule whose weights, or else buffers, an operator is given; None without one.
+
+    None, too, while a submodule that holds them is running. Where they belong to several submodules, their parent has
+    lent them. `held` are {address: paths of the submodules that hold it}.
+    """
+    addresses = [tensor.data_ptr() for tensor in tensors_in(given) if _has_address(tensor)]
+    used = next(filter(None, ([owners[each] for each in addresses if each in owners] for owners in held)), [])
+    if not used or any(paths & {*running} for paths in used):
         return None
+    levels = zip(*(min(paths).split(".") for paths in used), strict=False)
+    path = ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
+    return f"{MODULE}{path}" if path and path not in running else None
 
 
 def _owners(named: Any) -> dict[int, set[str]]:

@@ -17,6 +17,7 @@ from profiling.trace.events import CUDA_CALLS, GPU_WORK
 KEPT = (
     "correlation",
     "External id",
+    "graph node id",
     "bytes",
     "Input Dims",
     "Input Strides",

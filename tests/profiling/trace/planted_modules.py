@@ -45,6 +45,16 @@ class Waiting(Stack):
         return y * scale + away(y).to(y.device)  # planted: copy back
 
 
+class Constructing(Stack):
+    """Copies by a constructor, by an index, and waits explicitly: none of them is an operator of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.tensor([2.0], device=x.device)  # planted: constructor
+        rows = x[[0, 1]]  # planted: index
+        torch.cuda.synchronize()  # planted: explicit
+        return super().forward(rows * scale)
+
+
 class Borrowing(nn.Module):
     """Takes the weights of submodules that it does not call, beside one that it does."""
 

@@ -72,6 +72,12 @@ def test_a_replay_with_its_reference():
     assert next(kernel for kernel in plain.kernels if kernel.kind == "gemm").tflops is None
 
 
+def test_kernels_in_another_order_than_the_reference_are_counted():
+    found = analysis("net.graph", reference=stored("net.compile"))
+    assert found.unattributed_ms == pytest.approx(found.kernel_ms)
+    assert found.modules_from == "here; 42 kernels of a call run in another order than there, so they belong to none"
+
+
 def test_a_compiled_replay_with_both():
     found = analysis("net.compile_graph", reference=stored("net.compile"), eager=stored("net.eager_hooks"))
     attributed = next(module for module in found.modules if module.path == "").ms

@@ -1,27 +1,32 @@
 """Attribution of GPU work to submodules: by spans, through a replay, through a compiler, in a backward pass."""
 
-import itertools
 from collections import Counter
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import torch
 from hand_made_events import host, operator, span, work
 from planted_modules import Stack, component
-from stored_traces import attributions, calls_of
+from stored_traces import attributions, calls_of, stored
 
 from profiling.run.trace_passes import short_trace
 from profiling.trace.attribution import (
     Attributor,
     BackwardModules,
     KernelAttribution,
-    aligned,
     attributed_by_reference,
+    in_exact_order,
     with_eager_modules,
 )
-from profiling.trace.events import GpuWork, parents_of, read_events, timeline, traced_calls
+from profiling.trace.events import (
+    GpuWork,
+    launches_by_correlation,
+    parents_of,
+    read_events,
+    timeline,
+    traced_calls,
+)
 from profiling.trace.modules import module_spans
 from profiling.trace.operator_costs import OperatorCosts
 
@@ -102,102 +107,110 @@ def _of_1024_channels(item):
     return item.arguments["Input Dims"][0] == [1, 1024, 1, 5880]
 
 
+def completed(trace, reference, *, call=0):
+    """The attribution of a traced call by the reference, and how many kernels have no counterpart there."""
+    own = Attributor(trace, OperatorCosts()).of(traced_calls(trace)[call])
+    return attributed_by_reference(own, launches_by_correlation(trace), reference)
+
+
 def test_a_replay_takes_everything_from_the_step_before_its_capture():
     reference = attributions("net.eager_hooks")
-    for call in calls_of("net.graph"):
-        result = attributed_by_reference(call.work, reference)
-        assert None not in result
+    for place, call in enumerate(calls_of("net.graph")):
+        result, unmatched = completed(stored("net.graph"), reference, call=place)
+        assert unmatched == 0
         assert modules_of(result) == modules_of(reference)
         assert [item.work for item in result] == list(call.work)  # the times stay the replay's own
         assert [item.flops for item in result] == [item.flops for item in reference]
 
 
+@pytest.mark.parametrize("component", ["world_model", "image_decoder", "audio_decoder"])
+@pytest.mark.parametrize(("capture", "launched"), [("cuda_graph", "baseline"), ("compile_cuda_graph", "compile")])
+def test_recorded_replays_have_the_exact_order_of_their_capture(component, capture, launched):
+    """Traces of an H200; a graph of the audio decoder has branches on nine streams."""
+    trace, costs = committed(f"{component}.{launched}")
+    launches = launches_by_correlation(trace)
+    items = Attributor(trace, costs).of(traced_calls(trace)[-1])
+    reference = sorted(items, key=lambda item: launches[item.work.correlation].begin)
+    replay, _ = committed(f"{component}.{capture}")
+    result, unmatched = completed(replay, reference)
+    assert unmatched == 0
+    assert sum(item.flops or 0 for item in result) == sum(item.flops or 0 for item in reference)
+
+
 def test_copies_around_a_replay_have_no_counterpart():
-    reference = attributions("world_model_step.baseline")
-    call = calls_of("world_model_step.cuda_graph")[0]
-    result = attributed_by_reference(call.work, reference)
-    assert len(call.work) - len(reference) == 4
-    assert [place for place, item in enumerate(result) if item is None] == [0, 1, 349, 350]
+    reference = tuple(replace(item, module="") for item in attributions("world_model_step.baseline"))
+    result, unmatched = completed(stored("world_model_step.cuda_graph"), reference)
+    assert unmatched == 0
+    assert len(result) - len(reference) == 4
+    assert [place for place, item in enumerate(result) if item.module is None] == [0, 1, 349, 350]
 
 
-def test_a_kernel_that_only_the_replay_uses_is_not_attributed():
+def test_kernels_in_another_order_are_not_attributed():
     reference = attributions("net.eager_hooks")
-    other = [
-        replace(item, name="another") if place == 7 else item
-        for place, item in enumerate(calls_of("net.graph")[0].work)
-    ]
-    result = attributed_by_reference(other, reference)
-    assert [place for place, item in enumerate(result) if item is None] == [7]
-    assert [item.module for item in result if item] == [item.module for item in reference if item is not reference[7]]
+    other = list(reference)
+    other[7], other[9] = other[9], other[7]
+    result, unmatched = completed(stored("net.graph"), other)
+    assert [place for place, item in enumerate(result) if item.module is None] == [7, 8, 9]
+    assert unmatched == 3
+    assert [item.module for item in result[10:]] == [item.module for item in reference[10:]]
+
+
+def known(name, module, begin=0.0):
+    kernel = GpuWork(name, "kernel", begin, begin + 1, 0, 1, None)
+    return KernelAttribution(kernel, "gemm", "aten::mm", module, None, 8)
+
+
+def replay_of(*kernels, ids=False):
+    """A trace of one replay; kernels are (name, begin, end, stream), in the order of the capture."""
+    events = [span(0, 5, "c/v/trace/0"), host(1, 2, correlation=9, name="cudaGraphLaunch")]
+    for place, (name, begin, end, stream) in enumerate(kernels, 1):
+        event = work(begin, end, correlation=9, name=name, stream=stream)
+        event["args"] |= {"graph node id": place} if ids else {}
+        events.append(event)
+    return timeline(events)
+
+
+def modules_by_begin(trace, reference):
+    return [item.module for item in completed(trace, reference)[0]]
+
+
+BRANCHES = (("norm", 0, 9, 7), ("norm", 1, 2, 8), ("product", 3, 4, 8), ("sum", 10, 11, 7))
 
 
 def test_branches_of_a_replay_that_run_side_by_side_are_not_mixed_up():
     """The order in which they begin is chance: `norm` is in both branches, `product` in one, `sum` after both."""
-
-    def known(name, module, begin):
-        return KernelAttribution(
-            GpuWork(name, "kernel", begin, begin + 1, 0, 1, None), "gemm", "aten::mm", module, None, 8
-        )
-
-    reference = [known("norm", "a", 0), known("norm", "b", 1), known("product", "b", 2), known("sum", "", 3)]
-
-    def replayed(*stretches):
-        return [GpuWork(name, "kernel", begin, end, 9, None, None) for name, begin, end in stretches]
-
-    beside = replayed(("norm", 0, 200), ("norm", 1, 20), ("product", 21, 40), ("sum", 201, 202))
-    assert [item and item.module for item in attributed_by_reference(beside, reference)] == [None, None, "b", ""]
-    in_turn = replayed(("norm", 0, 20), ("norm", 20, 40), ("product", 40, 60), ("sum", 60, 61))
-    assert [item and item.module for item in attributed_by_reference(in_turn, reference)] == ["a", "b", "b", ""]
+    reference = [known("product", "b"), known("norm", "b"), known("norm", "a"), known("sum", "")]
+    assert modules_by_begin(replay_of(*BRANCHES), reference) == [None, None, "b", ""]
+    same = [known("product", "b"), known("norm", "b"), known("norm", "b"), known("sum", "")]
+    assert modules_by_begin(replay_of(*BRANCHES), same) == ["b", "b", "b", ""]
+    in_turn = [("norm", 0, 1, 7), ("norm", 1, 2, 7), ("product", 2, 3, 7), ("sum", 3, 4, 7)]
+    reference = [known("norm", "a"), known("norm", "b"), known("product", "b"), known("sum", "")]
+    assert modules_by_begin(replay_of(*in_turn), reference) == ["a", "b", "b", ""]
 
 
-def test_branches_are_attributed_between_kernels_that_run_alone():
-    """Two grouped convolutions, each on streams of its own between kernels of the trunk, as cuDNN captures them."""
-
-    def layer(module):
-        parts = ("norm", "scale", "slice", "product", "slice", "product", "sum")
-        inner = {"norm": f"{module}.norm", "scale": f"{module}.norm", "sum": module}
-        return [known(name, inner.get(name, f"{module}.conv")) for name in parts]
-
-    def known(name, module):
-        place = next(count)
-        return KernelAttribution(
-            GpuWork(name, "kernel", place, place + 1, 0, 1, None, 7), "conv", "aten::conv1d", module, 4, 8
-        )
-
-    def replayed(begin, names, beside=0.0):
-        spans = {
-            "norm": (7, 0, 1 + beside),
-            "scale": (7, 1 + beside, 2 + beside),
-            "slice": (20, 2, 6),
-            "slice'": (21, 2.5, 5),
-            "product'": (21, 5, 10),
-            "product": (20, 6, 9),
-            "sum": (7, 10 + beside, 11 + beside),
-        }
-        found = [(name.strip("'"), *spans[name]) for name in names]
-        return [GpuWork(n, "kernel", begin + a, begin + b, 9, None, None, stream) for n, stream, a, b in found]
-
-    count = itertools.count()
-    reference = [*layer("a"), *layer("b")]
-    whole = ("norm", "scale", "slice", "slice'", "product'", "product", "sum")
-    result = attributed_by_reference([*replayed(100, whole), *replayed(111, whole)], reference)
-    of_layers = [m for name in "ab" for m in (*2 * [f"{name}.norm"], *4 * [f"{name}.conv"], name)]
-    assert [item and item.module for item in result] == of_layers
-    # Where nothing runs alone between the two, nothing says whose the branches are.
-    merged = [*replayed(100, whole[:-1]), *replayed(104, whole[:2], beside=5), *replayed(108, whole[2:])]
-    result = attributed_by_reference(sorted(merged, key=attrgetter("begin")), reference)
-    assert {item and item.module for item in result if item is None or item.work.name in ("slice", "product")} == {None}
-    assert result[-1] is not None
-    assert result[-1].module == "b"
+def test_kernels_of_one_stream_are_in_order_although_they_overlap():
+    """Programmatic dependent launch begins a kernel before the one ahead of it has ended."""
+    overlapping = [("norm", 0, 3, 7), ("norm", 1, 5, 7), ("product", 4, 6, 7), ("sum", 5, 7, 7)]
+    reference = [known("norm", "a"), known("norm", "b"), known("product", "b"), known("sum", "")]
+    assert modules_by_begin(replay_of(*overlapping), reference) == ["a", "b", "b", ""]
 
 
-def test_work_that_a_replay_splits_otherwise_keeps_its_submodule_and_no_sizes():
-    reference = [
-        KernelAttribution(GpuWork("product", "kernel", 0, 9, 0, 1, None, 7), "gemm", "aten::mm", "a", 4, 1000, 1000)
-    ]
-    split = [GpuWork("product", "kernel", begin, begin + 3, 9, None, None, 7) for begin in (0, 1, 2)]
-    result = attributed_by_reference(split, reference)
-    assert [item and (item.module, item.bytes, item.flops) for item in result] == 3 * [("a", None, None)]
+def test_ids_of_nodes_tell_the_order_of_branches():
+    captured = [("norm", 1, 2, 8), ("product", 3, 4, 8), ("norm", 0, 9, 7), ("sum", 10, 11, 7)]
+    reference = [known("norm", "b"), known("product", "b"), known("norm", "a"), known("sum", "")]
+    assert modules_by_begin(replay_of(*captured, ids=True), reference) == ["a", "b", "b", ""]
+
+
+def test_a_fill_is_a_fill_although_a_replay_does_it_by_a_kernel():
+    fill = KernelAttribution(GpuWork("Memset (Device)", "gpu_memset", 0, 1, 0, 1, 4), "fill", "aten::zero_", "a", 4)
+    assert modules_by_begin(replay_of(("memset32", 0, 1, 7)), [fill]) == ["a"]
+
+
+def test_a_step_that_is_launched_again_takes_the_submodules_of_its_second_trace():
+    """Its own trace knows the operators; only the other has spans of submodules."""
+    found, unmatched = completed(stored("net.eager"), attributions("net.eager_hooks"))
+    assert unmatched == 0
+    assert modules_of(found) == modules_of(attributions("net.eager_hooks"))
 
 
 def test_operators_that_a_compiler_keeps_keep_their_submodule():
@@ -251,51 +264,23 @@ def test_custom_operators_are_anchors():
     assert [item.module for item in with_eager_modules(fused, eager)] == ["ring"]
 
 
-LAYER = tuple("abcdea")
-
-
-def pairs(names, known):
-    return {(place, other) for place, other in enumerate(aligned(tuple(names), tuple(known))) if other is not None}
-
-
-def test_equal_sequences():
-    assert aligned(LAYER, LAYER) == tuple(range(6))
-
-
-def test_names_before_and_after_have_no_counterpart():
-    assert aligned(("copy", *LAYER, "clone"), LAYER) == (None, *range(6), None)
-
-
-@pytest.mark.parametrize("layer", range(4))
-def test_a_layer_that_chose_another_kernel_does_not_shift_the_others(layer):
-    known = list(LAYER * 4)
-    names = ["copy", *known, "clone"]
-    names[1 + 6 * layer + 2] = "other"
-    expected = {(place + 1, place) for place in range(24)} - {(1 + 6 * layer + 2, 6 * layer + 2)}
-    assert pairs(names, known) == expected
-
-
-def test_a_kernel_more_in_every_layer():
-    split = (*LAYER[:3], "reduce", *LAYER[3:])
-    found = pairs(split * 4, LAYER * 4)
-    assert found == {(7 * n + place + (place > 2), 6 * n + place) for n in range(4) for place in range(6)}
-
-
-def test_places_rise():
-    places = [place for place in aligned((*LAYER * 3, "x", *LAYER), LAYER * 5) if place is not None]
-    assert len(places) == 24
-    assert places == sorted(set(places))
-
-
-def test_nothing_in_common():
-    assert aligned(tuple("xyz"), LAYER) == (None, None, None)
-    assert aligned((), LAYER) == ()
-    assert aligned(LAYER, ()) == (None,) * 6
-
-
-def test_too_much_to_align_is_left_alone():
-    names = tuple(f"k{number % 7}" for number in range(8000))
-    assert set(aligned(names, (*names[:-1], "x"))) == {None}
+@pytest.mark.parametrize(
+    ("names", "known", "expected"),
+    [
+        ("abc", "abc", [0, 1, 2]),
+        ("abxcd", "abycd", [0, 1, None, 3, 4]),
+        ("abxcd", "abcd", [0, 1, None, 2, 3]),
+        ("abcd", "abxxcd", [0, 1, 4, 5]),
+        ("xbcy", "abcd", [None, None, None, None]),
+        ("abab", "ababab", [None, None, None, None]),  # a layer less: any of the three may be missing
+        ("aa", "aaa", [None, None]),
+        ("caab", "caaab", [0, None, None, 4]),
+        ("", "ab", []),
+        ("ab", "", [None, None]),
+    ],
+)
+def test_only_what_the_order_decides_corresponds(names, known, expected):
+    assert in_exact_order(names, known) == expected
 
 
 def test_every_backward_node_belongs_to_its_forward_submodule():

@@ -1,7 +1,7 @@
 """Waits and copies, and the lines that made them."""
 
 import pytest
-from hand_made_events import copy, host, span, work
+from hand_made_events import copy, host, operator, span, work
 from stored_traces import stored
 
 from profiling.trace.events import timeline
@@ -65,12 +65,19 @@ def test_without_lines_waits_and_copies_are_listed(tmp_path):
         ]
 
 
-def test_what_a_compiled_graph_does_has_no_line(tmp_path):
-    graph = span(28, 45, "## Call CompiledFxGraph fabc ##")
-    around = [span(1, 95, "line: a.py:1"), graph, span(58, 75, "line: a.py:2")]
-    (wait,), (copied,) = waits_and_copies(events(), events(lines=around), tmp_path)
+def test_what_no_line_of_user_code_called_has_no_line(tmp_path):
+    spans = [span(28, 45, "line: "), span(58, 75, "line: a.py:2")]
+    (wait,), (copied,) = waits_and_copies(events(), events(lines=spans), tmp_path)
     assert wait.line is None
     assert copied.line == "a.py:2"
+
+
+def test_a_copy_of_a_constructor_belongs_to_the_operator_that_follows_it(tmp_path):
+    """`torch.tensor(..., device=...)` copies where no dispatch mode sees it, and then calls one operator."""
+    spans = [operator(58, 72, "aten::copy_", 1), span(76, 78, "line: a.py:3"), span(90, 95, "line: a.py:4")]
+    (wait,), (copied,) = waits_and_copies(events(), events(lines=spans), tmp_path)
+    assert wait.line is None, "it is no operator's"
+    assert copied.line == "a.py:3"
 
 
 def test_one_more_wait_in_one_trace_does_not_shift_the_lines_of_the_rest(tmp_path):
@@ -87,3 +94,21 @@ def test_one_more_wait_in_one_trace_does_not_shift_the_lines_of_the_rest(tmp_pat
     )
     (wait,), _ = waits_and_copies(events(), more, tmp_path)
     assert wait.line == "a.py:2"
+
+
+def test_where_the_waits_differ_in_between_none_of_those_has_a_line(tmp_path):
+    names = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize", "cudaStreamSynchronize")
+
+    def waiting(order):
+        calls = [host(10 * place + 20, 10 * place + 25, name=names[each]) for place, each in enumerate(order)]
+        lines = [span(10 * place + 19, 10 * place + 26, f"line: a.py:{place}") for place in range(len(order))]
+        return timeline(
+            [span(0, 100, "c/v/trace/0"), host(5, 6, correlation=1), work(10, 15, correlation=1), *calls, *lines]
+        )
+
+    rows, _ = waits_and_copies(waiting([0, 1, 2]), waiting([0, 2, 3, 1]), tmp_path)
+    assert {(row.what, row.line) for row in rows} == {
+        ("cudaStreamSynchronize", "a.py:0"),
+        ("cudaStreamSynchronize", None),
+        ("cudaEventSynchronize", None),
+    }

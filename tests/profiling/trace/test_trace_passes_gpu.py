@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_modules import Stack, Trained, Waiting, component, line_of
+from planted_modules import Constructing, Stack, Trained, Waiting, component, line_of
 
 from profiling.results.jsonl import read_records
 from profiling.run.trace_passes import TracePasses
@@ -80,6 +80,7 @@ def test_submodules_have_their_time(stack):
     assert ("blocks.0.norm" in rows) == (not compiled)
     if name == "baseline":
         assert found.unattributed_ms == 0
+    assert "another order" not in found.modules_from
     if name == "cuda_graph":  # the input's copy and the output's clone are the step's, not the network's
         assert found.unattributed_ms < 0.5 * found.kernel_ms
         assert rows["blocks.0"].count == rows["blocks.1"].count
@@ -105,6 +106,14 @@ def test_waits_and_copies_name_their_lines(tmp_path):
     assert away.code.startswith("return y.cpu()")
     back = [row for row in found.copies if row.what == "pageable host to device"]
     assert [row.line for row in back] == [f"{file}:{line_of('copy back')}"]
+
+
+def test_what_is_no_operator_of_its_own_names_its_line_too(tmp_path):
+    found, _ = analyzed(Constructing(width=256), "baseline", tmp_path)
+    copies = [row.line for row in found.copies if row.what == "pageable host to device"]
+    assert {f"planted_modules.py:{line_of(mark)}" for mark in ("constructor", "index")} <= {*copies}
+    explicit = next(row for row in found.waits if row.what == "cudaDeviceSynchronize")
+    assert explicit.line == f"planted_modules.py:{line_of('explicit')}"
 
 
 def test_waits_between_compiled_graphs_name_their_lines(tmp_path):
