@@ -226,8 +226,9 @@ class Observer:
         self._found: dict[str, dict[str, None]] = {
             name: {} for name in ("assigned", "written", "inputs", "parameters", "generators", "aliases")
         }
-        #: Ids of the tensors that calls wrote to, of those that are compared.
+        #: Ids of the tensors that calls wrote to, of those that are compared, and keys of holders whose content changed.
         self.changed: dict[int, None] = {}
+        self.touched: set[tuple[int, str]] = set()
         self.watch = Watch({storage_of(each): (path, each) for path, each in self.before.parameters.values()})
 
     @property
@@ -248,6 +249,10 @@ class Observer:
         """Compare with the call before."""
         before, now = self.before, Structure.of(self._roots)
         moved = self._compare_values(before, now)
+        for key, (_, content) in before.contents.items():
+            later = now.contents[key][1] if key in now.contents else {}
+            if content.keys() != later.keys() or any(not same(each, later[name]) for name, each in content.items()):
+                self.touched.add(key)
         for path, values in self._numbers.items():
             if path not in moved:
                 values.append(values[-1])

@@ -18,9 +18,6 @@ from profiling.components.effects import Effects, Observer
 from profiling.components.snapshot import MISSING, Kept, Snapshot, Structure
 from profiling.components.trees import dotted, form_of, keyed_leaves, keyed_tensors
 
-#: A copy of a tensor that calls leave unchanged is kept up to this size, since it costs nothing.
-_SMALL = 2**20
-
 
 class State:
     """The state of a module and of its inputs.
@@ -89,18 +86,21 @@ class State:
     def restore_cold(self) -> None:
         """Put back what was there before the warm calls; what they made, and later calls keep, stays allocated.
 
-        A tensor that the warm calls made and that calls write to begins with zeros.
+        A tensor that the warm calls made and that calls write to begins with zeros, and a generator with its seed.
         """
         assert self._start is not None
         assert self._cold is not None
         self.restore()
-        cold, assigned = self._cold.structure, {*self.effects.assigned}
+        cold, assigned, reached = self._cold.structure, {*self.effects.assigned}, Structure.of(self.roots).contents
         with torch.inference_mode():
             for key, kept in self._start.kept.tensors.items():
                 if key not in cold.tensors and any(kept.tensor is each for each in self.changed or ()):
                     kept.tensor.zero_()
+        for key, (_, generator) in self._start.structure.generators.items():
+            if key not in cold.generators and isinstance(generator, torch.Generator):
+                generator.manual_seed(generator.initial_seed())
         for key, (holder, content) in cold.contents.items():
-            if key not in self._start.structure.contents:
+            if key not in reached:
                 continue
             now = holder.read()
             made = {
@@ -123,14 +123,16 @@ class State:
         return Observer(self.roots, copies, inputs)
 
     def learn(self, observer: Observer, ignored: Collection[str] = ()) -> None:
-        """Take over what calls change; copies of what they leave alone are freed, but for small ones."""
+        """Take over what calls change: only that is put back from now on."""
         assert self._start is not None
         self.effects = observer.effects.without(ignored)
         self._parameters = observer.watch.kept
         kept = self._start.kept.tensors
         self.changed = tuple(observer.copies[key].tensor for key in observer.changed if key in observer.copies)
-        for key in [key for key, each in kept.items() if key not in observer.changed and each.bytes > _SMALL]:
+        for key in kept.keys() - observer.changed.keys():
             del kept[key]
+        contents = self._start.structure.contents
+        self._start.structure.contents = {key: entry for key, entry in contents.items() if key in observer.touched}
         late = {key for key in observer.changed if key not in kept} - self.carried
         for path, each in self._input_tensors():
             if id(each) in late:  # the warm calls wrote to it the values that were there

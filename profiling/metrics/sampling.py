@@ -176,7 +176,7 @@ def collect_window(
 
 
 #: Medians of calls of a trajectory differ where they are further apart than this, and their intervals do not meet.
-DIFFERING = 0.02
+DIFFERING = 0.05
 
 
 def by_call_ms(windows: Sequence[WindowSamples], calls: int, seed: int) -> dict[str, float]:
