@@ -226,7 +226,7 @@ class Observer:
         self._found: dict[str, dict[str, None]] = {
             name: {} for name in ("assigned", "written", "inputs", "parameters", "generators", "aliases")
         }
-        #: Ids of the tensors that calls wrote to, of those that are compared, and keys of holders whose content changed.
+        #: Ids of the tensors that calls wrote to, of those that are compared; keys of holders whose content changed.
         self.changed: dict[int, None] = {}
         self.touched: set[tuple[int, str]] = set()
         self.watch = Watch({storage_of(each): (path, each) for path, each in self.before.parameters.values()})
@@ -325,10 +325,13 @@ def read_later(
     expected = play(lambda: None)
 
     def changes(some: Sequence[str]) -> bool:
+        frozen = _Frozen(roots, some)
         try:
-            outputs = play(_Frozen(roots, some))
+            outputs = play(frozen)
         except Exception:  # it met a value that it cannot use
             return True
+        finally:
+            frozen.undo()
         pairs = zip(outputs, expected, strict=True)
         return any((found := difference(*pair)).fault is not None or found.error > 2 * tolerance for pair in pairs)
 
@@ -359,6 +362,13 @@ class _Frozen:
             else:
                 content = {key: value for key, value in holder.read().items() if key not in first}
                 holder.write(content | others)
+
+    def undo(self) -> None:
+        """Let the places hold the objects again that they held at first."""
+        for holder, first in self._places or ():
+            content = {key: value for key, value in holder.read().items() if key not in first}
+            kept = {key: value for key, value in first.items() if value is not MISSING}
+            holder.write(kept if holder.kind in ("sequence", "set") else content | kept)
 
     def _found(self) -> Iterator[tuple[Holder, dict[Any, Any]]]:
         for holder, content in Structure.of(self._roots).contents.values():
