@@ -57,13 +57,13 @@ NUMBERS = {"rope_type": "default", "rope_theta": 7.0}
         fault(
             "a shard of a folder is missing",
             lambda folder: first_shard(folder).unlink(),
-            "lacks 1 of its",
+            "lacks 1 of the",
             "one line with the shard's name, exit code 2",
         ),
         fault(
             "a shard is cut short",
             lambda folder: first_shard(folder).write_bytes(first_shard(folder).read_bytes()[:99]),
-            "damaged or cut short",
+            "damaged, cut short",
             "one line with the shard's name, exit code 2",
         ),
         fault(
@@ -75,13 +75,13 @@ NUMBERS = {"rope_type": "default", "rope_theta": 7.0}
         fault(
             "the index names a file outside the folder",
             lambda folder: rewrite(folder / INDEX, weight_map={"a": "../model.safetensors"}),
-            "lacks 1 of its 1 shards",
+            "lacks 1 of the 1 shards",
             "the file is not read; one line, exit code 2",
         ),
         fault(
             "the folder's network has equal shapes and another rotary base",
             lambda folder: rewrite(folder / "config.json", rope_parameters=NUMBERS),
-            "another config.json (rope_parameters",
+            "does not fit LlamaStep: Its config.json differs (rope_parameters",
             "one line with both values, exit code 2",
         ),
         fault(
