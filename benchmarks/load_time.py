@@ -13,7 +13,7 @@ import torch
 
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams
-from profiling.components.checkpoint_file import load_into
+from profiling.components.checkpoint import load_into
 
 
 def main() -> None:

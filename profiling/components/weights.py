@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from models.initialisation import randomise_parameter
-from profiling.components.checkpoint_file import load_into
-from profiling.components.checkpoint_folder import load_folder_into
+from profiling.components.checkpoint import load_into
 from profiling.components.instantiate import explained, partial_of
-from profiling.components.manifest import load_manifest, verify
+from profiling.components.manifest import check_digest, load_manifest
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 
@@ -39,23 +38,14 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
                 initialise(module, seed=settings.seed)
         fill_degenerate(module, settings.seed)
         return "random", hint
-    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a path that no file system takes
-        load_folder_into(module, path)
-        return str(path), None
     for entry in load_manifest():
-        if _is_same_file(entry.file, path):
-            verify(entry)
+        # os.path and not pathlib, which raises for a path that no file system takes; `load_into` says what is wrong.
+        if entry.path.is_file() and os.path.isfile(path) and entry.path.samefile(path):  # noqa: PTH113
+            check_digest(entry, path)
     published_shapes = getattr(module, "published_shapes", dict)()
     others = {name: shapes for name, shapes in published_shapes.items() if name != spec.key}
     load_into(module, path, part=spec.part, others=others)
     return str(path), None
-
-
-def _is_same_file(first: Path, second: Path) -> bool:
-    try:
-        return first.samefile(second)
-    except (OSError, ValueError):  # missing, or not a possible path: `load_into` says which
-        return False
 
 
 def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, str | None]:
@@ -75,8 +65,8 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
     if entry is not None and settings.scale != "full":
         hint = f"the published checkpoint fits scale=full; to load yours: ++{name}=PATH"
     elif entry is not None:
-        if entry.file.is_file():
-            return entry.file, None
+        if entry.path.is_file():
+            return entry.path, None
         hint = f"to download the published ones: {entry.download_command}"
     if settings.checkpoint == "required":
         raise InputError(f"checkpoint=required, but {spec.name} has none: {hint}")

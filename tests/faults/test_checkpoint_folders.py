@@ -42,65 +42,45 @@ def only_pickles(folder: Path) -> None:
         file.rename(file.with_suffix(".bin"))
 
 
-def fault(planted, damage, message, happens):
+def fault(planted, damage, message, happens="one line with the file's name, exit code 2"):
     mark = pytest.mark.fault(planted, happens=happens, kept="the run folder; nothing is measured")
     return pytest.param(damage, message, marks=mark, id=planted)
 
 
 INDEX = "model.safetensors.index.json"
 NUMBERS = {"rope_type": "default", "rope_theta": 7.0}
+PIPELINE = "one line with the folders to choose from, exit code 2"
+DAMAGES = {
+    "missing": lambda folder: first_shard(folder).unlink(),
+    "cut": lambda folder: first_shard(folder).write_bytes(first_shard(folder).read_bytes()[:99]),
+    "index": lambda folder: (folder / INDEX).write_text('{"weight_map": {"a'),
+    "outside": lambda folder: rewrite(folder / INDEX, weight_map={"a": "../model.safetensors"}),
+    "rotary": lambda folder: rewrite(folder / "config.json", rope_parameters=NUMBERS),
+    "pickles": only_pickles,
+    "pipeline": lambda folder: (folder / "model_index.json").write_text("{}"),
+}
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        fault(
-            "a shard of a folder is missing",
-            lambda folder: first_shard(folder).unlink(),
-            "lacks 1 of its",
-            "one line with the shard's name, exit code 2",
-        ),
-        fault(
-            "a shard is cut short",
-            lambda folder: first_shard(folder).write_bytes(first_shard(folder).read_bytes()[:99]),
-            "damaged or cut short",
-            "one line with the shard's name, exit code 2",
-        ),
-        fault(
-            "the index of the shards is cut short",
-            lambda folder: (folder / INDEX).write_text('{"weight_map": {"a'),
-            "not readable JSON",
-            "one line with the index's name, exit code 2",
-        ),
-        fault(
-            "the index names a file outside the folder",
-            lambda folder: rewrite(folder / INDEX, weight_map={"a": "../model.safetensors"}),
-            "lacks 1 of its 1 shards",
-            "the file is not read; one line, exit code 2",
-        ),
+        fault("a shard of a folder is missing", "missing", "lacks 1 of the"),
+        fault("a shard is cut short", "cut", "damaged, cut short"),
+        fault("the index of the shards is cut short", "index", "not readable JSON"),
+        fault("the index names a file outside the folder", "outside", "lacks 1 of the 1 shards"),
         fault(
             "the folder's network has equal shapes and another rotary base",
-            lambda folder: rewrite(folder / "config.json", rope_parameters=NUMBERS),
-            "another config.json (rope_parameters",
+            "rotary",
+            "does not fit LlamaStep: Its config.json differs (rope_parameters",
             "one line with both values, exit code 2",
         ),
-        fault(
-            "the folder holds pickles alone",
-            only_pickles,
-            "holds no safetensors: it holds .bin files",
-            "nothing in them runs; one line says to save it again, exit code 2",
-        ),
-        fault(
-            "the folder is a whole pipeline",
-            lambda folder: (folder / "model_index.json").write_text("{}"),
-            "holds a pipeline",
-            "one line with the folders to choose from, exit code 2",
-        ),
+        fault("the folder holds pickles alone", "pickles", "holds no safetensors: it holds .bin files"),
+        fault("the folder is a whole pipeline", "pipeline", "holds a pipeline", PIPELINE),
     ],
 )
 def test_a_damaged_folder(saved, tmp_path, damage, message):
     twin = shutil.copytree(saved, tmp_path / "twin")
-    damage(twin)
+    DAMAGES[damage](twin)
     assert message in refused(f"component.{LLAMA}.checkpoint={twin}")
 
 

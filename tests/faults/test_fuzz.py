@@ -19,8 +19,7 @@ from omegaconf import OmegaConf
 
 from profiling.cli.config import read_component
 from profiling.components.build import build
-from profiling.components.checkpoint_file import load_into
-from profiling.components.manifest import load_manifest
+from profiling.components.checkpoint import load_into
 from profiling.components.spec import Settings
 from profiling.errors import InputError
 from profiling.report.render import render_console, render_html, render_markdown
@@ -136,65 +135,6 @@ def test_arbitrary_environment(content):
     known = {"dtype": "float32", **content}
     environment = decode_environment(json.dumps(known).encode())
     assert environment.dtype == "float32"
-
-
-YAML = ["files:", "- ", "  ", "\n", "&a", "*a", "<<: ", "{", "[", "!!int ", "!!bool x", "? ", "'"]
-yaml_text = st.text(max_size=60) | st.lists(st.sampled_from(YAML)).map("".join) | json_values.map(json.dumps)
-ENTRY = {
-    "name": "vae",
-    "components": ["decoder"],
-    "size_class": "1M",
-    "path": "checkpoints/vae.pt",
-    "url": "https://host/vae.pt",
-    "sha256": "0" * 64,
-}
-LOCKED = {"files": {"vae": {"sha256": "0" * 64, "size": 3}}}
-
-
-def load_fuzzed_manifest(folder: Path, manifest: bytes, lock: bytes) -> None:
-    """Load a manifest: its entries are inside its folder, or it is refused in one line."""
-    source = folder / "checkpoints" / "manifest.yaml"
-    source.parent.mkdir()
-    source.write_bytes(manifest)
-    source.with_name("lock.yaml").write_bytes(lock)
-    entries, message = (), ""
-    try:
-        entries = load_manifest(source)
-    except InputError as error:
-        message = str(error)
-    assert message.isprintable()
-    for entry in entries:
-        assert entry.file.resolve().is_relative_to(source.parent)
-        assert f"{entry.path}{entry.name}{entry.components}".isprintable()
-
-
-@pytest.mark.fault(
-    "manifest.yaml or lock.yaml of arbitrary bytes or YAML",
-    happens="loaded, or refused in one line, exit 2",
-    kept="the file",
-)
-@bounded(100)
-@given(content=st.one_of(st.binary(max_size=60), yaml_text.map(lambda text: text.encode("utf-8", "surrogatepass"))))
-def test_arbitrary_manifest(tmp_path_factory, content):
-    load_fuzzed_manifest(tmp_path_factory.mktemp("fuzz"), content, b"")
-    load_fuzzed_manifest(tmp_path_factory.mktemp("fuzz"), json.dumps({"files": [ENTRY]}).encode(), content)
-
-
-@pytest.mark.fault(
-    "any value of manifest.yaml or lock.yaml replaced",
-    happens="loaded, or refused in one line, exit 2",
-    kept="the file",
-)
-@bounded(300)
-@given(data=st.data())
-def test_a_field_of_the_manifest_replaced(tmp_path_factory, data):
-    manifest, lock = {"files": [ENTRY]}, LOCKED
-    value = data.draw(st.one_of(json_values, st.text().map(lambda text: f"checkpoints/{text}"), st.text(max_size=300)))
-    if data.draw(st.booleans()):
-        manifest = planted(manifest, data.draw(st.sampled_from(paths(manifest))), value)
-    else:
-        lock = planted(lock, data.draw(st.sampled_from(paths(lock))), value)
-    load_fuzzed_manifest(tmp_path_factory.mktemp("fuzz"), json.dumps(manifest).encode(), json.dumps(lock).encode())
 
 
 def checkpoint_bytes(form: str) -> bytes:

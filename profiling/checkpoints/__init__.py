@@ -1,1 +1,0 @@
-"""The target `python -m profiling.checkpoints`: download the published checkpoints."""

@@ -1,1 +1,0 @@
-from published import published, server  # noqa: F401 - fixtures
