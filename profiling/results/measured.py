@@ -244,7 +244,7 @@ class OutputError(Section, frozen=True, kw_only=True):
     tolerance: Annotated[float | None, about("largest rel_l2 or differing that is accepted")] = None
     max_abs: Annotated[float | None, about("largest absolute difference", "the output's unit")] = None
     local: Annotated[
-        float | None, about("RMS error of its worst part (a slice, a tile, a block of sound) over the RMS of the whole")
+        float | None, about("RMS error of its worst part (a slice, a tile, 768 samples) over the RMS of the whole")
     ] = None
     local_tolerance: Annotated[float | None, about("largest `local` that is accepted")] = None
 
