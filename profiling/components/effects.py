@@ -59,21 +59,12 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):  # a higher-order operator, such as FlexAttention's
             return func(*args, **kwargs)
-        with self:  # in inference mode an operator that calls others arrives whole: watch those that it calls
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
         for tensor in written_tensors(func, args, kwargs):
             address = storage_of(tensor)
             if address in self._guarded and address not in self.written:
                 self.kept.add(address, *self._guarded[address])
             self.written.add(address)
-        result = func(*args, **kwargs)
-        self.ran(func, args, kwargs, result)
-        return result
-
-    def ran(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """Look at an operator that ran; for subclasses."""
+        return func(*args, **kwargs)
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -274,6 +274,13 @@ class Reference:
     form: Form = "float32"
     repeat: Played | None = None
     effects: Effects = field(default_factory=Effects)
+    _eager_errors: dict[int, list[LeafError]] = field(default_factory=dict, repr=False, compare=False)
+
+    def eager_errors(self, call: int, eager: Outputs, outputs: Outputs) -> list[LeafError]:
+        """Return the errors of eager in the run's dtype in a call (0: of the state after the last), computed once."""
+        if call not in self._eager_errors:
+            self._eager_errors[call] = leaf_errors(eager, outputs)
+        return self._eager_errors[call]
 
     @property
     def calls(self) -> int:
@@ -477,7 +484,7 @@ def judge(
         numbers["repeat_rel_l2"] = reference.spread.error
     call = 0
     for call, (output, (fp32, eager)) in enumerate(zip(outputs, expected, strict=False), 1):
-        found = _judged(output, fp32, eager, call, limits, rules, numbers, name, run_dtype)
+        found = _judged(reference, call, output, fp32, eager, call, limits, rules, numbers, name, run_dtype)
         if isinstance(found, str):
             return Verdict(_from_call(call, found, reference.effects), worst, numbers, call, call)
         if found and not found[0].passed:
@@ -490,7 +497,7 @@ def judge(
     sides = (reference.outputs, reference.eager)
     if all(each.calls == call and each.state is not None for each in sides) and (after := state()) is not None:
         fp32, eager = (each.state or {} for each in sides)
-        found = _judged(after, fp32, eager, call, limits, rules, numbers, name, run_dtype)
+        found = _judged(reference, 0, after, fp32, eager, call, limits, rules, numbers, name, run_dtype)
         reason = found if isinstance(found, str) else _reason(found, name) if found and not found[0].passed else None
         if reason is not None:
             leaves = worst if isinstance(found, str) else tuple(found)
@@ -499,6 +506,8 @@ def judge(
 
 
 def _judged(
+    reference: Reference,
+    key: int,
     output: Outputs,
     fp32: Outputs,
     eager: Outputs,
@@ -512,7 +521,7 @@ def _judged(
     """Return the judged leaves of a call, the worst first, or in one line why they cannot be judged."""
     if (fault := mismatch(eager, fp32, dtypes=False)) is not None:
         return f"eager's own output in {dtype} has another structure than in float32: {fault}"
-    eager_errors = leaf_errors(eager, fp32)
+    eager_errors = reference.eager_errors(key, eager, fp32)
     broken = next((each for each in eager_errors if each.fault), None)
     if broken is not None:
         return f"eager's own output in {dtype} is not finite or not comparable: {broken} {broken.fault}"

@@ -93,8 +93,19 @@ class Audit(Watch):
         self.findings: list[Finding] = []
         self._stream = stream
 
-    def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Note the fault of an operator, if any."""
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator and note its writes and its fault, if any."""
+        if isinstance(func, torch._ops.OpOverload):
+            with self:  # in inference mode an operator that calls others arrives whole: watch those that it calls
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if isinstance(func, torch._ops.OpOverload):
+            self._note(func, args, kwargs or {}, result)
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         fault = self._fault(func, args, kwargs, result)
         if fault is not None:
             silent = fault == "pageable copy" and _is_non_blocking(func, args, kwargs)
