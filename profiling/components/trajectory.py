@@ -546,13 +546,13 @@ def _judged(
         judged.append(leaf)
     judged.sort(key=lambda leaf: leaf.excess, reverse=True)
     floating = [leaf for leaf in judged if not leaf.error.exact]
-    for key, value in (
+    for measure, most in (
         ("rel_l2", max((leaf.error.error for leaf in floating), default=None)),
         ("tolerance", max((leaf.tolerance for leaf in floating), default=None)),
         ("max_abs", max((leaf.error.max_abs for leaf in judged if leaf.error.path[0] == "output"), default=None)),
     ):
-        if value is not None:
-            numbers[key] = max(value, numbers.get(key, 0.0))
+        if most is not None:
+            numbers[measure] = max(most, numbers.get(measure, 0.0))
     return judged
 
 
