@@ -11,7 +11,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -26,7 +26,7 @@ from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils._pytree import tree_map, treespec_dumps
 
 from profiling.components.instantiate import is_device_failure
-from profiling.components.trees import dotted, keyed_leaves, tensors_in, written_tensors
+from profiling.components.trees import dotted, keyed_leaves, keyed_tensors, tensors_in, written_tensors
 from profiling.components.user_code import is_user_code
 from profiling.errors import InputError, SkippedError, printable, reason_of
 from profiling.fx_passes.passes import name_of
@@ -113,7 +113,7 @@ class AOTInductor(Compiler):
         exporting = exported(module, examples, strict=self.strict)
         program, example = exporting.program, exporting.example
         _check_output(program)
-        state = _written_state(program, module)
+        state = written_state(program, module)
         export_s, started = perf_counter() - started, perf_counter()
         options: dict[str, Any] = {
             # Precompiled headers: with the empty cache of a cell they take longer than they save.
@@ -175,7 +175,7 @@ def _missing_libstdcxx() -> list[str]:
     return [":libstdc++.so.6"] if copied else []  # `-l:NAME` links to the file NAME
 
 
-# What a program calls, returns and writes to. -----------------------------------------------------------------------
+# What a program calls, returns and writes to. ----------------------------------------------------------------------
 
 
 def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[fx.Node, torch._ops.OpOverload]]:
@@ -215,40 +215,53 @@ def _check_output(program: torch.export.ExportedProgram) -> None:
             )
 
 
-def _written_state(program: torch.export.ExportedProgram, module: nn.Module) -> dict[str, Tensor]:
+def written_state(program: torch.export.ExportedProgram, module: nn.Module) -> dict[str, Tensor]:
     """Return the module's own tensors that calls of the program write to, by their names in the program.
 
     Raises:
         SkippedError: calls write to a tensor that is no buffer; of that a package makes a constant.
 
     """
-    written = {
-        storage
-        for node, operator in _calls(program)
-        if operator is not torch.ops.aten.detach_.default  # which export calls on each constant
-        for tensor in written_tensors(operator, *fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val")))
-        for storage in _storages(tensor)
-    }
+    written, literals = set[int](), set[int]()
+    for node, operator in _calls(program):
+        args, kwargs = _values((node.args, node.kwargs))
+        written |= _storages(written_tensors(operator, args, kwargs))
+        if operator is torch.ops.aten.lift_fresh_copy.default:  # torch.tensor(...) in the forward: copied in each call
+            literals |= _storages(args)
     signature = program.graph_signature
-    attributes = {
+    names = {
         **signature.inputs_to_parameters,
         **signature.inputs_to_buffers,
         **signature.inputs_to_lifted_tensor_constants,
     }
-    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in attributes]
-    names = [attributes[node.name] for node in inputs if written & _storages(node.meta["val"])]
+    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    changed = [names[node.name] for node in inputs if _storages([node.meta["val"]]) & (written - literals)]
     members = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     own: dict[str, Tensor] = dict(chain(*members))
-    if constants := [name for name in names if name not in own]:
+    if constants := [_path_of(program.constants[name], module) or name for name in changed if name not in own]:
         raise SkippedError(
             f"a package cannot follow the module's state: calls write to {', '.join(constants)}. Make each a buffer "
             "(register_buffer), or use Inductor."
         )
-    return {name: own[name] for name in names}
+    return {name: own[name] for name in changed}
 
 
-def _storages(tensor: Tensor) -> set[int]:
-    return {each.untyped_storage()._cdata for each in plain_tensors(tensor)}
+def _path_of(tensor: Any, module: nn.Module) -> str | None:
+    """Return where the module holds a tensor, in a list for example; torch.export has no name for that."""
+    for prefix, part in module.named_modules():
+        for keys, held in keyed_tensors(vars(part)):
+            if held is tensor:
+                return f"{prefix}.{dotted(keys)}".lstrip(".")
+    return None
+
+
+def _values(arguments: Any) -> Any:
+    """Return the arguments of a node with the fake tensors that export computed in place of nodes."""
+    return fx.map_arg(arguments, lambda node: node.meta.get("val"))
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
+    return {plain.untyped_storage()._cdata for each in tensors for plain in plain_tensors(each)}
 
 
 # Exporting. ---------------------------------------------------------------------------------------------------------
