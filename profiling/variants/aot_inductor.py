@@ -60,6 +60,7 @@ class AOTInductor(Compiler):
     """
 
     package_suffix: ClassVar[str | None] = _SUFFIX
+    runs_no_python: ClassVar[bool] = True
 
     dynamic: bool = True
     strict: bool = False

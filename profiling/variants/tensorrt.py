@@ -137,6 +137,7 @@ class AOTTensorRT(TensorRT):
     """
 
     package_suffix: ClassVar[str | None] = ".pt2"
+    runs_no_python: ClassVar[bool] = True
 
     dynamic: bool = True  # pyright: ignore[reportIncompatibleVariableOverride] - its options have another meaning
 

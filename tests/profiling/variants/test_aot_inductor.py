@@ -19,7 +19,7 @@ from torch.utils._pytree import _register_namedtuple
 import profiling
 from profiling.components.casting import call_under
 from profiling.components.component import Component
-from profiling.components.reference import learning_calls
+from profiling.components.trajectory import eager_reference
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError, SkippedError, missing_package
 from profiling.fx_passes.convolution import FoldBatchNorm
@@ -27,6 +27,7 @@ from profiling.variants.aot_inductor import AOTInductor, exported, written_state
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
+from profiling.variants.tensorrt import AOTTensorRT
 
 pytestmark = pytest.mark.skipif(AOTInductor().unavailable(torch.device("cpu")) is not None, reason="no C++ compiler")
 
@@ -36,11 +37,10 @@ def prepared(module, *inputs, folder, transforms=(), **options):
     net = Component("net", module.eval(), first, lambda _: first, torch.device("cpu"), torch.float32, 1, "random")
     net = replace(net, extra_inputs=tuple(extra))
     with torch.inference_mode():
-        learning_calls(net, 0)
-        net.reset()
-        return net, Recipe(transforms=transforms, compiler=AOTInductor(**options)).prepare(
-            net, folder / "kernels" / "net.aot"
-        )
+        net.start()
+        eager_reference(net)
+        compiler = options.pop("compiler", None) or AOTInductor(**options)
+        return net, Recipe(transforms=transforms, compiler=compiler).prepare(net, folder / "kernels" / "net.aot")
 
 
 class Named(NamedTuple):
@@ -91,8 +91,24 @@ def test_a_package_follows_the_buffers_that_calls_change(tmp_path):
             calls = [map_tensors(torch.clone, step.run()) for _ in range(3)]
             torch.testing.assert_close(calls, eager)
             assert type(calls[0]["named"]) is Named
-            assert (net.module.at, net.kept.counting) == (3, ("at",))
+            assert net.module.at == net.kept.warm_calls + 3
     step.close()
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.parametrize("compiler", [AOTInductor(), AOTTensorRT()])
+def test_a_file_that_would_keep_a_count_is_refused_before_the_export(tmp_path, compiler):
+    with pytest.raises(SkippedError, match=f"{type(compiler).__name__} cannot follow .* `calls` is a Python number"):
+        prepared(Counts(), torch.ones(2), folder=tmp_path, compiler=compiler)
 
 
 class Literals(nn.Module):
