@@ -1,8 +1,7 @@
 """The compiler AOTInductor: torch.export, a `.pt2` package in the run folder, and torch's loader for it.
 
-A package holds a copy of the weights, and no CUDA graphs. When it is loaded, buffers that calls change (caches,
-positions) are bound to those of the module, so that resetting the module resets the package. A package whose second
-call differs from the module's is refused.
+A package holds a copy of the weights, and no CUDA graphs. When it is loaded, buffers that its program writes to
+(caches, positions) are bound to those of the module, so that resetting the module resets the package.
 """
 
 from __future__ import annotations
@@ -10,41 +9,34 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch._inductor import cpp_builder, cpu_vec_isa
-from torch.utils._pytree import tree_map, tree_structure, treespec_dumps
+from torch import Tensor, fx, nn
+from torch._inductor import cpp_builder
+from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.utils._pytree import tree_map, treespec_dumps
 
-import profiling
-from profiling.components.held import shuffled
 from profiling.components.instantiate import is_device_failure
-from profiling.components.outputs import Outputs, difference, to_host
-from profiling.components.snapshot import Snapshot, same
-from profiling.components.trees import children, dotted, keyed_leaves, keyed_tensors, map_tensors, tensors_in
-from profiling.errors import InputError, printable, reason_of
+from profiling.components.trees import dotted, keyed_leaves, keyed_tensors, tensors_in, written_tensors
+from profiling.components.user_code import is_user_code
+from profiling.errors import InputError, SkippedError, printable, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.results.record import Package
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import check_known, idle_option, missing_toolchain
-from profiling.variants.packages import fetch, new_file, share, shared_path
+from profiling.variants.packages import link_or_copy, new_file, plain_tensors, shared_path
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome, Transform
 
-#: Limits of a later call: its distance from the module's over that of the first call, or its relative L2
-#: distance.
-_LATER_CALL_FACTOR, _LATER_CALL_FLOOR = 3.0, 1e-3
 _SUFFIX = ".pt2"
-_LONG_CHECK_S = 0.5  # of the CPU's instruction sets: from here a remark says so
 #: Options that cannot be chosen, and why.
 _NO_OPTIONS = {
     "triton.cudagraphs": "a package holds no CUDA graphs. Give the recipe a capture",
@@ -68,6 +60,7 @@ class AOTInductor(Compiler):
     """
 
     package_suffix: ClassVar[str | None] = _SUFFIX
+    runs_no_python: ClassVar[bool] = True
 
     dynamic: bool = True
     strict: bool = False
@@ -95,66 +88,64 @@ class AOTInductor(Compiler):
         return idle_option(self.options, device) or missing_toolchain()
 
     def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
-        """Export, package and load; then compare calls in a row, the last with other inputs, with those of the module.
+        """Export, package and load: once for all shapes, or for each.
 
         Raises:
-            InputError: the module cannot be exported, a package cannot return what it returns, or would not follow its
-            state.
+            InputError: the examples differ in more than sizes, and `dynamic` is true.
+            SkippedError: the module cannot be exported, or a package cannot return what it returns or follow its state.
             RuntimeError: inductor cannot package the exported program.
 
         """
-        expected = calls_in_a_row(module, module, examples[-1], check_output, may_refuse=True)
-        made = [
-            self._package(module, group, folder, expected)
-            for group in ([examples] if self.dynamic else [[each] for each in examples])
-        ]
-        call = made[0].call if len(made) == 1 else ByShape({shapes_of(each.example): each.call for each in made})
-        check_later_calls(expected, calls_in_a_row(call, module, examples[-1], times=len(expected.outputs)))
-        for each in made:
-            if each.shared is not None:
-                with _best_effort("sharing the package with later cells", each.notes):
-                    share(each.file, each.shared)
+        groups = [examples] if self.dynamic else [[each] for each in examples]
+        made = [self._package(module, group, folder) for group in groups]
+        calls = {shapes_of(group[-1]): call for group, (call, _, _) in zip(groups, made, strict=True)}
         return Outcome(
-            call,
+            made[0][0] if len(made) == 1 else ByShape(calls),
             changed=len(made),
-            notes=tuple(dict.fromkeys(note for each in made for note in each.notes)),
-            packages=tuple(each.package for each in made),
+            notes=tuple(dict.fromkeys(note for _, _, notes in made for note in notes)),
+            packages=tuple(package for _, package, _ in made),
         )
 
     def _package(
-        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, calls: CallsInARow
-    ) -> _Loaded:
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path
+    ) -> tuple[Callable[..., Any], Package, list[str]]:
+        """Return the loaded package, its section of the record, and remarks."""
         started = perf_counter()
-        program = exported(module, examples, strict=self.strict)
-        export_s = perf_counter() - started
-        checked_s, started = _check_instruction_sets(), perf_counter()
-        libraries = _shared_libstdcxx(cpp_builder.get_cpp_compiler())
-        options = self._all_options(libraries, keep_buffers=bool(calls.changed))
-        notes = list(_remarks(program.program, libraries))
-        file, shared, cached = new_file(folder, f"{type(module).__name__}{_SUFFIX}"), None, False
-        with _best_effort("looking for a package of an earlier cell", notes):
-            shared = shared_path(program.program, options, _SUFFIX)
-            cached = shared is not None and fetch(shared, file)
-        with _without_warnings():
-            try:
-                if not cached:
-                    torch._inductor.aoti_compile_and_package(
-                        program.program, package_path=str(file), inductor_configs=options
-                    )
-            except Exception as error:
-                if is_device_failure(error):
-                    raise
-                message = f"inductor cannot package what was exported: {reason_of(error)}{place_of(error)}"
-                raise InputError(_with_changes(message, calls)) if calls.unbound else RuntimeError(message) from error
-            compile_s = perf_counter() - started
-            device = next((tensor.device for tensor in tensors_in(examples[-1])), torch.device("cpu"))
-            index = -1 if device.index is None else device.index
-            name, started = str(file.relative_to(folder.parents[1])), perf_counter()
-            # torch's loader has crashed processes; then this is the last line of the log.
-            print(f"loading {name}", file=sys.stderr, flush=True)
+        exporting = exported(module, examples, strict=self.strict)
+        program, example = exporting.program, exporting.example
+        _check_output(program)
+        state = written_state(program, module)
+        export_s, started = perf_counter() - started, perf_counter()
+        options: dict[str, Any] = {
+            # Precompiled headers: with the empty cache of a cell they take longer than they save.
+            "aot_inductor.precompile_headers": False,
+            **self.options,
+            **(_KEEP_BUFFERS if state else {}),
+            "aot_inductor.custom_op_libs": [
+                *(self.options.get("aot_inductor.custom_op_libs") or ()),
+                *_missing_libstdcxx(),
+            ],
+        }
+        file = new_file(folder, f"{type(module).__name__}{_SUFFIX}")
+        name, shared = str(file.relative_to(folder.parents[1])), shared_path(program, example, options, _SUFFIX)
+        cached = shared is not None and shared.exists()
+        if shared is not None and cached:
+            link_or_copy(shared, file)
+        else:
+            with _one_line("inductor cannot package what was exported", RuntimeError):
+                torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
+            if shared is not None:
+                link_or_copy(file, shared)
+        compile_s, started = perf_counter() - started, perf_counter()
+        # torch's loader has crashed processes; then this is the last line of the log.
+        print(f"loading {name}", file=sys.stderr, flush=True)
+        device = next((tensor.device.index for tensor in tensors_in(example)), None)
+        with _one_line(f"torch cannot load {name}", RuntimeError):
             # The locks of a multi-threaded runner cannot be captured.
-            runner = torch._inductor.aoti_load_package(str(file), run_single_threaded=True, device_index=index)
-        bound = {name: calls.changed[name] for name in sorted(runner.get_constant_fqns()) if name in calls.changed}
+            runner = torch._inductor.aoti_load_package(
+                str(file), run_single_threaded=True, device_index=-1 if device is None else device
+            )
+        bound = {each: state[each] for each in sorted(runner.get_constant_fqns()) if each in state}
         if bound:
             runner.load_constants(bound, check_full_update=False, user_managed=True)
         package = Package(
@@ -162,100 +153,116 @@ class AOTInductor(Compiler):
             bytes=file.stat().st_size,
             export_s=export_s,
             compile_s=compile_s,
-            load_s=checked_s + perf_counter() - started,
-            dynamic=program.axes,
+            load_s=perf_counter() - started,
+            dynamic=exporting.axes,
             cached=cached,
         )
-        if checked_s > _LONG_CHECK_S:
-            notes.append(
-                f"{checked_s:.1f} s of loading: in each process that loads a package, torch tries which vector "
-                "instructions the CPU has. TORCHINDUCTOR_VEC_ISA_OK=1 skips a part of that"
-            )
-        if bound:
-            notes.append(f"buffers that calls change are shared with the module: {', '.join(bound)}")
-        return _Loaded(runner, examples[-1], package, file, None if cached else shared, notes)
-
-    def _all_options(self, libraries: Sequence[str], *, keep_buffers: bool) -> dict[str, Any]:
-        """Return the options of inductor, with those that packages here need: `libraries` are linked to."""
-        options = {**self.options}
-        if "aot_inductor.precompile_headers" in torch._inductor.list_options():
-            # Off: with the empty cache of a cell it takes longer than it saves.
-            options.setdefault("aot_inductor.precompile_headers", False)
-        if keep_buffers:
-            options |= _KEEP_BUFFERS
-        if libraries:
-            own = options.get("aot_inductor.custom_op_libs") or ()
-            options["aot_inductor.custom_op_libs"] = [*own, *libraries]
-        return options
+        shares = [f"buffers that calls change are shared with the module: {', '.join(bound)}"] if bound else []
+        return runner, package, [*_own_operators(program), *shares]
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """A loaded package and its file, an example of its inputs, the path for later cells (`shared`), and remarks."""
-
-    call: Callable[..., Any]
-    example: Mapping[str, Any]
-    package: Package
-    file: Path
-    shared: Path | None
-    notes: list[str]
-
-
-@contextmanager
-def _best_effort(action: str, notes: list[str]) -> Iterator[None]:
-    """Run a block without which the package works too; if it raises, add a remark."""
-    try:
-        yield
-    except Exception as error:
-        if is_device_failure(error):
-            raise
-        notes.append(f"{action} failed: {reason_of(error)}")
-
-
-def _check_instruction_sets() -> float:
-    """Make torch find the vector instructions that the CPU has, and return the seconds: a part of loading a package.
-
-    It does so once in a process, also to compile. For each set it compiles small libraries that its cache lacks, and a
-    new Python process loads each; in torch 2.11 after importing torch.
-    """
-    started = perf_counter()
-    cpu_vec_isa.pick_vec_isa()
-    return perf_counter() - started
-
-
-@cache
-def _shared_libstdcxx(compiler: str) -> tuple[str, ...]:
-    """Return what to link a package to where `compiler` has no `libstdc++.so` and would link a copy into the package.
+def _missing_libstdcxx() -> list[str]:
+    """Return what to link a package to where g++ finds no `libstdc++.so` and would link a copy into the package.
 
     Such a package crashes the process when it is loaded. It parses the device with std::regex, which looks up parts of
     the locale by index, and its copy numbers them otherwise than the libstdc++ of the process.
     """
-    if sys.platform != "linux" or _file_of(compiler, "libstdc++.so") or not _file_of(compiler, "libstdc++.so.6"):
-        return ()
-    return (":libstdc++.so.6",)  # `-l:NAME` links to the file NAME
+
+    def finds(library: str) -> bool:  # g++ repeats the name of a file that it does not find
+        command = [cpp_builder.get_cpp_compiler(), f"-print-file-name={library}"]
+        return Path(subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()).is_absolute()
+
+    copied = sys.platform == "linux" and not finds("libstdc++.so") and finds("libstdc++.so.6")
+    return [":libstdc++.so.6"] if copied else []  # `-l:NAME` links to the file NAME
 
 
-def _file_of(compiler: str, library: str) -> Path | None:
-    """Return where the C++ compiler finds a library, or None; without a path it repeats the name."""
-    asked = subprocess.run([compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=False)
-    found = Path(asked.stdout.strip())
-    return found if found.is_absolute() and found.exists() else None
+# What a program calls, returns and writes to. ----------------------------------------------------------------------
 
 
-def _remarks(program: torch.export.ExportedProgram, libraries: Sequence[str]) -> Iterator[str]:
-    if libraries:
-        yield "linked to libstdc++.so.6: the C++ compiler finds no libstdc++.so, and a copy in the package would crash"
-    graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
-    targets = (node.target for graph in graphs for node in graph.nodes)
-    operators = (each for each in targets if isinstance(each, torch._ops.OpOverload))
+def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[fx.Node, torch._ops.OpOverload]]:
+    """Yield each node that calls an operator, and the operator, also in nested graphs (under autocast, for example)."""
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes):
+        if isinstance(node.target, torch._ops.OpOverload):
+            yield node, node.target
+
+
+def _own_operators(program: torch.export.ExportedProgram) -> Iterator[str]:
     # What can be decomposed (torchao's operators) is not in the package.
-    own = {str(each) for each in operators if not _is_of_torch(each) and not each._can_decompose()}
-    if own:
-        yield f"register these operators before loading the package: {', '.join(sorted(own))}"
+    of_torch = ("aten", "prim", "prims", "export", "_export", "inductor", "quantized", "higher_order")
+    called = {operator for _, operator in _calls(program) if operator.namespace not in of_torch}
+    if own := sorted(str(each) for each in called if not each._can_decompose()):
+        yield f"register these operators before loading the package: {', '.join(own)}"
 
 
-def _is_of_torch(operator: torch._ops.OpOverload) -> bool:
-    return operator.namespace in ("aten", "prim", "prims", "export", "_export", "inductor", "quantized", "higher_order")
+def _check_output(program: torch.export.ExportedProgram) -> None:
+    """Check that a package can return what the program returns; inductor fails late, and does not say what to change.
+
+    Raises:
+        SkippedError: it returns an object of a class without a registered name, or a value other than a tensor.
+
+    """
+    try:
+        treespec_dumps(program.call_spec.out_spec)  # pyright: ignore[reportArgumentType]
+    except NotImplementedError as error:
+        reason = printable(error, 400).rstrip(".")
+        raise SkippedError(f"a package cannot return what the module returns: {reason}. Or return a dict.") from error
+    for output in program.graph_signature.output_specs:
+        value = getattr(output.arg, "value", output.arg.name)  # a size that is dynamic has a name
+        if output.kind is OutputKind.USER_OUTPUT and not isinstance(output.arg, TensorArgument) and value is not None:
+            raise SkippedError(
+                f"the output holds {printable(repr(value), 40)}, and a package returns only tensors. Return a tensor "
+                "there, or use Inductor."
+            )
+
+
+def written_state(program: torch.export.ExportedProgram, module: nn.Module) -> dict[str, Tensor]:
+    """Return the module's own tensors that calls of the program write to, by their names in the program.
+
+    Raises:
+        SkippedError: calls write to a tensor that is no buffer; of that a package makes a constant.
+
+    """
+    written, literals = set[int](), set[int]()
+    for node, operator in _calls(program):
+        args, kwargs = _values((node.args, node.kwargs))
+        written |= _storages(written_tensors(operator, args, kwargs))
+        if operator is torch.ops.aten.lift_fresh_copy.default:  # torch.tensor(...) in the forward: copied in each call
+            literals |= _storages(args)
+    signature = program.graph_signature
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    changed = [names[node.name] for node in inputs if _storages([node.meta["val"]]) & (written - literals)]
+    members = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    own: dict[str, Tensor] = dict(chain(*members))
+    if constants := [_path_of(program.constants[name], module) or name for name in changed if name not in own]:
+        raise SkippedError(
+            f"a package cannot follow the module's state: calls write to {', '.join(constants)}. Make each a buffer "
+            "(register_buffer), or use Inductor."
+        )
+    return {name: own[name] for name in changed}
+
+
+def _path_of(tensor: Any, module: nn.Module) -> str | None:
+    """Return where the module holds a tensor, in a list for example; torch.export has no name for that."""
+    for prefix, part in module.named_modules():
+        for keys, held in keyed_tensors(vars(part)):
+            if held is tensor:
+                return f"{prefix}.{dotted(keys)}".lstrip(".")
+    return None
+
+
+def _values(arguments: Any) -> Any:
+    """Return the arguments of a node with the fake tensors that export computed in place of nodes."""
+    return fx.map_arg(arguments, lambda node: node.meta.get("val"))
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
+    return {plain.untyped_storage()._cdata for each in tensors for plain in plain_tensors(each)}
 
 
 # Exporting. ---------------------------------------------------------------------------------------------------------
@@ -279,40 +286,27 @@ def exported(module: nn.Module, examples: Sequence[Mapping[str, Any]], *, strict
     """Export the module for the arguments in `examples`; an axis whose sizes differ between them is dynamic.
 
     Raises:
-        InputError: the module cannot be exported, with the line at which it fails; or inputs differ in more than sizes.
+        InputError: inputs differ in more than sizes.
+        SkippedError: the module cannot be exported, with the line at which it fails.
 
     """
     example = max(examples, key=lambda each: sum(tensor.numel() for tensor in tensors_in(each)))
-    sizes = sizes_of(examples)
-    axes = {
-        keys: [i for i, values in enumerate(zip(*shapes, strict=True)) if len(set(values)) > 1]
-        for keys, shapes in sizes.items()
-    }
-    names = tuple(f"{dotted(keys)}.{axis}" for keys, dynamic in axes.items() for axis in dynamic)
-    dimensions = iter(
-        {
-            axis: torch.export.Dim.DYNAMIC(
-                min=min(each[axis] for each in sizes[keys]), max=max(each[axis] for each in sizes[keys])
-            )
-            for axis in axes[keys]
+    dynamic = {
+        keys: {
+            axis: torch.export.Dim.DYNAMIC(min=min(values), max=max(values))
+            for axis, values in enumerate(zip(*shapes, strict=True))
+            if len(set(values)) > 1
         }
-        or None
-        for keys, _ in keyed_tensors(example)
-    )
+        for keys, shapes in sizes_of(examples).items()
+    }
+    axes = tuple(f"{dotted(keys)}.{axis}" for keys, sizes in dynamic.items() for axis in sizes)
     # The tree of the inputs, with each tensor replaced by its axes and other values by None.
-    shapes = (
-        tree_map(lambda leaf: next(dimensions) if isinstance(leaf, Tensor) else None, dict(example)) if names else None
-    )
-    with _without_warnings():
-        try:
-            program = torch.export.export(module, (), dict(example), dynamic_shapes=shapes, strict=strict)
-        except Exception as error:
-            if is_device_failure(error):
-                raise
-            raise InputError(
-                f"compiler: torch.export cannot export {type(module).__name__}{place_of(error)}: {reason_of(error)}"
-            ) from error
-    return Exported(program, example, shapes, names)
+    ranges = iter(dynamic.values())
+    tree = tree_map(lambda leaf: (next(ranges) or None) if isinstance(leaf, Tensor) else None, dict(example))
+    shapes = tree if axes else None
+    with _one_line(f"torch.export cannot export {type(module).__name__}", SkippedError):
+        program = torch.export.export(module, (), dict(example), dynamic_shapes=shapes, strict=strict)
+    return Exported(program, example, shapes, axes)
 
 
 def sizes_of(examples: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[tuple[int, ...]]]:
@@ -325,184 +319,45 @@ def sizes_of(examples: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], lis
     rows = [dict(keyed_leaves(each)) for each in examples]
     sizes = {}
     for keys, leaf in rows[0].items():
-        others = [row.get(keys) for row in rows[1:]]
+        column = [row.get(keys) for row in rows]
         if isinstance(leaf, Tensor):
-            if not all(
-                isinstance(each, Tensor) and (each.dim(), each.dtype) == (leaf.dim(), leaf.dtype) for each in others
-            ):
-                raise _other_inputs(dotted(keys))
-            sizes[keys] = [tuple(row[keys].shape) for row in rows]
-        elif any(isinstance(each, Tensor) or each != leaf for each in others):
-            raise _other_inputs(dotted(keys))
+            fits = all(
+                isinstance(each, Tensor) and (each.dim(), each.dtype) == (leaf.dim(), leaf.dtype) for each in column
+            )
+            sizes[keys] = [tuple(each.shape) for each in column if isinstance(each, Tensor)]
+        else:
+            fits = not any(isinstance(each, Tensor) or each != leaf for each in column)
+        if not fits:
+            raise InputError(
+                "compiler: dynamic: true makes one package for all shapes, and the inputs differ in more than sizes: "
+                f"{dotted(keys)}. Write dynamic: false."
+            )
     return sizes
 
 
-def _other_inputs(path: str) -> InputError:
-    return InputError(
-        f"compiler: dynamic: true makes one package for all shapes, and the inputs differ in more than sizes: {path}. "
-        "Write dynamic: false."
-    )
-
-
 @contextmanager
-def _without_warnings() -> Iterator[None]:
+def _one_line(failed: str, kind: type[Exception]) -> Iterator[None]:
+    """Run a block of torch's without warnings; what it raises becomes `kind`, with the line of the user's code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
-
-
-#: Folders of code that is not the user's.
-_LIBRARIES = tuple(f"{Path(str(each.__file__)).resolve().parent}/" for each in (torch, profiling))
-_STANDARD = f"{Path(sysconfig.get_paths()['stdlib']).resolve()}/"
+        try:
+            yield
+        except Exception as error:
+            if is_device_failure(error):
+                raise
+            raise kind(f"{failed}{place_of(error)}: {reason_of(error)}") from error
 
 
 def place_of(error: BaseException) -> str:
     """Return ` at FILE:LINE`, the innermost line of the user's code in an error of torch, or ""."""
-    seen: list[tuple[str, int]] = []
+    seen: list[tuple[str, Any]] = []
     cause: BaseException | None = error
     while cause is not None:
-        seen += [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(cause.__traceback__)]
-        seen += [(file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(cause)[:100_000])]
+        seen += [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
+        seen += re.findall(r'File "([^"]+)", line (\d+)', str(cause)[:100_000])
         cause = cause.__cause__ or cause.__context__
-    own = [(file, line) for file, line in seen if not _is_library(file)]
-    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
-
-
-def _is_library(file: str) -> bool:
-    path = str(Path(file).resolve())
-    standard = path.startswith(_STANDARD) and not path.startswith(f"{_STANDARD}site-packages")
-    return file.startswith("<") or path.startswith(_LIBRARIES) or standard
-
-
-# Outputs. -----------------------------------------------------------------------------------------------------------
-
-
-def check_output(output: Any, keys: tuple[Any, ...] = ()) -> None:
-    """Check that a package can return `output`, what `keys` lead to; inductor's own errors do not say what to change.
-
-    Raises:
-        InputError: it holds an object of a class without a registered name, or a value other than a tensor.
-
-    """
-    entries = None if isinstance(output, Tensor) else children(output)
-    if entries is None:
-        if output is not None and not isinstance(output, Tensor):
-            place = f" at {dotted(keys)}" if keys else ""
-            raise InputError(
-                f"compiler: the output holds {printable(repr(output), 40)}{place}, and a package returns only tensors. "
-                "Return a tensor there, or use Inductor."
-            )
-        return
-    for key, value in entries:
-        check_output(value, (*keys, key))
-    form = tree_structure(output)
-    try:
-        is_named = not form.is_leaf() and bool(treespec_dumps(form))
-    except NotImplementedError:
-        is_named = False
-    if not is_named:
-        raise _unnamed_class(type(output))
-
-
-def _unnamed_class(cls: type) -> InputError:
-    name = f"{cls.__module__}.{cls.__qualname__}"
-    if is_dataclass(cls):
-        register = "torch.export.register_dataclass"
-    elif issubclass(cls, tuple):
-        register = "torch.utils._pytree._register_namedtuple"
-    else:
-        return InputError(
-            f"compiler: the output is of {name}, which a package cannot return. Return a dict or a tuple."
-        )
-    return InputError(
-        f"compiler: the output is of {name}, which a package returns only if it is registered. Below the class, call "
-        f"{register}({cls.__name__}, serialized_type_name={name!r}); an application must import it, too. Or return a "
-        "dict or a tuple."
-    )
-
-
-# State. -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CallsInARow:
-    """The outputs of calls in a row, and what they changed.
-
-    `changed` has the buffers that they wrote to, by name; `unbound` the paths of everything else that changed.
-    """
-
-    outputs: tuple[Outputs, ...]
-    changed: Mapping[str, Tensor]
-    unbound: tuple[str, ...]
-
-
-def calls_in_a_row(
-    call: Callable[..., Any],
-    module: nn.Module,
-    inputs: Mapping[str, Any],
-    check: Callable[[Any], Any] = lambda output: None,
-    *,
-    times: int = 3,
-    may_refuse: bool = False,
-) -> CallsInARow:
-    """Call twice with `inputs` and once with their values in another order; then restore what the calls changed.
-
-    Old state may go unnoticed while the inputs stay the same: an average of equal inputs is what it was. `check` is
-    called with each output. With `may_refuse` the call with other inputs is left out where it raises.
-    """
-    state = Snapshot({"": module, "inputs": inputs}, {id(each) for each in module.parameters()})
-    outputs = ()
-    try:
-        for number in range(times):
-            try:
-                output = call(**(inputs if number < 2 else _in_another_order(inputs)))
-            except Exception as error:
-                if number < 2 or not may_refuse or is_device_failure(error):
-                    raise
-                break
-            check(output)
-            outputs += (to_host(output=output),)
-        buffers = {id(buffer): name for name, buffer in module.named_buffers()}
-        written = {key: kept for key, kept in state.kept.tensors.items() if not kept.is_unchanged()}
-        changed = {buffers[key]: kept.tensor for key, kept in written.items() if key in buffers}
-        other = [kept.path for key, kept in written.items() if key not in buffers]
-        for holder, before in state.contents:
-            after = holder.read()
-            names = [name for name in before.keys() | after.keys() if not same(before.get(name), after.get(name))]
-            other += [holder.place(name) for name in names]
-    finally:
-        state.restore()
-    return CallsInARow(outputs, changed, tuple(dict.fromkeys(other)))
-
-
-def _in_another_order(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    return dict(map_tensors(lambda tensor: shuffled(tensor, generator), inputs))
-
-
-def check_later_calls(expected: CallsInARow, calls: CallsInARow) -> None:
-    """Refuse a package one of whose later calls is farther from the module's than the first.
-
-    Raises:
-        InputError: it is farther, because the package does not follow what calls of the module change.
-
-    """
-    first, *later = (difference(one, other).error for one, other in zip(calls.outputs, expected.outputs, strict=True))
-    for error in later:
-        if not error <= max(_LATER_CALL_FACTOR * first, _LATER_CALL_FLOOR):
-            message = f"calls of the package have a relative L2 of {first:.2g}, then {error:.2g} to those of the module"
-            raise InputError(_with_changes(message, expected))
-
-
-def _with_changes(message: str, calls: CallsInARow) -> str:
-    names = [*calls.unbound, *calls.changed]
-    if not names:
-        return f"compiler: {message}. Use Inductor."
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (
-        f"compiler: {message}. Calls change {', '.join(names[:3])}{more}, which a package does not follow. Make it a "
-        "buffer that is changed in place (register_buffer, copy_), or use Inductor."
-    )
+    own = [f" at {file}:{line}" for file, line in seen if is_user_code(file)]
+    return own[-1] if own else ""
 
 
 # Shapes. ------------------------------------------------------------------------------------------------------------

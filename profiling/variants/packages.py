@@ -1,28 +1,27 @@
-"""Files of ahead-of-time compilers: their names, and those that cells of a run share.
+"""Files of ahead-of-time compilers: their names, and the path by which cells of a run share them.
 
-Cells that compile the same code (`aot_inductor` and `aot_inductor_cuda_graph`) need the same package, which takes
-minutes to make. The run names a folder in the environment (`profiling.run.compile_caches`), one for each component and
-compiler. The first cell puts its package there; a later one with the same program, weights and options takes it.
+A package takes minutes to make, and cells that differ only in their capture (`aot_inductor` and
+`aot_inductor_cuda_graph`) need the same one. The run names a folder in the environment for each component and each
+recipe with its options, without the capture (`profiling.run.compile_caches`). The first cell puts its package there.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from profiling.components.spec import PACKAGES_FOLDER
 from profiling.components.trees import tensors_in
 
-_CHUNK_BYTES = 1 << 26  # that are hashed at a time
+_CHUNK_BYTES = 1 << 24  # of a tensor, that a checksum reads at a time
 
 
 def new_file(folder: Path, name: str) -> Path:
@@ -35,73 +34,59 @@ def new_file(folder: Path, name: str) -> Path:
     return file
 
 
-def shared_path(program: torch.export.ExportedProgram, options: Mapping[str, Any], suffix: str) -> Path | None:
-    """Return where cells share the package of a program compiled with `options`; None: the run shares no packages.
+def shared_path(
+    program: torch.export.ExportedProgram, inputs: Mapping[str, Any], options: Mapping[str, Any], suffix: str
+) -> Path | None:
+    """Return where cells share the package of an exported program; None: the run shares no packages.
 
-    The name is a digest of the program, the values of its weights, and the options. The rest of what a package
-    depends on (the device, versions, inductor's global settings, code of custom operators) is the same in a run.
+    In the folder of a component and recipe, the name is a digest of the inputs' dtypes, shapes and strides, the
+    compiler's options, the program's text (a realtime cell has several modules), and the fingerprint of the weights:
+    name, form and a checksum over all bytes, which is computed on their device.
     """
     folder = os.environ.get(PACKAGES_FOLDER)
     if not folder:
         return None
-    digest = hashlib.blake2b(digest_size=16)
-    for text in _key_texts(program, options):
-        digest.update(text.encode() + b"\0")
-    for name, value in sorted({**program.state_dict, **program.constants}.items()):
-        digest.update(f"{name} {type(value).__name__}\0".encode())
-        for tensor in _inner_tensors(value):
-            digest.update(_form(tensor).encode() + b"\0")
-            for chunk in tensor.detach().contiguous().view(-1).view(torch.uint8).split(_CHUNK_BYTES):
-                digest.update(chunk.cpu().numpy().data)
-    return Path(folder, f"{digest.hexdigest()}{suffix}")
-
-
-def _key_texts(program: torch.export.ExportedProgram, options: Mapping[str, Any]) -> Iterator[str]:
-    yield json.dumps(dict(options), sort_keys=True, default=repr)
-    yield str(program.call_spec)  # the form of arguments and output
-    yield str(program.graph_signature)
-    yield str(program.range_constraints)
-    for part in program.graph_module.modules():
-        if isinstance(part, torch.fx.GraphModule):
-            yield str(part.graph)
-            inputs = (node.meta.get("val") for node in part.graph.nodes if node.op == "placeholder")
-            yield str([[_form(tensor) for tensor in tensors_in(value)] or repr(value) for value in inputs])
+    weights = {**program.state_dict, **program.constants}
+    key = [
+        *(_form(tensor) for tensor in tensors_in(inputs)),
+        *(f"{name}={value!r}" for name, value in sorted(options.items())),
+        *(str(program), str(program.call_spec)),
+        *(f"{name} {_form(each)} {_checksum(each)}" for name in weights for each in plain_tensors(weights[name])),
+    ]
+    return Path(folder, hashlib.blake2b("\0".join(key).encode(), digest_size=16).hexdigest() + suffix)
 
 
 def _form(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.stride()} {tensor.dtype} {tensor.device}"
 
 
-def _inner_tensors(value: Any) -> Iterator[Tensor]:
+def plain_tensors(value: Any) -> Iterator[Tensor]:
     """Yield the plain tensors of a value: itself, or those inside a tensor subclass such as quantised weights."""
     if hasattr(value, "__tensor_flatten__"):
         for name in value.__tensor_flatten__()[0]:
-            yield from _inner_tensors(getattr(value, name))
+            yield from plain_tensors(getattr(value, name))
     elif isinstance(value, Tensor):
         yield value
 
 
-def share(file: Path, shared: Path) -> None:
-    """Make a package available to later cells: by a hard link, or by a copy on another file system."""
-    shared.parent.mkdir(parents=True, exist_ok=True)
-    _link_or_copy(file, shared)
+def _checksum(tensor: Tensor) -> int:
+    """Return the sum of the tensor's 32-bit words, each times an odd number for its position, modulo 2^64.
+
+    A word that changes changes it, and so do two words of a chunk that change places.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for chunk in tensor.detach().contiguous().view(-1).view(torch.uint8).split(_CHUNK_BYTES):
+        words = pad(chunk, (0, -len(chunk) % 4)).view(torch.int32)  # a copy, so that words begin at a whole address
+        total = 3 * total + (words * (2 * torch.arange(len(words), device=tensor.device) + 1)).sum()
+    return int(total)
 
 
-def fetch(shared: Path, file: Path) -> bool:
-    """Put the package that an earlier cell shared at `file`; return False if there is none."""
-    if not shared.exists():
-        return False
-    _link_or_copy(shared, file)
-    return True
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    temporary = target.with_name(f".{uuid4().hex}.part")  # renamed when complete, for cells that look meanwhile
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make the file available at `target`: by a hard link, or by a copy on another file system."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.link(source, target)
+    except FileExistsError:  # another cell made the same
+        pass
+    except OSError:
+        shutil.copyfile(source, target)

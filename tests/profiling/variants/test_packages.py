@@ -1,11 +1,13 @@
 """Packages that cells share: equal programs, weights and options give one path, a difference gives another."""
 
+import errno
+
 import pytest
 import torch
 from torch import nn
 
 from profiling.components.spec import PACKAGES_FOLDER
-from profiling.variants.packages import fetch, new_file, share, shared_path
+from profiling.variants.packages import _CHUNK_BYTES, link_or_copy, new_file, shared_path
 
 
 class Net(nn.Module):
@@ -19,19 +21,17 @@ class Net(nn.Module):
         return self.form((self.linear(x) * self.scale + self.shift, x + 1))
 
 
-def exported(net, rows=2, x=None):
-    return torch.export.export(net, (torch.zeros(rows, net.linear.in_features) if x is None else x,))
+def path_of(net, options=None, x=None, constants=None):
+    x = torch.zeros(2, net.linear.in_features) if x is None else x
+    program = torch.export.export(net, (), {"x": x})
+    program.constants.update(constants or {})
+    return shared_path(program, {"x": x}, options or {"freezing": False}, ".pt2")
 
 
-def column_major(net):
-    net.linear.weight.data = net.linear.weight.data.t().contiguous().t()
-    return net
-
-
-def changed(net, name):
+def changed(function):
+    net = Net()
     with torch.no_grad():
-        tensor = net.get_parameter(name) if name.startswith("linear") else net.get_buffer(name)
-        tensor.view(-1)[-1] += 1e-3
+        function(net)
     return net
 
 
@@ -41,63 +41,62 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "packages"
 
 
-def test_equal_programs_share_a_path(folder):
-    first, second = (shared_path(exported(Net()), {"freezing": False, "a": 1}, ".pt2") for _ in range(2))
-    assert first == second == shared_path(exported(Net()), {"a": 1, "freezing": False}, ".pt2")
-    assert first is not None
+def test_equal_programs_share_a_path_in_the_folder_that_the_run_names(folder, monkeypatch):
+    first, second = (path_of(Net(), {"freezing": False, "a": 1}) for _ in range(2))
+    assert first == second == path_of(Net(), {"a": 1, "freezing": False})
     assert (first.parent, first.suffix) == (folder, ".pt2")
+    monkeypatch.delenv(PACKAGES_FOLDER)
+    assert path_of(Net()) is None
 
 
 def test_whatever_differs_gives_another_path(folder):
-    options = {"freezing": False}
+    two = pytest.importorskip("torch.testing._internal.two_tensor").TwoTensor
     paths = [
-        shared_path(program, each, ".pt2")
-        for program, each in (
-            (exported(Net()), options),
-            (exported(Net()), {"freezing": True}),
-            (exported(Net(scale=2.0)), options),
-            (exported(Net(size=8)), options),
-            (exported(Net(), rows=3), options),
-            (exported(Net().double().float().bfloat16().float()), options),
-            (exported(changed(Net(), "linear.weight")), options),
-            (exported(changed(Net(), "linear.bias")), options),
-            (exported(changed(Net(), "shift")), options),
-            (exported(column_major(Net())), options),
-            (exported(Net(), x=torch.zeros(4, 2).t()), options),
-            (exported(Net(form=list)), options),
-            (exported(Net(form=lambda pair: {"a": pair[0], "b": pair[1]})), options),
-            (exported(Net(form=lambda pair: {"b": pair[0], "a": pair[1]})), options),
-        )
+        path_of(Net()),
+        path_of(Net(), {"freezing": True}),
+        path_of(Net(scale=2.0)),
+        path_of(Net(size=8)),
+        path_of(Net(), x=torch.zeros(3, 4)),
+        path_of(Net(), x=torch.zeros(4, 2).t()),
+        path_of(Net().double(), x=torch.zeros(2, 4).double()),
+        path_of(Net(form=list)),
+        path_of(Net(form=lambda pair: {"a": pair[0], "b": pair[1]})),
+        path_of(Net(form=lambda pair: {"b": pair[0], "a": pair[1]})),
+        path_of(changed(lambda net: net.linear.weight.view(-1)[-1].add_(1e-3))),
+        path_of(changed(lambda net: net.linear.weight.copy_(net.linear.weight.flip(0)))),
+        path_of(changed(lambda net: net.linear.weight.view(-1)[0].neg_())),
+        path_of(changed(lambda net: net.shift[1].add_(1e-3))),
+        path_of(changed(lambda net: setattr(net.linear.weight, "data", net.linear.weight.t().contiguous().t()))),
+        *(path_of(Net(), constants={"eight_bits": two(torch.zeros(3), torch.full((3,), each))}) for each in (1.0, 2.0)),
+        *(path_of(Net(), constants={"large": each}) for each in large()),
     ]
     assert len(set(paths)) == len(paths)
 
 
-def test_numbers_inside_a_tensor_subclass_count(folder):
-    two = pytest.importorskip("torch.testing._internal.two_tensor").TwoTensor
-    program = exported(Net())
-    paths = set()
-    for number in (1.0, 2.0):
-        program.constants["quantised"] = two(torch.zeros(3), torch.full((3,), number))
-        paths.add(shared_path(program, {}, ".pt2"))
-    assert len(paths) == 2
+def large():
+    """Weights of several chunks and of a size that is no multiple of 4 bytes, with bytes that change places."""
+    values = torch.arange(2 * _CHUNK_BYTES + 3, dtype=torch.int32).to(torch.uint8)
+    for first, second in ((0, 0), (1, 2), (1, _CHUNK_BYTES + 2), (-1, -2)):
+        each = values.clone()
+        each[first], each[second] = values[second], values[first]
+        yield each
 
 
-def test_nothing_is_shared_where_the_run_names_no_folder(monkeypatch):
-    monkeypatch.delenv(PACKAGES_FOLDER, raising=False)
-    assert shared_path(exported(Net()), {}, ".pt2") is None
-
-
-def test_what_one_cell_leaves_another_gets(tmp_path):
+def test_a_file_is_linked_or_copied_to_another_file_system(tmp_path, monkeypatch):
     made, shared, later = tmp_path / "a" / "Net.pt2", tmp_path / "shared" / "digest.pt2", tmp_path / "b" / "Net.pt2"
     made.parent.mkdir()
-    later.parent.mkdir()
-    assert not fetch(shared, later)
     made.write_bytes(b"package")
-    share(made, shared)
+    for _ in range(2):  # two cells may make the same one
+        link_or_copy(made, shared)
+    assert shared.samefile(made)
     made.unlink()  # a start keeps its package only until it ends
-    assert fetch(shared, later)
+
+    def other_file_system(source, target):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.link", other_file_system)
+    link_or_copy(shared, later)
     assert later.read_bytes() == b"package"
-    assert [each.name for each in (*shared.parent.iterdir(), *later.parent.iterdir())] == ["digest.pt2", "Net.pt2"]
 
 
 def test_a_second_file_of_a_name_gets_a_number(tmp_path):

@@ -27,16 +27,6 @@ class Scores(nn.Module):
         return {"y": torch.cumsum(self.linear(x) * gain * scale, -1)}
 
 
-class Counts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x, gain):
-        self.calls += 1
-        return x * gain * self.calls
-
-
 @pytest.fixture
 def trt(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_tensorrt", standin)
@@ -170,11 +160,6 @@ def test_what_torch_tensorrt_would_ignore_or_raise_later(trt, tmp_path, compiler
     with pytest.raises(InputError, match=says):
         prepared(compiler, tmp_path, 2, **other)
     assert trt.log == []
-
-
-def test_state_that_an_engine_would_keep_is_refused(trt, tmp_path):
-    with pytest.raises(InputError, match="Calls change calls, which a package does not follow"):
-        prepared(AOTTensorRT(), tmp_path, 2, module=Counts())
 
 
 @pytest.mark.parametrize("compiler", [TensorRT(), AOTTensorRT()])
