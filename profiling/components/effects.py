@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.components.outputs import Outputs, difference
-from profiling.components.snapshot import GENERATORS, MISSING, Holder, Kept, Structure, generator_state, same
+from profiling.components.snapshot import GENERATORS, MISSING, Holder, Kept, Structure, differ, generator_state, same
 from profiling.components.trees import map_tensors, tensors_in, written_tensors
 
 #: Most calls before the state of a module is known: they end once its structure repeats.
@@ -63,7 +63,8 @@ class Watch(TorchDispatchMode):
             address = storage_of(tensor)
             if address in self._guarded and address not in self.written:
                 self.kept.add(address, *self._guarded[address])
-            self.written.add(address)
+            if address:
+                self.written.add(address)
         return func(*args, **kwargs)
 
 
@@ -241,8 +242,7 @@ class Observer:
         before, now = self.before, Structure.of(self._roots)
         moved = self._compare_values(before, now)
         for key, (_, content) in before.contents.items():
-            later = now.contents[key][1] if key in now.contents else {}
-            if content.keys() != later.keys() or any(not same(each, later[name]) for name, each in content.items()):
+            if key not in now.contents or differ(content, now.contents[key][1]):
                 self.touched.add(key)
         for path, values in self._numbers.items():
             if path not in moved:

@@ -203,7 +203,7 @@ def _holders(path: str, value: Any) -> Iterator[Holder]:
     """Yield the parts of an object that hold others."""
     if isinstance(value, nn.Module):
         yield Holder(path, value, "attributes")
-        for name in ("_buffers", "_modules"):
+        for name in ("_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
             if isinstance(vars(value).get(name), dict):
                 yield Holder(path, vars(value)[name], "items", dotted=True)
         return
@@ -235,6 +235,11 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return isinstance(one, _ATOMS) and (one == other or (one != one and other != other))
+
+
+def differ(one: Mapping[Hashable, Any], other: Mapping[Hashable, Any]) -> bool:
+    """Return whether two contents of a holder have other keys or entries."""
+    return one.keys() != other.keys() or any(not same(each, other[name]) for name, each in one.items())
 
 
 class KeptTensor:

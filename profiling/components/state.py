@@ -5,7 +5,7 @@ Measurements begin from S0, in which caches, masks and generators exist that a m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from profiling.components.effects import Effects, Observer
-from profiling.components.snapshot import MISSING, Kept, Snapshot, Structure
+from profiling.components.effects import Effects, Observer, is_below, name_of
+from profiling.components.snapshot import MISSING, Holder, Kept, Snapshot, Structure, differ
 from profiling.components.trees import dotted, form_of, keyed_leaves, keyed_tensors
 
 
@@ -41,6 +41,7 @@ class State:
         self.roots: Mapping[str, Any] = {"": module, "inputs": inputs}
         self._restored = self.roots if policy == "snapshot" else {"inputs": inputs}
         self._cold: Snapshot | None = None
+        self._warmed: list[tuple[Holder, dict[Hashable, Any]]] = []  # what the warm calls changed, as it was before
         self._given = Kept({}, {})  # values of the input tensors before the warm calls
         self._start: Snapshot | None = None
         self._parameters = Kept({}, {})  # those that calls write to
@@ -70,6 +71,9 @@ class State:
         self._given = Kept({}, {})
         drawn = {id(each) for _, each in self._input_tensors()} - self.carried
         self._start = Snapshot(self._restored, drawn)
+        if self._cold is not None:
+            known, now = self._cold.structure.contents, Structure.of(self.roots).contents
+            self._warmed = [known[key] for key in known.keys() & now.keys() if differ(known[key][1], now[key][1])]
         self.not_restored = self._start.structure.closed | self._start.kept.failures
 
     def form(self) -> dict[str, Any]:
@@ -91,26 +95,25 @@ class State:
         assert self._start is not None
         assert self._cold is not None
         self.restore()
-        cold, assigned, reached = self._cold.structure, {*self.effects.assigned}, Structure.of(self.roots).contents
         with torch.inference_mode():
             for key, kept in self._start.kept.tensors.items():
-                if key not in cold.tensors and any(kept.tensor is each for each in self.changed or ()):
+                if key not in self._cold.structure.tensors and any(kept.tensor is each for each in self.changed or ()):
                     kept.tensor.zero_()
         for key, (_, generator) in self._start.structure.generators.items():
-            if key not in cold.generators and isinstance(generator, torch.Generator):
+            if key not in self._cold.structure.generators and isinstance(generator, torch.Generator):
                 generator.manual_seed(generator.initial_seed())
-        for key, (holder, content) in cold.contents.items():
-            if key not in reached:
-                continue
+        assigned = {*self.effects.assigned}
+        for holder, content in self._warmed:
             now = holder.read()
             made = {
-                name: value
+                name
                 for name, value in now.items()
-                if content.get(name) is None and holder.place(name) not in assigned and _holds_tensors(value)
+                if content.get(name) is None and name_of(holder, name) not in assigned and _holds_tensors(value)
             }
-            if holder.kind in ("sequence", "set") and (holder.path in assigned or len(now) != len(content)):
-                made = {}
-            holder.write(content | made)
+            if holder.kind in ("sequence", "set"):
+                holder.write(now if made and len(now) == len(content) else content)
+            else:
+                holder.write(content | {name: now[name] for name in made})
         self._cold.restore_values()
 
     def observer(self) -> Observer:
@@ -155,8 +158,7 @@ class State:
         return {
             path: value
             for path, value in now.items()
-            if path in names
-            or any(path == each or path.startswith((f"{each}[", f"{each}.")) for each in effects.carried)
+            if path in names or any(is_below(path, each) for each in effects.carried)
         }
 
     def load(self, values: Mapping[str, Any]) -> list[str]:
@@ -202,7 +204,7 @@ class State:
         """
         assert self._start is not None
         snapshots = [each for each in (self._start, self._cold) if each is not None]
-        contents = [entry for each in snapshots for entry in each.structure.contents.values()]
+        contents = [*self._start.structure.contents.values(), *self._warmed]
         old = {holder.key: holder.read() for holder, _ in contents}
         yield
         others: dict[int, Tensor] = {}  # by the id of the tensor that was replaced
