@@ -29,6 +29,7 @@ from profiling.components.spec import DTYPES, ComponentSpec, Settings
 from profiling.components.trajectory import kept_generators
 from profiling.errors import InputError, SkippedError, did_you_mean, printable, shell_words
 from profiling.graphs import CaptureError
+from profiling.machine.tf32 import kept_tf32, tf32_allowed
 from profiling.report.format import few
 from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
@@ -127,7 +128,7 @@ def profile(
         checkpoint="random",  # the module has its weights
         seed=seed,
         threads=torch.get_num_threads(),
-        tf32=bool(torch.backends.cuda.matmul.allow_tf32),
+        tf32=tf32_allowed(),
         ceilings=ceilings,
         trace=trace,
     )
@@ -342,13 +343,13 @@ def _unchanged_process() -> Iterator[None]:
     cuda, device = torch.cuda.is_initialized(), torch._GLOBAL_DEVICE_CONTEXT
     default_device = getattr(getattr(device, "device_context", None), "device", None)
     default_dtype, threads, traces = torch.get_default_dtype(), torch.get_num_threads(), os.environ.get(TORCH_TRACE)
-    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     current = torch.cuda.current_device() if cuda else None
     try:
         with (
             kept_generators(),
+            kept_tf32(),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),
@@ -357,7 +358,6 @@ def _unchanged_process() -> Iterator[None]:
             yield
     finally:
         use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
         torch.set_num_threads(threads)
         torch.set_default_dtype(default_dtype)
         torch.set_default_device(default_device)

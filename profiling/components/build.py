@@ -25,6 +25,7 @@ from profiling.components.trees import dotted, keyed_leaves, map_tensors
 from profiling.components.weights import give_weights
 from profiling.errors import InputError
 from profiling.machine.memory import free_bytes
+from profiling.machine.tf32 import set_tf32
 
 
 def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
@@ -90,7 +91,7 @@ def set_process_state(settings: Settings) -> None:
         torch.set_grad_enabled(True)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+    set_tf32(settings.tf32)
     device = torch.device(settings.device)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)

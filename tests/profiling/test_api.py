@@ -23,6 +23,7 @@ from profiling.errors import InputError
 from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.report.__main__ import main as report
+from profiling.results.environment import read_environment
 from profiling.trace.counters import snapshot
 from profiling.variants.inductor import Inductor
 from profiling.variants.recipe import Recipe
@@ -212,6 +213,23 @@ def test_everything_is_left_as_it_was():
         torch.use_deterministic_algorithms(False)
     assert result.records[0].status == "ok"
     assert result.records[0].dtype == "bfloat16"
+
+
+def test_tf32_as_torchs_current_interface_sets_it():
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        result = profiling.profile(Net(), inputs(), **ONE)
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+    assert result.records[0].status == "ok", result.records[0].reason
+    assert read_environment(result.folder).tf32 is True
+
+
+def test_the_first_use_in_a_process_draws_no_random_number():
+    script = "import random; before = random.getstate(); import profiling as p; p.profile, p.prepare, p.FrameRecorder\n"
+    subprocess.run([sys.executable, "-c", f"{script}assert random.getstate() == before"], cwd=ROOT, check=True)
 
 
 class Cache:
