@@ -271,6 +271,18 @@ def test_a_result_for_the_old_inputs_fails():
     assert record.reason.startswith("parity")
 
 
+class Hungry(nn.Module):
+    def forward(self, x):
+        return x + torch.empty(2**60).sum()
+
+
+def test_a_module_that_runs_out_of_memory_is_no_wrong_input():
+    (record,) = profiling.profile(Hungry(), {"x": torch.ones(4)}, **ONE).records
+    assert record.status == "failed"
+    assert "DefaultCPUAllocator" in record.reason
+    assert not record.bad_input
+
+
 class OnlyMask(nn.Module):
     def forward(self, mask):
         return mask * torch.ones(4)
