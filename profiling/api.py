@@ -23,7 +23,7 @@ from profiling.cli.app import CONF
 from profiling.components import held
 from profiling.components.build import use_deterministic_algorithms
 from profiling.components.component import CHECK_SEED
-from profiling.components.held import Held, Inputs, named_inputs
+from profiling.components.held import Held, Inputs, named_inputs, same_values
 from profiling.components.instantiate import instantiate
 from profiling.components.spec import DTYPES, ComponentSpec, Settings
 from profiling.components.trajectory import kept_generators
@@ -327,7 +327,7 @@ def _complete(run: Run, subject: Held) -> None:
     environment = msgspec.structs.replace(read_environment(run.folder), module_git=module_states([target]))
     write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
     prepared, check = (dict(named_inputs(subject.draw(seed))) for seed in (subject.seed, subject.seed + CHECK_SEED))
-    same = [path for path in check if path in prepared and torch.equal(prepared[path], check[path])]
+    same = [path for path in check if path in prepared and same_values(prepared[path], check[path])]
     if same:
         note = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
         if len(same) < len(check):

@@ -238,18 +238,32 @@ def shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Return a tensor of the same values in another order.
 
     Unchanged are masks (bool, or two values only), sorted integers (positions, lengths), and single values: in another
-    order they could mean something that the module refuses.
+    order could mean something that the module refuses. Sparse tensors, and dtypes of less than a byte, stay, too.
     """
     if tensor.dtype == torch.bool or tensor.numel() < 2 or tensor.layout != torch.strided:
         return tensor
     flat = tensor.detach().flatten()
-    values = torch.view_as_real(flat)[:, 0] if flat.is_complex() else flat
-    if ((values == values.min()) | (values == values.max())).all():
-        return tensor
-    if not (flat.is_floating_point() or flat.is_complex()) and (flat[1:] >= flat[:-1]).all():
-        return tensor
     order = torch.randperm(flat.numel(), generator=generator).to(flat.device)
-    return flat[order].view(tensor.shape)
+    integers = not (flat.is_floating_point() or flat.is_complex())
+    try:
+        numbers = torch.view_as_real(flat)[:, 0] if flat.is_complex() else flat
+        numbers = numbers.long() if integers else numbers.double()  # float8 and uint16 cannot be compared
+        if ((numbers == numbers.min()) | (numbers == numbers.max())).all():
+            return tensor
+        if integers and (numbers[1:] >= numbers[:-1]).all():
+            return tensor
+        return flat[order].view(tensor.shape)
+    except NotImplementedError:
+        return tensor
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold the same values; False where torch cannot tell."""
+    try:
+        dense = (each if each.layout == torch.strided else each.to_dense() for each in (one, other))
+        return one is other or torch.equal(*dense)
+    except (NotImplementedError, RuntimeError):
+        return False
 
 
 def _held(key: str) -> Held:

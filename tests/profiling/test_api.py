@@ -419,6 +419,36 @@ def test_shuffled_keeps_values_and_leaves_masks_and_positions():
         assert torch.equal(shuffled(kept, generator), kept)
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "complex32", "float4_e2m1fn_x2"])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_shuffled_keeps_the_values_of_dtypes_that_torch_compares_not(name):
+    dtype = getattr(torch, name)
+    numbers = torch.tensor([5, 3, 6, 1, 7, 2, 4, 0], dtype=torch.uint8)
+    tensor = numbers.view(dtype) if name.startswith("float4") else numbers.float().to(dtype)
+    again = shuffled(tensor, torch.Generator().manual_seed(0))
+    width = tensor.itemsize
+    values, kept = again.view(torch.uint8).reshape(-1, width).tolist(), tensor.view(torch.uint8).reshape(-1, width)
+    assert sorted(values) == sorted(kept.tolist())
+    assert (values == kept.tolist()) == name.startswith("float4")
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, a):
+        return a @ self.weight
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_input(layout):
+    (record,) = profiling.profile(Weighted(), {"a": torch.eye(8).to_sparse(layout=layout)}, **ONE).records
+    assert record.status == "ok", record.reason
+    assert any("give other ones as check_inputs" in note for note in record.notes)
+
+
 class Shared(nn.Module):
     """Returns its input itself, a view of it, and a tensor of its own that each call overwrites."""
 
