@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from profiling.components.casting import parameter_dtypes
 from profiling.components.effects import WARM_CALLS, Effects
 from profiling.components.instantiate import is_device_failure
 from profiling.components.state import State
@@ -80,8 +81,8 @@ class Component:
 
     @property
     def parameters(self) -> int:
-        """Number of trainable parameters, without buffers and constants."""
-        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+        """Number of parameters, frozen ones included, without buffers."""
+        return sum(parameter_dtypes(self.module).values())
 
     def state(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors that a call may change, for counting their bytes.

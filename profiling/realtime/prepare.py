@@ -329,7 +329,6 @@ def load_stages(
     are made.
     """
     blueprints = {name: blueprint.cast("run") for name, blueprint in blueprints.items()}
-    parameters = sum(blueprint.component(settings.seed).parameters for blueprint in blueprints.values())
     dtypes: Counter[str] = Counter()
     for blueprint in blueprints.values():
         dtypes.update(parameter_dtypes(blueprint.module))
@@ -346,7 +345,7 @@ def load_stages(
         graph,
         components,
         {name: replace(each, outputs=expected[name], form=form) for name, each in eager.items()},
-        parameters,
+        sum(dtypes.values()),
         dict(dtypes),
         next(iter(sources.values())) if same else ", ".join(f"{name}: {source}" for name, source in sources.items()),
         {name: blueprint.hint for name, blueprint in blueprints.items() if blueprint.hint},

@@ -232,6 +232,13 @@ def test_the_first_use_in_a_process_draws_no_random_number():
     subprocess.run([sys.executable, "-c", f"{script}assert random.getstate() == before"], cwd=ROOT, check=True)
 
 
+def test_frozen_parameters_count():
+    net = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8))
+    (record,) = profiling.profile(net, {"input": torch.ones(2, 8)}, **ONE).records
+    assert record.parameters == 144
+    assert record.parameter_dtypes == {"float32": 144}
+
+
 class Cache:
     """Keys of the calls so far, as a transformers DynamicCache has them; forward assigns longer ones."""
 
