@@ -20,6 +20,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode
 from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
 from profiling.components.component import Component, MakeInputs, Place, check_arguments, of_other_shapes
 from profiling.components.instantiate import explained, instantiate, partial_of
+from profiling.components.snapshot import Structure
 from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
 from profiling.components.trees import dotted, keyed_leaves, map_tensors
 from profiling.components.weights import give_weights
@@ -197,7 +198,13 @@ class Blueprint:
             def widen(tensor: torch.Tensor) -> torch.Tensor:
                 return tensor.float() if self.form != "run" and tensor.dtype in HALF else tensor
 
-            return lambda generator: map_tensors(widen, dict(draw(generator)))
+            def make(generator: torch.Generator) -> Mapping[str, Any]:
+                made = map_tensors(widen, dict(draw(generator)))
+                for _, tensor in Structure.of({"": made}).tensors.values() if self.form != "run" else ():
+                    tensor.data = widen(tensor)  # in an object, a cache for example, which is passed as it was made
+                return made
+
+            return make
 
         def generator(number: int = 0) -> torch.Generator:
             return torch.Generator(self.device).manual_seed(seed + number)

@@ -147,6 +147,13 @@ def _check_names(node: Mapping[str, Any], target: Any, where: str, given: Collec
     for name in node:
         if name in given:
             raise InputError(f"{where}.{name}: {node['_target_']} is called with {name} by this tool. Remove the key.")
+    with suppress(TypeError, ValueError):  # built-in
+        for parameter in _parameters(target, True)[:positional]:
+            if parameter.name in node and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                raise InputError(
+                    f"{where}.{parameter.name}: {node['_target_']} is called with the module in the place of "
+                    f"{parameter.name}. Name a function instead that takes the module and calls it."
+                )
     names = accepted_names(target)
     if names is None:
         return

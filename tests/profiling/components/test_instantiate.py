@@ -135,6 +135,19 @@ def wrapped(error):
         return outer
 
 
+class Cache:
+    """Takes a config first, and any options, as caches of a library do."""
+
+    def __init__(self, config, length, **options):
+        self.config = config
+
+
+def test_a_class_that_does_not_take_the_module_first():
+    node = {"_target_": f"{__name__}.Cache", "config": {"_target_": "builtins.dict"}, "length": 4}
+    with pytest.raises(InputError, match=r"inputs.cache.config: .*Cache is called with the module in the place of con"):
+        partial_of(node, "inputs.cache", given=("generator", "device", "dtype"), positional=1)
+
+
 OUT_OF_MEMORY = {
     "torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     "torch, other words": torch.OutOfMemoryError("no room"),
