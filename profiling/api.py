@@ -22,6 +22,7 @@ from torch import nn
 from profiling.cli.app import CONF
 from profiling.components import held
 from profiling.components.build import use_deterministic_algorithms
+from profiling.components.compiled import compiled_note
 from profiling.components.component import CHECK_SEED
 from profiling.components.held import Held, Inputs, named_inputs, same_values
 from profiling.components.instantiate import instantiate
@@ -120,7 +121,7 @@ def profile(
             f"module computes in {kind}; {', '.join(DTYPES)} can be measured. Pass dtype=torch.float32, which casts "
             "copies of it."
         )
-    component = name or (type(module).__name__ if isinstance(module, nn.Module) else "module")
+    component = name or (type(subject.module).__name__ if isinstance(module, nn.Module) else "module")
     settings = Settings(
         device=str(device or subject.device),
         dtype=str(dtype or autocast or subject.dtype).removeprefix("torch."),
@@ -321,20 +322,24 @@ def _path_of(where: str, value: Any) -> str:
 
 
 def _complete(run: Run, subject: Held) -> None:
-    """Add what the run cannot know: where the module's code is, and that its check inputs were not others."""
+    """Add what the run cannot know: where the code is, what was compiled, and that check inputs were not others."""
     builder = type(subject.module) if isinstance(subject.module, nn.Module) else subject.module
     target = f"{getattr(builder, '__module__', '')}.{getattr(builder, '__qualname__', '')}"
     environment = msgspec.structs.replace(read_environment(run.folder), module_git=module_states([target]))
     write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
     prepared, check = (dict(named_inputs(subject.draw(seed))) for seed in (subject.seed, subject.seed + CHECK_SEED))
     same = [path for path in check if path in prepared and same_values(prepared[path], check[path])]
+    checked = ""
     if same:
-        note = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
+        checked = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
         if len(same) < len(check):
-            note = f"parity was checked with the same {few(same)} that the variant was prepared with: give check_inputs"
-        for record in run.records.values():
-            if record.parity is not None:
-                append_record(run.folder, msgspec.structs.replace(record, notes=(*record.notes, note)))
+            which = few(same)
+            checked = f"parity was checked with the same {which} that the variant was prepared with: give check_inputs"
+    for record in run.records.values():
+        notes = [compiled_note(subject.compiled)] * bool(subject.compiled)
+        notes += [checked] * (bool(same) and record.parity is not None)
+        if notes:
+            append_record(run.folder, msgspec.structs.replace(record, notes=(*record.notes, *notes)))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
+from profiling.components.compiled import compiled_note, compiled_parts, inside, take_inside
 from profiling.components.component import Component, MakeInputs, Place, check_arguments, of_other_shapes
 from profiling.components.instantiate import explained, instantiate, partial_of
 from profiling.components.snapshot import Structure
@@ -55,7 +55,10 @@ def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise InputError(f"{where}: {spec.module['_target_']} returned a {kind}, not a torch.nn.Module.")
+    compiled = compiled_parts(module) if "_modules" in vars(module) else ()
+    module = inside(module)
     check_built(module, where)
+    take_inside(module)
     if spec.state_options.policy == "reset" and not callable(getattr(module, "reset", None)):
         raise InputError(
             f"component.{spec.key}.state=reset: {type(module).__name__} has no method reset(). Add one that restores "
@@ -69,7 +72,8 @@ def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
     draw, *others = (input_maker(node, spec.key, module, device, dtype) for node in nodes)
     draw_extra, draw_warmup = others[: len(spec.extra_inputs)], others[len(spec.extra_inputs) :]
     check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.key)
-    return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(draw_extra), tuple(draw_warmup))
+    notes = (compiled_note(compiled),) if compiled else ()
+    return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(draw_extra), tuple(draw_warmup), notes)
 
 
 def input_dtype(spec: ComponentSpec, module: nn.Module, run_dtype: torch.dtype) -> torch.dtype:
@@ -99,22 +103,14 @@ def set_process_state(settings: Settings) -> None:
 
 
 def check_built(module: nn.Module, where: str) -> None:
-    """Check that the module has parameters that can be loaded, cast and counted, and that it runs eagerly.
+    """Check that the module has parameters that can be loaded, cast and counted.
 
     Raises:
-        InputError: its class does not call `super().__init__()`, it is under torch.compile, or a parameter has no shape
-            yet or no memory.
+        InputError: its class does not call `super().__init__()`, or a parameter has no shape yet or no memory.
 
     """
     if "_parameters" not in vars(module):
         raise InputError(f"{where}: {type(module).__name__}.__init__ does not call super().__init__(). Add the call.")
-    wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
-    for name, part in module.named_modules():
-        if isinstance(part, wrapper) or getattr(part, "_compiled_call_impl", None) is not None:
-            raise InputError(
-                f"{where}: {name or 'the module'} is compiled already (torch.compile), so that no variant, baseline "
-                "included, would run as its name says. Build it uncompiled: variants compile it."
-            )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             raise InputError(
@@ -141,6 +137,7 @@ class Blueprint:
     hint: str | None  # how to get the published weights, if these are random
     draw_extra: tuple[MakeInputs, ...] = ()  # inputs of the further shapes that a step is prepared for
     draw_warmup: tuple[MakeInputs, ...] = ()  # inputs of the calls that come before all others
+    notes: tuple[str, ...] = ()  # what the record is to say of the module
     form: Form = "run"  # what the module was cast to last
 
     def checksums(self) -> list[float]:

@@ -182,6 +182,7 @@ class Prepared:
     parameter_dtypes: Mapping[str, int]
     weights: str
     weights_hints: Mapping[str, str]
+    notes: tuple[str, ...]
 
 
 def session(
@@ -349,6 +350,7 @@ def load_stages(
         dict(dtypes),
         next(iter(sources.values())) if same else ", ".join(f"{name}: {source}" for name, source in sources.items()),
         {name: blueprint.hint for name, blueprint in blueprints.items() if blueprint.hint},
+        tuple(f"{name}: {note}" for name, blueprint in blueprints.items() for note in blueprint.notes),
     )
 
 

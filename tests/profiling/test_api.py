@@ -402,9 +402,63 @@ def test_a_wrong_argument_is_one_line(arguments, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_compiled_module_is_refused():
-    with pytest.raises(InputError, match="module is compiled already"):
-        profiling.profile(torch.compile(nn.Linear(8, 8)), {"input": torch.ones(1, 8)}, **ONE)
+def refuses(graph, inputs):
+    raise AssertionError("what the user compiled is called")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+def compiled(how):
+    """Return a module that its user has compiled, so that calls of what was compiled raise."""
+    net = nn.Sequential(nn.Linear(8, 8), Block())
+    if how == "whole":
+        return torch.compile(net, backend=refuses)
+    if how == "part":
+        net[1].layer = torch.compile(net[1].layer, backend=refuses)
+    if how == "in place":
+        net[1].compile(backend=refuses)
+    return net
+
+
+COMPILED = {
+    "whole": "the module was compiled already",
+    "part": "1.layer was compiled already",
+    "in place": "1 was compiled already",
+}
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["a module", "a function"])
+@pytest.mark.parametrize(("how", "says"), COMPILED.items(), ids=COMPILED)
+def test_inside_of_a_compiled_module(how, says, built):
+    module = partial(compiled, how) if built else compiled(how)
+    (record,) = profiling.profile(module, {"input": torch.ones(2, 8)}, **ONE).records
+    assert record.status == "ok", record.reason
+    assert [note for note in record.notes if "compiled already" in note] == [
+        f"{says} (torch.compile): what is inside is measured, and variants compile it"
+    ]
+    assert record.component == ("module" if built else "Sequential")
+    assert record.parameters == 144
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_step_of_a_compiled_module(how):
+    module, x = compiled(how), torch.randn(2, 8)
+    parts = list(module.modules())
+    with profiling.prepare(module, {"input": x}, variant="baseline") as step:
+        output = step(x)
+    assert list(map(id, module.modules())) == list(map(id, parts)), "as the caller had it"
+    with pytest.raises(Exception, match="what the user compiled is called"):
+        module(x)
+    torch._dynamo.reset()
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(module(x), output)
 
 
 def test_shuffled_keeps_values_and_leaves_masks_and_positions():
