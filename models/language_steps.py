@@ -36,8 +36,7 @@ class CachedSteps(StatefulModel):
         require(filled >= 0, f"filled={filled}: must be 0 or more tokens")
         super().__init__(model, weights_source)
         self.filled = filled
-        heads = config.num_key_value_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads, size = _heads(config)
         # Not StaticCache(config): for a model with a sliding window that counts tokens in Python.
         layers: list[Any] = [StaticLayer(max_cache_len=cache_length) for _ in range(config.num_hidden_layers)]
         self.cache = Cache(layers=layers)
@@ -88,6 +87,50 @@ class CachedSteps(StatefulModel):
         )
         self.position.add_(1)
         return output
+
+
+def static_cache(
+    module: nn.Module,
+    *,
+    generator: torch.Generator,
+    device: torch.device,
+    dtype: torch.dtype,
+    length: int,
+    filled: int = 0,
+    batch: int = 1,
+) -> Any:
+    """Return a StaticCache for the decoder in `module`, as an argument (`past_key_values`) of a component's `inputs`.
+
+    It has room for `length` tokens, `filled` of which were read before (normal keys and values). Each call adds its
+    tokens; a call that finds no room fails. Layers with a sliding window count their tokens in Python.
+    """
+    from transformers import StaticCache
+
+    require(0 <= filled < length, f"filled={filled}: must be 0 or more tokens, and below length={length}")
+    configs = (getattr(part, "config", None) for part in module.modules())
+    config = next((each for each in configs if hasattr(each, "get_text_config")), None)
+    require(
+        config is not None, f"{type(module).__name__} contains no model of transformers, whose config says the sizes"
+    )
+    config = config.get_text_config(decoder=True)  # pyright: ignore[reportOptionalMemberAccess]
+    cache = StaticCache(config=config, max_cache_len=length)
+    cache.early_initialization(batch, *_heads(config), dtype, device)
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        if layer.keys is None:  # linear attention, whose state has no length
+            continue
+        for states in (layer.keys, layer.values):
+            states[:, :, :filled].normal_(generator=generator)
+        layer.cumulative_length.fill_(filled)
+        if layer.is_sliding:
+            layer.cumulative_length_int = filled
+    return cache
+
+
+def _heads(config: Any) -> tuple[int, int]:
+    """Return the number of key and value heads, and their size."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 class LlamaStep(CachedSteps):

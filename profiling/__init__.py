@@ -5,6 +5,7 @@ From Python: `profiling.profile`, `profiling.prepare` and `profiling.FrameRecord
 
 from __future__ import annotations
 
+import random
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,11 @@ _HOMES = {"profile": "profiling.api", "prepare": "profiling.api", "FrameRecorder
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    state = random.getstate()
+    try:
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    finally:
+        random.setstate(state)  # rich draws a number when it is imported
     return value
 
 

@@ -22,13 +22,15 @@ from torch import nn
 from profiling.cli.app import CONF
 from profiling.components import held
 from profiling.components.build import use_deterministic_algorithms
+from profiling.components.compiled import compiled_note
 from profiling.components.component import CHECK_SEED
-from profiling.components.held import Held, Inputs, named_inputs
+from profiling.components.held import Held, Inputs, named_inputs, same_values
 from profiling.components.instantiate import instantiate
 from profiling.components.spec import DTYPES, ComponentSpec, Settings
 from profiling.components.trajectory import kept_generators
 from profiling.errors import InputError, SkippedError, did_you_mean, printable, shell_words
 from profiling.graphs import CaptureError
+from profiling.machine.tf32 import kept_tf32, tf32_allowed
 from profiling.report.format import few
 from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
@@ -119,7 +121,7 @@ def profile(
             f"module computes in {kind}; {', '.join(DTYPES)} can be measured. Pass dtype=torch.float32, which casts "
             "copies of it."
         )
-    component = name or (type(module).__name__ if isinstance(module, nn.Module) else "module")
+    component = name or (type(subject.module).__name__ if isinstance(module, nn.Module) else "module")
     settings = Settings(
         device=str(device or subject.device),
         dtype=str(dtype or autocast or subject.dtype).removeprefix("torch."),
@@ -127,7 +129,7 @@ def profile(
         checkpoint="random",  # the module has its weights
         seed=seed,
         threads=torch.get_num_threads(),
-        tf32=bool(torch.backends.cuda.matmul.allow_tf32),
+        tf32=tf32_allowed(),
         ceilings=ceilings,
         trace=trace,
     )
@@ -320,20 +322,24 @@ def _path_of(where: str, value: Any) -> str:
 
 
 def _complete(run: Run, subject: Held) -> None:
-    """Add what the run cannot know: where the module's code is, and that its check inputs were not others."""
+    """Add what the run cannot know: where the code is, what was compiled, and that check inputs were not others."""
     builder = type(subject.module) if isinstance(subject.module, nn.Module) else subject.module
     target = f"{getattr(builder, '__module__', '')}.{getattr(builder, '__qualname__', '')}"
     environment = msgspec.structs.replace(read_environment(run.folder), module_git=module_states([target]))
     write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
     prepared, check = (dict(named_inputs(subject.draw(seed))) for seed in (subject.seed, subject.seed + CHECK_SEED))
-    same = [path for path in check if path in prepared and torch.equal(prepared[path], check[path])]
+    same = [path for path in check if path in prepared and same_values(prepared[path], check[path])]
+    checked = ""
     if same:
-        note = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
+        checked = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
         if len(same) < len(check):
-            note = f"parity was checked with the same {few(same)} that the variant was prepared with: give check_inputs"
-        for record in run.records.values():
-            if record.parity is not None:
-                append_record(run.folder, msgspec.structs.replace(record, notes=(*record.notes, note)))
+            which = few(same)
+            checked = f"parity was checked with the same {which} that the variant was prepared with: give check_inputs"
+    for record in run.records.values():
+        notes = [compiled_note(subject.compiled)] * bool(subject.compiled)
+        notes += [checked] * (bool(same) and record.parity is not None)
+        if notes:
+            append_record(run.folder, msgspec.structs.replace(record, notes=(*record.notes, *notes)))
 
 
 @contextmanager
@@ -342,13 +348,13 @@ def _unchanged_process() -> Iterator[None]:
     cuda, device = torch.cuda.is_initialized(), torch._GLOBAL_DEVICE_CONTEXT
     default_device = getattr(getattr(device, "device_context", None), "device", None)
     default_dtype, threads, traces = torch.get_default_dtype(), torch.get_num_threads(), os.environ.get(TORCH_TRACE)
-    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     current = torch.cuda.current_device() if cuda else None
     try:
         with (
             kept_generators(),
+            kept_tf32(),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),
@@ -357,7 +363,6 @@ def _unchanged_process() -> Iterator[None]:
             yield
     finally:
         use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
         torch.set_num_threads(threads)
         torch.set_default_dtype(default_dtype)
         torch.set_default_device(default_device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,13 +17,16 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
+from profiling.components.compiled import compiled_note, compiled_parts, inside, take_inside
 from profiling.components.component import Component, MakeInputs, Place, check_arguments, of_other_shapes
 from profiling.components.instantiate import explained, instantiate, partial_of
+from profiling.components.snapshot import Structure
 from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
 from profiling.components.trees import dotted, keyed_leaves, map_tensors
 from profiling.components.weights import give_weights
 from profiling.errors import InputError
 from profiling.machine.memory import free_bytes
+from profiling.machine.tf32 import set_tf32
 
 
 def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
@@ -53,7 +55,10 @@ def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise InputError(f"{where}: {spec.module['_target_']} returned a {kind}, not a torch.nn.Module.")
+    compiled = compiled_parts(module) if "_modules" in vars(module) else ()
+    module = inside(module)
     check_built(module, where)
+    take_inside(module)
     if spec.state_options.policy == "reset" and not callable(getattr(module, "reset", None)):
         raise InputError(
             f"component.{spec.key}.state=reset: {type(module).__name__} has no method reset(). Add one that restores "
@@ -67,7 +72,8 @@ def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
     draw, *others = (input_maker(node, spec.key, module, device, dtype) for node in nodes)
     draw_extra, draw_warmup = others[: len(spec.extra_inputs)], others[len(spec.extra_inputs) :]
     check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.key)
-    return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(draw_extra), tuple(draw_warmup))
+    notes = (compiled_note(compiled),) if compiled else ()
+    return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(draw_extra), tuple(draw_warmup), notes)
 
 
 def input_dtype(spec: ComponentSpec, module: nn.Module, run_dtype: torch.dtype) -> torch.dtype:
@@ -90,29 +96,21 @@ def set_process_state(settings: Settings) -> None:
         torch.set_grad_enabled(True)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+    set_tf32(settings.tf32)
     device = torch.device(settings.device)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
 def check_built(module: nn.Module, where: str) -> None:
-    """Check that the module has parameters that can be loaded, cast and counted, and that it runs eagerly.
+    """Check that the module has parameters that can be loaded, cast and counted.
 
     Raises:
-        InputError: its class does not call `super().__init__()`, it is under torch.compile, or a parameter has no shape
-            yet or no memory.
+        InputError: its class does not call `super().__init__()`, or a parameter has no shape yet or no memory.
 
     """
     if "_parameters" not in vars(module):
         raise InputError(f"{where}: {type(module).__name__}.__init__ does not call super().__init__(). Add the call.")
-    wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
-    for name, part in module.named_modules():
-        if isinstance(part, wrapper) or getattr(part, "_compiled_call_impl", None) is not None:
-            raise InputError(
-                f"{where}: {name or 'the module'} is compiled already (torch.compile), so that no variant, baseline "
-                "included, would run as its name says. Build it uncompiled: variants compile it."
-            )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             raise InputError(
@@ -139,6 +137,7 @@ class Blueprint:
     hint: str | None  # how to get the published weights, if these are random
     draw_extra: tuple[MakeInputs, ...] = ()  # inputs of the further shapes that a step is prepared for
     draw_warmup: tuple[MakeInputs, ...] = ()  # inputs of the calls that come before all others
+    notes: tuple[str, ...] = ()  # what the record is to say of the module
     form: Form = "run"  # what the module was cast to last
 
     def checksums(self) -> list[float]:
@@ -196,7 +195,13 @@ class Blueprint:
             def widen(tensor: torch.Tensor) -> torch.Tensor:
                 return tensor.float() if self.form != "run" and tensor.dtype in HALF else tensor
 
-            return lambda generator: map_tensors(widen, dict(draw(generator)))
+            def make(generator: torch.Generator) -> Mapping[str, Any]:
+                made = map_tensors(widen, dict(draw(generator)))
+                for _, tensor in Structure.of({"": made}).tensors.values() if self.form != "run" else ():
+                    tensor.data = widen(tensor)  # in an object, a cache for example, which is passed as it was made
+                return made
+
+            return make
 
         def generator(number: int = 0) -> torch.Generator:
             return torch.Generator(self.device).manual_seed(seed + number)
@@ -217,6 +222,7 @@ class Blueprint:
             frames_per_call=self.spec.frames_per_call,
             weights=self.weights,
             kind=self.spec.kind,
+            cast=self.spec.cast,
             policy=state.policy,
             seed=seed,
             warm_calls=state.warm_calls,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.casting import floating_dtype
+from profiling.components.compiled import compiled_parts, inside, take_inside
 from profiling.components.component import CHECK_SEED, WRAP_IT, signature_of, takes_by_name
 from profiling.components.snapshot import Structure
 from profiling.components.trees import keyed_tensors, map_tensors, opened, tensors_in
@@ -45,15 +45,16 @@ class Held:
     check_inputs: Mapping[str, Any] | None = None
     seed: int = 0
     cast: bool = False  # whether copies of the module, and inputs in its dtype, are cast to the run's dtype
+    compiled: tuple[str, ...] = field(default=(), init=False)  # parts of the module that its user has compiled
     _built: list[weakref.ref[nn.Module]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         """Check the module, and the inputs' names."""
         if not isinstance(self.module, nn.Module) and (not callable(self.module) or _is_module_class(self.module)):
             raise InputError(f"module {_words(self.module)}. Pass a torch.nn.Module, or a function that returns one.")
-        compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
-        if isinstance(self.module, compiled):
-            raise InputError("module is compiled already. Pass the module that torch.compile was given.")
+        if isinstance(self.module, nn.Module):
+            object.__setattr__(self, "compiled", compiled_parts(self.module))
+            object.__setattr__(self, "module", inside(self.module))
         if isinstance(self.inputs, Sequence) and not self.inputs:
             raise InputError("inputs is an empty list. Give the arguments of forward for each call of a trajectory.")
         listed = enumerate(self.inputs[1:], 1) if isinstance(self.inputs, Sequence) else ()
@@ -106,11 +107,13 @@ class Held:
         found = Structure.of({"": self.module}).tensors.values()
         computed = {id(tensor): tensor.detach().clone() for _, tensor in found if not tensor.is_leaf}
         try:
-            return copy.deepcopy(self.module, dict(computed))  # a weight that a hook computes, for example
+            copied = copy.deepcopy(self.module, dict(computed))  # a weight that a hook computes, for example
         except Exception as error:
             raise InputError(
                 f"{type(self.module).__name__} cannot be copied ({reason_of(error)}). Pass a function that builds it."
             ) from None
+        take_inside(copied)
+        return copied
 
     def draw(self, seed: int) -> Mapping[str, Any]:
         """Return the inputs of a seed, which may be the caller's own tensors."""
@@ -238,18 +241,32 @@ def shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Return a tensor of the same values in another order.
 
     Unchanged are masks (bool, or two values only), sorted integers (positions, lengths), and single values: in another
-    order they could mean something that the module refuses.
+    order could mean something that the module refuses. Sparse tensors, and dtypes of less than a byte, stay, too.
     """
     if tensor.dtype == torch.bool or tensor.numel() < 2 or tensor.layout != torch.strided:
         return tensor
     flat = tensor.detach().flatten()
-    values = torch.view_as_real(flat)[:, 0] if flat.is_complex() else flat
-    if ((values == values.min()) | (values == values.max())).all():
-        return tensor
-    if not (flat.is_floating_point() or flat.is_complex()) and (flat[1:] >= flat[:-1]).all():
-        return tensor
     order = torch.randperm(flat.numel(), generator=generator).to(flat.device)
-    return flat[order].view(tensor.shape)
+    integers = not (flat.is_floating_point() or flat.is_complex())
+    try:
+        numbers = torch.view_as_real(flat)[:, 0] if flat.is_complex() else flat
+        numbers = numbers.long() if integers else numbers.double()  # float8 and uint16 cannot be compared
+        if ((numbers == numbers.min()) | (numbers == numbers.max())).all():
+            return tensor
+        if integers and (numbers[1:] >= numbers[:-1]).all():
+            return tensor
+        return flat[order].view(tensor.shape)
+    except NotImplementedError:
+        return tensor
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold the same values; False where torch cannot tell."""
+    try:
+        dense = (each if each.layout == torch.strided else each.to_dense() for each in (one, other))
+        return one is other or torch.equal(*dense)
+    except (NotImplementedError, RuntimeError):
+        return False
 
 
 def _held(key: str) -> Held:

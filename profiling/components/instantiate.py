@@ -19,12 +19,18 @@ from profiling.errors import InputError, MissingExtraError, did_you_mean, instal
 
 #: Optional packages: each has an extra of this project that installs it.
 OPTIONAL_PACKAGES = ("diffusers", "transformers", "torchao")
-#: Errors of the device, which are no input errors; listed by name because torch is not imported here.
-DEVICE_FAILURES = ("OutOfMemoryError", "AcceleratorError")
+#: An error of the device, which is no input error; by its name because torch is not imported here.
+_DEVICE_FAILURE = "AcceleratorError"
 #: How errors of CUDA begin that are raised under another name, by a Triton launch for example.
 _DEVICE_TEXTS = ("CUDA error", "Triton Error [CUDA]")
 #: How libraries of CUDA refuse a product or its sizes, in errors that begin like those of the device.
 _REFUSALS = ("STATUS_NOT_SUPPORTED", "STATUS_INVALID_VALUE", "STATUS_ARCH_MISMATCH")
+#: How too little memory is reported, in small letters: by torch and Python (OutOfMemoryError, MemoryError), the CUDA
+#: driver and Triton, CUDA's libraries (CUBLAS_STATUS_ALLOC_FAILED, …), torch's CPU allocator, the system, and C++.
+_OUT_OF_MEMORY = (
+    *("outofmemory", "memoryerror", "out of memory", "alloc_failed", "allocation_failed"),
+    *("not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc"),
+)
 
 
 def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
@@ -88,16 +94,19 @@ def _not_found(node: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Return whether the device failed (out of memory, illegal access), which says nothing about the user's input."""
+    """Return whether the device failed or memory ran out, which says nothing about the user's input."""
     reason = reason_of(error)
-    failed = type(error).__name__ in DEVICE_FAILURES or any(text in reason for text in _DEVICE_TEXTS)
-    return failed and not any(text in reason for text in _REFUSALS)
+    failed = type(error).__name__ == _DEVICE_FAILURE or any(text in reason for text in _DEVICE_TEXTS)
+    return is_out_of_memory(error) or (failed and not any(text in reason for text in _REFUSALS))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the device or the host had too little memory; libraries of CUDA say it in words of their own."""
-    texts = ("out of memory", "ALLOC_FAILED", "not enough memory", "can't allocate memory")
-    return isinstance(error, MemoryError) or any(text in reason_of(error) for text in texts)
+    """Return whether the error, or one that it was raised from, says that the device or the host lacked memory."""
+    reasons, cause = list[str](), error
+    while cause is not None:
+        reasons.append(reason_of(cause).lower())
+        cause = cause.__cause__ or cause.__context__
+    return any(text in reason for reason in reasons for text in _OUT_OF_MEMORY)
 
 
 def check_options(node: Mapping[str, Any], where: str, given: Collection[str] = (), positional: int = 0) -> None:
@@ -138,6 +147,13 @@ def _check_names(node: Mapping[str, Any], target: Any, where: str, given: Collec
     for name in node:
         if name in given:
             raise InputError(f"{where}.{name}: {node['_target_']} is called with {name} by this tool. Remove the key.")
+    with suppress(TypeError, ValueError):  # built-in
+        for parameter in _parameters(target, True)[:positional]:
+            if parameter.name in node and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                raise InputError(
+                    f"{where}.{parameter.name}: {node['_target_']} is called with the module in the place of "
+                    f"{parameter.name}. Name a function instead that takes the module and calls it."
+                )
     names = accepted_names(target)
     if names is None:
         return

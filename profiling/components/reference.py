@@ -7,8 +7,7 @@ its weights; where that is impossible too, the reference is eager in the run's d
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,6 +19,7 @@ from profiling.components.casting import Form, bytes_to_float32
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
 from profiling.errors import InputError, reason_of
 from profiling.machine.memory import free_bytes
+from profiling.machine.tf32 import strict_float32
 from profiling.results.record import FP32_EAGER
 
 #: Share of a float32 copy that must be free beside it, for activations; where it is too little, the call says so.
@@ -121,14 +121,3 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def strict_float32() -> Iterator[None]:
-    """Disable TF32 for float32 matrix products and convolutions inside the block."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

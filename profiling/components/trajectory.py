@@ -247,6 +247,8 @@ def kept_generators() -> Iterator[None]:
     finally:
         random.setstate(host[0])
         numpy.random.set_state(host[1])
+        if torch.cuda.is_initialized() and not devices:  # the block did it
+            torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 #: By path of an output, in each call: how far something else than a mistake moves it (whole, worst part).

@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.components.effects import Watch
+from profiling.components.instantiate import is_out_of_memory
 from profiling.components.trees import tensors_in
 from profiling.components.user_code import SourceLine, raising_line, running_line
 from profiling.errors import SkippedError
@@ -234,7 +235,7 @@ def capture(
                 graph.capture_end()
             except RuntimeError:
                 _finish_capture_end(pool, stream)
-            if isinstance(error, CaptureError | torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
+            if isinstance(error, CaptureError) or is_out_of_memory(error) or not isinstance(error, RuntimeError):
                 raise  # explained already, or not caused by the capture
             raise _cuda_error(error, audit.findings) from error
         try:

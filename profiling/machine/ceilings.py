@@ -27,7 +27,10 @@ KEPT_SECONDS = 24 * 3600
 #: Code that measures ceilings. Its digest is part of the cache key: a changed method invalidates what is cached.
 METHOD_FILES = tuple(
     Path(__file__).parents[1] / name
-    for name in ("roofline/measure_ceilings.py", "trace/device_work.py", "machine/memory.py", "machine/run_queue.py")
+    for name in (
+        *("roofline/measure_ceilings.py", "trace/device_work.py"),
+        *("machine/memory.py", "machine/run_queue.py", "machine/tf32.py"),
+    )
 )
 
 Key = Mapping[str, Any]

@@ -114,6 +114,8 @@ class RealtimeCell(Cell):
             weights=prepared.weights,
             weights_hints=prepared.weights_hints,
         )
+        for note in prepared.notes:
+            self.note(note)
         with torch.inference_mode(), ExitStack() as stack:
             eager = self._eager_frames(prepared)  # before a variant can change the networks in place
             steps = self._prepare(variant, prepared, stack)

@@ -182,6 +182,7 @@ class Prepared:
     parameter_dtypes: Mapping[str, int]
     weights: str
     weights_hints: Mapping[str, str]
+    notes: tuple[str, ...]
 
 
 def session(
@@ -329,7 +330,6 @@ def load_stages(
     are made.
     """
     blueprints = {name: blueprint.cast("run") for name, blueprint in blueprints.items()}
-    parameters = sum(blueprint.component(settings.seed).parameters for blueprint in blueprints.values())
     dtypes: Counter[str] = Counter()
     for blueprint in blueprints.values():
         dtypes.update(parameter_dtypes(blueprint.module))
@@ -346,10 +346,11 @@ def load_stages(
         graph,
         components,
         {name: replace(each, outputs=expected[name], form=form) for name, each in eager.items()},
-        parameters,
+        sum(dtypes.values()),
         dict(dtypes),
         next(iter(sources.values())) if same else ", ".join(f"{name}: {source}" for name, source in sources.items()),
         {name: blueprint.hint for name, blueprint in blueprints.items() if blueprint.hint},
+        tuple(f"{name}: {note}" for name, blueprint in blueprints.items() for note in blueprint.notes),
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from profiling.machine.ceilings import MOST_LOST
 from profiling.machine.memory import free_bytes
 from profiling.machine.run_queue import RunQueueMonitor
+from profiling.machine.tf32 import kept_tf32, set_tf32
 from profiling.results.environment import Ceilings
 from profiling.trace.device_work import device_work
 
@@ -270,17 +271,16 @@ def _launch_costs(device: torch.device) -> tuple[float, float | None, float | No
 @contextmanager
 def _as_the_run(device: torch.device, threads: int, tf32: bool) -> Iterator[None]:
     """Set threads, TF32 and the current device as a cell's process does, and restore them."""
-    cuda = torch.backends.cuda.matmul
-    before = torch.get_num_threads(), cuda.allow_tf32, torch.backends.cudnn.allow_tf32
+    before = torch.get_num_threads()
     current = torch.cuda.current_device() if device.type == "cuda" else None
     try:
         torch.set_num_threads(threads)
-        cuda.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        yield
+        with kept_tf32():
+            set_tf32(tf32)
+            yield
     finally:
-        torch.set_num_threads(before[0])
-        cuda.allow_tf32, torch.backends.cudnn.allow_tf32 = before[1:]
+        torch.set_num_threads(before)
         if current is not None:
             torch.cuda.set_device(current)

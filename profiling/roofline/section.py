@@ -18,6 +18,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from profiling.components.component import Component
+from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
 from profiling.results.record import Kernel, Roofline, RooflinePart, TraceAnalysis
 from profiling.roofline.evidence import Facts
@@ -114,7 +115,7 @@ def conditions_of(device: torch.device, *, fused: bool) -> Conditions:
     return Conditions(
         device="cuda" if on_gpu else "cpu",
         fused=fused,
-        tf32=bool(torch.backends.cuda.matmul.allow_tf32),
+        tf32=tf32_allowed(),
         compiles=can_compile(device),
         multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else None,
     )

@@ -39,7 +39,6 @@ def check_call(component: Component, nondeterminism: str | None = None) -> Check
     What its calls change is known already (`trajectory.learn`). `nondeterminism` says how far two eager trajectories
     differed, if they did.
     """
-    parameters = list(component.module.parameters())
     unknown: list[str] = []
     inputs = tuple(forms(component.inputs))
     outputs, state, findings = _watched_call(component, unknown)
@@ -58,8 +57,8 @@ def check_call(component: Component, nondeterminism: str | None = None) -> Check
     return CheckedCall(
         inputs=inputs,
         outputs=outputs,
-        parameters=sum(parameter.numel() for parameter in parameters),
-        parameter_bytes=sum(parameter.nbytes for parameter in parameters),
+        parameters=component.parameters,
+        parameter_bytes=sum(parameter.nbytes for parameter in component.module.parameters()),
         parameter_dtypes=parameter_dtypes(component.module),
         state=state,
         calls=component.place.calls,

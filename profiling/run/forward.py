@@ -90,7 +90,10 @@ class ForwardCell(Cell):
         """Build the component as a run calls it."""
         settings = self.job.settings
         with self.phase("load"):
-            component = build(self.job.component, settings).cast("run").component(settings.seed)
+            blueprint = build(self.job.component, settings).cast("run")
+            for note in blueprint.notes:
+                self.note(note)
+            component = blueprint.component(settings.seed)
         return {component.name: component}
 
     def _sides(self, component: Component, with_reference: bool) -> tuple[Component, Reference | None]:
@@ -174,6 +177,8 @@ class ForwardCell(Cell):
                 load = Load(seconds=perf_counter() - started)
                 self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
                 self._checksums = blueprint.checksums()
+                for note in blueprint.notes:
+                    self.note(note)
             blueprint.check_same(self._checksums)
             return {"module": blueprint}
 

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from profiling.components.build import set_process_state, use_deterministic_algorithms
-from profiling.components.instantiate import partial_of
+from profiling.components.instantiate import is_out_of_memory, partial_of
 from profiling.errors import InputError, MissingExtraError, SkippedError, reason_of
 from profiling.machine.memory import held_before
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
@@ -110,15 +110,8 @@ def _fail(task: Mapping[str, Any], error: BaseException, emit: Emit) -> None:
     if "probe" in task:
         emit(BadInput(f"probing the device failed: {reason}. The traceback is in cells/probe.log of the run."))
     else:
-        out_of_memory = any(isinstance(each, torch.OutOfMemoryError | MemoryError) for each in _causes(error))
-        emit(End("failed", reason, bad_input=isinstance(error, InputError), out_of_memory=out_of_memory))
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and those that it was raised from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+        bad_input, out_of_memory = isinstance(error, InputError), is_out_of_memory(error)
+        emit(End("failed", reason, bad_input=bad_input, out_of_memory=out_of_memory))
 
 
 if __name__ == "__main__":

@@ -167,6 +167,8 @@ class TrainingCell(Cell):
             initialise_optimizer(module)
             synchronize(blueprint.device)
         self.add(weights=blueprint.weights, weights_hint=blueprint.hint)
+        for note in blueprint.notes:
+            self.note(note)
         forward = blueprint.component(settings.seed)
         component = TrainingComponent(
             **{**vars(forward), "module": module, "inputs": inputs, "kind": None, "policy": "none"}

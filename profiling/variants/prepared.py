@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from profiling.components.casting import call_under
+from profiling.components.compiled import take_inside
 from profiling.components.component import CALLS, Component, Place, signature_of
 from profiling.components.held import Held, named_inputs
 from profiling.components.trajectory import Rules, check, eager_reference, kept_generators
@@ -61,6 +62,7 @@ class PreparedStep:
         assert isinstance(module, nn.Module)
         self._clone, self._lock = clone, Lock()
         self._restore = ExitStack()  # closes the step, then leaves the module as the caller had it
+        self._restore.callback(take_inside(module))
         # Not the parts themselves: those that a transform replaces, and their weights, are to be freed.
         modes = [(weakref.ref(part), part.training) for part in module.modules()]
         self._restore.callback(_restore_modes, modes)

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from profiling.components.component import Component
-from profiling.components.instantiate import is_device_failure, is_out_of_memory
+from profiling.components.instantiate import is_device_failure
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.errors import (
     DID_NOTHING,
@@ -500,7 +500,7 @@ def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
 
 def _raise_if_lost(error: Exception) -> None:
     """Raise the error if the device is lost or out of memory, and not if a kernel refused its arguments."""
-    if is_device_failure(error) or is_out_of_memory(error):
+    if is_device_failure(error):
         raise error
 
 

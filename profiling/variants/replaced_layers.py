@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.component import Component
-from profiling.components.instantiate import is_device_failure, is_out_of_memory
+from profiling.components.instantiate import is_device_failure
 from profiling.errors import InputError, SkippedError, reason_of
 from profiling.results.record import Choices, ModuleChoice
 
@@ -103,7 +103,7 @@ def naming_what_cannot_be_compiled(
     try:
         yield
     except Exception as error:
-        if isinstance(error, InputError | SkippedError) or is_device_failure(error) or is_out_of_memory(error):
+        if isinstance(error, InputError | SkippedError) or is_device_failure(error):
             raise
         deadline = perf_counter() + _NAMING_SECONDS
         kinds: dict[Hashable, ModuleChoice] = {}
@@ -134,7 +134,7 @@ def naming_what_fails(modules: Sequence[nn.Module], replaced: Sequence[ModuleCho
     try:
         yield
     except Exception as error:
-        if isinstance(error, InputError | SkippedError) or is_device_failure(error) or is_out_of_memory(error):
+        if isinstance(error, InputError | SkippedError) or is_device_failure(error):
             raise
         names = {each.name: each for each in replaced}
         named = (item for module in modules for item in module.named_modules())

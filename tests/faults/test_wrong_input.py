@@ -459,16 +459,6 @@ MODULES = (
     ),
     ("has a layer without sizes", "class Net(torch.nn.LazyLinear):\n  def __init__(self): super().__init__(3)", "lazy"),
     ("is on device meta", "def Net(): return torch.nn.Linear(2, 2, device='meta')", "meta"),
-    (
-        "is under torch.compile",
-        "def Net(): return torch.compile(torch.nn.Linear(2, 2))",
-        "the module is compiled already",
-    ),
-    (
-        "has a layer under torch.compile",
-        "def Net():\n  net = torch.nn.Sequential(torch.nn.Linear(2, 2))\n  net[0].compile()\n  return net",
-        "0 is compiled already",
-    ),
     ("is no module", "def Net(): return 5", "not a torch.nn.Module"),
     ("is not callable", "Net = 5", "Net"),
     ("calls itself without end", "def Net(): return Net()", "RecursionError"),

@@ -8,7 +8,7 @@ from reference_data import relative_error
 
 from models.diffusion import build_wan_stream_decoder
 from models.hub import randomise_library
-from models.language_steps import build_llama_step, build_moshi_step, randomise_moshi
+from models.language_steps import build_llama_step, build_moshi_step, randomise_moshi, static_cache
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -47,6 +47,25 @@ def test_a_token_at_a_time_gives_the_numbers_of_the_whole_sequence(cache_length)
     torch.testing.assert_close(steps, whole, rtol=1e-3, atol=1e-4)
     module.reset()
     torch.testing.assert_close(module(ids[:, :1]), steps[:, 0])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("window", [None, 4], ids=["all tokens", "a sliding window"])
+def test_a_cache_that_has_read_tokens_is_read_like_one_of_that_length(window):
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+    config = LlamaConfig(**LLAMA) if window is None else MistralConfig(**LLAMA, sliding_window=window)
+    model: Any = (LlamaForCausalLM if window is None else MistralForCausalLM)(config).eval()
+    randomise_library(model, 0)
+    generator = torch.Generator().manual_seed(0)
+    options = {"generator": generator, "device": torch.device("cpu"), "dtype": torch.float32}
+    static = static_cache(torch.nn.Sequential(model), length=8, filled=3, batch=2, **options)
+    dynamic = DynamicCache(config=config)
+    for number, layer in enumerate(static.layers):
+        dynamic.update(layer.keys[:, :, :3].clone(), layer.values[:, :, :3].clone(), number)
+    for token in torch.randint(0, 64, (4, 2, 1), generator=generator):
+        steps = [model(token, past_key_values=cache).logits for cache in (static, dynamic)]
+        torch.testing.assert_close(*steps, rtol=1e-4, atol=1e-5)
 
 
 @torch.inference_mode()

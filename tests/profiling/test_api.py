@@ -23,6 +23,7 @@ from profiling.errors import InputError
 from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.report.__main__ import main as report
+from profiling.results.environment import read_environment
 from profiling.trace.counters import snapshot
 from profiling.variants.inductor import Inductor
 from profiling.variants.recipe import Recipe
@@ -214,6 +215,30 @@ def test_everything_is_left_as_it_was():
     assert result.records[0].dtype == "bfloat16"
 
 
+def test_tf32_as_torchs_current_interface_sets_it():
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        result = profiling.profile(Net(), inputs(), **ONE)
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+    assert result.records[0].status == "ok", result.records[0].reason
+    assert read_environment(result.folder).tf32 is True
+
+
+def test_the_first_use_in_a_process_draws_no_random_number():
+    script = "import random; before = random.getstate(); import profiling as p; p.profile, p.prepare, p.FrameRecorder\n"
+    subprocess.run([sys.executable, "-c", f"{script}assert random.getstate() == before"], cwd=ROOT, check=True)
+
+
+def test_frozen_parameters_count():
+    net = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8))
+    (record,) = profiling.profile(net, {"input": torch.ones(2, 8)}, **ONE).records
+    assert record.parameters == 144
+    assert record.parameter_dtypes == {"float32": 144}
+
+
 class Cache:
     """Keys of the calls so far, as a transformers DynamicCache has them; forward assigns longer ones."""
 
@@ -251,6 +276,31 @@ def test_a_result_for_the_old_inputs_fails():
     (record,) = (record for record in stale.records if record.variant == "stale")
     assert record.status == "failed"
     assert record.reason.startswith("parity")
+
+
+class Hungry(nn.Module):
+    def forward(self, x):
+        return x + torch.empty(2**60).sum()
+
+
+def test_a_module_that_runs_out_of_memory_is_no_wrong_input():
+    (record,) = profiling.profile(Hungry(), {"x": torch.ones(4)}, **ONE).records
+    assert record.status == "failed"
+    assert "DefaultCPUAllocator" in record.reason
+    assert not record.bad_input
+
+
+class MakesFloats(nn.Linear):
+    def forward(self, x):
+        return super().forward(x * torch.ones(8))
+
+
+def test_a_module_that_mixes_dtypes_once_it_is_cast():
+    with pytest.raises(InputError, match=r"same dtype.* casts weights to bfloat16 \(cast: module\).* cast: autocast"):
+        profiling.profile(MakesFloats(8, 8), {"x": torch.ones(2, 8)}, dtype=torch.bfloat16, **ONE)
+    for options in ({"autocast": torch.bfloat16}, {}):
+        (record,) = profiling.profile(MakesFloats(8, 8), {"x": torch.ones(2, 8)}, **options, **ONE).records
+        assert record.status == "ok", record.reason
 
 
 class OnlyMask(nn.Module):
@@ -365,9 +415,63 @@ def test_a_wrong_argument_is_one_line(arguments, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_compiled_module_is_refused():
-    with pytest.raises(InputError, match="module is compiled already"):
-        profiling.profile(torch.compile(nn.Linear(8, 8)), {"input": torch.ones(1, 8)}, **ONE)
+def refuses(graph, inputs):
+    raise AssertionError("what the user compiled is called")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+def compiled(how):
+    """Return a module that its user has compiled, so that calls of what was compiled raise."""
+    net = nn.Sequential(nn.Linear(8, 8), Block())
+    if how == "whole":
+        return torch.compile(net, backend=refuses)
+    if how == "part":
+        net[1].layer = torch.compile(net[1].layer, backend=refuses)
+    if how == "in place":
+        net[1].compile(backend=refuses)
+    return net
+
+
+COMPILED = {
+    "whole": "the module was compiled already",
+    "part": "1.layer was compiled already",
+    "in place": "1 was compiled already",
+}
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["a module", "a function"])
+@pytest.mark.parametrize(("how", "says"), COMPILED.items(), ids=COMPILED)
+def test_inside_of_a_compiled_module(how, says, built):
+    module = partial(compiled, how) if built else compiled(how)
+    (record,) = profiling.profile(module, {"input": torch.ones(2, 8)}, **ONE).records
+    assert record.status == "ok", record.reason
+    assert [note for note in record.notes if "compiled already" in note] == [
+        f"{says} (torch.compile): what is inside is measured, and variants compile it"
+    ]
+    assert record.component == ("module" if built else "Sequential")
+    assert record.parameters == 144
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_step_of_a_compiled_module(how):
+    module, x = compiled(how), torch.randn(2, 8)
+    parts = list(module.modules())
+    with profiling.prepare(module, {"input": x}, variant="baseline") as step:
+        output = step(x)
+    assert list(map(id, module.modules())) == list(map(id, parts)), "as the caller had it"
+    with pytest.raises(Exception, match="what the user compiled is called"):
+        module(x)
+    torch._dynamo.reset()
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(module(x), output)
 
 
 def test_shuffled_keeps_values_and_leaves_masks_and_positions():
@@ -387,6 +491,36 @@ def test_shuffled_keeps_values_and_leaves_masks_and_positions():
         torch.zeros(0),
     ):
         assert torch.equal(shuffled(kept, generator), kept)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "complex32", "float4_e2m1fn_x2"])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_shuffled_keeps_the_values_of_dtypes_that_torch_compares_not(name):
+    dtype = getattr(torch, name)
+    numbers = torch.tensor([5, 3, 6, 1, 7, 2, 4, 0], dtype=torch.uint8)
+    tensor = numbers.view(dtype) if name.startswith("float4") else numbers.float().to(dtype)
+    again = shuffled(tensor, torch.Generator().manual_seed(0))
+    width = tensor.itemsize
+    values, kept = again.view(torch.uint8).reshape(-1, width).tolist(), tensor.view(torch.uint8).reshape(-1, width)
+    assert sorted(values) == sorted(kept.tolist())
+    assert (values == kept.tolist()) == name.startswith("float4")
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, a):
+        return a @ self.weight
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_input(layout):
+    (record,) = profiling.profile(Weighted(), {"a": torch.eye(8).to_sparse(layout=layout)}, **ONE).records
+    assert record.status == "ok", record.reason
+    assert any("give other ones as check_inputs" in note for note in record.notes)
 
 
 class Shared(nn.Module):

@@ -1,5 +1,8 @@
 """From Python on a CUDA device: captured variants of a held module, and captured steps in an application."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -53,6 +56,19 @@ def test_captured_variants_are_correct_and_the_module_stays(module):
     assert module.training
     assert torch.equal(torch.cuda.get_rng_state(), generators)
     assert torch.backends.cudnn.allow_tf32 == tf32
+
+
+def test_the_generator_of_a_device_that_the_run_is_the_first_to_use():
+    script = """import torch, profiling
+torch.manual_seed(5)
+net, x = torch.nn.Linear(8, 8), torch.ones(2, 8)
+torch.manual_seed(5)
+profiling.profile(net, {"input": x}, ["baseline"], metrics=["memory"], device="cuda", ceilings="off", quiet=True)
+drawn = torch.rand(8, device="cuda")
+torch.manual_seed(5)
+assert torch.equal(drawn, torch.rand(8, device="cuda"))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_the_memory_of_the_copies_is_freed(module):

@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.components.instantiate import accepted_names, instantiate, partial_of
+from profiling.components.instantiate import (
+    accepted_names,
+    instantiate,
+    is_device_failure,
+    is_out_of_memory,
+    partial_of,
+)
 from profiling.errors import InputError
 
 
@@ -116,3 +122,67 @@ def test_what_is_wrong_with_a_node_in_a_list_names_that_node(inner, says):
         instantiate(node, "variant.mine")
     node["transforms"][1] = {"_target_": f"{__name__}._to_be_called", "_partial_": True, "rank": 3}
     assert instantiate(node, "variant.mine").transforms[1].keywords == {"rank": 3}
+
+
+def wrapped(error):
+    """Return what a compiler makes of an error of its own."""
+    try:
+        try:
+            raise error
+        except RuntimeError as inner:
+            raise ValueError("backend='inductor' raised") from inner
+    except ValueError as outer:
+        return outer
+
+
+class Cache:
+    """Takes a config first, and any options, as caches of a library do."""
+
+    def __init__(self, config, length, **options):
+        self.config = config
+
+
+def test_a_class_that_does_not_take_the_module_first():
+    node = {"_target_": f"{__name__}.Cache", "config": {"_target_": "builtins.dict"}, "length": 4}
+    with pytest.raises(InputError, match=r"inputs.cache.config: .*Cache is called with the module in the place of con"):
+        partial_of(node, "inputs.cache", given=("generator", "device", "dtype"), positional=1)
+
+
+OUT_OF_MEMORY = {
+    "torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "torch, other words": torch.OutOfMemoryError("no room"),
+    "Python": MemoryError(),
+    "system": OSError(12, "Cannot allocate memory"),
+    "C++": RuntimeError("std::bad_alloc"),
+    "driver": torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "cuDNN 9": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    "Triton": RuntimeError("Triton Error [CUDA]: out of memory"),
+    "CPU": RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried …"),
+    "CPU, Windows": RuntimeError("[enforce fail at alloc_cpu.cpp:83] DefaultCPUAllocator: not enough memory: …"),
+    "compiler": wrapped(RuntimeError("CUDA error: out of memory")),
+}
+OTHER = (
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
+    RuntimeError("out of resource: shared memory, Required: 262144, Hardware limit: 232448"),
+    ValueError("memory must be a tensor"),
+)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+def test_out_of_memory_in_the_words_of_each_library(error):
+    assert is_out_of_memory(error)
+    assert is_device_failure(error)
+
+
+def test_torchs_own_words_for_too_little_memory():
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**60)
+    assert is_out_of_memory(raised.value)
+
+
+@pytest.mark.parametrize("error", OTHER, ids=str)
+def test_other_failures_are_not_out_of_memory(error):
+    assert not is_out_of_memory(error)
