@@ -301,7 +301,8 @@ class _Reads(TorchFunctionMode):
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
-        self.products: dict[int, list[int]] = {id(each): [] for each in weights}  # the module keeps them alive
+        # By id: the caller holds the weights meanwhile.
+        self.products: dict[int, list[int]] = {id(each): [] for each in weights}
         self.others: dict[int, str] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
