@@ -26,7 +26,7 @@ from profiling.trace.counters import CompileCounters
 from profiling.trace.device_work import host_launches as launches_of
 from profiling.variants.replaced_layers import input_of
 
-#: Calls in a row that are observed: a module may use some layers only once an earlier call has left a state.
+#: Calls in a row that are observed: a module may use some layers in every second call only.
 CALLS_IN_A_ROW = 2
 #: Rounds in which an eager call and a replay are timed: as many as fit into the seconds, within these limits.
 _LEAST_WALL_ROUNDS, _WALL_ROUNDS, _WALL_SECONDS = 5, 31, 0.5

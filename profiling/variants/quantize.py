@@ -1,7 +1,7 @@
 """Quantisation of linear layers by torchao (the extra `quant`), with its kernels for 8-bit and 4-bit weights.
 
 A layer is quantised if its use, the number of rows in calls and its kernel allow it. Every other layer stays, and
-the record says why. If none can be quantised, the cell fails: "asked for, did nothing".
+the record says why. If none can be quantised, the cell is skipped: "asked for, did nothing".
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from torch.overrides import TorchFunctionMode
 
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
-from profiling.errors import DID_NOTHING, InputError, check_choice, check_number, command, missing_package, reason_of
+from profiling.errors import (
+    DID_NOTHING,
+    InputError,
+    NothingChangedError,
+    check_choice,
+    check_number,
+    command,
+    missing_package,
+    reason_of,
+)
 from profiling.results.record import ModuleChoice
 from profiling.variants.gains import CALLS_IN_A_ROW, Swap, sensitivity
 from profiling.variants.recipe import Outcome, Transform
@@ -130,14 +139,15 @@ class Quantize(Transform):
         """Quantise in place all layers that can be.
 
         Raises:
-            InputError: the module has no such layer, a pattern matches none, or an option is none of torchao's.
+            NothingChangedError: the module has no such layer.
+            InputError: a pattern matches no layer, or an option is none of torchao's.
             RuntimeError: calls do not multiply by a quantised weight.
 
         """
         quantise, layers = self._quantiser(), _layers(module, self.conv_1x1)
         if not layers:
             hint = "" if self.conv_1x1 else " With conv_1x1: true, 1×1 convolutions count as linear layers."
-            raise InputError(f"Quantize: {DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
+            raise NothingChangedError(f"Quantize: {DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
         for pattern in (*self.include, *self.exclude):
             if not any(fnmatchcase(name, pattern) for name in layers):
                 some = ", ".join(list(layers)[:3])

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from profiling.errors import DID_NOTHING, InputError, did_you_mean, missing_package
+from profiling.errors import DID_NOTHING, InputError, NothingChangedError, did_you_mean, missing_package
 from profiling.results.record import Package
 from profiling.variants.aot_inductor import ByShape, exported, shapes_of
 from profiling.variants.cuda_graph import CudaGraph
@@ -66,7 +66,7 @@ class TensorRT(Compiler):
             return stack.pop_all()
 
     def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
-        """Compile by calling; with CUDA graphs, until those are recorded too. RuntimeError: no engine was built."""
+        """Compile by calling; with CUDA graphs, until those are recorded too. NothingChangedError: no engine."""
         call = torch.compile(module, backend="tensorrt", dynamic=self.dynamic, options=dict(self.options))
         with _reports() as reports:
             for inputs in examples:
@@ -89,7 +89,7 @@ class AOTTensorRT(TensorRT):
     dynamic: bool = True  # pyright: ignore[reportIncompatibleVariableOverride] - its options have another meaning
 
     def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
-        """Export, build engines, save and load. SkippedError: not exportable. RuntimeError: no engine was built."""
+        """Export, build engines, save and load. SkippedError: not exportable, or no engine was built."""
         trt, calls, packages = importlib.import_module("torch_tensorrt"), {}, []
         with ExitStack() as stack, _reports() as reports:
             for group in [examples] if self.dynamic else [[each] for each in examples]:
@@ -135,7 +135,7 @@ def _reports() -> Iterator[list[str]]:
 
 
 def _outcome(call: Callable[..., Any], reports: Sequence[str], **other: Any) -> Outcome:
-    """Return the outcome of compiling with the counts in the reports. RuntimeError: no engine was built."""
+    """Return the outcome of compiling with the counts in the reports. NothingChangedError: no engine."""
     text = "\n".join(reports)
     counts = [(int(a), int(b)) for a, b in re.findall(r"(\d+) Total Operators, of which (\d+) operators", text)]
     engines = len(re.findall(r"TRT Engine #\d+ - Submodule name: ", text))
@@ -145,5 +145,5 @@ def _outcome(call: Callable[..., Any], reports: Sequence[str], **other: Any) -> 
     if missing:
         notes.append(f"without a converter: {', '.join(f'{name} ({count})' for name, count in dict.fromkeys(missing))}")
     if engines == 0:
-        raise RuntimeError(f"TensorRT: {DID_NOTHING}: no engine was built ({'; '.join(notes)})")
+        raise NothingChangedError(f"TensorRT: {DID_NOTHING}: no engine was built ({'; '.join(notes)})")
     return Outcome(call, changed=engines, notes=tuple(notes), **other)

@@ -11,7 +11,7 @@ from torch import nn
 
 from models.skinny_linear import SkinnyLinears
 from profiling.components.component import Component
-from profiling.errors import InputError, missing_package
+from profiling.errors import InputError, NothingChangedError, missing_package
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.prepare import Mixed, check_variant
 from profiling.results.record import ModuleChoice
@@ -32,14 +32,14 @@ def net():
 
 @pytest.mark.fault(
     "a quantised variant where no layer can be quantised",
-    happens="the row has failed: asked for, did nothing, with a layer, its shape and the reason",
+    happens="the row is skipped: asked for, did nothing, with a layer, its shape and the reason",
     kept="the other rows",
 )
 @torchao
-def test_nothing_to_quantise_fails(net, tmp_path):
+def test_nothing_to_quantise_is_skipped(net, tmp_path):
     says = r"Quantize: asked for, did nothing: 0 \[64, 64\] and 1 more: excluded"
-    with pytest.raises(RuntimeError, match=says), torch.inference_mode():
-        Recipe(transforms=[Quantize(config=INT8, exclude=["*"])])(net, tmp_path)
+    with pytest.raises(NothingChangedError, match=says), torch.inference_mode():
+        Recipe(transforms=[Quantize(config=INT8, exclude=["*"])]).prepare(net, tmp_path)
 
 
 @pytest.mark.fault(
@@ -68,13 +68,13 @@ def test_a_folder_named_like_an_extra_is_no_package(monkeypatch, tmp_path):
 @pytest.mark.fault(
     "layers with a kernel for few rows are called where it cannot run (a CPU, float32, more rows)",
     happens="the step's remarks count the layers that PyTorch computes, with the reason; on a GPU, if it computes all, "
-    "the row has failed: asked for, did nothing",
+    "the row is skipped: asked for, did nothing",
     kept="the row, or the other rows",
 )
 def test_a_kernel_that_cannot_run_is_not_silent(net, tmp_path):
     transform, says = SkinnyLinears(weights="bf16"), "1 of 1 replaced layers run without their kernel"
     on_a_gpu = SimpleNamespace(device=torch.device("cuda"), inputs=net.inputs, keep_state=net.keep_state)
-    with pytest.raises(RuntimeError, match=f"did nothing: {says}"):
+    with pytest.raises(NothingChangedError, match=f"did nothing: {says}"):
         _applied(transform, "SkinnyLinears", SimpleNamespace(module=deepcopy(net.module), component=on_a_gpu))
     with torch.inference_mode():
         step = Recipe(transforms=[transform]).prepare(net, tmp_path)
@@ -100,7 +100,7 @@ def test_a_torchao_that_does_not_fit(code, says, net, monkeypatch, tmp_path):
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchao"]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(InputError, match=rf"torchao cannot be used \(.*{says}.*To update it: .*--upgrade torchao"):
-        Recipe(transforms=[Quantize(config=INT8)])(net, tmp_path)
+        Recipe(transforms=[Quantize(config=INT8)]).prepare(net, tmp_path)
     for name in ("torchao", "torchao.quantization"):
         sys.modules.pop(name, None)
 
@@ -116,12 +116,12 @@ class Leaves:
 
 @pytest.mark.fault(
     "a transform that replaces none of its layers",
-    happens="the row has failed: asked for, did nothing, with the reasons",
+    happens="the row is skipped: asked for, did nothing, with the reasons",
     kept="the other rows",
 )
-def test_a_transform_that_did_nothing_fails(net, tmp_path):
-    with pytest.raises(RuntimeError, match=r"Leaves: asked for, did nothing: 0 \[64, 64\]: not included; 1 \[30, 64\]"):
-        Recipe(transforms=[Leaves()])(net, tmp_path)
+def test_a_transform_that_did_nothing_is_skipped(net, tmp_path):
+    with pytest.raises(NothingChangedError, match=r"did nothing: 0 \[64, 64\]: not included; 1 \[30, 64\]"):
+        Recipe(transforms=[Leaves()]).prepare(net, tmp_path)
 
 
 @torch.library.custom_op("planted::product", mutates_args=())
@@ -166,7 +166,7 @@ class Becomes(Transform):
 def test_the_layer_that_cannot_be_compiled_is_named(net, tmp_path):
     says = r"^cannot compile 1 \[30, 64\], Product, 2 rows: RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED when calling"
     with pytest.raises(RuntimeError, match=says), torch.inference_mode():
-        Recipe(transforms=[Becomes(Product)], compiler=Inductor())(net, tmp_path)
+        Recipe(transforms=[Becomes(Product)], compiler=Inductor()).prepare(net, tmp_path)
 
 
 @pytest.mark.fault(
@@ -177,7 +177,7 @@ def test_the_layer_that_cannot_be_compiled_is_named(net, tmp_path):
 def test_the_layer_that_fails_when_it_is_called_is_named(net, tmp_path):
     says = r"^the layer 1 \[30, 64\], Breaks fails: RuntimeError: operation not permitted when stream is capturing$"
     with pytest.raises(RuntimeError, match=says), torch.inference_mode():
-        Recipe(transforms=[Becomes(Breaks)])(net, tmp_path)
+        Recipe(transforms=[Becomes(Breaks)]).prepare(net, tmp_path)
 
 
 @pytest.mark.fault(

@@ -80,7 +80,7 @@ def test_the_quantised_kernel_is_in_the_trace(name, kernel, tmp_path):
 def test_each_layer_alone_is_timed_compiled_and_captured():
     config = "Float8WeightOnlyConfig"
     with torch.inference_mode():
-        step = Recipe(transforms=[Quantize(config=config, sensitivity=True)])(component(32), Path())
+        step = Recipe(transforms=[Quantize(config=config, sensitivity=True)]).prepare(component(32), Path())
         section = step.explain()["sensitivity"]
         assert "captured" in section.timed
         assert {layer.name for layer in section.layers} == {"first", "last", "one"}

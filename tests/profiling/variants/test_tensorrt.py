@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo import register_backend
 
 from profiling.components.component import Component
-from profiling.errors import InputError
+from profiling.errors import InputError, NothingChangedError
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.recipe import Recipe
 from profiling.variants.tensorrt import AOTTensorRT, TensorRT
@@ -158,14 +158,14 @@ def test_ahead_of_time_with_cuda_graphs_wraps_what_was_compiled_for_each_shape(t
 
 
 @pytest.mark.parametrize("compiler", [TensorRT, AOTTensorRT])
-def test_no_engine_is_a_failure_and_an_option_that_would_be_ignored_is_refused(trt, tmp_path, compiler):
+def test_no_engine_skips_the_cell_and_an_option_that_would_be_ignored_is_refused(trt, tmp_path, compiler):
     with pytest.raises(InputError, match=r"min_block_sise is unknown .* Did you mean 'min_block_size'"):
         prepared(compiler(options={"min_block_sise": 3}), tmp_path, 2)
     with pytest.raises(InputError, match=r"dryrun .* builds no engine"):
         prepared(compiler(options={"dryrun": True}), tmp_path, 2)
     assert trt.log == []
     trt.report = REPORT
-    with pytest.raises(RuntimeError, match=r"did nothing: no engine was built .*cumsum"):
+    with pytest.raises(NothingChangedError, match=r"did nothing: no engine was built .*cumsum"):
         prepared(compiler(), tmp_path, 2)
 
 
