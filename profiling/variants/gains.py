@@ -9,19 +9,25 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from profiling.components.component import Component
+from profiling.components.outputs import Outputs, difference, to_host
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache
 from profiling.results.record import BeforeAfter, Graphs, LayerSensitivity, MemoryKinds, ModuleChoice, Sensitivity
 from profiling.trace.counters import CompileCounters
 from profiling.trace.device_work import host_launches as launches_of
+from profiling.variants.replaced_layers import input_of
 
+#: Calls in a row that are observed: a module may use some layers in every second call only.
+CALLS_IN_A_ROW = 2
 #: Rounds in which an eager call and a replay are timed: as many as fit into the seconds, within these limits.
 _LEAST_WALL_ROUNDS, _WALL_ROUNDS, _WALL_SECONDS = 5, 31, 0.5
 _REPLAY_ROUNDS = 11
@@ -129,59 +135,76 @@ def _replay_series(graph: Callable[..., Any], inputs: Mapping[str, Any]) -> Call
     return lambda: mean_ms(calls)
 
 
-def sensitivity_section(
-    layers: Sequence[tuple[ModuleChoice, int, type[nn.Module], nn.Module]],
-    errors: Mapping[str, float | None],
-    quantised: int,
-    device: torch.device,
-) -> Sensitivity:
-    """Return the record's section on quantised layers: the error that each causes alone, and the time it saves.
+@dataclass(frozen=True)
+class Swap:
+    """A layer whose quantised weight is ready: its entry in the record and its products in one call of the module.
 
-    Times are estimates: a layer alone with random inputs, once for each kind and shape, times its calls. On a GPU it is
-    compiled and captured; on a CPU it runs eagerly.
-
-    Args:
-        layers: for each measured layer its entry in the record, its products in one call, its class before (a linear
-            layer or a convolution), and the quantised layer.
-        errors: relative L2 error of the output by the layer's name; None where it is not finite.
-        quantised: number of all quantised layers.
-        device: of the layers.
+    `put` gives it the quantised weight, and returns the function that undoes this.
     """
-    times: dict[Any, tuple[float, float]] = {}
-    rows = []
-    for choice, calls, was, layer in layers:
-        most = (choice.rows or (1, 1))[1]
-        kind = (was, tuple(choice.shape), most, _linear_in(layer).bias is None)
-        if kind not in times:
-            times[kind] = _layer_ms(was, layer, most, device)
-        before, after = (calls * each for each in times[kind])
-        times_ms = BeforeAfter(before=before, after=after)
-        rows.append(LayerSensitivity(name=choice.name, shape=choice.shape, rel_l2=errors[choice.name], ms=times_ms))
-    rows.sort(key=lambda row: math.inf if row.rel_l2 is None else row.rel_l2, reverse=True)
-    how = "compiled and captured" if device.type == "cuda" else "eager"
-    return Sensitivity(layers=tuple(rows), quantised=quantised, timed=f"estimated: the layer alone, {how}")
+
+    choice: ModuleChoice
+    calls: int
+    layer: nn.Module
+    put: Callable[[], Callable[[], None]]
 
 
-#: Dimensions of an input behind its channels.
-_AXES = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+def sensitivity(
+    module: nn.Module, component: Component, layers: Sequence[Swap], seconds: float
+) -> Callable[[], Mapping[str, Any]]:
+    """Quantise each layer alone, the largest first, for so many seconds, and measure the error that it causes.
+
+    Returns:
+        A function that times the layers, all quantised by then, and returns the section `sensitivity` of the record.
+        Times are estimates: a layer alone with random inputs, once for each kind and shape, times its calls. On a GPU
+        it is compiled and captured; on a CPU it runs eagerly.
+
+    """
+    deadline, expected = time.perf_counter() + seconds, _outputs(module, component)
+    measured: list[tuple[Swap, type[nn.Module], float | None]] = []
+    for each in sorted(layers, key=lambda each: math.prod(each.choice.shape), reverse=True):
+        if measured and time.perf_counter() > deadline:
+            break
+        before, undo = type(each.layer), each.put()
+        error = difference(_outputs(module, component), expected).error
+        undo()
+        measured.append((each, before, error if math.isfinite(error) else None))
+    measured.sort(key=lambda row: math.inf if row[2] is None else row[2], reverse=True)
+    how = "compiled and captured" if component.device.type == "cuda" else "eager"
+
+    def section() -> Mapping[str, Any]:
+        times: dict[Any, tuple[float, float]] = {}
+        rows = []
+        for each, before, error in measured:
+            choice = each.choice
+            kind = (before, choice.shape, choice.rows, each.layer.bias is None)
+            if kind not in times:
+                times[kind] = _layer_ms(before, each.layer, choice, component.device)
+            ms = BeforeAfter(before=each.calls * times[kind][0], after=each.calls * times[kind][1])
+            rows.append(LayerSensitivity(name=choice.name, shape=choice.shape, rel_l2=error, ms=ms))
+        timed = f"estimated: the layer alone, {how}"
+        return {"sensitivity": Sensitivity(layers=tuple(rows), quantised=len(layers), timed=timed)}
+
+    return section
 
 
-def _linear_in(layer: nn.Module) -> nn.Linear:
-    """Return the linear layer with the quantised weight: the layer, or that of a convolution in its place."""
-    (linear,) = (each for each in layer.modules() if isinstance(each, nn.Linear))
-    return linear
+def _outputs(module: nn.Module, component: Component) -> Outputs:
+    """Return the outputs of calls in a row."""
+    with ExitStack() as stack:
+        stack.callback(component.keep_state())
+        calls = [to_host(**{f"call_{call}": module(**component.inputs)}) for call in range(CALLS_IN_A_ROW)]
+    return {path: leaf for outputs in calls for path, leaf in outputs.items()}
 
 
-def _layer_ms(was: type[nn.Module], layer: nn.Module, rows: int, device: torch.device) -> tuple[float, float]:
-    """Return the milliseconds of a call with `rows` rows of a layer of class `was`, and of `layer` in its place."""
-    linear = _linear_in(layer)
-    options: dict[str, Any] = {"bias": linear.bias is not None, "device": device, "dtype": linear.weight.dtype}
-    shape = (rows, linear.in_features)
-    if axes := _AXES.get(was):
+def _layer_ms(
+    was: type[nn.Module], layer: nn.Module, choice: ModuleChoice, device: torch.device
+) -> tuple[float, float]:
+    """Return the milliseconds of a call of a layer of class `was` with the most rows, and of `layer` in its place."""
+    (outputs, inputs), (_, rows) = choice.shape, choice.rows or (1, 1)
+    options: dict[str, Any] = {"bias": layer.bias is not None, "device": device, "dtype": layer.weight.dtype}
+    if not issubclass(was, nn.Linear):
         options["kernel_size"] = 1
-        shape = (1, linear.in_features, rows, *(1,) * (axes - 1))
-    other = was(linear.in_features, linear.out_features, **options)
-    x = torch.randn(shape, device=device, dtype=linear.weight.dtype)
+    other = was(inputs, outputs, **options)
+    x = input_of(other, rows, inputs, device, options["dtype"])
     if device.type == "cuda":
         compiled = partial(torch.compile, dynamic=False, options={"triton.cudagraphs": False})
         return replay_ms(compiled(other), compiled(layer), {"input": x}, warmup=3, keep_state=lambda: _nothing)

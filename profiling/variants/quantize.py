@@ -1,31 +1,30 @@
 """Quantisation of linear layers by torchao (the extra `quant`), with its kernels for 8-bit and 4-bit weights.
 
 A layer is quantised if its use, the number of rows in calls and its kernel allow it. Every other layer stays, and
-the record says why. If none can be quantised, the cell fails: "asked for, did nothing".
+the record says why. If none can be quantised, the cell is skipped: "asked for, did nothing".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
-from profiling.components.outputs import Outputs, difference, to_host
 from profiling.errors import (
     DID_NOTHING,
     InputError,
-    MissingExtraError,
+    NothingChangedError,
     check_choice,
     check_number,
     command,
@@ -33,16 +32,14 @@ from profiling.errors import (
     reason_of,
 )
 from profiling.results.record import ModuleChoice
-from profiling.variants.gains import sensitivity_section
+from profiling.variants.gains import CALLS_IN_A_ROW, Swap, sensitivity
 from profiling.variants.recipe import Outcome, Transform
-from profiling.variants.replaced_layers import counted_rows
+from profiling.variants.replaced_layers import channels_of, counted_rows
 
-#: Convolutions that are linear layers if their kernel has one element.
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+#: Layers that are products with their weight; convolutions only if their kernel has one element.
+_Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 #: Functions that multiply by a weight, with the dimension of the channels in their input.
-_ROWS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
-#: Calls in a row that are observed: a module may use some layers only once an earlier call has left a state.
-_CALLS = 2
+_ROWS = {"linear": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}
 #: Functions that read only the shape of a weight, or its other properties.
 _HARMLESS = ("__get__", "dim", "size", "numel", "is_floating_point", "stride", "is_contiguous", "data_ptr", "__hash__")
 
@@ -139,59 +136,54 @@ class Quantize(Transform):
         return None if has >= needed else f"{self.config} needs a GPU {text(*needed)}; this one is {text(*has)}"
 
     def apply(self, module: nn.Module, component: Component) -> Outcome:
-        """Quantise in place all layers that can be; a module that is itself a convolution is replaced.
+        """Quantise in place all layers that can be.
 
         Raises:
-            InputError: the module has no such layer, a pattern matches none, or an option is none of torchao's.
-            MissingExtraError: torchao is not installed.
+            NothingChangedError: the module has no such layer.
+            InputError: a pattern matches no layer, or an option is none of torchao's.
             RuntimeError: calls do not multiply by a quantised weight.
 
         """
         quantise, layers = self._quantiser(), _layers(module, self.conv_1x1)
         if not layers:
             hint = "" if self.conv_1x1 else " With conv_1x1: true, 1×1 convolutions count as linear layers."
-            raise InputError(f"Quantize: {DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
-        names = {name: _names_of(module, layer) for name, layer in layers.items()}
+            raise NothingChangedError(f"Quantize: {DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
         for pattern in (*self.include, *self.exclude):
-            if not any(fnmatchcase(name, pattern) for each in names.values() for name in each):
-                some = ", ".join(list(layers)[:3]) or "it has none"
+            if not any(fnmatchcase(name, pattern) for name in layers):
+                some = ", ".join(list(layers)[:3])
                 raise InputError(f"{pattern!r} matches no linear layer of {type(module).__name__} (such as: {some}).")
-        uses = _observed(module, component, {name: _weight(layer) for name, layer in layers.items()})
-        quantise = _once(quantise)
-        tried = [self._tried(names[name], layer, uses[name], quantise, component) for name, layer in layers.items()]
-        quantised = [each for each in tried if each.linear is not None]
-        if CONFIGS[self.config].dense:
-            for each in quantised:
-                each.called.register_forward_pre_hook(_contiguous)
-        explain = self._sensitivity(module, component, quantised) if self.sensitivity and quantised else dict
-        for each in quantised:
-            module = each.put(module)
-        read = _observed(module, component, {each.name: _weight(each.linear) for each in quantised})
+        uses = _observed(module, component, layers)
+        choices, swaps = [], []
+        for name, layer in layers.items():
+            weight = self._tried(name, layer, uses[name], quantise)
+            choices.append(_choice(name, layer, uses[name], weight))
+            if not isinstance(weight, str):
+                swaps.append(Swap(choices[-1], uses[name].calls, layer, partial(self._put, layer, weight)))
+        explain = dict
+        if self.sensitivity and swaps:
+            explain = sensitivity(module, component, swaps, self.sensitivity_seconds)
+        for each in swaps:
+            each.put()
+        read = _observed(module, component, {each.choice.name: layers[each.choice.name] for each in swaps})
         unread = next((name for name, use in read.items() if not use.calls), None)
         if unread is not None:
             raise RuntimeError(f"{DID_NOTHING}: no call multiplies by the quantised weight of {unread}")
-        return Outcome(module, choices=tuple(each.choice() for each in tried), explain=explain)
+        return Outcome(module, choices=tuple(choices), explain=explain)
 
     def _quantiser(self) -> Callable[[nn.Linear], None]:
         """Return the function that quantises the weight of a linear layer in place.
 
         Raises:
-            InputError: torchao's config takes no such option, or torchao cannot be imported or lacks the config.
-            MissingExtraError: torchao is not installed.
+            InputError: torchao cannot be imported or lacks the config, or the config takes no such option.
 
         """
-        missing = missing_package("torchao")
-        if missing is not None:
-            raise MissingExtraError(missing)
         try:
             from torchao import quantization  # pyright: ignore[reportMissingImports]
 
             make = getattr(quantization, self.config)
-        except Exception as error:  # it needs another torch, or a library that is missing
+        except Exception as error:  # it is missing, or needs another torch or a library that is missing
             update = command("-m", "pip", "install", "--upgrade", "torchao")
-            raise InputError(
-                f"the installed torchao cannot be used ({reason_of(error)}). To update it: {update}"
-            ) from error
+            raise InputError(f"torchao cannot be used ({reason_of(error)}). To update it: {update}") from error
         options = {**CONFIGS[self.config].options, **self.options}
         if self.granularity is not None:
             options["granularity"] = getattr(quantization, self.granularity)()
@@ -201,114 +193,101 @@ class Quantize(Transform):
             raise InputError(f"options={dict(self.options)}: torchao's {self.config}: {reason_of(error)}.") from error
         return lambda layer: quantization.quantize_(layer, config, filter_fn=lambda *_: True)
 
-    def _tried(
-        self,
-        names: Sequence[str],
-        layer: nn.Module,
-        use: _Use,
-        quantise: Callable[[nn.Linear, Tensor], None],
-        component: Component,
-    ) -> _Layer:
-        """Try to quantise a copy of a layer; call the copy with each number of rows that the module gives the layer.
-
-        `names` are all names of the layer in the module.
-        """
-        reasons = {name: self._reason_to_leave(name, layer, use, component.device) for name in names}
-        found = _Layer(names[0], layer, use, reasons[names[0]])
-        for name, reason in reasons.items():
-            if reason is not None:
-                return replace(found, left=found.left or f"is also {name}: {reason}")
-        linear = _as_linear(layer)
-        before = linear.weight
+    def _tried(self, name: str, layer: _Layer, use: _Use, quantise: Callable[[nn.Linear], None]) -> nn.Parameter | str:
+        """Return the quantised weight of a layer, with which its kernel took as many rows as calls have, or why not."""
+        weight = layer.weight
+        left = self._reason_to_leave(name, layer, use, weight.device)
+        if left is not None:
+            return left
+        linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta", dtype=weight.dtype)
+        linear.weight = nn.Parameter(weight.detach().flatten(1), requires_grad=False)
+        linear.bias = layer.bias  # pyright: ignore[reportAttributeAccessIssue] - None where the layer has none
+        refused = "torchao refuses it"
         try:
-            quantise(linear, _weight(layer))
+            quantise(linear)
+            if type(linear.weight.data) is Tensor:
+                return "torchao left it as it was"
+            for rows in use.rows:
+                refused = f"its kernel refuses {counted_rows(rows)}"
+                linear(torch.ones(rows, linear.in_features, dtype=weight.dtype, device=weight.device))
         except Exception as error:
-            _raise_if_lost(error)
-            return replace(found, left=f"torchao refuses it: {reason_of(error)}")
-        if type(linear.weight.data) is type(before.data):
-            return replace(found, left="torchao left it as it was")
-        for rows in dict.fromkeys(use.rows):
-            x = torch.ones(rows, linear.in_features, dtype=before.dtype, device=before.device)
-            try:
-                linear(x)
-            except Exception as error:
-                _raise_if_lost(error)
-                return replace(found, left=f"its kernel refuses {counted_rows(rows)}: {reason_of(error)}")
-        return replace(found, linear=linear)
+            if is_device_failure(error):
+                raise
+            return f"{refused}: {reason_of(error)}"
+        return linear.weight
 
-    def _reason_to_leave(self, name: str, layer: nn.Module, use: _Use, device: torch.device) -> str | None:
+    def _reason_to_leave(self, name: str, layer: _Layer, use: _Use, device: torch.device) -> str | None:
+        weight, needs, on_gpu = layer.weight, CONFIGS[self.config], device.type == "cuda"
+        dtype = str(weight.dtype).removeprefix("torch.")
+        least = needs.rows if on_gpu else needs.cpu_rows
         if not any(fnmatchcase(name, pattern) for pattern in self.include):
             return "not included"
         if any(fnmatchcase(name, pattern) for pattern in self.exclude):
             return "excluded"
-        weight, needs = _weight(layer), CONFIGS[self.config]
-        already = f"has {type(weight.data).__name__} weights of {_name(weight.dtype)} already"
-        if type(weight.data) is not Tensor:
-            return already
-        if (reason := _unlike_a_product(layer)) is not None:
-            return reason
-        if not weight.is_floating_point() or weight.itemsize == 1:
-            return already
+        if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d):
+            return f"is a {type(layer).__name__}, which may use its weight in another way"
+        if type(weight.data) is not Tensor or not weight.is_floating_point() or weight.itemsize == 1:
+            return f"has {type(weight.data).__name__} weights of {dtype} already"
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return "has hooks, which may change its weight"
+        if not isinstance(layer, nn.Linear):
+            padded = layer.padding not in ("valid", "same") and any(layer.padding)
+            if layer.groups > 1 or set(layer.stride) != {1} or padded:
+                return "is a convolution with groups, stride or padding"
         if needs.dtype not in (None, weight.dtype):
-            return f"has {_name(weight.dtype)} weights, and the kernel takes {_name(needs.dtype)}"
+            return f"has {dtype} weights, and the kernel takes {str(needs.dtype).removeprefix('torch.')}"
         if use.other is not None:
             return f"its weight is read by {use.other}, not only by its own product"
         if not use.calls:
             return "no call multiplies by its weight (unused, or read by kernels of the module's own)"
-        on_gpu = device.type == "cuda"
-        least = needs.rows if on_gpu else needs.cpu_rows
         if min(use.rows) < least:
             return f"called with {counted_rows(min(use.rows))}, and the kernel needs {least} or more"
         if on_gpu and any(size % needs.multiple for size in weight.shape[:2]):
             return f"inputs and outputs must be multiples of {needs.multiple}"
         return None
 
-    def _sensitivity(
-        self, module: nn.Module, component: Component, layers: Sequence[_Layer]
-    ) -> Callable[[], Mapping[str, Any]]:
-        """Quantise each layer alone; return a function that measures the times and makes the record's section."""
-        deadline, errors = perf_counter() + self.sensitivity_seconds, {}
-        expected = _outputs(module, component)
-        largest_first = sorted(layers, key=lambda each: _weight(each.layer).numel(), reverse=True)
-        for each in largest_first:
-            if errors and perf_counter() > deadline:
-                break
-            original = _weight(each.layer)
-            changed = each.put(module)
-            error = difference(_outputs(changed, component), expected).error
-            each.take_out(changed, original)
-            errors[each.name] = error if math.isfinite(error) else None
-        measured = [
-            (each.choice(), each.use.calls, type(each.layer), each.replacement)
-            for each in layers
-            if each.name in errors
-        ]
-        return lambda: {"sensitivity": sensitivity_section(measured, errors, len(layers), component.device)}
+    def _put(self, layer: Any, weight: nn.Parameter) -> Callable[[], None]:
+        """Put the quantised weight into the layer, and return what undoes it.
+
+        A convolution becomes `Pointwise` in place, so that it stays wherever the module holds it.
+        """
+        before, kind = layer.weight, type(layer)
+        layer.weight, layer.__class__ = weight, kind if kind is nn.Linear else Pointwise
+        dense = CONFIGS[self.config].dense
+        hook = layer.register_forward_pre_hook(_contiguous, with_kwargs=True) if dense else None
+
+        def undo() -> None:
+            layer.weight, layer.__class__ = before, kind
+            if hook is not None:
+                hook.remove()
+
+        return undo
 
 
 class Pointwise(nn.Module):
-    """A convolution with a kernel of one element, computed as a linear layer over the channels.
+    """What a convolution with a kernel of one element becomes in place: a product over the channels."""
 
-    Args:
-        linear: input channels → output channels.
-    """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
+    weight: Tensor  # [output channels, input channels]
+    bias: Tensor | None
 
     def forward(self, input: Tensor) -> Tensor:
         """Map [n, channels, ...] to [n, channels of the output, ...]; the argument has the name of a convolution's."""
-        return self.linear(input.movedim(1, -1)).movedim(-1, 1)
+        channels = channels_of(self)
+        return F.linear(input.movedim(channels, -1), self.weight, self.bias).movedim(-1, channels)
 
 
-def _contiguous(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the positional arguments of a linear layer with contiguous activations, also once they are compiled.
+def _contiguous(layer: nn.Module, args: Any, inputs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a layer with the activations contiguous row by row, also once they are compiled.
 
     Inductor chooses the layout of what it computes, unless a view by strides follows.
     """
-    dense = (each.contiguous() for each in args)
-    return tuple(each.as_strided(each.shape, each.stride()) for each in dense)
+    channels = channels_of(layer)
+
+    def dense(x: Tensor) -> Tensor:
+        rows = x.movedim(channels, -1).contiguous()
+        return rows.as_strided(rows.shape, rows.stride()).movedim(-1, channels)
+
+    return tuple(dense(each) for each in args), {name: dense(each) for name, each in inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -320,189 +299,58 @@ class _Use:
     other: str | None = None  # the name of a function that reads it beside products
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A layer of the module: `linear` holds the quantised weight, or `left` says why the layer stays."""
-
-    name: str
-    layer: nn.Module
-    use: _Use
-    left: str | None
-    linear: nn.Linear | None = None
-
-    def choice(self) -> ModuleChoice:
-        """Return the layer as it is in the record."""
-        rows = (min(self.use.rows), max(self.use.rows)) if self.use.rows else None
-        weight = None if self.linear is None else type(self.linear.weight.data).__name__
-        shape = tuple(_weight(self.layer).shape[:2])
-        return ModuleChoice(name=self.name, shape=shape, rows=rows, left=self.left, now=weight)
-
-    @property
-    def called(self) -> nn.Linear:
-        """The linear layer that is called once the quantised weight is in the module."""
-        assert self.linear is not None
-        return self.layer if isinstance(self.layer, nn.Linear) else self.linear
-
-    @property
-    def replacement(self) -> nn.Module:
-        """A separate layer with the quantised weight, which is called like the one that it replaces."""
-        assert self.linear is not None
-        return self.linear if isinstance(self.layer, nn.Linear) else Pointwise(self.linear)
-
-    def put(self, module: nn.Module) -> nn.Module:
-        """Put the quantised weight into the module, and return the module; a new one if it is itself a convolution."""
-        assert self.linear is not None
-        if isinstance(self.layer, nn.Linear):
-            self.layer.weight = self.linear.weight
-            return module
-        return _replaced(module, self.name, self.replacement)
-
-    def take_out(self, module: nn.Module, weight: Tensor) -> None:
-        """Undo `put`; `weight` is the original one."""
-        if isinstance(self.layer, nn.Linear):
-            self.layer.weight = weight  # pyright: ignore[reportAttributeAccessIssue] - the parameter that it had
-        elif self.name:
-            _replaced(module, self.name, self.layer)
+def _choice(name: str, layer: _Layer, use: _Use, tried: nn.Parameter | str) -> ModuleChoice:
+    """Return a layer, which is still as it was, as it will be in the record."""
+    now, left = (None, tried) if isinstance(tried, str) else (type(tried.data).__name__, None)
+    rows = (min(use.rows), max(use.rows)) if use.rows else None
+    return ModuleChoice(name=name, shape=tuple(layer.weight.shape[:2]), rows=rows, left=left, now=now)
 
 
 class _Reads(TorchFunctionMode):
-    """A context that counts which functions read the given weights, and the rows of their products."""
+    """A context that notes which functions read the given weights: the rows of products, and other functions."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
-        self._weights = dict(weights)  # an id is that of a tensor only while it lives
-        self._names: dict[int, list[str]] = {}  # several of a weight that layers share
-        for name, weight in weights.items():
-            self._names.setdefault(id(weight), []).append(name)
-        self.products: dict[str, list[int]] = {name: [] for name in weights}
-        self.others: dict[str, str] = {}
+        # By id: the caller holds the weights meanwhile.
+        self.products: dict[int, list[int]] = {id(each): [] for each in weights}
+        self.others: dict[int, str] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", str(func))
+        kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
         for place, value in (*enumerate(args), *kwargs.items()):
-            for each in value if isinstance(value, list | tuple) else (value,):
-                for layer in self._names.get(id(each), ()):
-                    self._read(name, place, args, layer)
+            for weight in map(id, value if isinstance(value, list | tuple) else (value,)):
+                if weight not in self.products:
+                    continue
+                if name in _ROWS and place in (1, "weight") and args and isinstance(args[0], Tensor):
+                    self.products[weight].append(args[0].numel() // max(1, args[0].shape[_ROWS[name]]))
+                elif name not in _HARMLESS:
+                    self.others[weight] = name
         return func(*args, **kwargs)
 
-    def _read(self, func: str, place: int | str, args: Sequence[Any], name: str) -> None:
-        if func in _ROWS and place in (1, "weight") and args and isinstance(args[0], Tensor):
-            x = args[0]
-            channels = x.shape[_ROWS[func] if x.dim() > 1 else -1]
-            self.products[name].append(x.numel() // max(1, channels))
-        elif func not in _HARMLESS:
-            self.others[name] = func
 
-
-def _observed(module: nn.Module, component: Component, weights: Mapping[str, Tensor]) -> dict[str, _Use]:
-    """Call the module twice on each of its inputs; return how it reads each weight, by name."""
-    every: list[_Reads] = []
-    for inputs in (*component.extra_inputs, component.inputs):
-        with _state_kept(component):
-            for _ in range(_CALLS):
-                with _Reads(weights) as reads:
+def _observed(module: nn.Module, component: Component, layers: Mapping[str, _Layer]) -> dict[str, _Use]:
+    """Call the module twice on each of its inputs; return how it reads the weight of each layer, by name."""
+    weights = {name: layer.weight for name, layer in layers.items()}
+    reads, examples = _Reads(weights.values()), (*component.extra_inputs, component.inputs)
+    for inputs in examples:
+        with ExitStack() as stack:
+            stack.callback(component.keep_state())
+            with reads:
+                for _ in range(CALLS_IN_A_ROW):
                     module(**inputs)
-                every.append(reads)
     uses = {}
-    for name in weights:
-        rows = tuple(sorted({rows for reads in every for rows in reads.products[name]}))
-        other = next((reads.others[name] for reads in every if name in reads.others), None)
-        uses[name] = _Use(len(every[-1].products[name]) or len(rows), rows, other)
+    for name, weight in weights.items():
+        rows = reads.products[id(weight)]
+        calls = math.ceil(len(rows) / (CALLS_IN_A_ROW * len(examples)))
+        uses[name] = _Use(calls, tuple(sorted(set(rows))), reads.others.get(id(weight)))
     return uses
 
 
-def _outputs(module: nn.Module, component: Component) -> Outputs:
-    """Return the outputs of calls in a row."""
-    with _state_kept(component):
-        calls = [to_host(**{f"call_{call}": module(**component.inputs)}) for call in range(_CALLS)]
-    return {path: leaf for outputs in calls for path, leaf in outputs.items()}
-
-
-@contextmanager
-def _state_kept(component: Component) -> Iterator[None]:
-    """After the block, restore the component's state."""
-    restore = component.keep_state()
-    try:
-        yield
-    finally:
-        restore()
-
-
-def _layers(module: nn.Module, conv_1x1: bool) -> dict[str, nn.Module]:
+def _layers(module: nn.Module, conv_1x1: bool) -> dict[str, _Layer]:
     """Return the linear layers, and with `conv_1x1` the convolutions with a kernel of one element, by name."""
-    kinds = (nn.Linear, *_CONVOLUTIONS) if conv_1x1 else (nn.Linear,)
     return {
         name: layer
         for name, layer in module.named_modules()
-        if isinstance(layer, kinds) and (isinstance(layer, nn.Linear) or set(_weight(layer).shape[2:]) == {1})
+        if isinstance(layer, nn.Linear)
+        or (conv_1x1 and isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and set(layer.kernel_size) == {1})
     }
-
-
-def _unlike_a_product(layer: nn.Module) -> str | None:
-    """Return why the layer is not a plain product with its weight, or None."""
-    if type(layer) not in (nn.Linear, *_CONVOLUTIONS):
-        return f"is a {type(layer).__name__}, which may use its weight in another way"
-    if parametrize.is_parametrized(layer):
-        return "has a parametrisation, which makes its weight anew in each call"
-    if layer._forward_hooks or layer._forward_pre_hooks:
-        return "has hooks, which would be lost or change its weight"
-    if isinstance(layer, _CONVOLUTIONS):
-        padded = layer.padding not in ("valid", "same") and any(layer.padding)
-        plain = layer.groups == 1 and set(layer.stride) == {1} and not padded
-        return None if plain else "is a convolution with groups, stride or padding"
-    return None
-
-
-def _as_linear(layer: nn.Module) -> nn.Linear:
-    """Return a separate linear layer that shares the layer's weight and bias."""
-    weight = _weight(layer)
-    linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta", dtype=weight.dtype)
-    linear.weight = nn.Parameter(weight.detach().flatten(1), requires_grad=False)
-    linear.bias = layer.bias  # pyright: ignore[reportAttributeAccessIssue] - both kinds have one, or None
-    return linear
-
-
-def _once(quantise: Callable[[nn.Linear], None]) -> Callable[[nn.Linear, Tensor], None]:
-    """Return a function that quantises a layer made of a weight, each weight once: what is shared stays shared."""
-    quantised: dict[int, tuple[Tensor, Any]] = {}  # with the weight, whose id it has while it lives
-
-    def quantise_once(layer: nn.Linear, weight: Tensor) -> None:
-        if id(weight) in quantised:
-            layer.weight = quantised[id(weight)][1]
-        else:
-            quantise(layer)
-            quantised[id(weight)] = weight, layer.weight
-
-    return quantise_once
-
-
-def _names_of(module: nn.Module, layer: nn.Module) -> tuple[str, ...]:
-    """Return every name of a submodule that may stand in several places."""
-    return tuple(name for name, each in module.named_modules(remove_duplicate=False) if each is layer)
-
-
-def _weight(layer: nn.Module | None) -> Tensor:
-    weight = getattr(layer, "weight", None)
-    assert isinstance(weight, Tensor)
-    return weight
-
-
-def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    """Return the module with `layer` in all places of its submodule `name`, or `layer` where the name is empty."""
-    if not name:
-        return layer
-    for each in _names_of(module, module.get_submodule(name)):
-        parent, _, last = each.rpartition(".")
-        setattr(module.get_submodule(parent), last, layer)
-    return module
-
-
-def _raise_if_lost(error: Exception) -> None:
-    """Raise the error if the device is lost or out of memory, and not if a kernel refused its arguments."""
-    if is_device_failure(error):
-        raise error
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -103,7 +103,7 @@ def naming_what_cannot_be_compiled(
     try:
         yield
     except Exception as error:
-        if isinstance(error, InputError | SkippedError) or is_device_failure(error):
+        if _concerns_no_layer(error):
             raise
         deadline = perf_counter() + _NAMING_SECONDS
         kinds: dict[Hashable, ModuleChoice] = {}
@@ -114,12 +114,13 @@ def naming_what_cannot_be_compiled(
         for choice, rows in ((each, rows) for each in kinds.values() for rows in sorted({*(each.rows or ())})):
             if perf_counter() > deadline:
                 break
-            x = torch.ones(rows, choice.shape[1], dtype=component.dtype, device=component.device)
+            alone = layers[choice.name]
+            x = input_of(alone, rows, choice.shape[1], component.device, component.dtype)
             try:
-                compile_alone(layers[choice.name], {"input": x})
-            except Exception as alone:
+                compile_alone(alone, {"input": x})
+            except Exception as found:
                 layer = f"{choice.name or 'the module'} {list(choice.shape)}, {choice.now}, {counted_rows(rows)}"
-                raise RuntimeError(f"cannot compile {layer}: {reason_of(_first_cause(alone))}") from error
+                raise RuntimeError(f"cannot compile {layer}: {reason_of(_first_cause(found))}") from error
         raise
 
 
@@ -134,7 +135,7 @@ def naming_what_fails(modules: Sequence[nn.Module], replaced: Sequence[ModuleCho
     try:
         yield
     except Exception as error:
-        if isinstance(error, InputError | SkippedError) or is_device_failure(error):
+        if _concerns_no_layer(error):
             raise
         names = {each.name: each for each in replaced}
         named = (item for module in modules for item in module.named_modules())
@@ -151,6 +152,10 @@ def naming_what_fails(modules: Sequence[nn.Module], replaced: Sequence[ModuleCho
         raise RuntimeError(f"the layer {layer} fails: {reason_of(error)}") from error
 
 
+def _concerns_no_layer(error: Exception) -> bool:
+    return isinstance(error, InputError | SkippedError) or is_device_failure(error)
+
+
 def _first_cause(error: BaseException) -> BaseException:
     """Return what an error of torch's compiler was made of."""
     while type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
@@ -164,3 +169,15 @@ def _first_cause(error: BaseException) -> BaseException:
 def counted_rows(rows: int) -> str:
     """Return `1 row` or `17 rows`."""
     return "1 row" if rows == 1 else f"{rows} rows"
+
+
+def channels_of(layer: nn.Module) -> int:
+    """Return the dimension of the channels in the input of a linear layer (-1) or of a convolution (-2 to -4)."""
+    return -1 - len(getattr(layer, "kernel_size", ()))
+
+
+def input_of(layer: nn.Module, rows: int, channels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return random numbers to call a layer alone: [rows, channels], or [1, channels, rows, 1...] of a convolution."""
+    axes = -1 - channels_of(layer)
+    shape = (1, channels, rows, *[1] * (axes - 1)) if axes else (rows, channels)
+    return torch.randn(shape, device=device, dtype=dtype)

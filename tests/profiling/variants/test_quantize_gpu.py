@@ -1,5 +1,6 @@
 """Quantised layers on a GPU: every ready recipe, the kernels that it runs, and what kernels refuse."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.outputs import difference, to_host
 from profiling.run.job import as_recipe
+from profiling.variants.inductor import Inductor
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 
@@ -78,8 +80,36 @@ def test_the_quantised_kernel_is_in_the_trace(name, kernel, tmp_path):
 def test_each_layer_alone_is_timed_compiled_and_captured():
     config = "Float8WeightOnlyConfig"
     with torch.inference_mode():
-        step = Recipe(transforms=[Quantize(config=config, sensitivity=True)])(component(32), Path())
+        step = Recipe(transforms=[Quantize(config=config, sensitivity=True)]).prepare(component(32), Path())
         section = step.explain()["sensitivity"]
         assert "captured" in section.timed
         assert {layer.name for layer in section.layers} == {"first", "last", "one"}
         assert all(0 < layer.ms.before < 1 and 0 < layer.ms.after < 1 for layer in section.layers)
+
+
+class Turned(nn.Module):
+    """Gives a linear layer and a convolution activations whose rows are not contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.point = nn.Linear(1024, 1024), nn.Conv2d(1024, 1024, 1)
+
+    def forward(self, x):
+        return self.linear((x + 1).t()), self.point((x + 1).reshape(1, 1024, 4, 8))
+
+
+@pytest.mark.parametrize("name", ["int8_weights", "int4_weights"])
+def test_compiled_kernels_get_contiguous_activations(name, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(1024, 32, device=CUDA, dtype=torch.bfloat16)
+    module = Turned().to(CUDA, torch.bfloat16).eval()
+    net = Component("net", module, {"x": x}, lambda _: {"x": x}, CUDA, torch.bfloat16, 1, "random")
+    (transform,) = recipe(name).transforms
+    with torch.inference_mode():
+        expected = to_host(output=module(x))
+        compiled = Recipe(transforms=[replace(transform, conv_1x1=True)], compiler=Inductor()).prepare(net, tmp_path)
+        assert compiled.recipe[0].choices.replaced == 2
+        eager = to_host(output=module(x))
+        assert difference(eager, expected).error < recipe(name).tolerance
+        assert difference(to_host(output=compiled.run()), eager).error < 0.02
+        compiled.close()

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from models.skinny_linear import SkinnyLinears
 from profiling.cli.app import CONF
@@ -418,6 +419,27 @@ def test_channels_last_changes_convolutions_only(dimensions, tmp_path):
     torch.testing.assert_close(step.run(), expected)
     assert all(each.weight.is_contiguous(memory_format=layout) for each in (net.module[0], net.module[2]))
     assert [each.changed for each in step.recipe] == [2]
+
+
+class Halved(nn.Module):
+    def forward(self, weight):
+        return weight / 2
+
+
+def test_channels_last_counts_parametrised_convolutions_only_if_their_weight_follows(tmp_path):
+    layers = [nn.Conv2d(8, 8, 3) for _ in range(4)]
+    parametrize.register_parametrization(layers[1], "weight", Halved())
+    parametrizations.weight_norm(layers[2])  # computes its weight contiguous
+    nn.utils.spectral_norm(layers[3])  # a hook computes the weight
+    kept = [each for layer in layers[2:] for each in layer.parameters()]
+    net = component(nn.Sequential(*layers), input=torch.randn(1, 8, 12, 12))
+    expected, addresses = net.call(), [each.data_ptr() for each in kept]
+    prepared = Recipe(transforms=[ChannelsLast()]).prepare(net, tmp_path)
+    torch.testing.assert_close(prepared.run(), expected)
+    (step,) = prepared.recipe
+    assert [each.weight.is_contiguous(memory_format=torch.channels_last) for each in layers[:3]] == [True, True, False]
+    assert (step.changed, [each.data_ptr() for each in kept]) == (2, addresses)
+    assert step.notes[0].startswith("2 of 4 convolutions keep their layout: each call computes their weight in it")
 
 
 NOTHING_FOUND = "Rewrite changes nothing: no graph pass matches anything in Linear"
