@@ -87,7 +87,7 @@ class FuseConvEpilogues(RewritePass):
         sums = operands(source, torch.add) if is_read_once(source) else ()
         for conv, added in ((source, None), *sums):
             call = _convolution(module, conv)
-            if call is not None and (added is None or _has_form_of(added, conv)):
+            if call is not None and added is not conv and (added is None or _has_form_of(added, conv)):
                 return _fused(module, call, added, node)
         return None
 

@@ -139,16 +139,17 @@ class FuseQuickGelu(RewritePass):
             return None
         if factor == 1:
             return module.graph.call_function(F.silu, (x,))
-        before, after = _linear(module, x), _only_reader(module, node)
-        if before is None or after is None or not is_read_once(gate) or len(x.users) != 2:
+        before = _linear(module, x)
+        after = _linear(module, next(iter(node.users))) if is_read_once(node) else None
+        if before is None or after is None or after.input is not node or not is_read_once(gate) or len(x.users) != 2:
             return None
         if not _FACTORS[0] <= abs(factor) <= _FACTORS[1]:
             return None
-        scaled = _insert_scaled(module, before, factor, scale_bias=True)
-        silu = module.graph.call_function(F.silu, (scaled,))
-        after.node.replace_all_uses_with(
-            _insert_scaled(module, replace(after, input=silu), 1 / factor, scale_bias=False)
-        )
+        bias = before.bias_or_zeros() * factor
+        silu = module.graph.call_function(F.silu, (_insert_product(module, before, torch.addmm, bias, alpha=factor),))
+        reader = replace(after, input=silu)
+        divided = _insert_product(module, reader, torch.addmm, after.bias_or_zeros(), alpha=1 / factor)
+        after.node.replace_all_uses_with(divided)
         return silu
 
 
@@ -162,15 +163,3 @@ def _gate(product: fx.Node) -> tuple[fx.Node | None, fx.Node | None, float]:
         if inner is x:
             return x, gate, factor
     return None, None, 1.0
-
-
-def _only_reader(module: fx.GraphModule, node: fx.Node) -> _Linear | None:
-    """Return the linear layer that alone reads `node` as its input, or None."""
-    layer = _linear(module, next(iter(node.users))) if is_read_once(node) else None
-    return layer if layer is not None and layer.input is node else None
-
-
-def _insert_scaled(module: fx.GraphModule, layer: _Linear, factor: float, *, scale_bias: bool) -> fx.Node:
-    """Insert the layer with `factor` on its product, and on its bias with `scale_bias`."""
-    bias = layer.bias_or_zeros()
-    return _insert_product(module, layer, torch.addmm, bias * factor if scale_bias else bias, alpha=factor)

@@ -7,7 +7,7 @@ family share it, as views and in-place results do.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
@@ -152,8 +152,7 @@ class _Propagation(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self._lasting: dict[int, int] = {}  # storage → family, of inputs and constants, which live to the end
-        self._families = 0
+        self._families: dict[Hashable, int] = {}  # by memory
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Run the graph, and note which memory any node writes to."""
@@ -171,24 +170,10 @@ class _Propagation(fx.Interpreter):
             result = super().run_node(n)
         if n.op == "output":
             return result
-        known = self._lasting if n.op in ("placeholder", "get_attr") else self._argument_families(n)
-        # Before the result's own storage is known: torch.tensor, for example, writes to memory that it allocates.
-        n.meta["written"] = frozenset(known[storage] for storage in tracker.written if storage in known)
-        n.meta["families"] = tuple(self._family(tensor, known) for tensor in tensors_in(result))
+        # Before the result's own memory is known: torch.tensor, for example, writes to memory that it allocates.
+        n.meta["written"] = frozenset(self._families[each] for each in tracker.written if each in self._families)
+        memory = map(storage_of, tensors_in(result))
+        n.meta["families"] = tuple(self._families.setdefault(each, len(self._families)) for each in memory)
         n.meta["info"] = info_of(result, n.meta["families"][0]) if isinstance(result, Tensor) else None
         n.meta["random"] = tracker.random
         return result
-
-    def _argument_families(self, n: fx.Node) -> dict[int, int]:
-        return {
-            storage_of(tensor): family
-            for argument in n.all_input_nodes
-            for tensor, family in zip(tensors_in(self.env[argument]), argument.meta["families"], strict=True)
-        }
-
-    def _family(self, tensor: Tensor, known: dict[int, int]) -> int:
-        storage = storage_of(tensor)
-        if storage not in known:
-            self._families += 1
-            known[storage] = self._families
-        return known[storage]

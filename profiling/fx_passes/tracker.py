@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from profiling.components.trees import stored_parts, tensors_in, written_tensors
 
@@ -16,8 +17,8 @@ from profiling.components.trees import stored_parts, tensors_in, written_tensors
 class DependencyTracker(TorchDispatchMode):
     """Follows the operators of a block.
 
-    `written` are the numbers (of `storage_of`) of the memory that was written to, `random` says whether an operator
-    draws random numbers. `on_dynamic_shape` is called with an operator's name when the shape of its output depends on
+    `written` is the memory that was written to (as `storage_of` returns it), `random` says whether an operator draws
+    random numbers. `on_dynamic_shape` is called with an operator's name when the shape of its output depends on
     values that come from `inputs`.
     """
 
@@ -25,7 +26,7 @@ class DependencyTracker(TorchDispatchMode):
         super().__init__()
         self._dependent: Any = WeakIdKeyDictionary(dict.fromkeys(inputs, True))
         self._on_dynamic_shape = on_dynamic_shape
-        self.written: set[int] = set()
+        self.written: set[Hashable] = set()
         self.random = False
 
     def depends(self, value: Any) -> bool:
@@ -52,9 +53,9 @@ def _has_dynamic_shape(func: Any, args: tuple[Any, ...]) -> bool:
     return torch.Tag.dynamic_output_shape in func.tags
 
 
-def storage_of(tensor: Tensor) -> int:
-    """Return a number that two living tensors share if they share memory."""
+def storage_of(tensor: Tensor) -> Hashable:
+    """Return a weak reference to the tensor's memory; those of tensors that share it are equal."""
     try:
-        return stored_parts(tensor)[-1].untyped_storage()._cdata
+        return StorageWeakRef(stored_parts(tensor)[-1].untyped_storage())
     except (NotImplementedError, RuntimeError, IndexError):  # memory of a library's own, or none
-        return -id(tensor)
+        return WeakIdRef(tensor)

@@ -255,6 +255,12 @@ def write_item(self, x):
     return out
 
 
+@pytest.mark.parametrize("name", ["normal_", "bernoulli_", "exponential_"])
+def test_random_fills_stay(name):
+    traced = trace(Net(lambda self, x: x + getattr(torch.empty(3), name)()), {"x": normal(3)})
+    assert calls(traced)[name] == 1
+
+
 #: In-place methods whose function of that name gives another dtype, takes other arguments, or gives another tensor.
 UNLIKE = {
     "gt_": (0,),
