@@ -7,7 +7,7 @@ family share it, as views and in-place results do.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
@@ -15,8 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from profiling.components.effects import storage_of
 from profiling.components.trees import tensors_in
-from profiling.fx_passes.tracker import DependencyTracker, storage_of
+from profiling.fx_passes.tracker import DependencyTracker
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ class _Propagation(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self._families: dict[Hashable, int] = {}  # by memory
+        self._lasting: dict[int, int] = {}  # address → family, of inputs and constants, which live to the end
+        self._families = 0
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Run the graph, and note which memory any node writes to."""
@@ -170,10 +172,23 @@ class _Propagation(fx.Interpreter):
             result = super().run_node(n)
         if n.op == "output":
             return result
+        known = self._lasting if n.op in ("placeholder", "get_attr") else self._argument_families(n)
         # Before the result's own memory is known: torch.tensor, for example, writes to memory that it allocates.
-        n.meta["written"] = frozenset(self._families[each] for each in tracker.written if each in self._families)
-        memory = map(storage_of, tensors_in(result))
-        n.meta["families"] = tuple(self._families.setdefault(each, len(self._families)) for each in memory)
+        n.meta["written"] = frozenset(known[address] for address in tracker.written if address in known)
+        n.meta["families"] = tuple(self._family(tensor, known) for tensor in tensors_in(result))
         n.meta["info"] = info_of(result, n.meta["families"][0]) if isinstance(result, Tensor) else None
         n.meta["random"] = tracker.random
         return result
+
+    def _argument_families(self, n: fx.Node) -> dict[int, int]:
+        return {
+            storage_of(tensor): family
+            for argument in n.all_input_nodes
+            for tensor, family in zip(tensors_in(self.env[argument]), argument.meta["families"], strict=True)
+        }
+
+    def _family(self, tensor: Tensor, known: dict[int, int]) -> int:
+        if storage_of(tensor) not in known:
+            self._families += 1
+            known[storage_of(tensor)] = self._families
+        return known[storage_of(tensor)]

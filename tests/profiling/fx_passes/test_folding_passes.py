@@ -62,6 +62,19 @@ def test_random_numbers_are_drawn_at_each_call():
     assert not torch.equal(traced(x=x), expected)
 
 
+@torch.inference_mode()
+def test_what_an_operator_does_inside_is_seen_in_inference_mode():
+    def forward(self, x):
+        F.batch_norm(x, self.mean, self.var, training=True)
+        return F.dropout(self.ones, 0.5, training=True) + self.mean * 2
+
+    module = Net(forward, ones=torch.ones(100, dtype=torch.float64), mean=normal(100), var=normal(100).abs())
+    traced = FoldConstants()(trace(module, {"x": normal(3, 100)}))
+    assert traced.meta["replaced"] == 0
+    first, second = traced(x=normal(3, 100)), traced(x=normal(3, 100))
+    assert not torch.equal(first, second)
+
+
 @pytest.mark.parametrize(
     "forward",
     [
