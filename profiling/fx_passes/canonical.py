@@ -10,14 +10,16 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 from torch.nn import functional as F
 
-from profiling.fx_passes.nodes import families, node_info, written_by
+from profiling.fx_passes.nodes import families, info_of, node_info, written_by
 
 #: What an fx node is created from: op, target, arguments, keyword arguments.
 Call = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
@@ -34,7 +36,7 @@ _ALIASES = {
     torch.relu: ("relu",),
     torch.transpose: ("transpose", "swapaxes", "swapdims"),
     torch.masked_fill: ("masked_fill",),
-    torch.matmul: ("matmul", "bmm"),
+    torch.matmul: ("matmul",),
     torch.baddbmm: ("baddbmm",),
     torch.clone: ("clone",),
 }
@@ -43,7 +45,7 @@ _CANONICAL: dict[Any, Any] = {
 }
 _CANONICAL |= {F.sigmoid: torch.sigmoid, Tensor.__getitem__: operator.getitem, Tensor.__setitem__: operator.setitem}
 #: Keywords of aliases, as the canonical function calls them.
-_KEYWORDS = {"mat2": "other", "axis0": "dim0", "axis1": "dim1"}
+_KEYWORDS = {"axis0": "dim0", "axis1": "dim1"}
 
 
 def canonical_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -55,7 +57,7 @@ def canonical_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         TypeError: a node cannot call `func`.
 
     """
-    if not args and "input" in kwargs:  # passes look for the input in the first place
+    if not args and "input" in kwargs and (func in _CANONICAL or func in _REWRITES):  # these have it in the first place
         args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
     rewritten = _REWRITES.get(func, lambda *_: None)(args, kwargs)
     if rewritten is not None:
@@ -82,7 +84,7 @@ def _attribute_call(name: str, args: tuple[Any, ...]) -> Call:
 
 def _softmax(names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
     named = dict(zip(names, args, strict=False)) | kwargs
-    if named.get("dim") is None:
+    if named.get("dim") is None or "out" in named:
         return None
     return F.softmax, (named["input"],), {"dim": named["dim"], "dtype": named.get("dtype")}
 
@@ -101,6 +103,11 @@ def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
     return torch.reshape, (args[0], tuple(sizes)), {}
 
 
+def _bmm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
+    factors = (*args, *kwargs.values())
+    return (torch.matmul, factors, {}) if len(factors) == 2 and kwargs.keys() <= {"mat2"} else None
+
+
 def _permute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rewritten:
     dims = args[1:] or tuple(kwargs.values())
     return torch.permute, (args[0], tuple(dims[0]) if isinstance(dims[0], tuple | list) else dims), {}
@@ -114,13 +121,11 @@ _REWRITES: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], _Rewritten]] = 
     Tensor.view: _reshape,
     Tensor.reshape: _reshape,
     torch.reshape: _reshape,
+    Tensor.bmm: _bmm,
+    torch.bmm: _bmm,
     Tensor.permute: _permute,
     torch.permute: _permute,
 }
-
-
-#: These fill a tensor with random numbers; the functions without the underscore do something else.
-_RANDOM = ("bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_")
 
 
 def make_out_of_place(graph: fx.Graph) -> int:
@@ -135,8 +140,8 @@ def make_out_of_place(graph: fx.Graph) -> int:
         written = written_by(node)
         if len(written) != 1 or not _is_private(node, members[next(iter(written))], order):
             continue
-        if (call := _out_of_place(node)) is not None:
-            node.op, node.target, node.kwargs = call
+        if (call := _out_of_place(node)) is not None and _has_same_form(node, call):
+            node.op, node.target, node.args, node.kwargs = call
             rewritten += 1
     return rewritten
 
@@ -150,17 +155,32 @@ def _is_private(node: fx.Node, members: list[fx.Node], order: dict[fx.Node, int]
     )
 
 
-def _out_of_place(node: fx.Node) -> tuple[str, Any, Any] | None:
-    """Return op, target and keyword arguments of the out-of-place call with the same result, if there is one."""
-    dtypes = {info.dtype for argument in node.all_input_nodes if (info := node_info(argument))}
-    if len(dtypes) != 1 or node.args[:1] != tuple(node.all_input_nodes[:1]):
-        return None  # out of place, the result could be of another dtype
-    if node.kwargs.get("inplace"):
-        return node.op, node.target, {**node.kwargs, "inplace": False}
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if not name.endswith("_") or name.endswith("__") or name in _RANDOM:
+def _out_of_place(node: fx.Node) -> Call | None:
+    """Return the out-of-place call of the same name, if torch has one."""
+    if node.meta["random"]:  # the functions without the underscore do something else
+        return None
+    if node.kwargs.get("inplace") and getattr(F, node.target.__name__, None) is node.target:  # pyright: ignore
+        return node.op, node.target, node.args, {**node.kwargs, "inplace": False}
+    name = str(getattr(node.target, "__name__", node.target))
+    is_of_torch = node.op == "call_method" or getattr(torch, name, None) is node.target
+    if not is_of_torch or not name.endswith("_") or name.endswith("__"):
         return None
     name = name[:-1]
     if hasattr(torch, name):
-        return "call_function", _CANONICAL.get(getattr(Tensor, name, None), getattr(torch, name)), node.kwargs
-    return ("call_method", name, node.kwargs) if hasattr(Tensor, name) else None
+        function = _CANONICAL.get(getattr(Tensor, name, None), getattr(torch, name))
+        return "call_function", function, node.args, node.kwargs
+    return ("call_method", name, node.args, node.kwargs) if hasattr(Tensor, name) else None
+
+
+def _has_same_form(node: fx.Node, call: Call) -> bool:
+    """Return whether the result of `call` has the form of the node's: `h.gt_(0)` keeps the dtype, `h > 0` does not."""
+    op, target, args, kwargs = call
+    info = node_info(node)
+    try:
+        args, kwargs = map_arg((args, kwargs), lambda argument: argument.meta["info"].zeros("meta"))
+        result = target(*args, **kwargs) if op == "call_function" else getattr(args[0], target)(*args[1:], **kwargs)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False  # it takes other arguments, or cannot tell its form
+    if info is None or not isinstance(result, Tensor):
+        return False
+    return replace(info, device=result.device) == info_of(result, info.family)

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from profiling.fx_passes.nodes import (
-    NodeInfo,
     add_constant,
     arguments,
-    constant,
-    families,
+    constants,
     is_call,
+    is_read_once,
+    is_written,
     node_info,
-    written_in,
+    operands,
 )
 from profiling.fx_passes.passes import RewritePass
 
@@ -33,40 +33,37 @@ _BATCH_NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias
 class FoldBatchNorm(RewritePass):
     """Scale the convolution's weight and shift its bias, in float64; a norm in training mode is left alone."""
 
-    def rewrite(self, module: fx.GraphModule) -> int:
-        """Fold each norm whose input is the result of a convolution that nothing else reads."""
-        norms = module.graph.find_nodes(op="call_function", target=F.batch_norm)
-        return sum(_fold_batch_norm(module, norm) for norm in norms)
-
-
-def _fold_batch_norm(module: fx.GraphModule, norm: fx.Node) -> bool:
-    norm_args = arguments(norm, *_BATCH_NORM_ARGUMENTS)
-    conv = norm_args["input"]
-    if norm_args["training"] or not is_call(conv, *_CONVOLUTIONS, *_TRANSPOSED) or len(conv.users) != 1:
-        return False
-    transposed = is_call(conv, *_TRANSPOSED)
-    conv_args = arguments(conv, *(_TRANSPOSED_ARGUMENTS if transposed else _CONVOLUTION_ARGUMENTS))
-    weight, before, after = constant(module, conv_args["weight"]), node_info(conv), node_info(norm)
-    present = [conv_args["bias"], *(norm_args[name] for name in ("running_mean", "running_var", "weight", "bias"))]
-    values = [constant(module, node) if node else None for node in present]
-    if weight is None or any(node and value is None for node, value in zip(present, values, strict=True)):
-        return False
-    if before is None or after is None or before.dtype != after.dtype or families(conv) & written_in(module.graph):
-        return False
-    bias, mean, variance, gain, offset = (None if value is None else value.double() for value in values)
-    if mean is None or variance is None:
-        return False
-    groups, eps = conv_args["groups"] or 1, 1e-5 if norm_args["eps"] is None else norm_args["eps"]
-    outputs_first = _transposed_groups(weight, groups) if transposed else weight
-    folded_weight, folded_bias = fuse_conv_bn_weights(outputs_first.double(), bias, mean, variance, eps, gain, offset)
-    if transposed:
-        folded_weight = _transposed_groups(folded_weight, groups)
-    new_weight = add_constant(module, conv, "weight", folded_weight.to(weight.dtype))
-    new_bias = add_constant(module, conv, "bias", folded_bias.to(weight.dtype))
-    options = {name: value for name, value in conv.kwargs.items() if name not in ("input", "weight", "bias")}
-    conv.args, conv.kwargs = (conv_args["input"], new_weight, new_bias, *conv.args[3:]), options
-    norm.replace_all_uses_with(conv)
-    return True
+    def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+        """Fold a norm whose input is the result of a convolution that nothing else reads, and return that."""
+        if not is_call(node, F.batch_norm):
+            return None
+        norm = arguments(node, *_BATCH_NORM_ARGUMENTS)
+        conv: Any = norm["input"]
+        if norm["training"] or not is_call(conv, *_CONVOLUTIONS, *_TRANSPOSED) or not is_read_once(conv):
+            return None
+        is_transposed = is_call(conv, *_TRANSPOSED)
+        args = arguments(conv, *(_TRANSPOSED_ARGUMENTS if is_transposed else _CONVOLUTION_ARGUMENTS))
+        statistics = [norm[name] for name in ("running_mean", "running_var", "weight", "bias")]
+        found = constants(module, args["weight"], args["bias"], *statistics)
+        before, after = node_info(conv), node_info(node)
+        if found is None:
+            return None
+        weight, bias, mean, variance, gain, offset = (None if value is None else value.double() for value in found)
+        if weight is None or mean is None or variance is None:
+            return None
+        # In a convolution without a batch the norm is over another dimension than the channels.
+        if before is None or after is None or before.dtype != after.dtype or len(before.shape) != weight.ndim:
+            return None
+        groups, eps = args["groups"] or 1, 1e-5 if norm["eps"] is None else norm["eps"]
+        outputs_first = _transposed_groups(weight, groups) if is_transposed else weight
+        folded, shift = fuse_conv_bn_weights(outputs_first, bias, mean, variance, eps, gain, offset)
+        folded = _transposed_groups(folded, groups) if is_transposed else folded
+        options = {name: value for name, value in conv.kwargs.items() if name not in ("input", "weight", "bias")}
+        with module.graph.inserting_before(conv):
+            new_weight = add_constant(module, "weight", folded.to(found[0].dtype))
+            new_bias = add_constant(module, "bias", shift.to(found[0].dtype))
+        conv.args, conv.kwargs = (args["input"], new_weight, new_bias, *conv.args[3:]), options
+        return conv
 
 
 def _transposed_groups(weight: Tensor, groups: int) -> Tensor:
@@ -82,67 +79,37 @@ class FuseConvEpilogues(RewritePass):
     zeros.
     """
 
-    def rewrite(self, module: fx.GraphModule) -> int:
-        """Fuse each ReLU whose convolution nothing else reads."""
-        if written_in(module.graph):
-            return 0
-        activations = module.graph.find_nodes(op="call_function", target=torch.relu)
-        return sum(_fuse_epilogue(module, relu) for relu in activations)
+    def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+        """Return cuDNN's call for a ReLU whose convolution nothing else reads."""
+        if not is_call(node, torch.relu):
+            return None
+        source: Any = node.args[0]
+        sums = operands(source, torch.add) if is_read_once(source) else ()
+        for conv, added in ((source, None), *sums):
+            call = _convolution(module, conv)
+            if call is not None and added is not conv and (added is None or _has_form_of(added, conv)):
+                return _fused(module, call, added, node)
+        return None
 
 
-@dataclass(frozen=True)
-class _Convolution:
-    """A convolution with constant weight and bias that one node reads."""
-
-    input: fx.Node
-    input_info: NodeInfo
-    output: NodeInfo
-    weight: Tensor
-    bias: Tensor
-    geometry: tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
-
-
-def _fuse_epilogue(module: fx.GraphModule, relu: fx.Node) -> bool:
-    source: Any = relu.args[0]
-    added: Any = None
-    conv = _convolution(module, source)
-    if conv is None and is_call(source, torch.add) and len(source.args) == 2 and not source.kwargs:
-        if len(source.users) != 1:
-            return False
-        for first, second in (source.args, source.args[::-1]):
-            conv, added = _convolution(module, first), second
-            if conv is not None:
-                break
-    if conv is None or (added is not None and not _same_form(added, conv.output)) or not _is_supported(conv, added):
-        return False
-    weight = add_constant(module, relu, "weight", conv.weight)
-    bias = add_constant(module, relu, "bias", conv.bias)
-    with module.graph.inserting_before(relu):
-        function, middle = _fused_function(added)
-        fused = module.graph.call_function(function, (conv.input, weight, *middle, bias, *conv.geometry))
-    fused.meta = dict(relu.meta)  # the same values in the same layout, for the passes after this one
-    relu.replace_all_uses_with(fused)
-    return True
-
-
-def _convolution(module: fx.GraphModule, node: Any) -> _Convolution | None:
+def _convolution(module: fx.GraphModule, node: Any) -> tuple[Any, ...] | None:
+    """Return what cuDNN takes for a convolution that one node reads: input, weight, bias, stride, padding, ..."""
     output = node_info(node)
-    if output is None or not is_call(node, torch.conv2d, torch.conv3d) or len(node.users) != 1:
+    if output is None or not is_call(node, torch.conv2d, torch.conv3d) or not is_read_once(node):
         return None
     args = arguments(node, *_CONVOLUTION_ARGUMENTS)
-    input_info = node_info(args["input"])
-    weight, bias = constant(module, args["weight"]), constant(module, args["bias"])
-    if input_info is None or weight is None or (args["bias"] is not None and bias is None):
+    source, found = node_info(args["input"]), constants(module, args["weight"], args["bias"])
+    if source is None or found is None or found[0] is None or is_written(args["input"]):
         return None
-    if output.device.type != "cuda" or isinstance(args["padding"], str) or len(input_info.shape) != weight.ndim:
+    weight, bias = found
+    if output.device.type != "cuda" or isinstance(args["padding"], str) or len(source.shape) != weight.ndim:
         return None
-    dims = weight.ndim - 2
-    stride, padding, dilation = (
-        _for_each_dim(args[name], dims, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
-    )
+    if not source.dtype == weight.dtype == output.dtype:
+        return None  # autocast knows the convolution, and not cuDNN's call
+    sizes = (("stride", 1), ("padding", 0), ("dilation", 1))
+    geometry = (_for_each_dim(args[name], weight.ndim - 2, default) for name, default in sizes)
     bias = weight.new_zeros(len(weight)) if bias is None else bias
-    geometry = (stride, padding, dilation, args["groups"] or 1)
-    return _Convolution(args["input"], input_info, output, weight, bias, geometry)
+    return args["input"], weight, bias, *geometry, args["groups"] or 1
 
 
 def _for_each_dim(value: Any, dims: int, default: int) -> list[int]:
@@ -151,24 +118,28 @@ def _for_each_dim(value: Any, dims: int, default: int) -> list[int]:
     return values * dims if len(values) == 1 else values
 
 
-def _same_form(node: Any, output: NodeInfo) -> bool:
-    info = node_info(node)
-    return info is not None and (info.shape, info.dtype, info.stride) == (output.shape, output.dtype, output.stride)
-
-
-def _fused_function(added: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function, and its arguments between weight and bias (what is added, and its factor)."""
-    return (torch.cudnn_convolution_relu, ()) if added is None else (torch.cudnn_convolution_add_relu, (added, 1.0))
-
-
-def _is_supported(conv: _Convolution, added: Any) -> bool:
-    function, middle = _fused_function(None if added is None else _zeros(conv.output))
-    try:
-        function(_zeros(conv.input_info), conv.weight, *middle, conv.bias, *conv.geometry)
-    except RuntimeError:
+def _has_form_of(added: Any, conv: fx.Node) -> bool:
+    one, other = node_info(added), node_info(conv)
+    if one is None or other is None or is_written(added):
         return False
-    return True
+    return (one.shape, one.dtype, one.stride) == (other.shape, other.dtype, other.stride)
 
 
-def _zeros(info: NodeInfo) -> Tensor:
-    return torch.empty_strided(info.shape, info.stride, dtype=info.dtype, device=info.device).zero_()
+def _fused(module: fx.GraphModule, call: tuple[Any, ...], added: Any, relu: fx.Node) -> fx.Node | None:
+    """Return cuDNN's call if it has a kernel for these layouts and dtypes."""
+    source, weight, bias, *geometry = call
+    function: Any
+    factor: tuple[float, ...]
+    function, factor = (
+        (torch.cudnn_convolution_relu, ()) if added is None else (torch.cudnn_convolution_add_relu, (1.0,))
+    )
+    tensors = [source] if added is None else [source, added]
+    zeros = [node.meta["info"].zeros() for node in tensors]
+    try:
+        function(zeros[0], weight, *zeros[1:], *factor, bias, *geometry)
+    except RuntimeError:
+        return None
+    weight, bias = add_constant(module, "weight", weight), add_constant(module, "bias", bias)
+    fused = module.graph.call_function(function, (source, weight, *tensors[1:], *factor, bias, *geometry))
+    fused.meta = dict(relu.meta)  # the same values in the same layout, for the nodes after this one
+    return fused

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,12 +21,13 @@ from profiling.fx_passes.nodes import (
     NodeInfo,
     add_constant,
     arguments,
-    constant,
-    families,
+    constants,
     is_call,
+    is_read_once,
+    is_written,
     node_info,
+    operands,
     unscaled,
-    written_in,
 )
 from profiling.fx_passes.passes import RewritePass
 
@@ -34,6 +35,9 @@ _ADDMM_ACTIVATION = torch._addmm_activation  # pyright: ignore[reportPrivateImpo
 
 #: Device types on which `_addmm_activation` is one kernel, whose GELU is the tanh approximation.
 DEVICES = ("cuda",)
+
+#: Sizes of the factor of a QuickGELU: beyond them `c·x` and its SiLU leave the range of float16.
+_FACTORS = (0.1, 10.0)
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ def _linear(module: fx.GraphModule, node: Any) -> _Linear | None:
     if output is None or not is_call(node, F.linear):
         return None
     args = arguments(node, "input", "weight", "bias")
-    weight, bias = constant(module, args["weight"]), constant(module, args["bias"])
-    if weight is None or weight.ndim != 2 or (args["bias"] is not None and bias is None):
+    weight, bias = constants(module, args["weight"], args["bias"]) or (None, None)
+    if weight is None or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return None
     return _Linear(node, args["input"], weight, bias, output)
 
@@ -69,10 +73,10 @@ def _insert_product(
 
     The transposed weight is a view, so its memory stays shared.
     """
-    graph, node = module.graph, layer.node
-    weight_node = add_constant(module, node, "weight", layer.weight.t())
-    bias_node = add_constant(module, node, "bias", bias)
-    with graph.inserting_before(node):
+    graph = module.graph
+    with graph.inserting_before(layer.node):
+        weight_node = add_constant(module, "weight", layer.weight.t())
+        bias_node = add_constant(module, "bias", bias)
         rows = graph.call_function(torch.reshape, (layer.input, (-1, layer.weight.shape[1])))
         product = graph.call_function(function, (bias_node, rows, weight_node), options)
         return graph.call_function(torch.reshape, (product, layer.output.shape))
@@ -88,27 +92,23 @@ class FuseParallelLinears(RewritePass):
     def rewrite(self, module: fx.GraphModule) -> int:
         """Fuse each group of two or more layers."""
         groups: dict[Hashable, list[_Linear]] = defaultdict(list)
-        written = written_in(module.graph)
-        for node in module.graph.find_nodes(op="call_function", target=F.linear):
+        for node in module.graph.nodes:
             layer = _linear(module, node)
-            if layer is not None and not (families(node) | families(layer.input)) & written:
+            if layer is not None and not is_written(layer.input):
                 groups[layer.input, layer.weight.dtype, layer.weight.device].append(layer)
         return sum(_fuse_parallel(module, group) for group in groups.values() if len(group) > 1)
 
 
 def _fuse_parallel(module: fx.GraphModule, group: list[_Linear]) -> int:
-    first = group[0].node
-    weight = add_constant(module, first, "parallel_weight", torch.cat([layer.weight for layer in group]))
-    bias = None
-    if any(layer.bias is not None for layer in group):
-        biases = [layer.bias_or_zeros() for layer in group]
-        bias = add_constant(module, first, "parallel_bias", torch.cat(biases))
-    with module.graph.inserting_before(first):
-        fused = module.graph.call_function(F.linear, (group[0].input, weight, bias))
-        sizes = [len(layer.weight) for layer in group]
-        parts = module.graph.call_function(torch.split, (fused, sizes, -1))
+    graph, bias = module.graph, None
+    with graph.inserting_before(group[0].node):
+        weight = add_constant(module, "parallel_weight", torch.cat([layer.weight for layer in group]))
+        if any(layer.bias is not None for layer in group):
+            bias = add_constant(module, "parallel_bias", torch.cat([layer.bias_or_zeros() for layer in group]))
+        fused = graph.call_function(F.linear, (group[0].input, weight, bias))
+        parts = graph.call_function(torch.split, (fused, [len(layer.weight) for layer in group], -1))
         for index, layer in enumerate(group):
-            layer.node.replace_all_uses_with(module.graph.call_function(operator.getitem, (parts, index)))
+            layer.node.replace_all_uses_with(graph.call_function(operator.getitem, (parts, index)))
     return len(group)
 
 
@@ -116,80 +116,50 @@ def _fuse_parallel(module: fx.GraphModule, group: list[_Linear]) -> int:
 class FuseLinearEpilogues(RewritePass):
     """Fuse a linear layer with a bias and ReLU or GELU (tanh) into one call; exact GELU is another function."""
 
-    def rewrite(self, module: fx.GraphModule) -> int:
-        """Fuse each activation whose linear layer nothing else reads."""
-        return sum(_fuse_activation(module, node) for node in list(module.graph.nodes))
-
-
-def _fuse_activation(module: fx.GraphModule, activation: fx.Node) -> bool:
-    tanh = is_call(activation, F.gelu) and arguments(activation, "input", "approximate")["approximate"] == "tanh"
-    if not tanh and not is_call(activation, torch.relu):
-        return False
-    layer = _linear(module, activation.args[0])
-    if layer is None or layer.bias is None or len(layer.node.users) != 1 or layer.output.device.type not in DEVICES:
-        return False
-    if layer.output.family in written_in(module.graph):
-        return False
-    fused = _insert_product(module, layer, _ADDMM_ACTIVATION, layer.bias, use_gelu=tanh)
-    activation.replace_all_uses_with(fused)
-    return True
+    def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+        """Return the fused call for an activation whose linear layer nothing else reads."""
+        args = arguments(node, "input", "approximate")
+        is_tanh = is_call(node, F.gelu) and args["approximate"] == "tanh"
+        layer = _linear(module, args["input"]) if is_tanh or is_call(node, torch.relu) else None
+        if layer is None or layer.bias is None or not is_read_once(layer.node):
+            return None
+        if layer.output.device.type not in DEVICES or layer.output.dtype != layer.weight.dtype:
+            return None  # of another dtype under autocast, which does not know the fused call
+        return _insert_product(module, layer, _ADDMM_ACTIVATION, layer.bias, use_gelu=is_tanh)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FuseQuickGelu(RewritePass):
     """Replace QuickGELU between two linear layers by SiLU with factors in both, and `x · sigmoid(x)` by SiLU."""
 
-    def rewrite(self, module: fx.GraphModule) -> int:
-        """Rewrite each product of a tensor and a sigmoid of itself."""
-        written = written_in(module.graph)
-        return sum(
-            _replace_gate(module, node)
-            for node in module.graph.find_nodes(op="call_function", target=torch.mul)
-            if not any(families(argument) & written for argument in node.all_input_nodes)
-        )
+    def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+        """Return the SiLU for a product of a tensor and a sigmoid of itself."""
+        x, gate, factor = _gate(node)
+        if x is None or gate is None:
+            return None
+        if factor == 1:
+            return module.graph.call_function(F.silu, (x,))
+        before = _linear(module, x)
+        after = _linear(module, next(iter(node.users))) if is_read_once(node) else None
+        if before is None or after is None or after.input is not node or not is_read_once(gate) or len(x.users) != 2:
+            return None
+        if not _FACTORS[0] <= abs(factor) <= _FACTORS[1]:
+            return None
+        bias = before.bias_or_zeros() * factor
+        silu = module.graph.call_function(F.silu, (_insert_product(module, before, torch.addmm, bias, alpha=factor),))
+        reader = replace(after, input=silu)
+        divided = _insert_product(module, reader, torch.addmm, after.bias_or_zeros(), alpha=1 / factor)
+        after.node.replace_all_uses_with(divided)
+        return silu
 
 
-def _replace_gate(module: fx.GraphModule, product: fx.Node) -> bool:
-    match = _gate(product)
-    if match is None:
-        return False
-    x, gate, factor = match
-    if factor == 1:
-        with module.graph.inserting_before(product):
-            product.replace_all_uses_with(module.graph.call_function(F.silu, (x,)))
-        return True
-    before, after = _linear(module, x), _only_reader(module, product)
-    if before is None or after is None or factor == 0 or len(gate.users) != 1 or len(x.users) != 2:
-        return False
-    scaled = _insert_scaled(module, before, factor, scale_bias=True)
-    with module.graph.inserting_before(product):
-        product.replace_all_uses_with(module.graph.call_function(F.silu, (scaled,)))
-    after = _linear(module, after.node)  # read again: its input is the SiLU now
-    assert after is not None
-    after.node.replace_all_uses_with(_insert_scaled(module, after, 1 / factor, scale_bias=False))
-    return True
-
-
-def _gate(product: Any) -> tuple[fx.Node, fx.Node, float] | None:
-    """Return x, the sigmoid's node and c for `x · sigmoid(c·x)`."""
-    if len(product.args) != 2 or product.kwargs:
-        return None
-    for x, gate in (product.args, product.args[::-1]):
-        if is_call(gate, torch.sigmoid) and isinstance(x, fx.Node):
-            inner, factor = unscaled(gate.args[0])
-            if inner is x:
-                return x, gate, factor
-    return None
-
-
-def _only_reader(module: fx.GraphModule, node: fx.Node) -> _Linear | None:
-    """Return the linear layer that alone reads `node` as its input, or None."""
-    readers: list[Any] = list(node.users)
-    layer = _linear(module, readers[0]) if len(readers) == 1 else None
-    return layer if layer is not None and layer.input is node else None
-
-
-def _insert_scaled(module: fx.GraphModule, layer: _Linear, factor: float, *, scale_bias: bool) -> fx.Node:
-    """Insert the layer with `factor` on its product, and on its bias with `scale_bias`."""
-    bias = layer.bias_or_zeros()
-    return _insert_product(module, layer, torch.addmm, bias * factor if scale_bias else bias, alpha=factor)
+def _gate(product: fx.Node) -> tuple[fx.Node | None, fx.Node | None, float]:
+    """Return x, the sigmoid's node and c for `x · sigmoid(c·x)`; None for another call."""
+    for x, gate in operands(product, torch.mul):
+        info = node_info(x)
+        if info is None or not info.dtype.is_floating_point or is_written(x) or not is_call(gate, torch.sigmoid):
+            continue
+        inner, factor = unscaled(gate.args[0])
+        if inner is x:
+            return x, gate, factor
+    return None, None, 1.0

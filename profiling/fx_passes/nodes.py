@@ -6,17 +6,18 @@ family share it, as views and in-place results do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
-from profiling.components.trees import tensors_in, written_tensors
+from profiling.components.effects import storage_of
+from profiling.components.trees import tensors_in
+from profiling.fx_passes.tracker import DependencyTracker
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,21 @@ class NodeInfo:
     device: torch.device
     stride: tuple[int, ...]
     offset: int
+    lazy: tuple[bool, bool]  # whether values are conjugated and negated when they are read
     family: int
+
+    def zeros(self, device: torch.device | str | None = None) -> Tensor:
+        """Return a tensor of this form, on another device if one is given."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device or self.device).zero_()
+
+
+def info_of(tensor: Tensor, family: int) -> NodeInfo | None:
+    """Return the info of a tensor; None for one without strides (sparse or nested)."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return None
+    lazy = (tensor.is_conj(), tensor.is_neg())
+    offset = int(tensor.storage_offset())
+    return NodeInfo(tuple(tensor.shape), tensor.dtype, tensor.device, tuple(tensor.stride()), offset, lazy, family)
 
 
 def node_info(node: Any) -> NodeInfo | None:
@@ -46,14 +61,30 @@ def written_by(node: fx.Node) -> frozenset[int]:
     return node.meta.get("written", frozenset())
 
 
-def written_in(graph: fx.Graph) -> frozenset[int]:
-    """Return the families that any node writes to; it is not safe to reorder or drop copies of them."""
-    return frozenset().union(*(written_by(node) for node in graph.nodes))
+def is_written(node: fx.Node) -> bool:
+    """Return whether any node writes to this node's memory, or reads it by its strides: its calls stay as they are."""
+    return node.meta.get("is_written", False)
 
 
 def is_call(node: Any, *targets: Any) -> bool:
-    """Return whether `node` calls one of `targets`: functions, or methods by their name."""
-    return isinstance(node, fx.Node) and node.op in ("call_function", "call_method") and node.target in targets
+    """Return whether `node` calls one of `targets` (a function, or a method's name), and nothing writes to its result.
+
+    A pass that matches calls by this function and reads no memory at another time than they do is safe beside writes.
+    """
+    is_one = isinstance(node, fx.Node) and node.op in ("call_function", "call_method") and node.target in targets
+    return is_one and not is_written(node)
+
+
+def is_read_once(node: Any) -> bool:
+    """Return whether exactly one node reads `node`."""
+    return isinstance(node, fx.Node) and len(node.users) == 1
+
+
+def returns_its_input(node: fx.Node) -> bool:
+    """Return whether the result of a call is its first tensor: the same memory in the same form, and not written to."""
+    if node.op not in ("call_function", "call_method") or not node.all_input_nodes or written_by(node):
+        return False
+    return (result := node_info(node)) is not None and result == node_info(node.all_input_nodes[0])
 
 
 def arguments(node: fx.Node, *names: str) -> dict[str, Any]:
@@ -61,90 +92,53 @@ def arguments(node: fx.Node, *names: str) -> dict[str, Any]:
     return dict.fromkeys(names) | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
+def operands(node: Any, function: Any) -> tuple[tuple[Any, Any], ...]:
+    """Return both orders of the two operands of a call of a commutative `function`; nothing for another call."""
+    if not is_call(node, function) or len(node.args) != 2 or node.kwargs:
+        return ()
+    return node.args, node.args[::-1]
+
+
 def unscaled(node: Any) -> tuple[Any, float]:
-    """Return the node below multiplications and divisions by numbers, and their product."""
+    """Return the node below multiplications and divisions by numbers that keep its dtype, and their product.
+
+    A factor of 0, or one that is not finite, is no scale.
+    """
     scale = 1.0
     while is_call(node, torch.mul, torch.div) and len(node.args) == 2 and not node.kwargs:
-        left, right = node.args
-        if is_call(node, torch.mul) and isinstance(left, int | float):
-            left, right = right, left
-        if isinstance(right, bool) or not isinstance(right, int | float):
+        below, factor = node.args
+        if is_call(node, torch.mul) and isinstance(below, int | float):
+            below, factor = factor, below
+        before, after = node_info(below), node_info(node)
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or factor == 0 or not math.isfinite(factor):
             break
-        node, scale = left, scale * right if is_call(node, torch.mul) else scale / right
+        if before is None or after is None or before.dtype != after.dtype:
+            break
+        node, scale = below, scale * factor if is_call(node, torch.mul) else scale / factor
     return node, scale
 
 
 def constant(module: fx.GraphModule, node: Any) -> Tensor | None:
     """Return the tensor of a `get_attr` node; None for other nodes, and where the graph writes to it."""
-    if not isinstance(node, fx.Node) or node.op != "get_attr":
+    if node_info(node) is None or node.op != "get_attr" or is_written(node):
         return None
-    info = node_info(node)
-    if info is None or info.family in written_in(module.graph):
-        return None
-    value = attribute(module, node)
+    value = reduce(getattr, str(node.target).split("."), module)
     return value if isinstance(value, Tensor) else None
 
 
-def attribute(module: fx.GraphModule, node: fx.Node) -> Any:
-    """Return the attribute of the module that a `get_attr` node reads."""
-    return reduce(getattr, str(node.target).split("."), module)
+def constants(module: fx.GraphModule, *nodes: Any) -> list[Any] | None:
+    """Return the constants of several arguments, None for one that is absent; None if any is no constant."""
+    values = [constant(module, node) for node in nodes]
+    return None if any(x is None and node is not None for x, node in zip(values, nodes, strict=True)) else values
 
 
-def add_constant(module: fx.GraphModule, before: fx.Node, name: str, value: Tensor) -> fx.Node:
-    """Register `value` as a buffer named after `name`, and return a node that reads it, in front of `before`."""
+def add_constant(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
+    """Register `value` as a buffer named after `name`, and return a node that reads it, at the graph's insert point."""
     number = 0
     while hasattr(module, f"_{name}_{number}"):
         number += 1
     module.register_buffer(f"_{name}_{number}", value.detach(), persistent=False)
-    with module.graph.inserting_before(before):
-        return module.graph.get_attr(f"_{name}_{number}")
-
-
-class DependencyTracker(TorchDispatchMode):
-    """Tracks which tensors are computed from `inputs`, and collects the memory that is written to.
-
-    `written` are the numbers (of `_storage`) of that memory. `on_dynamic_shape` is called with an operator's name when
-    the shape of its output depends on values that come from the inputs.
-    """
-
-    def __init__(self, inputs: Iterable[Tensor], on_dynamic_shape: Callable[[str], None] | None = None) -> None:
-        super().__init__()
-        self._dependent: Any = WeakIdKeyDictionary(dict.fromkeys(inputs, True))
-        self._on_dynamic_shape = on_dynamic_shape
-        self.written: set[int] = set()
-
-    def depends(self, value: Any) -> bool:
-        """Return whether any tensor in `value` was computed from the inputs."""
-        return any(tensor in self._dependent for tensor in tensors_in(value))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        dependent = self.depends((args, kwargs))
-        if dependent and self._on_dynamic_shape and _has_dynamic_shape(func, args):
-            self._on_dynamic_shape(str(func.overloadpacket.__name__))
-        result = func(*args, **kwargs)
-        for tensor in written_tensors(func, args, kwargs):
-            self.written.add(_storage(tensor))
-            if dependent:
-                self._dependent[tensor] = True
-        if dependent:
-            for tensor in tensors_in(result):
-                self._dependent[tensor] = True
-        return result
-
-
-def _has_dynamic_shape(func: Any, args: tuple[Any, ...]) -> bool:
-    if func.overloadpacket is torch.ops.aten.index:  # its only dynamic form is a mask
-        return any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
-    return torch.Tag.dynamic_output_shape in func.tags
-
-
-def _storage(tensor: Tensor) -> int:
-    """Return a number that two living tensors share if they share memory; 0 for wrappers without memory."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return 0
+    return module.graph.get_attr(f"_{name}_{number}")
 
 
 def propagate(module: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Any:
@@ -155,42 +149,46 @@ def propagate(module: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Any:
 
 
 class _Propagation(fx.Interpreter):
-    """Runs a graph node by node and writes info, families and writes of each into its meta."""
+    """Runs a graph node by node and writes into the meta of each: info, families, written, is_written, random."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self._lasting: dict[int, int] = {}  # storage → family, of inputs and constants, which live to the end
+        self._lasting: dict[int, int] = {}  # address → family, of inputs and constants, which live to the end
         self._families = 0
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        """Run the graph, and note which memory any node writes to."""
+        output = super().run(*args, **options)
+        nodes = list(cast(fx.Graph, self.graph).nodes)
+        strided = (families(node) for node in nodes if node.target in (torch.as_strided, "as_strided"))
+        written = frozenset[int]().union(*map(written_by, nodes), *strided)
+        for node in nodes:
+            node.meta["is_written"] = bool(families(node) & written)
+        return output
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node and write its meta."""
-        with DependencyTracker(()) as tracker:
+        with DependencyTracker() as tracker:
             result = super().run_node(n)
         if n.op == "output":
             return result
         known = self._lasting if n.op in ("placeholder", "get_attr") else self._argument_families(n)
-        # Before the result's own storage is known: torch.tensor, for example, writes to memory that it allocates.
-        n.meta["written"] = frozenset(known[storage] for storage in tracker.written if storage in known)
+        # Before the result's own memory is known: torch.tensor, for example, writes to memory that it allocates.
+        n.meta["written"] = frozenset(known[address] for address in tracker.written if address in known)
         n.meta["families"] = tuple(self._family(tensor, known) for tensor in tensors_in(result))
-        n.meta["info"] = _info_of(result, n.meta["families"][0]) if isinstance(result, Tensor) else None
+        n.meta["info"] = info_of(result, n.meta["families"][0]) if isinstance(result, Tensor) else None
+        n.meta["random"] = tracker.random
         return result
 
     def _argument_families(self, n: fx.Node) -> dict[int, int]:
         return {
-            _storage(tensor): family
+            storage_of(tensor): family
             for argument in n.all_input_nodes
             for tensor, family in zip(tensors_in(self.env[argument]), argument.meta["families"], strict=True)
         }
 
     def _family(self, tensor: Tensor, known: dict[int, int]) -> int:
-        storage = _storage(tensor)
-        if storage not in known:
+        if storage_of(tensor) not in known:
             self._families += 1
-            known[storage] = self._families
-        return known[storage]
-
-
-def _info_of(tensor: Tensor, family: int) -> NodeInfo:
-    return NodeInfo(
-        tuple(tensor.shape), tensor.dtype, tensor.device, tuple(tensor.stride()), int(tensor.storage_offset()), family
-    )
+            known[storage_of(tensor)] = self._families
+        return known[storage_of(tensor)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +19,11 @@ Pass = Callable[[fx.GraphModule], fx.GraphModule]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewritePass(ABC):
+class RewritePass:
     """A pass over a graph of `profiling.fx_passes.tracer.trace` that counts what it replaces.
 
-    Nodes without info, which an earlier pass created, are left alone until `nodes.propagate` has run.
+    One of your own defines `replacement`, or `rewrite` where it looks at several places together. Nodes without info,
+    which an earlier pass created, are left alone until `nodes.propagate` has run.
     """
 
     def __call__(self, module: fx.GraphModule) -> fx.GraphModule:
@@ -34,9 +34,20 @@ class RewritePass(ABC):
         rewritten.meta["replaced"] = replaced
         return rewritten
 
-    @abstractmethod
     def rewrite(self, module: fx.GraphModule) -> int:
         """Rewrite the module's graph in place and return the number of places that were replaced."""
+        replaced = 0
+        for node in list(module.graph.nodes):
+            with module.graph.inserting_before(node):
+                new = self.replacement(module, node)
+            if new is not None:
+                node.replace_all_uses_with(new)
+                replaced += 1
+        return replaced
+
+    def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+        """Return the node that the users of `node` read in its place, or None. New nodes are inserted before it."""
+        raise NotImplementedError
 
 
 def pruned(module: fx.GraphModule) -> fx.GraphModule:

@@ -27,8 +27,9 @@ from profiling.components.trees import dotted, keyed_tensors, map_tensors, tenso
 from profiling.components.user_code import running_line
 from profiling.errors import InputError
 from profiling.fx_passes.canonical import canonical_call, make_out_of_place
-from profiling.fx_passes.nodes import DependencyTracker, propagate
+from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.passes import pruned
+from profiling.fx_passes.tracker import DependencyTracker
 
 #: Functions that read a tensor's form and not its values: allowed also for tensors that depend on the inputs.
 _FORM = frozenset(
@@ -80,6 +81,7 @@ class _Recorder(TorchFunctionMode):
         self._nodes: Any = WeakIdKeyDictionary()
         for name, tensor in placeholders(self._inputs).items():
             self._nodes[tensor] = self.graph.placeholder(name)
+        self._verb = "passes"  # what the values do that are expressed
         self._autocast = _autocast_state()
         self._constants: set[int] = set()  # ids of the arguments that did not depend on the inputs before the call
 
@@ -87,7 +89,8 @@ class _Recorder(TorchFunctionMode):
         """Call the module and return the graph of the call."""
         with torch.no_grad(), self._tracker, self:
             output = module(**self._inputs)
-        self.graph.output(self._output(output))
+        self._verb = "returns"
+        self.graph.output(self._expressed(output))
         return self.graph
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -101,7 +104,7 @@ class _Recorder(TorchFunctionMode):
         elif tensors_in(result) or (result is None and self._tracker.written):
             if _autocast_state() != self._autocast:
                 self._refuse("runs under an autocast of its own, which the graph would not have")
-            op, target, node_args, node_kwargs = canonical_call(func, self._argument(args), self._argument(kwargs))
+            op, target, node_args, node_kwargs = canonical_call(func, self._expressed(args), self._expressed(kwargs))
             self._assign_nodes(self.graph.create_node(op, target, node_args, node_kwargs), result)
         elif self._tracker.depends(tensors) and func.__name__ not in _FORM:
             self._refuse(f"needs the values of a tensor that depends on the inputs ({_readable_name(func)})")
@@ -116,21 +119,27 @@ class _Recorder(TorchFunctionMode):
                 if tensors_in(item):
                     self._assign_nodes(self.graph.call_function(operator.getitem, (node, index)), item)
 
-    def _argument(self, value: Any) -> Any:
-        """Return `value` with its tensors replaced by their nodes."""
+    def _expressed(self, value: Any) -> Any:
+        """Return `value` with nodes for tensors; dataclasses and mappings of other types are constructed anew."""
         if isinstance(value, Tensor):
             return self._nodes.get(value) or self._constant(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._argument(item) for item in value))
+            return type(value)(*map(self._expressed, value))
+        if is_structseq_instance(value):  # torch.return_types.max, for example
+            return self.graph.call_function(type(value), (tuple(map(self._expressed, value)),))
         if isinstance(value, tuple | list):
-            return (tuple if isinstance(value, tuple) else list)(self._argument(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._argument(item) for key, item in value.items()}
+            return (tuple if isinstance(value, tuple) else list)(map(self._expressed, value))
         if isinstance(value, slice):
             return slice(*(self._slice_end(item) for item in (value.start, value.stop, value.step)))
         if value is None or value is Ellipsis or isinstance(value, base_types):
             return value
-        self._refuse(f"passes a {type(value).__name__}, which a graph cannot express")
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: self._expressed(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return self.graph.call_function(type(value), (), fields)
+        if isinstance(value, Mapping):
+            items = {key: self._expressed(item) for key, item in value.items()}
+            return items if type(value) is dict else self.graph.call_function(type(value), (items,))
+        self._refuse(f"{self._verb} a {type(value).__name__}, which a graph cannot express")
 
     def _slice_end(self, value: Any) -> Any:
         """Return a number of a slice, which decides a shape and so must not depend on the inputs."""
@@ -147,24 +156,6 @@ class _Recorder(TorchFunctionMode):
         self._nodes[tensor] = self.graph.create_node("get_attr", name)
         return self._nodes[tensor]
 
-    def _output(self, value: Any) -> Any:
-        """Return the output with nodes for tensors; dataclasses and mappings of other types are constructed anew."""
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._output(item) for item in value))
-        if is_structseq_instance(value):  # torch.return_types.max, for example
-            return self.graph.call_function(type(value), (tuple(self._output(item) for item in value),))
-        if isinstance(value, tuple | list):
-            return (tuple if isinstance(value, tuple) else list)(self._output(item) for item in value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {field.name: self._output(getattr(value, field.name)) for field in dataclasses.fields(value)}
-            return self.graph.call_function(type(value), (), fields)
-        if isinstance(value, Mapping):
-            items = {key: self._output(item) for key, item in value.items()}
-            return items if type(value) is dict else self.graph.call_function(type(value), (items,))
-        if value is None or value is Ellipsis or isinstance(value, (slice, *base_types)):
-            return self._argument(value)
-        self._refuse(f"its forward returns a {type(value).__name__}, which a graph cannot express", line=False)
-
     def _check_functorch(self, tensors: list[Tensor]) -> None:
         for tensor in tensors:
             while is_functorch_wrapped_tensor(tensor):
@@ -175,10 +166,11 @@ class _Recorder(TorchFunctionMode):
     def _refuse_dynamic_shape(self, operator_name: str) -> None:
         self._refuse(f"has an output whose shape depends on values ({operator_name})")
 
-    def _refuse(self, reason: str, *, line: bool = True) -> NoReturn:
-        where = f"{running_line() or 'its forward'} " if line else ""
+    def _refuse(self, reason: str) -> NoReturn:
+        where = running_line() if self._verb == "passes" else None
+        reason = f"{where or 'its forward'} {reason}"
         raise InputError(
-            f"{self._name} cannot be traced: {where}{reason}. Write it without, or use variant=[cuda_graph], which "
+            f"{self._name} cannot be traced: {reason}. Write it without, or use variant=[cuda_graph], which "
             "captures without tracing."
         )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from profiling.components.component import Component
 from profiling.components.trees import keyed_tensors
@@ -96,13 +96,11 @@ class _Rewritten(nn.Module):
 
     def forward(self, /, **inputs: Any) -> Any:
         """Call the graph with the tensors in `inputs`; the other values are those of the trace."""
-        return self.traced(**{name: _at(inputs, keys) for name, keys in self._keys.items()})
-
-
-def _at(inputs: Any, keys: Sequence[Any]) -> Tensor:
-    for key in keys:
-        inputs = key.get(inputs)
-    return inputs
+        tensors: dict[str, Any] = dict.fromkeys(self._keys, inputs)
+        for name, keys in self._keys.items():
+            for key in keys:
+                tensors[name] = key.get(tensors[name])
+        return self.traced(**tensors)
 
 
 def _section(component: Component, applied: AppliedPass) -> FxPass:
@@ -110,17 +108,12 @@ def _section(component: Component, applied: AppliedPass) -> FxPass:
     section = FxPass(name=applied.name, replaced=applied.replaced, rel_l2=rel_l2)
     if applied.replaced == 0:
         return section
-    capture = CudaGraph()
+    capture, inputs = CudaGraph(), placeholders(component.inputs)
     if (reason := capture.unavailable(component.device)) is not None:
         return msgspec.structs.replace(section, unmeasured=reason)
+    options: dict[str, Any] = {"warmup": capture.warmup, "keep_state": component.keep_state}
     try:
-        before, after = replay_ms(
-            applied.before,
-            applied.after,
-            placeholders(component.inputs),
-            warmup=capture.warmup,
-            keep_state=component.keep_state,
-        )
+        before, after = replay_ms(applied.before, applied.after, inputs, **options)
     except CaptureError as error:  # before a pass the module may not be capturable, and then has no time
         return msgspec.structs.replace(section, unmeasured=str(error).splitlines()[0])
     times = BeforeAfter(before=before, after=after)
@@ -128,21 +121,13 @@ def _section(component: Component, applied: AppliedPass) -> FxPass:
 
 
 def _traced(module: nn.Module, component: Component) -> fx.GraphModule:
-    with _state_kept(component):
+    with ExitStack() as stack:  # every run starts from the same state
+        stack.callback(component.keep_state())
         return trace(module, component.inputs)
 
 
 def _propagated(component: Component, module: fx.GraphModule) -> Any:
     """Run the module on the component's inputs, annotate its nodes, and return the output."""
-    with _state_kept(component):
+    with ExitStack() as stack:
+        stack.callback(component.keep_state())
         return propagate(module, placeholders(component.inputs))
-
-
-@contextmanager
-def _state_kept(component: Component) -> Iterator[None]:
-    """Restore the network's state after the block, so that every run starts from the same state."""
-    restore = component.keep_state()
-    try:
-        yield
-    finally:
-        restore()

@@ -11,6 +11,7 @@ from profiling.fx_passes.attention import ReplaceAttention, SimplifyMasks
 from profiling.fx_passes.folding import FoldConstants
 
 Q, K, V = normal(2, 3, 5, 4), normal(2, 3, 7, 4, seed=1), normal(2, 3, 7, 6, seed=2)
+V4 = normal(4, 4, 4, 4, seed=2)
 ADDED = normal(2, 1, 5, 7, seed=3)
 HIDDEN = normal(5, 7, seed=4) > 1
 
@@ -79,8 +80,26 @@ OTHERS = {
     "scaled by a tensor": lambda self, q, k, v: (q @ k.mT * q.mean()).softmax(-1) @ v,
     "log softmax": lambda self, q, k, v: F.log_softmax(q @ k.mT, -1) @ v,
     "two dims": lambda self, q, k, v: (q[0, 0] @ k[0, 0].mT).softmax(-1) @ v[0, 0],
+    "a bool is added": lambda self, q, k, v: (q @ k.mT + self.hidden).softmax(-1) @ v,
+    "scores become integers": lambda self, q, k, v: (q @ k.mT).to(torch.int64).double().softmax(-1) @ v,
+    "weights of 8 bits": lambda self, q, k, v: (q @ k.mT).softmax(-1).to(torch.float8_e4m3fn).double() @ v,
+    "turned around": lambda self, q, k, v: ((q * -0.3) @ k.mT).softmax(-1) @ v,
+    "written queries": lambda self, q, k, v: ((w := q * 1), (s := w @ k.mT), w[0].mul_(2), s.softmax(-1) @ v)[::3],
     "a mask that widens": lambda self, q, k, v: (q[:1] @ k[:1].mT + self.added).softmax(-1) @ v[:1],
 }
+
+
+def test_a_factor_that_makes_floats_of_integers_stays():
+    module = Net(lambda self, q, k, v: ((q * 0.3) @ k.mT).softmax(-1) @ v)
+    k, v = (x.float() for x in (K, V))
+    traced, counts = applied([ReplaceAttention()], module, 1e-6, q=(9 * Q).long(), k=k, v=v)
+    assert (counts, calls(traced)["mul"]) == ([1], 1)
+
+
+def test_keys_with_equal_dims_are_transposed_where_the_code_does():
+    module = Net(lambda self, q, k, v: (q @ k.transpose(1, 2)).softmax(-1) @ v)
+    traced, counts = applied([ReplaceAttention()], module, q=normal(4, 4, 4, 4), k=normal(4, 4, 4, 4, seed=1), v=V4)
+    assert (counts, calls(traced)["transpose"]) == ([1], 2)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -62,6 +62,13 @@ def test_other_batch_norms_are_kept(forward):
     assert applied([FoldBatchNorm()], module, x=normal(2, 4, 8))[1] == [0]
 
 
+def test_a_norm_over_another_dim_than_the_channels_is_kept():
+    module = Net(
+        lambda self, x: self.norm(self.conv(x)), conv=nn.Conv2d(3, 6, 3).double(), norm=norm_of(nn.BatchNorm1d, 6)
+    )
+    assert applied([FoldBatchNorm()], module, x=normal(3, 8, 8))[1] == [0]  # 6 channels and 6 rows, without a batch
+
+
 def test_convolution_epilogues_need_cuda():
     module = Net(lambda self, x: self.conv(x).relu(), conv=nn.Conv2d(3, 4, 3).double())
     assert applied([FuseConvEpilogues()], module, x=normal(1, 3, 8, 8))[1] == [0]

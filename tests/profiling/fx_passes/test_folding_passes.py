@@ -62,6 +62,44 @@ def test_random_numbers_are_drawn_at_each_call():
     assert not torch.equal(traced(x=x), expected)
 
 
+@torch.inference_mode()
+def test_what_an_operator_does_inside_is_seen_in_inference_mode():
+    def forward(self, x):
+        F.batch_norm(x, self.mean, self.var, training=True)
+        return F.dropout(self.ones, 0.5, training=True) + self.mean * 2
+
+    module = Net(forward, ones=torch.ones(100, dtype=torch.float64), mean=normal(100), var=normal(100).abs())
+    traced = FoldConstants()(trace(module, {"x": normal(3, 100)}))
+    assert traced.meta["replaced"] == 0
+    first, second = traced(x=normal(3, 100)), traced(x=normal(3, 100))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: torch.arange(12.0).view(3, 4) + 0,
+        lambda self, x: torch.arange(12, dtype=x.dtype).view_as(x),
+        lambda self, x: torch.arange(12, dtype=x.dtype).to(x),
+        lambda self, x: torch._weight_norm(self.v, self.g, 0),
+        lambda self, x: (self.v * 2).t(),
+    ],
+    ids=["itself", "a view for an input", "a cast that changes nothing", "weight norm", "a view"],
+)
+def test_a_caller_may_write_to_a_constant_that_is_returned(forward):
+    x = normal(3, 4)
+    module = Net(forward, v=normal(3, 4), g=normal(3, 1))
+    traced, _ = applied([FoldWeightNorm(), FoldConstants()], module, x=x)
+    traced(x=x).fill_(7)
+    assert torch.equal(traced(x=x), module(x=x))
+
+
+def test_a_view_of_a_weight_that_is_returned_stays_one():
+    weight = normal(3, 4)
+    traced, _ = applied([FoldConstants()], Net(lambda self, x: self.weight.t(), weight=weight), x=normal(3))
+    assert traced(x=normal(3)).data_ptr() == weight.data_ptr()
+
+
 def accumulates(self, x):
     total = torch.zeros(3, dtype=x.dtype)
     total[1:] += x[1:]
@@ -104,8 +142,11 @@ def test_no_ops_are_dropped():
         lambda self, x: x.flip(0) + 1,
         lambda self, x: x[:2] + x[1:],
         lambda self, x: F.dropout(x, 1.0, training=True),
+        lambda self, x: torch._neg_view(x) + 0,
+        lambda self, x: (x + 1)[1:].clone().as_strided((2, 2), (4, 1), 0),
+        lambda self, x: x[:, :3].to_sparse().t().to_dense(),
     ],
-    ids=["layout", "dtype", "part", "order", "offset", "dropout"],
+    ids=["layout", "dtype", "part", "order", "offset", "dropout", "negated when read", "strides", "sparse"],
 )
 def test_calls_with_an_effect_are_kept(forward):
     assert applied([DropNoOps()], Net(forward), x=normal(3, 4))[1] == [0]

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from profiling.fx_passes import linear
+from profiling.fx_passes.folding import FoldConstants
 from profiling.fx_passes.linear import FuseLinearEpilogues, FuseParallelLinears, FuseQuickGelu
 from profiling.fx_passes.nodes import node_info
 
@@ -50,6 +51,9 @@ def test_a_part_that_cannot_be_viewed_is_copied():
     assert applied([FuseParallelLinears()], module, x=normal(2, 5, 8))[1] == [2]
 
 
+X = normal(2, 5, 8)
+
+
 def writes_between(self, x):
     y = x * 1
     first = self.a(y)
@@ -64,12 +68,13 @@ def writes_between(self, x):
         lambda self, x: self.a(x) + self.b(x.abs()),
         lambda self, x: self.a(x) + F.linear(x, self.b.weight * x.mean()),
         lambda self, x: self.a(x) + F.linear(x, self.b.weight, x[0, 0]),
+        lambda self, x: self.a(x) + F.linear(x, self.b.weight, self.b.bias[:1]),
         writes_between,
     ],
-    ids=["in a row", "other inputs", "computed weight", "computed bias", "written between"],
+    ids=["in a row", "other inputs", "computed weight", "computed bias", "one number as bias", "written between"],
 )
 def test_other_linear_layers_are_kept(forward):
-    assert applied([FuseParallelLinears()], Net(forward, **linears(a=True, b=True)), x=normal(2, 5, 8))[1] == [0]
+    assert applied([FoldConstants(), FuseParallelLinears()], Net(forward, **linears(a=True, b=True)), x=X)[1][1] == 0
 
 
 def test_dtypes_are_not_mixed():
@@ -110,6 +115,21 @@ def test_x_times_its_sigmoid_becomes_silu():
     assert counts == [0]  # two nodes, though of one value
     traced, counts = applied([FuseQuickGelu()], Net(lambda self, x: x * x.sigmoid() + 1), x=normal(3))
     assert (counts, calls(traced)) == ([1], {"silu": 1, "add": 1})
+    module = Net(lambda self, x: x * torch.sigmoid(x / 0))  # a step
+    assert applied([FuseQuickGelu()], module, x=normal(3))[1] == [0]
+
+
+def test_integers_have_no_silu():
+    module = Net(lambda self, x: x * torch.sigmoid(x) + x * torch.sigmoid(x * 1.0))
+    assert applied([FuseQuickGelu()], module, x=torch.arange(4))[1] == [0]
+
+
+def test_a_factor_that_leaves_the_range_of_half_precision_stays_out_of_the_layers():
+    def forward(self, x):
+        h = self.up(x)
+        return self.down(h * torch.sigmoid(1e-6 * h))
+
+    assert applied([FuseQuickGelu()], mlp(forward).half(), 1e-3, x=normal(2, 8, dtype=torch.float16))[1] == [0]
 
 
 def reads_the_middle(self, x):
@@ -160,6 +180,12 @@ def test_linear_and_relu_become_one_call(monkeypatch):
     monkeypatch.setattr(linear, "DEVICES", ("cpu",))
     traced, counts = applied([FuseLinearEpilogues()], mlp(relu), x=normal(2, 5, 8))
     assert (counts, calls(traced)["_addmm_activation"], calls(traced)["relu"]) == ([1], 1, 0)
+
+
+def test_epilogues_under_autocast_are_kept(monkeypatch):
+    monkeypatch.setattr(linear, "DEVICES", ("cpu",))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert applied([FuseLinearEpilogues()], mlp(relu).float(), 0, x=normal(2, 8, dtype=torch.float32))[1] == [0]
 
 
 @pytest.mark.parametrize(

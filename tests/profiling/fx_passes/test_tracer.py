@@ -171,6 +171,12 @@ EXPRESSIONS = {
     "joined": lambda self, x: torch.stack([torch.cat((x, x.flip(0))), torch.cat([x.new_ones(3, 3), x.roll(1)])]),
     "indexed": lambda self, x: x[torch.tensor([2, 0, 0])][:, x.argmax(1)].gather(1, x.argsort(1)),
     "made": lambda self, x: torch.zeros_like(x) + torch.eye(3) + torch.linspace(0, 1, 3, device=x.device),
+    "by keyword": lambda self, x: (
+        torch.where(condition=x > 0, input=x, other=-x),
+        torch.searchsorted(sorted_sequence=x[0].sort().values, input=x),
+        torch.softmax(input=x, dim=0) + torch.permute(input=x, dims=(1, 0)) + torch.reshape(input=x, shape=(3, 3)),
+        torch.bmm(input=x[None], mat2=x[None]),
+    ),
     "scripted": lambda self, x: torch.jit.script(scripted)(x),
     "nested": lambda self, x: {"a": (x * 2, None), "b": [x, 3]},
 }
@@ -236,6 +242,12 @@ def write_out(self, x):
     return out
 
 
+def write_softmax(self, x):
+    out = torch.zeros(2, 3, 3, dtype=x.dtype)
+    torch.softmax(x, -1, out=out[0])
+    return out
+
+
 def write_item(self, x):
     out = torch.zeros(3, 3, dtype=x.dtype)
     out[:, 1] = x[:, 0]
@@ -243,9 +255,50 @@ def write_item(self, x):
     return out
 
 
+@pytest.mark.parametrize("name", ["normal_", "bernoulli_", "exponential_"])
+def test_random_fills_stay(name):
+    traced = trace(Net(lambda self, x: x + getattr(torch.empty(3), name)()), {"x": normal(3)})
+    assert calls(traced)[name] == 1
+
+
+#: In-place methods whose function of that name gives another dtype, takes other arguments, or gives another tensor.
+UNLIKE = {
+    "gt_": (0,),
+    "eq_": (0.5,),
+    "logical_not_": (),
+    "logical_and_": (torch.ones(3, 3),),
+    "polygamma_": (1,),
+    "resize_": (3, 2),
+    "fill_diagonal_": (2,),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.filterwarnings("ignore:non-inplace resize")
+def test_in_place_methods_stay_where_the_function_differs(name):
+    traced, _ = applied([], Net(lambda self, x: getattr(x.abs() + 1, name)(*UNLIKE[name]) * 2), x=normal(3, 3))
+    assert calls(traced)[name] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("masked_fill_", (torch.eye(3) > 0, 2.0)), ("index_fill_", (0, torch.tensor([1]), 2.0))]
+)
+def test_in_place_methods_with_arguments_of_other_dtypes_become_out_of_place(name, arguments):
+    traced, _ = applied([], Net(lambda self, x: getattr(x + 1, name)(*arguments)), x=normal(3, 3))
+    assert calls(traced)[name[:-1]] == 1
+
+
+def test_an_operator_of_a_librarys_own_is_not_taken_for_torchs():
+    with torch.library._scoped_library("fx_test", "DEF") as library:
+        library.define("add_(Tensor(a!) x, float y) -> Tensor(a!)")
+        library.impl("add_", lambda x, y: x.mul_(y), "CompositeExplicitAutograd")
+        traced, _ = applied([], Net(lambda self, x: torch.ops.fx_test.add_(x + 1, 3.0)), x=normal(3, 3))
+        assert calls(traced)["add"] == 1  # x + 1
+
+
 @pytest.mark.parametrize(
     "forward",
-    [write_through_view, write_and_read_before, write_narrow, write_out, write_item],
+    [write_through_view, write_and_read_before, write_narrow, write_out, write_softmax, write_item],
     ids=lambda f: f.__name__,
 )
 def test_other_writes_are_kept_and_known(forward):
