@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,20 @@ from profiling.trace.attribution import (
     class_by_name,
     with_eager_modules,
 )
-from profiling.trace.events import GpuWork, HostCall, Operator, Timeline, launches_by_correlation, traced_calls
+from profiling.trace.events import (
+    MODULE,
+    GpuWork,
+    HostCall,
+    Operator,
+    Span,
+    Timeline,
+    launches_by_correlation,
+    traced_calls,
+)
 from profiling.trace.findings import kernel_findings
 from profiling.trace.host_waits import waits_and_copies
 from profiling.trace.kernel_classes import CLASSES
-from profiling.trace.modules import module_times, paths_in, self_times
+from profiling.trace.modules import module_times, paths_in
 from profiling.trace.operator_costs import Cost, OperatorCosts, only_dtype
 
 _NAME_LENGTH = 200
@@ -157,6 +166,27 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
     return tuple(sorted(operators, key=lambda operator: -operator.ms))
 
 
+def self_times(spans: Iterable[Span]) -> list[tuple[str, float]]:
+    """Return (name, microseconds) of each span without the spans inside it, never negative.
+
+    `spans` are sorted by begin, outer ones first. A span that begins when another ends is beside it, spans of different
+    threads are never inside each other, and one that outlasts the span around it counts until that ends.
+    """
+    times: list[tuple[str, float]] = []
+    open_spans: dict[object, list[tuple[float, int]]] = {}  # by thread: (end, place in times), the innermost last
+    for span in spans:
+        around = open_spans.setdefault(span.row, [])
+        while around and around[-1][0] <= span.begin:
+            around.pop()
+        end = min(span.end, around[-1][0]) if around else span.end
+        if around:
+            name, microseconds = times[around[-1][1]]
+            times[around[-1][1]] = (name, microseconds - (end - span.begin))
+        around.append((end, len(times)))
+        times.append((span.name.removeprefix(MODULE), end - span.begin))
+    return times
+
+
 @dataclass
 class _OperatorWork:
     """Bytes and FLOPs of all calls of an operator, and the arguments of those with FLOPs."""
@@ -188,7 +218,7 @@ def _work_by_name(
         work.setdefault(longest, _OperatorWork()).add(cost, outer.arguments)
 
     for each, microseconds in zip(operators, spent, strict=True):
-        if outer is not None and each.row == outer.row and each.begin <= outer.end:
+        if outer is not None and each.row == outer.row and each.begin < outer.end:
             if microseconds > longest_us:
                 longest, longest_us = each.name, microseconds
             continue
